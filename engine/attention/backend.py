@@ -1,0 +1,77 @@
+"""The seam between the model and paged attention.
+
+A backend alone owns shape, write and copy of its KV cache. The model hands it queries, keys and values of one layer
+and gets the attention output back; block tables and slots reach the backend through `begin`, once per step, never
+through a global.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """What one layer keeps per token. Layers with equal specs form a KV group and share block tables.
+
+    Attributes:
+        num_kv_heads: Heads of K and of V.
+        head_dim: Values per head.
+        sliding_window: A token sees itself and the sliding_window - 1 tokens before it; None means all before it.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """The layers (ascending indices) that share one spec."""
+
+    spec: KVSpec
+    layers: tuple[int, ...]
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes that one block takes over all layers of the group, K and V."""
+        values = 2 * block_size * self.spec.num_kv_heads * self.spec.head_dim
+        return values * dtype.itemsize * len(self.layers)
+
+
+def group_layers(specs: tuple[KVSpec, ...]) -> tuple[KVGroup, ...]:
+    """Group layers by equal spec, in order of first appearance."""
+    layers: dict[KVSpec, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        layers.setdefault(spec, []).append(layer)
+    return tuple(KVGroup(spec, tuple(indices)) for spec, indices in layers.items())
+
+
+class AttentionStep(Protocol):
+    """Attention for the batch of one step; made by `AttentionBackend.begin`, used once per layer."""
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write keys and values to the cache, then attend causally over each request's context.
+
+        Args:
+            layer: Index of the layer.
+            queries: (num_tokens, num_heads, head_dim), rotary embedding applied.
+            keys: (num_tokens, num_kv_heads, head_dim), rotary embedding applied.
+            values: (num_tokens, num_kv_heads, head_dim).
+
+        Returns:
+            (num_tokens, num_heads, head_dim)
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Owns the KV cache tensors of all layers. Constructed with groups, number of blocks, block size, dtype, device."""
+
+    name: str
+
+    def begin(self, batch: Batch) -> AttentionStep:
+        """Do the block copies that the batch asks for, and prepare the metadata that all layers share."""
+        ...

@@ -1,0 +1,157 @@
+"""What one step computes, as flat arrays: the seam between scheduling and the device.
+
+The model runner sees a `Batch` and never a `Request`; everything in it is a numpy array or a plain value, so that
+a batch can be sent to another process (tensor-parallel ranks). Ids that the previous step samples and that the host
+does not know yet are *placeholders*: the batch says which row of that step they come from, and they travel on the
+device. Imports no torch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroupBatch:
+    """The step as one KV group (layers that share their block tables) sees it.
+
+    Attributes:
+        slot_mapping: (num_tokens,) flat cache slot, block id * block size + offset, that each token's K/V goes to.
+        block_tables: (num_requests, max_num_blocks) block ids, padded with 0. Under a sliding window the blocks
+            that fell out of it are 0, too; nobody may read them.
+        block_copies: (num_copies, 2) source and destination block ids, copied before the forward pass.
+    """
+
+    slot_mapping: Ints
+    block_tables: Ints
+    block_copies: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholders:
+    """Values that the previous launched step samples: `rows[i]` of that step belongs to `targets[i]` here."""
+
+    targets: Ints
+    rows: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyBatch:
+    """Penalties of the rows that ask for any; the other rows do not appear.
+
+    Attributes:
+        rows: (num_penalised,) the row of the step that entry i stands for.
+        presence, frequency, repetition: (num_penalised,) float32.
+        prompt_entries, prompt_ids: (p,) entry index and token id of every prompt token.
+        output_entries, output_ids: (o,) the same for output tokens that the host knows (drafts before the row, too).
+        placeholders: output tokens that it does not know yet; targets are entry indices.
+    """
+
+    rows: Ints
+    presence: Floats
+    frequency: Floats
+    repetition: Floats
+    prompt_entries: Ints
+    prompt_ids: Ints
+    output_entries: Ints
+    output_ids: Ints
+    placeholders: Placeholders
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionalBans:
+    """Ban ids[i] on rows[i] if the previous step's row source_rows[i] sampled required_ids[i] (ends of bad words)."""
+
+    rows: Ints
+    ids: Ints
+    source_rows: Ints
+    required_ids: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """How every row is sampled. A request contributes one row for each position it samples at.
+
+    Attributes:
+        temperatures: (num_rows,) float32; 0 is greedy.
+        top_ks: (num_rows,) int64; 0 keeps all.
+        top_ps, min_ps: (num_rows,) float32; 1 and 0 keep all.
+        uniforms: (num_rows,) float32 in [0, 1), one random number per row, from (seed, position, choice).
+        num_logprobs: (num_rows,) int64, alternatives to report; -1 reports nothing.
+        bias_rows, bias_ids, bias_values: (b,) sparse addition to the logits; -inf bans.
+        allowed_rows: (a,) rows where only some ids may be sampled, each once.
+        allowed_entries, allowed_ids: (c,) index into allowed_rows, and an id allowed there.
+        penalties: None when no row asks for a penalty.
+        conditional_bans: None when there are none.
+    """
+
+    temperatures: Floats
+    top_ks: Ints
+    top_ps: Floats
+    min_ps: Floats
+    uniforms: Floats
+    num_logprobs: Ints
+    bias_rows: Ints
+    bias_ids: Ints
+    bias_values: Floats
+    allowed_rows: Ints
+    allowed_entries: Ints
+    allowed_ids: Ints
+    penalties: PenaltyBatch | None = None
+    conditional_bans: ConditionalBans | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBatch:
+    """Prompt positions whose next token is scored, not sampled (prompt log-probabilities).
+
+    Attributes:
+        token_indices: (num_scores,) flat token index whose hidden state predicts the target.
+        target_ids: (num_scores,) the prompt token that follows.
+        num_logprobs: (num_scores,) alternatives to report.
+    """
+
+    token_indices: Ints
+    target_ids: Ints
+    num_logprobs: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step, flattened: the tokens of all scheduled requests one after another.
+
+    Attributes:
+        token_ids: (num_tokens,) input ids; 0 where a placeholder goes.
+        positions: (num_tokens,) position of each token in its request.
+        placeholders: input ids that the previous step samples; targets are flat token indices.
+        query_start_locs: (num_requests + 1,) where each request's tokens start.
+        seq_lens: (num_requests,) tokens in the cache after this step, this step's included.
+        groups: one entry per KV group.
+        row_indices: (num_rows,) flat token index whose hidden state each sampled row uses.
+        sampling: how the rows are sampled.
+        scores: None when no prompt is scored.
+    """
+
+    token_ids: Ints
+    positions: Ints
+    placeholders: Placeholders
+    query_start_locs: Ints
+    seq_lens: Ints
+    groups: tuple[KVGroupBatch, ...]
+    row_indices: Ints
+    sampling: SamplingBatch
+    scores: ScoreBatch | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return len(self.token_ids)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that take part in this step."""
+        return len(self.seq_lens)

@@ -1,0 +1,257 @@
+"""The messages that cross the process boundary, and their framing.
+
+Supervisor, server and engine share these types and nothing else. Between server and engine runs a Unix stream
+socket of frames: four bytes of length (little endian), then one MessagePack message. The engine speaks first, with
+`EngineInfo`. End of file means that the peer is dead. Imports neither torch nor the server.
+"""
+
+import enum
+import struct
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+MAX_FRAME_BYTES = 256 << 20
+"""A longer frame means that the two ends have lost step; the reader closes the connection."""
+
+SOCKET_NAME = "engine.sock"
+STATUS_NAME = "status"
+OPTIONS_NAME = "engine.json"
+"""File names in the runtime directory, which the supervisor makes and both sides are given."""
+
+_LENGTH = struct.Struct("<I")
+
+
+class FinishReason(enum.IntEnum):
+    """Why an output ended. Only the server turns it into OpenAI's words."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    TIMEOUT = 4
+
+
+class RejectReason(enum.IntEnum):
+    """Why a request was not taken in."""
+
+    INVALID = 0
+    CONTEXT_LENGTH = 1
+    QUEUE_FULL = 2
+    POISON = 3
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor asks of the engine process; None means that the engine decides.
+
+    Attributes:
+        model: Local checkpoint folder in Hugging Face layout.
+        device: auto, cpu or cuda.
+        dtype: auto, bfloat16, float16 or float32.
+        max_model_len: Most tokens of prompt and output together.
+        max_num_seqs: Most requests that run at once.
+        max_num_batched_tokens: Most tokens in a step.
+        kv_cache_memory_bytes: Bytes for the KV cache.
+        block_size: Tokens in a block.
+        prefix_caching: Whether full blocks are indexed by content.
+        load_format: auto, or dummy for random weights.
+        itl_target_ms: Predicted length of a step, in milliseconds, while anything decodes.
+        max_num_waiting: Requests beyond this many waiting ones are rejected.
+        log_format: text or json.
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    block_size: int = 16
+    prefix_caching: bool = True
+    load_format: str = "auto"
+    itl_target_ms: float = 250.0
+    max_num_waiting: int = 1024
+    log_format: str = "text"
+
+
+class EngineInfo(msgspec.Struct, tag="info", frozen=True):
+    """The handshake: what the engine behind this connection is. A new epoch means a new engine process."""
+
+    epoch: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    device: str
+    dtype: str
+    attention_backend: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class AddRequest(msgspec.Struct, tag="add", frozen=True):
+    """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
+
+    Attributes:
+        request_id: Unique on this connection.
+        prompt_token_ids: At least one id.
+        sampling_params: How to sample; choice i draws from (seed, position, i).
+        num_choices: Independent continuations; they share the blocks of the prompt.
+        tenant: Who asks, for fairness and accounting; empty when nobody is known.
+        priority: Lower is served earlier.
+        deadline: On the clock of `time.monotonic`; a request that still waits then ends with TIMEOUT. None: no limit.
+        cache_salt: Only requests with the same salt share blocks.
+        adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
+        extra_hash_keys: Anything else that must be equal for blocks to be shared.
+    """
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    num_choices: int = 1
+    tenant: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str = ""
+    adapter: str | None = None
+    extra_hash_keys: tuple[str, ...] = ()
+
+
+class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
+    """Stop a request and free its blocks; no output follows. `index` None means all its choices."""
+
+    request_id: int
+    index: int | None = None
+
+
+class Accepted(msgspec.Struct, tag="accepted", frozen=True):
+    """The request waits or runs."""
+
+    request_id: int
+
+
+class Rejected(msgspec.Struct, tag="rejected", frozen=True):
+    """The request was not taken in; the message is fit for the caller and names field, bound and value."""
+
+    request_id: int
+    reason: RejectReason
+    message: str
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """One token's log-probability under the model's own distribution, and the most probable alternatives."""
+
+    logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RequestOutput(msgspec.Struct, array_like=True):
+    """What one choice gained since the last message; merged when the reader is slow.
+
+    Attributes:
+        request_id: As in `AddRequest`.
+        index: The choice, from 0.
+        token_ids: New output ids, in order; the id that stopped the output is the last one.
+        finish_reason: None while the choice runs.
+        stop_token_id: The stop id or end-of-sequence id behind FinishReason.STOP.
+        logprobs: One entry for each new id; None unless asked for.
+        prompt_logprobs: For prompt positions 1.., in order, before the first output id; None unless asked for.
+        num_cached_tokens: Prompt tokens found in the prefix cache; set on the first message of a choice.
+        queue_time_s: Seconds from arrival to the first step; set on the first message of a choice.
+        message: What went wrong, with FinishReason.ERROR.
+    """
+
+    request_id: int
+    index: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    num_cached_tokens: int | None = None
+    queue_time_s: float | None = None
+    message: str | None = None
+
+    def merge(self, later: "RequestOutput") -> None:
+        """Append a later output of the same choice."""
+        self.token_ids = self.token_ids + later.token_ids
+        self.finish_reason = later.finish_reason
+        self.stop_token_id = later.stop_token_id
+        self.message = later.message
+        if later.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + later.logprobs
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = (self.prompt_logprobs or []) + later.prompt_logprobs
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = later.num_cached_tokens
+        if self.queue_time_s is None:
+            self.queue_time_s = later.queue_time_s
+
+
+class StepOutput(msgspec.Struct, tag="step"):
+    """Everything that one step brought to one connection."""
+
+    outputs: list[RequestOutput]
+
+
+ToEngine = AddRequest | AbortRequest
+FromEngine = EngineInfo | Accepted | Rejected | StepOutput
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """One frame, length included."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    """Decode the body of a frame that a server sent.
+
+    Raises:
+        msgspec.DecodeError: The body is no such message, or a parameter is out of range.
+    """
+    return _to_engine.decode(body)
+
+
+def decode_from_engine(body: bytes) -> FromEngine:
+    """Decode the body of a frame that the engine sent."""
+    return _from_engine.decode(body)
+
+
+class FrameReader:
+    """Cuts a byte stream into frame bodies. Owns the bytes of the frame that is not yet whole."""
+
+    def __init__(self) -> None:
+        """Start with no bytes held."""
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes as they arrive; return the bodies that are now whole, in order.
+
+        Raises:
+            ValueError: A frame says that it is longer than MAX_FRAME_BYTES.
+        """
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"frame of {length} bytes, at most {MAX_FRAME_BYTES} allowed")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[start + _LENGTH.size : end]))
+            start = end
+        del buffer[:start]
+        return bodies

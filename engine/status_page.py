@@ -1,0 +1,87 @@
+"""A page of shared memory that says how the engine is, readable while its loop hangs or after its death.
+
+The engine process writes it around every step; servers and the supervisor read it for `/health`, `/ready` and
+`/metrics` without asking the engine. A version number that is odd while a write is under way makes a read
+consistent (seqlock). One file in the runtime directory; it outlives the engine process. Imports no torch.
+"""
+
+import mmap
+import os
+import pathlib
+import struct
+import time
+from dataclasses import astuple, dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One reading of the page. Counters run from the start of this engine process.
+
+    Attributes:
+        epoch_id: Changes with every engine process; 0 means that no engine has written yet.
+        is_ready: 1 once requests are served, 0 while loading and after an orderly end.
+        progress_time: `time.monotonic` of the last sign of progress.
+        has_work: 1 while requests run or wait.
+    """
+
+    epoch_id: int = 0
+    is_ready: int = 0
+    progress_time: float = 0.0
+    has_work: int = 0
+    num_requests_running: int = 0
+    num_requests_waiting: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    num_cached_blocks: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    step_seconds: float = 0.0
+
+    def is_alive(self, stall_s: float) -> bool:
+        """Whether the engine is ready and has made progress within stall_s seconds, or has nothing to do."""
+        return bool(self.is_ready) and (not self.has_work or time.monotonic() - self.progress_time < stall_s)
+
+
+_VERSION = struct.Struct("<Q")
+_BODY = struct.Struct("<" + "".join("d" if f.type in (float, "float") else "Q" for f in fields(Status)))
+_SIZE = _VERSION.size + _BODY.size
+
+
+class StatusPage:
+    """The page itself. One writer (the engine process); any number of readers."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open the page at path; create it, all zero, when it is missing."""
+        file = os.open(pathlib.Path(path), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if os.fstat(file).st_size < _SIZE:
+                os.ftruncate(file, _SIZE)
+            self._map = mmap.mmap(file, _SIZE)
+        finally:
+            os.close(file)
+
+    def write(self, status: Status) -> None:
+        """Replace the whole reading."""
+        (version,) = _VERSION.unpack_from(self._map)
+        version |= 1  # odd: a write is under way (or the last writer died in one)
+        _VERSION.pack_into(self._map, 0, version)
+        _BODY.pack_into(self._map, _VERSION.size, *astuple(status))
+        _VERSION.pack_into(self._map, 0, version + 1)
+
+    def read(self) -> Status:
+        """Return the latest whole reading; the last one written in part if its writer died while writing."""
+        for _ in range(1000):
+            (before,) = _VERSION.unpack_from(self._map)
+            values = _BODY.unpack_from(self._map, _VERSION.size)
+            (after,) = _VERSION.unpack_from(self._map)
+            if before == after and before % 2 == 0:
+                break
+        return Status(*values)
+
+    def close(self) -> None:
+        """Unmap the page; the file stays."""
+        self._map.close()
