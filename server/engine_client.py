@@ -8,12 +8,38 @@ may produce: outputs of a choice whose reader is slow are merged. Imports no ten
     RequestRejectedError     the engine did not take the request in
 """
 
+import asyncio
+import itertools
+import logging
+import pathlib
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Protocol, Self
 
-from engine.protocol import EngineInfo, RejectReason, RequestOutput
+import msgspec
+
+from engine.protocol import (
+    SOCKET_NAME,
+    STATUS_NAME,
+    AbortRequest,
+    Accepted,
+    AddRequest,
+    EngineInfo,
+    FrameReader,
+    Rejected,
+    RejectReason,
+    RequestOutput,
+    StepOutput,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
 from engine.sampling_params import SamplingParams
-from engine.status_page import Status
+from engine.status_page import Status, StatusPage
+
+RECONNECT_S = 0.05
+"""Pause between two attempts to reach an engine that does not listen yet."""
+
+logger = logging.getLogger("weft.engine_client")
 
 
 class EngineUnavailableError(Exception):
@@ -48,11 +74,11 @@ class Generation(Protocol):
         ...
 
     def abort(self, index: int | None = None) -> None:
-        """Stop one choice, or all of them; no output follows for it. Finished ones are left alone."""
+        """Stop one choice, or all of them; what is unread of it is dropped and no output follows."""
         ...
 
     def close(self) -> None:
-        """Abort whatever has not finished. Idempotent; to be called in the reader's `finally`."""
+        """Abort whatever has not finished. Idempotent; call it in the reader's `finally`."""
         ...
 
 
@@ -88,3 +114,237 @@ class EngineClient(Protocol):
             RequestRejectedError: The engine did not take the request in.
         """
         ...
+
+
+class SocketEngineClient:
+    """The engine behind the Unix socket of a runtime directory. One per server process, on one event loop.
+
+    Use it as an async context manager: inside, it connects as soon as the engine listens, and again, with a new
+    handshake, whenever the engine was replaced.
+    """
+
+    def __init__(self, runtime_dir: pathlib.Path) -> None:
+        """Open the status page of runtime_dir; connects only inside `async with`."""
+        self._socket_path = str(runtime_dir / SOCKET_NAME)
+        self._page = StatusPage(runtime_dir / STATUS_NAME)
+        self._connection: _Connection | None = None  # None: not connected
+        self._connecting: asyncio.Task[None] | None = None  # None: outside `async with`
+
+    async def __aenter__(self) -> Self:
+        """Start to connect; does not wait for the engine."""
+        self._connecting = asyncio.create_task(self._keep_connected())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Disconnect; the engine aborts what still runs on this connection."""
+        assert self._connecting is not None
+        self._connecting.cancel()
+        await asyncio.wait([self._connecting])
+        self._page.close()
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """See `EngineClient.info`."""
+        return self._connection.info if self._connection else None
+
+    def status(self) -> Status:
+        """See `EngineClient.status`."""
+        return self._page.read()
+
+    async def generate(
+        self,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        *,
+        num_choices: int = 1,
+        tenant: str = "",
+        priority: int = 0,
+        deadline: float | None = None,
+        cache_salt: str = "",
+    ) -> Generation:
+        """See `EngineClient.generate`."""
+        connection = self._connection
+        if connection is None or connection.info is None:
+            raise EngineUnavailableError("the engine is loading or being restarted")
+        request = AddRequest(
+            request_id=connection.next_request_id(),
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=sampling_params,
+            num_choices=num_choices,
+            tenant=tenant,
+            priority=priority,
+            deadline=deadline,
+            cache_salt=cache_salt,
+        )
+        mailbox = connection.add(request)
+        try:
+            await mailbox.accepted
+        except asyncio.CancelledError:
+            mailbox.close()
+            raise
+        return mailbox
+
+    async def _keep_connected(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                transport, connection = await loop.create_unix_connection(_Connection, self._socket_path)
+            except OSError:  # not there yet, or a socket file that a dead engine left
+                await asyncio.sleep(RECONNECT_S)
+                continue
+            self._connection = connection
+            try:
+                await connection.lost.wait()
+            finally:
+                self._connection = None
+                transport.abort()
+
+
+class _Mailbox:
+    """What the engine sent for one request and nobody has read. The one implementation of `Generation`.
+
+    Invariant: the connection knows the mailbox exactly as long as `_running` is not empty and nothing went wrong.
+    """
+
+    def __init__(self, connection: "_Connection", request: AddRequest) -> None:
+        self.accepted: asyncio.Future[None] = connection.loop.create_future()
+        self._connection = connection
+        self._request_id = request.request_id
+        self._running = set(range(request.num_choices))
+        self._unread: dict[int, RequestOutput] = {}  # by choice, in the order in which they wait
+        self._waiter: asyncio.Future[None] | None = None  # None: no reader waits
+        self._error: EngineDiedError | None = None
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            if not self._running:
+                raise StopAsyncIteration
+            self._waiter = self._connection.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._unread.pop(next(iter(self._unread)))
+
+    def abort(self, index: int | None = None) -> None:
+        stopped = self._running if index is None else self._running & {index}
+        if stopped and self._error is None:
+            whole = stopped == self._running
+            self._connection.send(AbortRequest(self._request_id, None if whole else index))
+            if whole:
+                self._connection.forget(self._request_id)
+        self._running = self._running - stopped
+        if index is None:
+            self._unread.clear()
+        else:
+            self._unread.pop(index, None)
+        self._wake()
+
+    def close(self) -> None:
+        self.abort()
+
+    def put(self, output: RequestOutput) -> None:
+        """Take an output in; merge it when the previous one of its choice is unread."""
+        index = output.index
+        if index not in self._running:
+            return  # it crossed an abort on its way
+        unread = self._unread.get(index)
+        if unread is None:
+            self._unread[index] = output
+        else:
+            unread.merge(output)
+        if output.finish_reason is not None:
+            self._running.discard(index)
+            if not self._running:
+                self._connection.forget(self._request_id)
+        self._wake()
+
+    def reject(self, rejected: Rejected) -> None:
+        """The engine did not take the request in."""
+        self._running.clear()
+        if not self.accepted.done():
+            self.accepted.set_exception(RequestRejectedError(rejected.reason, rejected.message))
+
+    def fail(self) -> None:
+        """The engine went away: before it accepted, or while the request ran."""
+        self._error = EngineDiedError("the engine died while the request ran")
+        if not self.accepted.done():
+            self.accepted.set_exception(EngineUnavailableError("the engine died before it took the request in"))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, which is one engine process: the handshake, then one mailbox for each unfinished request."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.info: EngineInfo | None = None  # None: no handshake yet
+        self.lost = asyncio.Event()
+        self._transport: asyncio.WriteTransport | None = None  # None: not yet made, or lost
+        self._frames = FrameReader()
+        self._mailboxes: dict[int, _Mailbox] = {}
+        self._request_ids = itertools.count(1)
+
+    def next_request_id(self) -> int:
+        return next(self._request_ids)
+
+    def add(self, request: AddRequest) -> _Mailbox:
+        mailbox = _Mailbox(self, request)
+        self._mailboxes[request.request_id] = mailbox
+        self.send(request)
+        return mailbox
+
+    def forget(self, request_id: int) -> None:
+        self._mailboxes.pop(request_id, None)
+
+    def send(self, message: ToEngine) -> None:
+        if self._transport is not None:
+            self._transport.write(encode(message))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._receive(body)
+        except (ValueError, msgspec.MsgspecError) as error:
+            logger.error("The engine sent what is no message (%s); connecting anew", error)
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.info = None
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        for mailbox in mailboxes.values():
+            mailbox.fail()
+        self.lost.set()
+
+    def _receive(self, body: bytes) -> None:
+        message = decode_from_engine(body)
+        if isinstance(message, StepOutput):  # first, because nearly all are
+            mailboxes = self._mailboxes
+            for output in message.outputs:
+                if (mailbox := mailboxes.get(output.request_id)) is not None:
+                    mailbox.put(output)
+        elif isinstance(message, Accepted):
+            mailbox = self._mailboxes.get(message.request_id)
+            if mailbox is not None and not mailbox.accepted.done():
+                mailbox.accepted.set_result(None)
+        elif isinstance(message, Rejected):
+            mailbox = self._mailboxes.pop(message.request_id, None)
+            if mailbox is not None:
+                mailbox.reject(message)
+        else:
+            self.info = message
