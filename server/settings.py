@@ -1,0 +1,236 @@
+"""Every flag, environment variable and YAML key, in one frozen model.
+
+Owns names, defaults, bounds and meaning of the settings, and where each value came from: a flag beats the environment
+(`WEFT_PORT`), the environment beats the YAML file (`port:`), and that beats the default. A name that does not exist
+is an error, wherever it stands. "auto" and None mean that the engine decides. Holds secrets: never print a
+`Settings`, print what `settings_table` makes of it.
+"""
+
+import difflib
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from engine.protocol import EngineOptions
+
+ENV_PREFIX = "WEFT_"
+CONFIG_ENV = "WEFT_CONFIG"
+"""Names the YAML file where no --config does; not a setting itself."""
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class StartError(Exception):
+    """Weft cannot start as asked; the message is one line that names the fault. Exit code 2."""
+
+
+def _parse_size(value: object) -> object:
+    """4GiB, 512MB or plain bytes -> bytes; anything that is no text is left to pydantic."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError("input should be a size such as 4GiB, 512MB or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _split_names(value: object) -> object:
+    """Text with commas (environment, YAML) -> names. An empty name is refused: an unset key must not open the door."""
+    names = value.split(",") if isinstance(value, str) else value
+    if isinstance(names, list):
+        names = [name.strip() if isinstance(name, str) else name for name in names]
+        if "" in names:
+            raise ValueError("input should not be empty")
+    return names
+
+
+Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split_names)]
+
+
+class Settings(BaseModel):
+    """What the operator decided. Field names are the YAML keys; upper-cased and with WEFT_, the variables."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None = Field(
+        None, description="Checkpoint: a local folder in Hugging Face layout or a hub id; the demo model if not given."
+    )
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    served_model_name: Names = Field(
+        (), description="Name of the model in the API; repeat it for aliases. Without it, the hub id or folder name."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="Type of weights and activations; auto follows the checkpoint and the device."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Most tokens of prompt and output together; what the checkpoint says if not given."
+    )
+    max_num_seqs: int | None = Field(
+        None, ge=1, description="Most requests that run at once; chosen by device if not given."
+    )
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="Most tokens in one step; chosen by device if not given."
+    )
+    kv_cache_memory: Size | None = Field(
+        None, description="Memory for the KV cache (4GiB, 512MB, bytes); a share of what is free if not given."
+    )
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens in a block of the KV cache.")
+    prefix_caching: bool = Field(True, description="Whether requests share the blocks of equal prefixes.")
+    load_format: Literal["auto", "dummy"] = Field("auto", description="How weights load; dummy makes random ones.")
+    itl_target_ms: float = Field(
+        250.0, gt=0, description="Milliseconds between two tokens of a stream that prefill of others may cost at most."
+    )
+    api_key: Names = Field(
+        (), repr=False, description="Key that clients must send; repeat it for several. Without it, everybody may ask."
+    )
+    server_processes: int = Field(1, ge=1, le=64, description="Processes that speak HTTP.")
+    log_format: Literal["text", "json"] = Field("text", description="How log lines look.")
+    strict_params: bool = Field(
+        False, description="Refuse unknown request fields with 400 instead of naming them in x-ignored-params."
+    )
+    any_model_name: bool = Field(False, description="Answer to any model name in requests.")
+    max_n: int = Field(32, ge=1, le=1024, description="Most choices (n, best_of) of one request.")
+    max_num_waiting: int = Field(1024, ge=1, description="Most requests that wait; beyond it the answer is 503.")
+    max_body_bytes: Size = Field(32 << 20, description="Longest request body; beyond it the answer is 413.")
+    drain_timeout_s: float = Field(
+        30.0, ge=0, description="Seconds that running requests may take to finish after SIGTERM."
+    )
+    metrics_auth: bool = Field(False, description="Whether /metrics asks for an API key, too.")
+    stall_timeout_s: float = Field(
+        120.0, gt=0, description="Seconds without progress, with work at hand, after which /health says 503."
+    )
+    sse_ping_s: float = Field(15.0, ge=0, description="Seconds between keep-alive comments in a stream; 0 for none.")
+
+
+FLAGS = (
+    *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
+    *("max_num_batched_tokens", "kv_cache_memory", "block_size", "prefix_caching", "load_format", "itl_target_ms"),
+    *("api_key", "server_processes", "log_format"),
+)
+"""The settings that have a flag, in the order of the help text; the others are for YAML and environment only."""
+
+SECRETS = frozenset({"api_key"})
+SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
+"""The settings in bytes, which may be written with a unit."""
+
+_FIELDS = Settings.model_fields
+
+
+def flag_name(name: str) -> str:
+    """The flag of a setting in FLAGS; what is on by default has a flag that turns it off."""
+    return ("--no-" if _FIELDS[name].default is True else "--") + name.replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Settings together with where each came from.
+
+    Attributes:
+        settings: The values.
+        origins: By setting: the flag, the variable, file:line, or "default".
+    """
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pathlib.Path | None = None) -> Resolved:
+    """Merge flags, environment and YAML file.
+
+    Args:
+        flags: By setting, only what was given on the command line; "model" is the positional argument.
+        environ: The environment; an empty variable counts as not set.
+        config: The YAML file; None takes the one that WEFT_CONFIG names, if any.
+
+    Raises:
+        StartError: A file cannot be read, a name does not exist, or a value is out of its bounds.
+    """
+    if config is None and environ.get(CONFIG_ENV):
+        config = pathlib.Path(environ[CONFIG_ENV])
+    given: dict[str, tuple[object, str]] = {} if config is None else _read_yaml(config)
+    given |= _read_environment(environ)
+    given |= {name: (value, "MODEL" if name == "model" else flag_name(name)) for name, value in flags.items()}
+    try:
+        settings = Settings.model_validate({name: value for name, (value, _) in given.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        fault = first["msg"].removeprefix("Value error, ")
+        shown = "" if name in SECRETS else f", got {first['input']!r}"
+        raise StartError(f"{given[name][1]}: {fault[0].lower()}{fault[1:]}{shown}") from None
+    return Resolved(settings, {name: given[name][1] if name in given else "default" for name in _FIELDS})
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str]]:
+    given: dict[str, tuple[object, str]] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_ENV:
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if name not in _FIELDS or variable != variable.upper():
+            suggested = _suggest(name, lambda known: ENV_PREFIX + known.upper())
+            raise StartError(f"{variable}: no such setting{suggested}")
+        if value:
+            given[name] = (value, variable)
+    return given
+
+
+def _read_yaml(path: pathlib.Path) -> dict[str, tuple[object, str]]:
+    """By setting: value and file:line. Keys may be written with dashes, as the flags are."""
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise StartError(f"{path}:{line}: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise StartError(f"{path}: {' '.join(str(error).split())}") from None
+    if root is None:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise StartError(f"{path}:1: expected lines of the form 'setting: value'")
+    given: dict[str, tuple[object, str]] = {}
+    for key_node, value_node in root.value:
+        place = f"{path}:{key_node.start_mark.line + 1}"
+        key = str(loader.construct_object(key_node, deep=True))
+        name = key.replace("-", "_")
+        if name not in _FIELDS:
+            raise StartError(f"{place}: no such setting: {key}{_suggest(name, str)}")
+        value = loader.construct_object(value_node, deep=True)
+        if value is not None:
+            given[name] = (value, place)
+    return given
+
+
+def _suggest(name: str, spell: Callable[[str], str]) -> str:
+    close = difflib.get_close_matches(name, _FIELDS, n=1)
+    return f" (did you mean {spell(close[0])}?)" if close else ""
+
+
+def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
+    """What the engine is told; model is the resolved checkpoint folder."""
+    return EngineOptions(
+        model=str(model),
+        device=settings.device,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        kv_cache_memory_bytes=settings.kv_cache_memory,
+        block_size=settings.block_size,
+        prefix_caching=settings.prefix_caching,
+        load_format=settings.load_format,
+        itl_target_ms=settings.itl_target_ms,
+        max_num_waiting=settings.max_num_waiting,
+        log_format=settings.log_format,
+    )
