@@ -1,0 +1,250 @@
+"""Schedule -> flat arrays.
+
+Reads requests, never changes them. Must run right after `Scheduler.schedule`, before anything is collected, because
+token ids that are known only later are placeholders here.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from engine.batch import (
+    Batch,
+    ConditionalBans,
+    Floats,
+    Ints,
+    KVGroupBatch,
+    PenaltyBatch,
+    Placeholders,
+    SamplingBatch,
+    ScoreBatch,
+)
+from engine.request import RequestKey
+from engine.sampling.random import uniforms
+from engine.scheduler import ScheduledRequest, ScheduledStep
+
+
+def build_batch(step: ScheduledStep, previous: ScheduledStep | None, block_size: int) -> Batch:
+    """Flatten a step.
+
+    Args:
+        step: What to compute.
+        previous: The launched step that is not collected yet, whose rows the placeholders come from; None if all are.
+        block_size: Tokens in a block.
+    """
+    requests = step.requests
+    source_rows = {s.request.key: s.first_row for s in previous.requests if s.num_rows} if previous else {}
+    lengths = np.fromiter((s.num_tokens for s in requests), np.int64, len(requests))
+    starts = np.fromiter((s.start for s in requests), np.int64, len(requests))
+    query_start_locs = np.concatenate(([0], np.cumsum(lengths)))
+    positions = np.arange(query_start_locs[-1]) + np.repeat(starts - query_start_locs[:-1], lengths)
+    return Batch(
+        token_ids=_ints(chain.from_iterable(map(_input_ids, requests))),
+        positions=positions,
+        placeholders=_input_placeholders(requests, query_start_locs, source_rows),
+        query_start_locs=query_start_locs,
+        seq_lens=starts + lengths,
+        groups=tuple(_group(step, group, positions, lengths, block_size) for group in range(len(step.blocks.copies))),
+        row_indices=_row_indices(requests, query_start_locs),
+        sampling=_sampling(requests, source_rows),
+        scores=_scores(requests, query_start_locs),
+    )
+
+
+def scored_range(scheduled: ScheduledRequest) -> range:
+    """Positions of prompt tokens that this step scores: those after computed positions, each scored once."""
+    request = scheduled.request
+    if request.params.prompt_logprobs is None:
+        return range(0)
+    end = min(scheduled.start + scheduled.num_tokens, request.num_prompt_tokens - 1)
+    return range(max(scheduled.start, request.num_scored_tokens - 1) + 1, end + 1)
+
+
+def _ints(values: Sequence[int] | chain[int]) -> Ints:
+    return np.fromiter(values, np.int64)
+
+
+def _input_ids(scheduled: ScheduledRequest) -> list[int]:
+    """Input ids of one request: known tokens, 0 for a placeholder, drafts."""
+    num_known = scheduled.num_context_tokens - scheduled.num_placeholders
+    end = scheduled.start + scheduled.num_tokens
+    ids = scheduled.request.token_ids[scheduled.start : min(end, num_known)]
+    if end > num_known:
+        ids += [0] * scheduled.num_placeholders + list(scheduled.draft_token_ids)
+    return ids
+
+
+def _input_placeholders(
+    requests: list[ScheduledRequest], query_start_locs: Ints, source_rows: dict[RequestKey, int]
+) -> Placeholders:
+    targets, rows = [], []
+    for scheduled, end in zip(requests, query_start_locs[1:].tolist(), strict=True):
+        if scheduled.num_placeholders:
+            targets.append(end - 1)
+            rows.append(source_rows[scheduled.request.key])
+    return Placeholders(_ints(targets), _ints(rows))
+
+
+def _group(step: ScheduledStep, group: int, positions: Ints, lengths: Ints, block_size: int) -> KVGroupBatch:
+    tables = [s.request.block_tables[group] for s in step.requests]
+    block_tables = np.zeros((len(tables), max(map(len, tables))), np.int64)
+    for row, table in enumerate(tables):
+        block_tables[row, : len(table)] = table
+    rows = np.repeat(np.arange(len(tables)), lengths)
+    blocks, offsets = np.divmod(positions, block_size)
+    return KVGroupBatch(
+        slot_mapping=block_tables[rows, blocks] * block_size + offsets,
+        block_tables=block_tables,
+        block_copies=np.array(step.blocks.copies[group], np.int64).reshape(-1, 2),
+    )
+
+
+def _row_indices(requests: list[ScheduledRequest], query_start_locs: Ints) -> Ints:
+    """A request's rows are its last tokens."""
+    ends = query_start_locs[1:].tolist()
+    return _ints(chain.from_iterable(range(end - s.num_rows, end) for s, end in zip(requests, ends, strict=True)))
+
+
+def _scores(requests: list[ScheduledRequest], query_start_locs: Ints) -> ScoreBatch | None:
+    indices: list[int] = []
+    targets: list[int] = []
+    num_logprobs: list[int] = []
+    for scheduled, offset in zip(requests, query_start_locs[:-1].tolist(), strict=True):
+        positions = scored_range(scheduled)
+        indices += [offset + position - 1 - scheduled.start for position in positions]
+        targets += scheduled.request.prompt_token_ids[positions.start : positions.stop] if positions else []
+        num_logprobs += [scheduled.request.params.prompt_logprobs or 0] * len(positions)
+    return ScoreBatch(_ints(indices), _ints(targets), _ints(num_logprobs)) if indices else None
+
+
+# --- sampling -----------------------------------------------------------------------------------------------------
+
+
+def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, int]) -> SamplingBatch:
+    rows = [(s, offset) for s in requests for offset in range(s.num_rows)]
+    params = [s.request.params for s, _ in rows]
+    edits = _LogitEdits()
+    penalties = _Penalties()
+    for row, (scheduled, offset) in enumerate(rows):
+        source_row = source_rows[scheduled.request.key] if scheduled.num_placeholders else None
+        edits.add(row, scheduled, offset, source_row)
+        penalties.add(row, scheduled, offset, source_row)
+    return SamplingBatch(
+        temperatures=np.array([p.temperature for p in params], np.float32),
+        top_ks=_ints([p.top_k for p in params]),
+        top_ps=np.array([p.top_p for p in params], np.float32),
+        min_ps=np.array([p.min_p for p in params], np.float32),
+        uniforms=_uniforms(rows),
+        num_logprobs=_ints([-1 if p.logprobs is None else p.logprobs for p in params]),
+        bias_rows=_ints(edits.bias_rows),
+        bias_ids=_ints(edits.bias_ids),
+        bias_values=np.array(edits.bias_values, np.float32),
+        allowed_rows=_ints(edits.allowed_rows),
+        allowed_entries=_ints(edits.allowed_entries),
+        allowed_ids=_ints(edits.allowed_ids),
+        penalties=penalties.build(),
+        conditional_bans=edits.conditional_bans(),
+    )
+
+
+def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:
+    seeds = np.array([s.request.params.seed for s, _ in rows], np.uint64)
+    positions = _ints([s.num_context_tokens + offset for s, offset in rows])
+    return uniforms(seeds, positions, _ints([s.request.key.index for s, _ in rows]))
+
+
+class _LogitEdits:
+    """Gathers bias, bans and allowed ids of all rows."""
+
+    def __init__(self) -> None:
+        self.bias_rows: list[int] = []
+        self.bias_ids: list[int] = []
+        self.bias_values: list[float] = []
+        self.allowed_rows: list[int] = []
+        self.allowed_entries: list[int] = []
+        self.allowed_ids: list[int] = []
+        self._conditional: list[tuple[int, int, int, int]] = []
+
+    def add(self, row: int, scheduled: ScheduledRequest, offset: int, source_row: int | None) -> None:
+        """Take in one row; source_row is where its last input id comes from when the host does not know it."""
+        request = scheduled.request
+        params = request.params
+        if params.logit_bias:
+            self._bias(row, list(params.logit_bias), list(params.logit_bias.values()))
+        if scheduled.num_context_tokens + offset - request.num_prompt_tokens < params.min_tokens:
+            self._bias(row, list(request.stop_ids), [-np.inf] * len(request.stop_ids))
+        if params.allowed_token_ids is not None:
+            self.allowed_entries += [len(self.allowed_rows)] * len(params.allowed_token_ids)
+            self.allowed_rows.append(row)
+            self.allowed_ids += params.allowed_token_ids
+        if params.bad_words_token_ids:
+            context = request.token_ids + list(scheduled.draft_token_ids[:offset])
+            for word in params.bad_words_token_ids:
+                self._ban_end(row, list(word), context, source_row)
+
+    def conditional_bans(self) -> ConditionalBans | None:
+        """Bans that depend on ids still on the device."""
+        if not self._conditional:
+            return None
+        rows, ids, source_rows, required_ids = np.array(self._conditional, np.int64).T
+        return ConditionalBans(rows=rows, ids=ids, source_rows=source_rows, required_ids=required_ids)
+
+    def _bias(self, row: int, ids: list[int], values: list[float]) -> None:
+        self.bias_rows += [row] * len(ids)
+        self.bias_ids += ids
+        self.bias_values += values
+
+    def _ban_end(self, row: int, word: list[int], context: list[int], source_row: int | None) -> None:
+        """Ban the last id of a word if the context ends with the ids before it."""
+        *head, last = word
+        if source_row is None or not head:
+            if head == context[len(context) - len(head) :]:
+                self._bias(row, [last], [-np.inf])
+        elif head[:-1] == context[len(context) - len(head) + 1 :]:
+            self._conditional.append((row, last, source_row, head[-1]))
+
+
+class _Penalties:
+    """Gathers the rows that ask for a penalty."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, float, float, float]] = []
+        self._prompts: list[list[int]] = []
+        self._outputs: list[list[int]] = []
+        self._placeholders: list[tuple[int, int]] = []
+
+    def add(self, row: int, scheduled: ScheduledRequest, offset: int, source_row: int | None) -> None:
+        """Take in one row."""
+        request = scheduled.request
+        params = request.params
+        if not (params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0):
+            return
+        if source_row is not None:
+            self._placeholders.append((len(self._rows), source_row))
+        self._rows.append((row, params.presence_penalty, params.frequency_penalty, params.repetition_penalty))
+        self._prompts.append(request.prompt_token_ids if params.repetition_penalty != 1.0 else [])
+        drafts = list(scheduled.draft_token_ids[:offset])
+        self._outputs.append(request.token_ids[request.num_prompt_tokens :] + drafts)
+
+    def build(self) -> PenaltyBatch | None:
+        """Flatten; None when no row asks."""
+        if not self._rows:
+            return None
+        rows, presence, frequency, repetition = zip(*self._rows, strict=True)
+        targets, sources = zip(*self._placeholders, strict=True) if self._placeholders else ((), ())
+        return PenaltyBatch(
+            rows=_ints(rows),
+            presence=np.array(presence, np.float32),
+            frequency=np.array(frequency, np.float32),
+            repetition=np.array(repetition, np.float32),
+            prompt_entries=_entries(self._prompts),
+            prompt_ids=_ints(chain.from_iterable(self._prompts)),
+            output_entries=_entries(self._outputs),
+            output_ids=_ints(chain.from_iterable(self._outputs)),
+            placeholders=Placeholders(_ints(targets), _ints(sources)),
+        )
+
+
+def _entries(lists: list[list[int]]) -> Ints:
+    return np.repeat(np.arange(len(lists)), [len(ids) for ids in lists])

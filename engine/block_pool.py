@@ -1,0 +1,115 @@
+"""The blocks of one KV group: reference counts, free list in eviction order, index by content.
+
+Invariant: a block is either referenced (count >= 1) or in the free list, never both; block 0 is the null block, in
+neither. A free block keeps its index entry until it is handed out again, so the free list *is* the prefix cache:
+blocks without content come first, then the least recently freed. Every operation is O(1) per block. Knows nothing
+of requests. Paged KV cache: Kwon et al., 2023, section 4.
+"""
+
+NULL_BLOCK = 0
+"""Stands for a block that fell out of a sliding window; never written, never read unmasked."""
+
+
+class BlockPool:
+    """Owner of all blocks of one KV group. Only `KVCacheManager` mutates it."""
+
+    def __init__(self, num_blocks: int) -> None:
+        """Make a pool of num_blocks (>= 2) blocks, the null block included; all others are free."""
+        if num_blocks < 2:
+            raise ValueError(f"num_blocks must be at least 2, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._index: dict[bytes, int] = {}
+        # The free list is circular and doubly linked, through the null block as its head.
+        self._next = [(block + 1) % num_blocks for block in range(num_blocks)]
+        self._previous = [(block - 1) % num_blocks for block in range(num_blocks)]
+        self.num_free = num_blocks - 1
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that some request holds."""
+        return self.num_blocks - 1 - self.num_free
+
+    @property
+    def num_indexed(self) -> int:
+        """Blocks that can be found by content."""
+        return len(self._index)
+
+    def references(self, block: int) -> int:
+        """How many requests hold the block."""
+        return self._references[block]
+
+    def allocate(self, num_blocks: int) -> list[int] | None:
+        """Take num_blocks free blocks, first in eviction order; their content is forgotten.
+
+        Returns None and changes nothing when fewer are free.
+        """
+        if num_blocks > self.num_free:
+            return None
+        blocks = []
+        for _ in range(num_blocks):
+            block = self._next[NULL_BLOCK]
+            self._unlink(block)
+            self.unindex(block)
+            self._references[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def acquire(self, block: int) -> None:
+        """Take one more reference on a block that is held, or free but indexed."""
+        if self._references[block] == 0:
+            self._unlink(block)
+        self._references[block] += 1
+
+    def free(self, block: int) -> None:
+        """Give one reference back. A block that nobody holds any more joins the free list."""
+        self._references[block] -= 1
+        if self._references[block] == 0:
+            self._link(block, at_end=self._hashes[block] is not None)
+
+    def lookup(self, block_hash: bytes) -> int | None:
+        """The block with this content, or None."""
+        return self._index.get(block_hash)
+
+    def index(self, block: int, block_hash: bytes) -> bool:
+        """Make the block findable by content; False when it, or another block, is already found under a hash."""
+        if self._hashes[block] is not None or block_hash in self._index:
+            return False
+        self._hashes[block] = block_hash
+        self._index[block_hash] = block
+        return True
+
+    def unindex(self, block: int) -> None:
+        """Forget the block's content, if it has any on record. Its place in the free list stays."""
+        block_hash = self._hashes[block]
+        if block_hash is not None:
+            del self._index[block_hash]
+            self._hashes[block] = None
+
+    def check_integrity(self) -> None:
+        """Assert the invariants. O(num_blocks); for tests and for an idle engine."""
+        free = []
+        block = self._next[NULL_BLOCK]
+        while block != NULL_BLOCK:
+            assert self._previous[self._next[block]] == block
+            free.append(block)
+            block = self._next[block]
+        assert len(free) == len(set(free)) == self.num_free
+        assert all(self._references[block] == 0 for block in free)
+        held = [block for block in range(1, self.num_blocks) if self._references[block] > 0]
+        assert len(held) + len(free) == self.num_blocks - 1
+        assert min(self._references) >= 0 and self._references[NULL_BLOCK] == 0
+        assert {h: b for b, h in enumerate(self._hashes) if h is not None} == self._index
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before], self._previous[after] = after, before
+        self.num_free -= 1
+
+    def _link(self, block: int, *, at_end: bool) -> None:
+        before = self._previous[NULL_BLOCK] if at_end else NULL_BLOCK
+        after = self._next[before]
+        self._next[before] = self._previous[after] = block
+        self._previous[block], self._next[block] = before, after
+        self.num_free += 1

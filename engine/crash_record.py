@@ -1,0 +1,104 @@
+"""Which requests a step held when the engine died: the suspects.
+
+Before a step is launched, the fingerprints of its requests are written to shared memory in the runtime directory,
+which outlives the process. The next engine process reads them at start: each suspect then runs alone once, and is
+refused only if the engine dies while it runs alone. A suspect that survives is cleared. Fingerprints say what is
+computed (prompt and parameters), not who asked, so a retry by the same client is recognised.
+"""
+
+import hashlib
+import mmap
+import os
+import pathlib
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.protocol import AddRequest
+
+Fingerprint = bytes
+
+_FINGERPRINT_BYTES = 16
+_MAX_IN_STEP = 4096
+_MAX_REMEMBERED = 1024
+_COUNT = struct.Struct("<Q")
+
+
+class _Memory(msgspec.Struct):
+    """What is known of earlier crashes: survives in a small file, so that a second crash can tell."""
+
+    suspects: list[bytes] = []
+    condemned: list[bytes] = []
+
+
+def fingerprint(add: AddRequest) -> Fingerprint:
+    """16 bytes that are equal for requests that compute the same thing, whatever their seed and sender."""
+    params = msgspec.structs.replace(add.sampling_params, seed=0)
+    content = msgspec.msgpack.encode((add.prompt_token_ids, params, add.num_choices))
+    return hashlib.blake2b(content, digest_size=_FINGERPRINT_BYTES).digest()
+
+
+class CrashRecord:
+    """Owner of the record. One engine process at a time."""
+
+    def __init__(self, runtime_dir: pathlib.Path) -> None:
+        """Read what the engine before this one left behind, and settle who is suspect and who is condemned."""
+        self._memory_path = runtime_dir / "suspects"
+        self._memory = _Memory()
+        if self._memory_path.exists():
+            self._memory = msgspec.msgpack.decode(self._memory_path.read_bytes(), type=_Memory)
+        file = os.open(runtime_dir / "step", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            size = _COUNT.size + _FINGERPRINT_BYTES * _MAX_IN_STEP
+            os.ftruncate(file, size)
+            self._map = mmap.mmap(file, size)
+        finally:
+            os.close(file)
+        self._settle(self._read_step())
+        self.end_step()
+
+    def is_suspect(self, request: Fingerprint) -> bool:
+        """Whether it was in the step in which an engine died, so that it must run alone."""
+        return request in self._memory.suspects
+
+    def is_condemned(self, request: Fingerprint) -> bool:
+        """Whether an engine died while this request ran alone."""
+        return request in self._memory.condemned
+
+    def begin_step(self, requests: Sequence[Fingerprint]) -> None:
+        """Write down whose step is about to be launched; a memory copy, nothing is flushed."""
+        listed = requests[:_MAX_IN_STEP]
+        data = b"".join(listed)
+        self._map[_COUNT.size : _COUNT.size + len(data)] = data
+        _COUNT.pack_into(self._map, 0, len(listed))
+
+    def end_step(self) -> None:
+        """Nothing is launched any more: an engine that dies now leaves no suspects."""
+        _COUNT.pack_into(self._map, 0, 0)
+
+    def clear(self, request: Fingerprint) -> None:
+        """A suspect came to its end while the engine lived."""
+        if request in self._memory.suspects:
+            self._memory.suspects.remove(request)
+            self._save()
+
+    def _settle(self, step: list[Fingerprint]) -> None:
+        if len(step) == 1 and step[0] in self._memory.suspects:
+            self._memory.suspects.remove(step[0])
+            self._memory.condemned.append(step[0])
+        else:
+            self._memory.suspects += [request for request in dict.fromkeys(step) if not self.is_suspect(request)]
+        del self._memory.suspects[:-_MAX_REMEMBERED]
+        del self._memory.condemned[:-_MAX_REMEMBERED]
+        self._save()
+
+    def _read_step(self) -> list[Fingerprint]:
+        (count,) = _COUNT.unpack_from(self._map)
+        starts = range(_COUNT.size, _COUNT.size + count * _FINGERPRINT_BYTES, _FINGERPRINT_BYTES)
+        return [bytes(self._map[start : start + _FINGERPRINT_BYTES]) for start in starts]
+
+    def _save(self) -> None:
+        temporary = self._memory_path.with_suffix(".new")
+        temporary.write_bytes(msgspec.msgpack.encode(self._memory))
+        temporary.replace(self._memory_path)

@@ -1,0 +1,204 @@
+"""The stepper: schedule -> launch -> collect.
+
+With overlap, step n+1 is scheduled and launched before step n is collected; without, one at a time. No I/O and no
+clock but the one that times steps. Owns scheduler and runner.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.batch import Batch
+from engine.batch_builder import build_batch
+from engine.model_runner import LaunchedStep
+from engine.output_collector import Outputs, collect, end, fail
+from engine.protocol import AddRequest, FinishReason, RejectReason
+from engine.request import Request, make_request
+from engine.scheduler import ScheduledStep, Scheduler
+from engine.step_result import StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the engine needs of a model runner."""
+
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """Queue a step."""
+        ...
+
+    def collect(self, launched: LaunchedStep) -> StepResult:
+        """Wait for it."""
+        ...
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of a request, to be verified in its next step."""
+
+    def propose(self, request: Request) -> list[int]:
+        """Token ids that may follow request.token_ids; empty for no guess."""
+        ...
+
+
+class RejectedError(Exception):
+    """A request that cannot be taken in; the message is fit for the caller."""
+
+    def __init__(self, reason: RejectReason, message: str) -> None:
+        """Keep the reason beside the message."""
+        super().__init__(message)
+        self.reason = reason
+
+
+class Engine:
+    """Owner of everything between a request and its tokens. Single-threaded."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        max_num_waiting: int,
+        eos_token_ids: tuple[int, ...] = (),
+        overlap: bool = False,
+        drafter: Drafter | None = None,
+        before_launch: Callable[[ScheduledStep], None] = lambda step: None,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            scheduler: Holds the requests.
+            runner: Computes batches.
+            vocab_size: Ids from 0 to this, exclusive, exist.
+            max_model_len: Most tokens of a request.
+            max_num_waiting: Further requests are rejected.
+            eos_token_ids: End an output unless the request ignores them.
+            overlap: Launch a step before the one before it is collected.
+            drafter: Where guesses come from; None for plain decoding.
+            before_launch: Told of every step right before it is launched.
+        """
+        self.scheduler = scheduler
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_num_waiting = max_num_waiting
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._overlap = overlap
+        self._drafter = drafter
+        self._before_launch = before_launch
+        self._launched: deque[tuple[ScheduledStep, LaunchedStep, float]] = deque()
+        self._last_end = 0.0
+        self._num_arrivals = 0
+        self.num_steps = 0
+        self.step_seconds = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_requests or bool(self._launched)
+
+    def add(self, connection: int, add: AddRequest, *, runs_alone: bool = False) -> None:
+        """Take a request in.
+
+        Raises:
+            RejectedError: It can never run, or the queue is full.
+        """
+        self._check(add)
+        request = make_request(
+            add,
+            connection=connection,
+            arrival=self._num_arrivals,
+            arrival_time=time.monotonic(),
+            eos_token_ids=self._eos_token_ids,
+            max_model_len=self._max_model_len,
+            cache_seed=self.scheduler.kv.cache_seed(add.cache_salt, add.adapter, add.extra_hash_keys),
+        )
+        request.runs_alone = runs_alone
+        self._num_arrivals += 1
+        self.scheduler.add(request)
+
+    def step(self) -> Outputs:
+        """Run one step and return what the requests gained.
+
+        A step that fails ends its requests, and those of steps launched behind it, with an error.
+        """
+        outputs: Outputs = []
+        for request in self.scheduler.expired():
+            outputs += end(self.scheduler, request, FinishReason.TIMEOUT, "the deadline passed before the request ran")
+        step = self.scheduler.schedule()
+        try:
+            if step is not None:
+                self._launch(step)
+            while self._launched and len(self._launched) > (self._overlap and step is not None):
+                outputs += self._collect()
+        except Exception as error:
+            logger.exception("a step failed")
+            failed = [launched[0] for launched in self._launched] + ([step] if step is not None else [])
+            self._launched.clear()
+            outputs += fail(self.scheduler, failed, f"the step failed: {type(error).__name__}")
+        return outputs
+
+    def _launch(self, step: ScheduledStep) -> None:
+        previous = self._launched[-1][0] if self._launched else None
+        batch = build_batch(step, previous, self.scheduler.kv.block_size)
+        self._before_launch(step)
+        launch_time = time.perf_counter()
+        self._launched.append((step, self._runner.launch(batch), launch_time))
+
+    def _collect(self) -> Outputs:
+        step, launched, launch_time = self._launched[0]
+        result = self._runner.collect(launched)
+        self._launched.popleft()
+        self._observe(step, launch_time)
+        outputs = collect(self.scheduler, step, result)
+        if self._drafter is not None:
+            for scheduled in step.requests:
+                self._draft(scheduled.request)
+        return outputs
+
+    def _observe(self, step: ScheduledStep, launch_time: float) -> None:
+        """Time a step: from its launch, or from the end of the step before it when that ran longer."""
+        now = time.perf_counter()
+        seconds = now - max(launch_time, self._last_end)
+        self._last_end = now
+        self.num_steps += 1
+        self.step_seconds += seconds
+        self.scheduler.cost.observe(step.load, seconds)
+
+    def _draft(self, request: Request) -> None:
+        if self._drafter is not None and not request.is_finished and not request.num_placeholders:
+            most = max(0, request.num_remaining_tokens - 1)
+            request.draft_token_ids = self._drafter.propose(request)[:most]
+
+    def _check(self, add: AddRequest) -> None:
+        num_prompt, params = len(add.prompt_token_ids), add.sampling_params
+        if not add.prompt_token_ids:
+            raise RejectedError(RejectReason.INVALID, "the prompt must hold at least one token")
+        if add.num_choices < 1:
+            raise RejectedError(RejectReason.INVALID, f"num_choices must be at least 1, got {add.num_choices}")
+        if add.adapter is not None:
+            raise RejectedError(RejectReason.INVALID, f"adapter {add.adapter!r} is not loaded")
+        least = 1 if params.max_tokens is None else params.max_tokens
+        if num_prompt + least > self._max_model_len:
+            raise RejectedError(
+                RejectReason.CONTEXT_LENGTH,
+                f"the context holds {self._max_model_len} tokens, but {num_prompt} in the prompt and {least} of output "
+                f"were asked for",
+            )
+        for name, ids in (
+            ("prompt", add.prompt_token_ids),
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("bad_words", [i for word in params.bad_words_token_ids for i in word]),
+        ):
+            for token_id in (min(ids), max(ids)) if ids else ():
+                if not 0 <= token_id < self._vocab_size:
+                    message = f"{name} must hold token ids from 0 to {self._vocab_size - 1}, got {token_id}"
+                    raise RejectedError(RejectReason.INVALID, message)
+        if len(self.scheduler.waiting) >= self._max_num_waiting:
+            message = f"{len(self.scheduler.waiting)} requests are waiting, at most {self._max_num_waiting} may"
+            raise RejectedError(RejectReason.QUEUE_FULL, message)

@@ -1,0 +1,279 @@
+"""Requests <-> blocks: prefix lookup, allocation, copy-on-write, indexing.
+
+One block table and one pool per KV group. Blocks are indexed by a keyed, chained 128-bit hash when they are
+*scheduled*: within a layer, writes precede reads, so a request of the same step may already read them; a failed step
+un-indexes them. Prompts whose next block another running request is about to compute are told to wait for it, so
+requests that arrive together compute a common prefix once. Unverified tokens (drafts, placeholders) are never indexed.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.block_pool import NULL_BLOCK, BlockPool
+from engine.request import Request
+
+_HASH_BYTES = 16
+
+
+@dataclass(slots=True)
+class StepBlocks:
+    """What block bookkeeping one step brought: copies to make first, and index entries to undo if it fails."""
+
+    copies: list[list[tuple[int, int]]]
+    indexed: list[tuple[BlockPool, int]] = field(default_factory=list)
+
+
+class KVCacheManager:
+    """Owner of the block pools and of every request's block tables. Called by the scheduler alone."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, sliding_windows: Sequence[int | None], prefix_caching: bool = True
+    ) -> None:
+        """Make one pool of num_blocks blocks for each KV group; sliding_windows has one entry per group."""
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.pools = tuple(BlockPool(num_blocks) for _ in sliding_windows)
+        self._windows = tuple(sliding_windows)
+        self._key = os.urandom(_HASH_BYTES)
+        self._leaders: dict[bytes, Request] = {}
+        self._step_blocks = StepBlocks([[] for _ in self.pools])
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated, in the group that has fewest."""
+        return min(pool.num_free for pool in self.pools)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that requests can hold, per group."""
+        return self.pools[0].num_blocks - 1
+
+    def take_step_blocks(self) -> StepBlocks:
+        """Hand over the books of the step that has just been scheduled, and start those of the next one."""
+        step_blocks, self._step_blocks = self._step_blocks, StepBlocks([[] for _ in self.pools])
+        return step_blocks
+
+    def cache_seed(self, cache_salt: str, adapter: str | None, extra_hash_keys: Sequence[str]) -> bytes:
+        """First parent of the chain of hashes; differs when any of the arguments does."""
+        parts = [cache_salt, adapter or "", "" if adapter is None else "a", *extra_hash_keys]
+        digest = hashlib.blake2b(key=self._key, digest_size=_HASH_BYTES)
+        for part in parts:
+            data = part.encode()
+            digest.update(len(data).to_bytes(8, "little") + data)
+        return digest.digest()
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that num_tokens tokens take."""
+        return -(-num_tokens // self.block_size)
+
+    # --- prefix cache ---------------------------------------------------------------------------------------------
+
+    def find_prefix(self, request: Request) -> int:
+        """How many leading tokens of a waiting request are in the cache, a multiple of the block size.
+
+        At least one token is left to compute, since its logits are needed. A request that wants its prompt scored
+        finds nothing. O(blocks found).
+        """
+        if not self.prefix_caching or request.params.prompt_logprobs is not None:
+            return 0
+        hashes = self._block_hashes(request)[: (request.num_tokens - 1) // self.block_size]
+        num_blocks = len(hashes) + 1
+        while num_blocks != len(hashes):  # groups may differ; shorten until all agree
+            num_blocks = len(hashes)
+            for pool, window in zip(self.pools, self._windows, strict=True):
+                hashes = hashes[: self._num_found_blocks(pool, hashes, window)]
+        return num_blocks * self.block_size
+
+    def _num_found_blocks(self, pool: BlockPool, hashes: Sequence[bytes], window: int | None) -> int:
+        """Longest prefix, in blocks, of which the pool holds all that the next token sees."""
+        if window is None:
+            return next((i for i, block_hash in enumerate(hashes) if pool.lookup(block_hash) is None), len(hashes))
+        num_needed = -(-(window - 1) // self.block_size)
+        run = 0
+        for block in reversed(range(len(hashes))):
+            run = run + 1 if pool.lookup(hashes[block]) is not None else 0
+            if run >= num_needed:
+                return block + run
+        return run
+
+    def waits_for_leader(self, request: Request, num_cached_tokens: int) -> bool:
+        """Whether the block after the cached prefix is about to be computed by another running request."""
+        hashes = self._block_hashes(request)
+        block = num_cached_tokens // self.block_size
+        if block >= min(len(hashes), (request.num_tokens - 1) // self.block_size):
+            return False
+        return request.params.prompt_logprobs is None and self._leaders.get(hashes[block], request) is not request
+
+    def _block_hashes(self, request: Request) -> list[bytes]:
+        """Hashes of all full blocks of known tokens; computed once per block."""
+        hashes = request.block_hashes
+        if self.prefix_caching:
+            parent = hashes[-1] if hashes else request.cache_seed
+            for block in range(len(hashes), len(request.token_ids) // self.block_size):
+                tokens = request.token_ids[block * self.block_size : (block + 1) * self.block_size]
+                data = b"".join(token.to_bytes(4, "little") for token in tokens)
+                parent = hashlib.blake2b(parent + data, key=self._key, digest_size=_HASH_BYTES).digest()
+                hashes.append(parent)
+        return hashes
+
+    # --- life of a request ----------------------------------------------------------------------------------------
+
+    def admit(self, request: Request, num_cached_tokens: int, num_tokens: int) -> bool:
+        """Give a waiting request its cached prefix and slots for the next num_tokens tokens.
+
+        Sets num_computed_tokens to the cached prefix, and makes the request the leader of the blocks it will
+        compute. Returns False and changes nothing when too few blocks are free.
+        """
+        num_cached_blocks = num_cached_tokens // self.block_size
+        hashes = request.block_hashes[:num_cached_blocks]
+        tables = []
+        for pool, window in zip(self.pools, self._windows, strict=True):
+            first = self._first_visible_block(window, num_cached_tokens)
+            table = [NULL_BLOCK] * min(first, num_cached_blocks)
+            for block_hash in hashes[len(table) :]:
+                block = pool.lookup(block_hash)
+                assert block is not None
+                pool.acquire(block)
+                table.append(block)
+            tables.append(table)
+        request.block_tables = tables
+        request.num_free_window_blocks = [
+            min(self._first_visible_block(window, num_cached_tokens), num_cached_blocks) for window in self._windows
+        ]
+        request.num_computed_tokens = num_cached_tokens
+        request.num_indexed_blocks = request.first_new_block = num_cached_blocks
+        if not self.allocate(request, num_tokens):
+            self._release(request)
+            return False
+        for block_hash in self._block_hashes(request)[num_cached_blocks:]:
+            self._leaders.setdefault(block_hash, request)
+        return True
+
+    def num_available_tokens(self, request: Request) -> int:
+        """Most tokens for which `allocate` can succeed now; blocks out of the window are given back first."""
+        self._free_out_of_window(request)
+        num_blocks = len(request.block_tables[0]) + self.num_free_blocks
+        return num_blocks * self.block_size - request.num_computed_tokens
+
+    def allocate(self, request: Request, num_tokens: int) -> bool:
+        """Reserve slots for the next num_tokens (>= 1) tokens of a request.
+
+        Appends block ids; ids already there change only where the first of these tokens falls into a block that
+        others hold as well: it is then copied first. Under a sliding window, blocks that no coming token sees are
+        given back before. Returns False and changes nothing else when fewer blocks are free than needed. O(blocks).
+        """
+        start = request.num_computed_tokens
+        self._free_out_of_window(request)
+        num_needed = self.num_blocks_for(start + num_tokens)
+        first = start // self.block_size
+        plans = []
+        for pool, table in zip(self.pools, request.block_tables, strict=True):
+            is_shared = first < len(table) and pool.references(table[first]) > 1
+            plans.append((max(0, num_needed - len(table)), is_shared))
+        if any(pool.num_free < new + shared for pool, (new, shared) in zip(self.pools, plans, strict=True)):
+            return False
+        for group, (pool, (new, shared)) in enumerate(zip(self.pools, plans, strict=True)):
+            table = request.block_tables[group]
+            blocks = pool.allocate(new + shared)
+            assert blocks is not None
+            if shared:
+                copy = blocks.pop()
+                self._step_blocks.copies[group].append((table[first], copy))
+                pool.free(table[first])
+                table[first] = copy
+            table.extend(blocks)
+        return True
+
+    def index_computed_blocks(self, request: Request) -> None:
+        """Index the full blocks whose tokens are known and scheduled; the request leads them no longer."""
+        num_known = min(request.num_computed_tokens, len(request.token_ids))
+        num_full = num_known // self.block_size
+        if not self.prefix_caching or num_full <= request.num_indexed_blocks:
+            return
+        hashes = self._block_hashes(request)
+        for block in range(request.num_indexed_blocks, num_full):
+            for pool, table in zip(self.pools, request.block_tables, strict=True):
+                if table[block] != NULL_BLOCK and pool.index(table[block], hashes[block]):
+                    self._step_blocks.indexed.append((pool, table[block]))
+            self._stop_leading(request, hashes[block])
+        request.num_indexed_blocks = num_full
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let child share all of the parent's blocks that hold tokens of child's prompt.
+
+        The child computes its last prompt token again, for the logits; the block it falls into is copied on write.
+        A fork that finds no block for that copy must be freed again, or all holders could wait for each other.
+        """
+        num_shared = min(parent.num_computed_tokens, child.num_prompt_tokens - 1)
+        num_blocks = self.num_blocks_for(num_shared)
+        child.block_tables = []
+        for pool, table in zip(self.pools, parent.block_tables, strict=True):
+            shared = table[:num_blocks]
+            for block in shared:
+                if block != NULL_BLOCK:
+                    pool.acquire(block)
+            child.block_tables.append(shared)
+        child.num_computed_tokens = num_shared
+        child.block_hashes = parent.block_hashes[: child.num_prompt_tokens // self.block_size]
+        child.num_indexed_blocks = min(parent.num_indexed_blocks, num_shared // self.block_size)
+        child.first_new_block = num_shared // self.block_size
+        child.num_free_window_blocks = [min(n, num_blocks) for n in parent.num_free_window_blocks]
+
+    def free(self, request: Request) -> None:
+        """Give all blocks of a request back; those that are indexed stay findable until they are handed out again."""
+        for block_hash in request.block_hashes[request.num_indexed_blocks :]:
+            self._stop_leading(request, block_hash)
+        self._release(request)
+
+    def fail_step(self, step_blocks: StepBlocks) -> None:
+        """Un-index what a failed step had indexed: its content was never written."""
+        for pool, block in step_blocks.indexed:
+            pool.unindex(block)
+
+    def check_integrity(self, requests: Sequence[Request]) -> None:
+        """Assert that the tables of all live requests account for every reference in the pools."""
+        for group, pool in enumerate(self.pools):
+            pool.check_integrity()
+            counts: dict[int, int] = {}
+            for request in requests:
+                for block in request.block_tables[group] if request.block_tables else []:
+                    counts[block] = counts.get(block, 0) + 1
+            counts.pop(NULL_BLOCK, None)
+            held = {b: pool.references(b) for b in range(1, pool.num_blocks) if pool.references(b)}
+            assert counts == held, f"group {group}: tables hold {counts}, pool says {held}"
+        assert all(leader in requests for leader in self._leaders.values())
+
+    # --- helpers --------------------------------------------------------------------------------------------------
+
+    def _first_visible_block(self, window: int | None, position: int) -> int:
+        """First block that the token at position (or any later one) sees."""
+        return 0 if window is None else max(0, position - window + 1) // self.block_size
+
+    def has_completed_block(self, request: Request) -> bool:
+        """Whether the request has filled a block since it was (re)admitted, so that preempting it loses no chance."""
+        return request.num_computed_tokens // self.block_size > request.first_new_block
+
+    def _free_out_of_window(self, request: Request) -> None:
+        for group, (pool, window) in enumerate(zip(self.pools, self._windows, strict=True)):
+            first = self._first_visible_block(window, request.num_computed_tokens)
+            table = request.block_tables[group]
+            for block in range(request.num_free_window_blocks[group], min(first, len(table))):
+                if table[block] != NULL_BLOCK:
+                    pool.free(table[block])
+                    table[block] = NULL_BLOCK
+            request.num_free_window_blocks[group] = max(request.num_free_window_blocks[group], min(first, len(table)))
+
+    def _release(self, request: Request) -> None:
+        for pool, table in zip(self.pools, request.block_tables, strict=True):
+            for block in reversed(table):  # the end of a prefix is evicted before its beginning
+                if block != NULL_BLOCK:
+                    pool.free(block)
+        request.block_tables = []
+        request.num_free_window_blocks = []
+        request.num_computed_tokens = request.num_indexed_blocks = request.first_new_block = 0
+
+    def _stop_leading(self, request: Request, block_hash: bytes) -> None:
+        if self._leaders.get(block_hash) is request:
+            del self._leaders[block_hash]

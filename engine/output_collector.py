@@ -1,0 +1,117 @@
+"""Results of a step -> what each request gained.
+
+Appends sampled ids, verifies drafts, rolls `num_computed_tokens` back behind a refused draft, forks pending choices,
+ends requests. Changes requests through the scheduler only where queues or blocks are concerned.
+"""
+
+from engine.batch_builder import scored_range
+from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
+from engine.request import Request, Status
+from engine.scheduler import ScheduledRequest, ScheduledStep, Scheduler
+from engine.step_result import StepResult
+
+Outputs = list[tuple[int, RequestOutput]]
+"""Outputs with the connection that each goes to."""
+
+
+def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Outputs:
+    """Apply the results of a step, in the order of the batch.
+
+    A request that has ended since the step was launched gets nothing; one that was preempted since keeps its new ids.
+    """
+    outputs: Outputs = []
+    scores = iter(result.scores)
+    for scheduled in step.requests:
+        request = scheduled.request
+        prompt_logprobs = [next(scores) for _ in scored_range(scheduled)]
+        if request.is_finished:
+            continue
+        output = RequestOutput(request.key.request_id, request.key.index, [])
+        if request.params.prompt_logprobs is not None and prompt_logprobs:
+            output.prompt_logprobs = prompt_logprobs
+            request.num_scored_tokens += len(prompt_logprobs)
+        _advance(scheduler, scheduled, result, output)
+        if output.token_ids or output.finish_reason is not None or output.prompt_logprobs:
+            outputs.append((request.key.connection, output))
+    return outputs
+
+
+def fail(scheduler: Scheduler, steps: list[ScheduledStep], message: str) -> Outputs:
+    """End the requests of failed steps with an error; what those steps had indexed is forgotten."""
+    outputs: Outputs = []
+    for step in steps:
+        scheduler.kv.fail_step(step.blocks)
+        for scheduled in step.requests:
+            request = scheduled.request
+            if not request.is_finished:
+                outputs += end(scheduler, request, FinishReason.ERROR, message)
+    return outputs
+
+
+def end(scheduler: Scheduler, request: Request, reason: FinishReason, message: str | None = None) -> Outputs:
+    """End a request and its pending choices from the engine's side."""
+    outputs: Outputs = []
+    for index in [request.key.index, *request.pending_indices]:
+        output = RequestOutput(request.key.request_id, index, [], finish_reason=reason, message=message)
+        outputs.append((request.key.connection, output))
+    scheduler.finish(request)
+    return outputs
+
+
+def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResult, output: RequestOutput) -> None:
+    """Append what was sampled for one request."""
+    request = scheduled.request
+    if scheduled.num_rows:
+        request.num_placeholders -= 1
+        request.draft_token_ids = []
+        is_first = len(request.token_ids) == request.num_prompt_tokens
+        if request.pending_indices:
+            scheduler.fork(request)
+        rows = range(scheduled.first_row, scheduled.first_row + scheduled.num_rows)
+        token_ids = result.token_ids[rows.start : rows.stop]
+        num_accepted = _num_accepted(scheduled.draft_token_ids, token_ids)
+        if (
+            request.status is Status.RUNNING
+            and request.num_preemptions == scheduled.num_preemptions
+            and num_accepted < len(scheduled.draft_token_ids)
+        ):
+            request.num_computed_tokens = scheduled.num_context_tokens + num_accepted
+        logprobs: list[TokenLogprobs] = []
+        for row in rows[: num_accepted + 1]:
+            _append(request, result, row, output, logprobs)
+            if output.finish_reason is not None:
+                break
+        scheduler.counters.generation_tokens += len(output.token_ids)
+        output.logprobs = logprobs or None
+        if is_first:
+            output.num_cached_tokens = request.num_cached_tokens
+            output.queue_time_s = request.queue_time_s
+    elif request.num_computed_tokens >= request.max_num_tokens and not request.num_placeholders:
+        if request.pending_indices:
+            scheduler.fork(request)
+        output.finish_reason = FinishReason.LENGTH  # max_tokens=0: the prompt was only scored
+        output.num_cached_tokens = request.num_cached_tokens
+        output.queue_time_s = request.queue_time_s
+    if output.finish_reason is not None:
+        scheduler.finish(request)
+
+
+def _append(
+    request: Request, result: StepResult, row: int, output: RequestOutput, logprobs: list[TokenLogprobs]
+) -> None:
+    token_id = result.token_ids[row]
+    output.token_ids.append(token_id)
+    output.finish_reason = request.append(token_id)
+    if output.finish_reason is FinishReason.STOP:
+        output.stop_token_id = token_id
+    row_logprobs = result.logprobs.get(row)
+    if row_logprobs is not None:
+        logprobs.append(row_logprobs)
+
+
+def _num_accepted(draft_token_ids: tuple[int, ...], token_ids: list[int]) -> int:
+    """Length of the prefix of drafts that plain decoding samples as well."""
+    for index, draft in enumerate(draft_token_ids):
+        if draft != token_ids[index]:
+            return index
+    return len(draft_token_ids)

@@ -1,0 +1,165 @@
+"""The engine's unit of work: one prompt, one continuation.
+
+A request's tokens are `token_ids` (known to the host) followed by `num_placeholders` ids that a launched step samples
+and that the host has not seen yet. The one rule of scheduling: `num_computed_tokens` moves towards `num_tokens`.
+Only the scheduler and the KV cache manager mutate a request.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from engine.protocol import AddRequest, FinishReason
+from engine.sampling_params import SamplingParams
+
+
+class Status(enum.Enum):
+    """The three places a request can be."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RequestKey:
+    """Names a request across connections."""
+
+    connection: int
+    request_id: int
+    index: int
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State of one request; see the module's head for the counters.
+
+    Attributes:
+        key: Who it belongs to.
+        params: How it samples.
+        prompt_token_ids: The prompt; never changes.
+        arrival: Order of arrival over all requests, from 0; forks are one arrival.
+        arrival_time: `time.monotonic` at arrival.
+        eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
+        max_num_tokens: Prompt and output together never exceed this.
+        cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
+        priority: Lower is served earlier.
+        deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
+        runs_alone: No other request may run beside it (a suspect of a crash).
+        token_ids: Prompt and known output ids.
+        num_placeholders: Output ids that are being sampled and not known yet.
+        draft_token_ids: Guesses for the next ids, verified in the next step; never indexed.
+        num_computed_tokens: Tokens whose K/V is in the cache, or will be once launched steps have run.
+        block_tables: Block ids, one list per KV group.
+        block_hashes: Hash of each full block of known tokens, as far as computed.
+        num_indexed_blocks: Leading blocks that went through the index.
+        num_free_window_blocks: Leading blocks given back under a sliding window, one count per KV group.
+        first_new_block: Blocks before this one were there when the request was (re)admitted.
+        pending_indices: Choices to be forked from this request once its prompt is computed.
+        num_cached_tokens: Prompt tokens found in the prefix cache at first admission; None before.
+        num_scored_tokens: Prompt tokens whose log-probability has been reported.
+    """
+
+    key: RequestKey
+    params: SamplingParams
+    prompt_token_ids: list[int]
+    arrival: int
+    arrival_time: float
+    eos_token_ids: frozenset[int]
+    max_num_tokens: int
+    cache_seed: bytes
+    priority: int = 0
+    deadline: float | None = None
+    runs_alone: bool = False
+    status: Status = Status.WAITING
+    token_ids: list[int] = field(default_factory=list)
+    num_placeholders: int = 0
+    draft_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    block_tables: list[list[int]] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_indexed_blocks: int = 0
+    num_free_window_blocks: list[int] = field(default_factory=list)
+    first_new_block: int = 0
+    pending_indices: list[int] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    queue_time_s: float = 0.0
+    num_scored_tokens: int = 1
+    num_preemptions: int = 0
+    stop_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Start from the prompt alone."""
+        self.token_ids = list(self.prompt_token_ids)
+        self.stop_ids = self.eos_token_ids | frozenset(self.params.stop_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens given."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens given and generated, placeholders included."""
+        return len(self.token_ids) + self.num_placeholders
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated, placeholders included."""
+        return self.num_tokens - len(self.prompt_token_ids)
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that wait to be computed, drafts not counted."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Output tokens that may still be sampled."""
+        return self.max_num_tokens - self.num_tokens
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Who is served first: priority, then arrival; choices of one arrival in order."""
+        return (self.priority, self.arrival, self.key.index)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self.status is Status.FINISHED
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add one sampled id to the output; return why the output ends with it, or None if it goes on."""
+        self.token_ids.append(token_id)
+        if token_id in self.stop_ids and len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_num_tokens else None
+
+
+def make_request(
+    add: AddRequest,
+    *,
+    connection: int,
+    arrival: int,
+    arrival_time: float,
+    eos_token_ids: frozenset[int],
+    max_model_len: int,
+    cache_seed: bytes,
+) -> Request:
+    """Turn a checked AddRequest into the request of its first choice; the others wait in `pending_indices`."""
+    params = add.sampling_params
+    max_num_tokens = max_model_len
+    if params.max_tokens is not None:
+        max_num_tokens = min(max_model_len, len(add.prompt_token_ids) + params.max_tokens)
+    return Request(
+        key=RequestKey(connection, add.request_id, 0),
+        params=params,
+        prompt_token_ids=add.prompt_token_ids,
+        arrival=arrival,
+        arrival_time=arrival_time,
+        eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids,
+        max_num_tokens=max_num_tokens,
+        cache_seed=cache_seed,
+        priority=add.priority,
+        deadline=add.deadline,
+        pending_indices=list(range(1, add.num_choices)),
+    )

@@ -1,0 +1,367 @@
+"""Who computes how many tokens this step.
+
+One rule: every step moves `num_computed_tokens` towards `num_tokens`. Running requests are served in order (priority,
+then arrival), so whoever is preempted has not been scheduled yet; decodes are charged to the budget first, what is
+left is shared by prefills, and waiting requests are admitted into the rest. Owns the queues, and with the KV cache
+manager every request's state; never touches a tensor. A step may be scheduled before the one before it is collected.
+"""
+
+import bisect
+import time
+from dataclasses import dataclass, field, replace
+
+from engine.kv_cache_manager import KVCacheManager, StepBlocks
+from engine.request import Request, RequestKey, Status
+from engine.step_budget import SHARE_FOR_OTHERS, StepBudget, TargetWarning
+from engine.step_cost import StepCostModel, StepLoad
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """What a request computes in a step.
+
+    Attributes:
+        request: Whose tokens.
+        start: num_computed_tokens before the step.
+        num_tokens: Tokens computed, drafts included.
+        num_context_tokens: num_tokens of the request when it was scheduled: the first row samples this position.
+        draft_token_ids: Guesses computed along with the rest.
+        num_placeholders: Input tokens, the last ones before the drafts, whose ids the previous step samples.
+        first_row: Its first row among the sampled rows of the step.
+        num_rows: 0 for a prefill chunk that does not reach the end, else 1 + drafts.
+        num_preemptions: The request's count then; differs at collection if it has been preempted since.
+    """
+
+    request: Request
+    start: int
+    num_tokens: int
+    num_context_tokens: int
+    draft_token_ids: tuple[int, ...]
+    num_placeholders: int
+    first_row: int
+    num_rows: int
+    num_preemptions: int
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """One step: its requests in the order of the batch, and its block bookkeeping."""
+
+    requests: list[ScheduledRequest] = field(default_factory=list)
+    keys: set[RequestKey] = field(default_factory=set)
+    load: StepLoad = field(default_factory=StepLoad)
+    num_rows: int = 0
+    blocks: StepBlocks = field(default_factory=lambda: StepBlocks([]))
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine started."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+
+
+class Scheduler:
+    """Owner of all requests that are not finished."""
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        cost: StepCostModel,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        itl_target_s: float,
+    ) -> None:
+        """Start with no requests; the limits are per step, itl_target_s applies while anything decodes."""
+        self.kv = kv
+        self.cost = cost
+        self.counters = Counters()
+        self.requests: dict[RequestKey, Request] = {}
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.mean_output_tokens = 64.0
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._target_s = itl_target_s
+        self._warning = TargetWarning(itl_target_s)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anything runs or waits."""
+        return bool(self.requests)
+
+    # --- coming and going -----------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for admission, in order of priority and arrival."""
+        request.status = Status.WAITING
+        self.requests[request.key] = request
+        bisect.insort(self.waiting, request, key=lambda r: r.order)
+
+    def finish(self, request: Request) -> None:
+        """End a request: its blocks return, what they hold stays findable."""
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+            self.kv.index_computed_blocks(request)
+            self.kv.free(request)
+            self.mean_output_tokens += 0.05 * (request.num_output_tokens - self.mean_output_tokens)
+        else:
+            self.waiting.remove(request)
+        request.status = Status.FINISHED
+        del self.requests[request.key]
+
+    def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
+        """End one choice, or all choices, of a request. Unknown ones have ended already: nothing happens."""
+        chosen = [r for key, r in self.requests.items() if (key.connection, key.request_id) == (connection, request_id)]
+        for request in chosen:
+            request.pending_indices = [i for i in request.pending_indices if index is not None and i != index]
+            if index is None or request.key.index == index:
+                self.finish(request)
+                if request.pending_indices:
+                    self.add(self.next_choice(request))
+
+    def abort_connection(self, connection: int) -> None:
+        """End all requests of a server that has gone."""
+        for request in [r for key, r in self.requests.items() if key.connection == connection]:
+            self.finish(request)
+
+    def next_choice(self, request: Request) -> Request:
+        """The first pending choice as a request of its own; it takes the other pending ones over."""
+        index, *others = request.pending_indices
+        request.pending_indices = []
+        return replace(
+            request,
+            key=replace(request.key, index=index),
+            pending_indices=others,
+            status=Status.WAITING,
+            num_placeholders=0,
+            draft_token_ids=[],
+            num_computed_tokens=0,
+            block_tables=[],
+            block_hashes=[],
+            num_free_window_blocks=[],
+            num_indexed_blocks=0,
+            num_scored_tokens=request.num_prompt_tokens,
+        )
+
+    def fork(self, parent: Request) -> None:
+        """Start the pending choices of a request whose prompt is computed; they share its blocks.
+
+        A choice for which there is no room now waits like any other request.
+        """
+        while parent.pending_indices:
+            child = self.next_choice(parent)
+            parent.pending_indices, child.pending_indices = child.pending_indices, []
+            if parent.status is Status.RUNNING and len(self.running) < self._max_num_seqs:
+                self.kv.fork(parent, child)
+                if self.kv.allocate(child, 1):
+                    self.requests[child.key] = child
+                    self._run(child)
+                    continue
+                self.kv.free(child)
+            self.add(child)
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduledStep | None:
+        """Choose the next step; None when nothing can be computed now.
+
+        Advances num_computed_tokens and num_placeholders of the requests chosen, and indexes the blocks that they
+        fill. May preempt.
+        """
+        step = ScheduledStep()
+        num_preemptions = self.counters.num_preemptions
+        decodes, load = self._choose_decodes()
+        budget = self._begin_budget(load)
+        prefills = [r for r in self.running if r.num_new_tokens > 1 and _is_schedulable(r)]
+        if len(prefills) > 1:
+            self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
+        share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
+        for request in list(self.running):
+            if request.status is not Status.RUNNING or request.key in step.keys:
+                continue
+            if request.key in decodes:
+                self._schedule(step, request, 1 + len(request.draft_token_ids))
+            elif request in prefills:
+                self._prefill(step, budget, request, share)
+        if self.counters.num_preemptions == num_preemptions:
+            self._admit_waiting(step, budget)
+        if not step.requests:
+            return None
+        step.blocks = self.kv.take_step_blocks()
+        return step
+
+    def expired(self) -> list[Request]:
+        """Requests that never ran and whose deadline has passed."""
+        now = time.monotonic()
+        return [r for r in self.waiting if r.deadline is not None and r.deadline < now and r.num_cached_tokens is None]
+
+    def _choose_decodes(self) -> tuple[set[RequestKey], StepLoad]:
+        """The requests that compute one token (and their drafts), as many as the token budget holds."""
+        keys: set[RequestKey] = set()
+        load = StepLoad()
+        for request in self.running:
+            num_tokens = 1 + len(request.draft_token_ids)
+            is_decode = request.num_new_tokens == 1 and _is_schedulable(request)
+            if is_decode and load.num_tokens + num_tokens <= self._max_num_batched_tokens:
+                load.add(num_tokens, request.num_computed_tokens)
+                keys.add(request.key)
+        return keys, load
+
+    def _begin_budget(self, decodes: StepLoad) -> StepBudget:
+        self._warning.check(decodes, self.cost.predict(decodes))
+        return StepBudget(
+            self.cost,
+            max_num_tokens=self._max_num_batched_tokens,
+            block_size=self.kv.block_size,
+            target_s=self._target_s,
+            decodes=decodes,
+        )
+
+    def _has_admissible(self) -> bool:
+        """Whether the first waiting request could be admitted, so that running prefills should leave it a share."""
+        return len(self.running) < self._max_num_seqs and any(map(self._is_admissible, self.waiting[:1]))
+
+    def _prefill(self, step: ScheduledStep, budget: StepBudget, request: Request, share: float) -> None:
+        chunk = budget.grant(request.num_new_tokens, request.num_computed_tokens, share)
+        context = request.num_computed_tokens
+        scheduled = self._schedule(step, request, chunk) if chunk else 0
+        if scheduled:
+            budget.charge(scheduled, context)
+
+    def _schedule(self, step: ScheduledStep, request: Request, num_tokens: int) -> int:
+        """Put a running request into the step; returns the tokens it computes, 0 when there is no block for any."""
+        num_tokens = self._make_room(step, request, num_tokens)
+        if num_tokens:
+            self._commit(step, request, num_tokens)
+        return num_tokens
+
+    def _make_room(self, step: ScheduledStep, request: Request, num_tokens: int) -> int:
+        """Allocate for up to num_tokens, preempting younger requests if not even one fits."""
+        while not (fitting := min(num_tokens, self.kv.num_available_tokens(request))) or not self.kv.allocate(
+            request, fitting
+        ):
+            victim = self._victim(step, request)
+            if victim is None:
+                return 0
+            self._preempt(victim)
+            if victim is request:
+                return 0
+        return fitting
+
+    def _victim(self, step: ScheduledStep, asker: Request) -> Request | None:
+        """The youngest request, not older than the asker and never the oldest, that has completed a block."""
+        for request in reversed(self.running[1:]):
+            if self.kv.has_completed_block(request) and request.key not in step.keys:
+                return request
+            if request is asker:
+                break
+        return None
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self.kv.free(request)
+        request.draft_token_ids = []
+        request.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        self.add(request)
+
+    def _commit(self, step: ScheduledStep, request: Request, num_tokens: int) -> None:
+        num_context = request.num_tokens
+        num_drafts = max(0, request.num_computed_tokens + num_tokens - num_context)
+        is_whole = request.num_computed_tokens + num_tokens >= num_context
+        request.draft_token_ids = request.draft_token_ids[:num_drafts]
+        num_rows = 1 + num_drafts if is_whole and request.num_remaining_tokens > 0 else 0
+        step.requests.append(
+            ScheduledRequest(
+                request=request,
+                start=request.num_computed_tokens,
+                num_tokens=num_tokens,
+                num_context_tokens=num_context,
+                draft_token_ids=tuple(request.draft_token_ids),
+                num_placeholders=request.num_placeholders,
+                first_row=step.num_rows,
+                num_rows=num_rows,
+                num_preemptions=request.num_preemptions,
+            )
+        )
+        step.keys.add(request.key)
+        step.load.add(num_tokens, request.num_computed_tokens)
+        step.num_rows += num_rows
+        request.num_computed_tokens += num_tokens
+        request.num_placeholders += num_rows > 0
+        self.kv.index_computed_blocks(request)
+
+    # --- admission ------------------------------------------------------------------------------------------------
+
+    def _admit_waiting(self, step: ScheduledStep, budget: StepBudget) -> None:
+        growth = sum(map(self._expected_growth, self.running))
+        for request in list(self.waiting):
+            if len(self.running) >= self._max_num_seqs or any(r.runs_alone for r in self.running):
+                return
+            if not self._is_admissible(request):
+                continue
+            num_cached = self.kv.find_prefix(request)
+            if self.kv.waits_for_leader(request, num_cached):
+                continue
+            num_tokens = budget.grant(request.num_tokens - num_cached, num_cached)
+            expected = growth + self._expected_growth(request) - num_cached // self.kv.block_size
+            if not num_tokens or (self.running and expected > self.kv.num_free_blocks):
+                return
+            if not self._admit(step, request, num_cached, num_tokens):
+                return
+            budget.charge(num_tokens, num_cached)
+            growth += self._expected_growth(request)
+
+    def _is_admissible(self, request: Request) -> bool:
+        """Whether nothing but room is missing: no id of it is on its way, and a suspect finds the engine empty."""
+        return request.num_placeholders == 0 and not (request.runs_alone and self.running)
+
+    def _admit(self, step: ScheduledStep, request: Request, num_cached: int, num_tokens: int) -> bool:
+        if not self.kv.admit(request, num_cached, num_tokens):
+            return False
+        self.waiting.remove(request)
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_cached
+            request.queue_time_s = time.monotonic() - request.arrival_time
+            self.counters.prompt_tokens += request.num_prompt_tokens
+            self.counters.prefix_cache_queries += request.num_prompt_tokens
+            self.counters.prefix_cache_hits += num_cached
+        self._run(request)
+        self._commit(step, request, num_tokens)
+        return True
+
+    def _run(self, request: Request) -> None:
+        request.status = Status.RUNNING
+        bisect.insort(self.running, request, key=lambda r: r.order)
+
+    def _expected_growth(self, request: Request) -> int:
+        """Blocks that a request is expected to take beyond those of its computed tokens."""
+        expected_output = max(self.mean_output_tokens - request.num_output_tokens, self.kv.block_size)
+        num_tokens = request.num_new_tokens + min(expected_output, request.num_remaining_tokens)
+        return self.kv.num_blocks_for(int(num_tokens))
+
+    def check_integrity(self) -> None:
+        """Assert the invariants of queues, requests and blocks."""
+        self.kv.check_integrity(self.running)
+        assert self.running == sorted(self.running, key=lambda r: r.order)
+        assert self.waiting == sorted(self.waiting, key=lambda r: r.order)
+        assert len(self.running) <= self._max_num_seqs
+        assert {r.key for r in self.running} | {r.key for r in self.waiting} == set(self.requests)
+        assert all(r.status is Status.RUNNING and r.block_tables for r in self.running)
+        assert all(r.status is Status.WAITING and not r.block_tables for r in self.waiting)
+
+
+def _is_schedulable(request: Request) -> bool:
+    """Not while drafts are being verified (how many tokens it has is unknown), nor once it has all its tokens."""
+    is_verifying = bool(request.draft_token_ids) and request.num_placeholders > 0
+    return (
+        request.num_new_tokens > 0
+        and not is_verifying
+        and (request.num_remaining_tokens > 0 or request.num_computed_tokens < request.num_prompt_tokens)
+    )

@@ -1,0 +1,96 @@
+"""Predicts how long a step takes, and how many prefill tokens fit into a time limit.
+
+A linear model over four features of a step (a constant, tokens, KV tokens read, query x context), fitted while the
+engine runs to the times of recent steps: weighted least squares with exponential forgetting, coefficients never
+negative. Times are seconds. Nothing here knows requests.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_FORGETTING = 0.98
+"""Weight of a step one step later: about the last fifty steps count."""
+
+_NUM_FEATURES = 4
+_SCALES = np.array([1.0, 1e2, 1e4, 1e6])
+"""Brings the features to like size, so that the small ridge means the same to each."""
+
+
+@dataclass(slots=True)
+class StepLoad:
+    """What a step computes, as the cost model sees it.
+
+    Attributes:
+        num_tokens: Tokens computed.
+        num_kv_tokens: Cached tokens read, each request's context counted once.
+        query_context: Sum over all computed tokens of the tokens they attend to.
+    """
+
+    num_tokens: int = 0
+    num_kv_tokens: int = 0
+    query_context: int = 0
+
+    def add(self, num_tokens: int, context: int) -> None:
+        """Add a request that computes num_tokens tokens behind `context` computed ones."""
+        self.num_tokens += num_tokens
+        self.num_kv_tokens += context + num_tokens
+        self.query_context += num_tokens * context + num_tokens * (num_tokens + 1) // 2
+
+    def features(self) -> npt.NDArray[np.float64]:
+        """(4,) scaled features."""
+        features: npt.NDArray[np.float64] = (
+            np.array([1, self.num_tokens, self.num_kv_tokens, self.query_context]) / _SCALES
+        )
+        return features
+
+
+class StepCostModel:
+    """Fitted from `observe`; before the first observation it predicts zero, so nothing is limited by it."""
+
+    def __init__(self) -> None:
+        """Start with no observation."""
+        self._gram = np.eye(_NUM_FEATURES) * 1e-9
+        self._moment = np.zeros(_NUM_FEATURES)
+        self._coefficients = np.zeros(_NUM_FEATURES)
+
+    def observe(self, load: StepLoad, seconds: float) -> None:
+        """Take in the time of one step. Relative errors count alike, so short steps are not drowned by long ones."""
+        features = load.features() / max(seconds, 1e-6)
+        self._gram *= _FORGETTING
+        self._moment *= _FORGETTING
+        self._gram += np.outer(features, features)
+        self._moment += features
+        self._coefficients = self._solve()
+
+    def predict(self, load: StepLoad) -> float:
+        """Seconds that such a step takes."""
+        return float(self._coefficients @ load.features())
+
+    def num_tokens_within(self, load: StepLoad, context: int, seconds: float) -> int:
+        """Most tokens of one request, behind `context` computed ones, that fit beside load into `seconds`.
+
+        Solves base + a n + b n^2 <= seconds for n.
+        """
+        per_token, per_kv, per_pair = (float(c) for c in (self._coefficients / _SCALES)[1:])
+        left = seconds - self.predict(load) - per_kv * context
+        a, b = per_token + per_kv + per_pair * context, per_pair / 2
+        if left <= 0:
+            return 0
+        if b > 0:
+            return int((-a + (a * a + 4 * b * left) ** 0.5) / (2 * b))
+        return int(left / a) if a > 0 else 1 << 30
+
+    def _solve(self) -> npt.NDArray[np.float64]:
+        """Least squares with coefficients >= 0: drop the most negative one and solve again (active set)."""
+        active = list(range(_NUM_FEATURES))
+        while active:
+            ridge = 1e-6 * np.diag(np.diag(self._gram)[active]) + 1e-12 * np.eye(len(active))
+            solution = np.linalg.solve(self._gram[np.ix_(active, active)] + ridge, self._moment[active])
+            if solution.min() >= 0:
+                coefficients = np.zeros(_NUM_FEATURES)
+                coefficients[active] = solution
+                return coefficients
+            active.pop(int(solution.argmin()))
+        return np.zeros(_NUM_FEATURES)

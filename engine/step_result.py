@@ -1,0 +1,20 @@
+"""What a step brings back from the device, as plain host values. The runner makes it; the collector reads it."""
+
+from dataclasses import dataclass
+
+from engine.protocol import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results in the order of the batch.
+
+    Attributes:
+        token_ids: Sampled id of every row.
+        logprobs: By row, for the rows that asked.
+        scores: One entry per scored prompt position.
+    """
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs]
+    scores: list[TokenLogprobs]
