@@ -1,0 +1,81 @@
+"""Log-probabilities of ids that were sampled, or of prompt ids that are scored, and their best alternatives.
+
+Owns the way from a row of logits to `TokenLogprobs`. They are always of the model's own distribution: before
+penalties, bans and temperature. Only `token_logprobs` waits for the device.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import Ints, ScoreBatch
+from engine.protocol import TokenLogprobs
+from engine.sampling import chunks
+from engine.sampling.transfer import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """Log-probabilities of n tokens, still on the device; what the host knows of them is in arrays.
+
+    Attributes:
+        rows: (n,) host, row that entry i belongs to, rising.
+        num_logprobs: (n,) host, alternatives that entry i asked for.
+        logprobs: (n,) float32, of the tokens themselves.
+        top_ids: (n, max_num_logprobs) int64, most probable first, the lower id first among equals.
+        top_logprobs: (n, max_num_logprobs) float32.
+    """
+
+    rows: Ints
+    num_logprobs: Ints
+    logprobs: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+
+def score(logits: Tensor, scores: ScoreBatch) -> LogprobTensors:
+    """Log-probabilities of prompt tokens.
+
+    Args:
+        logits: (num_scores, vocab_size) float32, the model's own; not changed.
+        scores: One entry per row of logits: the whole step's or a slice of it.
+    """
+    target_ids = to_device(scores.target_ids, logits.device)
+    return pick(torch.log_softmax(logits, -1), target_ids, np.arange(len(logits)), scores.num_logprobs)
+
+
+def pick(all_logprobs: Tensor, token_ids: Tensor, rows: Ints, num_logprobs: Ints) -> LogprobTensors:
+    """What to report out of whole rows of log-probabilities.
+
+    Args:
+        all_logprobs: (n, vocab_size) float32.
+        token_ids: (n,) int64 on the device.
+        rows: (n,) row that each entry belongs to.
+        num_logprobs: (n,) alternatives asked for, >= 0; more than vocab_size gives vocab_size.
+    """
+    width = min(int(num_logprobs.max(initial=0)), all_logprobs.shape[-1])
+    if width:
+        top_logprobs, top_ids = chunks.top_k(all_logprobs, width)
+    else:
+        top_logprobs, top_ids = all_logprobs.new_empty(len(rows), 0), token_ids.new_empty(len(rows), 0)
+    return LogprobTensors(
+        rows=rows,
+        num_logprobs=num_logprobs,
+        logprobs=all_logprobs.gather(-1, token_ids[:, None])[:, 0],
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+    )
+
+
+def token_logprobs(tensors: LogprobTensors) -> list[TokenLogprobs]:
+    """The entries as messages, in the order of `tensors.rows`. Waits for the device."""
+    entries = zip(
+        tensors.num_logprobs.tolist(),
+        tensors.logprobs.tolist(),
+        tensors.top_ids.tolist(),
+        tensors.top_logprobs.tolist(),
+        strict=True,
+    )
+    return [TokenLogprobs(logprob, ids[:count], values[:count]) for count, logprob, ids, values in entries]

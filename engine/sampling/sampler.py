@@ -1,0 +1,104 @@
+"""Logits to ids.
+
+Owns the order in which a row's parameters act and the promise that a row is sampled alone: its id and its
+log-probabilities are the same, bit for bit, whatever other rows share the step. Draws no random numbers (each row
+brings its own) and never waits for the device.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import Floats, Ints, SamplingBatch
+from engine.sampling import chunks, filters
+from engine.sampling.logits_processors import edit_logits
+from engine.sampling.logprobs import LogprobTensors, pick
+from engine.sampling.transfer import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """What a step sampled, still on the device.
+
+    Attributes:
+        token_ids: (num_rows,) int64.
+        logprobs: Of the rows that ask for them; None when none does.
+    """
+
+    token_ids: Tensor
+    logprobs: LogprobTensors | None
+
+
+def sample(logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor | None) -> SampleResult:
+    """Pick one id for every row.
+
+    1. Log-probabilities of the rows that ask, from the logits as the model gave them.
+    2. Penalties, then bias, allowed ids and bans (`edit_logits`).
+    3. Rows of temperature 0: the most probable id, the lowest of equals. Done.
+    4. Temperature.
+    5. min-p and top-k, each of the distribution after 4.
+    6. top-p, of what 5 left.
+    7. Inverse CDF in vocabulary order with the row's uniform number.
+
+    Filters keep ids that tie with the last one they keep. When everything is banned the row yields the lowest id.
+
+    Args:
+        logits: (num_rows, vocab_size) float32; overwritten.
+        batch: How each row is sampled.
+        previous_token_ids: (num_previous_rows,) int64, what the previous step sampled; None when nothing needs it.
+    """
+    reporting = np.flatnonzero(batch.num_logprobs >= 0)
+    all_logprobs = torch.log_softmax(filters.select_rows(logits, reporting), -1) if len(reporting) else None
+    edit_logits(logits, batch, previous_token_ids)
+    token_ids = _pick_ids(logits, batch)
+    if all_logprobs is None:
+        return SampleResult(token_ids, None)
+    reported_ids = filters.select_rows(token_ids, reporting)
+    return SampleResult(token_ids, pick(all_logprobs, reported_ids, reporting, batch.num_logprobs[reporting]))
+
+
+def _pick_ids(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """Steps 3 to 7. Rows are split by what they need, so that none pays for another's parameters."""
+    is_random = batch.temperatures > 0
+    is_filtered = is_random & (
+        ((batch.top_ks > 0) & (batch.top_ks < logits.shape[-1])) | (batch.top_ps < 1) | (batch.min_ps > 0)
+    )
+    greedy, plain, filtered = map(np.flatnonzero, (~is_random, is_random & ~is_filtered, is_filtered))
+    groups: list[tuple[Ints, Tensor]] = []
+    if len(greedy):
+        groups.append((greedy, chunks.argmax(filters.select_rows(logits, greedy))))
+    for rows in (plain, filtered):
+        if len(rows):
+            groups.append((rows, _draw(filters.select_rows(logits, rows), batch, rows)))
+    if len(groups) == 1:
+        return groups[0][1]
+    token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    for rows, ids in groups:
+        token_ids.index_copy_(0, to_device(rows, logits.device), ids)
+    return token_ids
+
+
+def _draw(logits: Tensor, batch: SamplingBatch, rows: Ints) -> Tensor:
+    """Steps 4 to 7 for the given rows of the batch; logits are theirs alone and are overwritten."""
+
+    def column(values: Floats) -> Tensor:
+        return to_device(values[rows], logits.device)[:, None]
+
+    best = chunks.argmax(logits)[:, None]
+    # The lower bound keeps rows where everything is banned from -inf - -inf = NaN.
+    maxima = logits.gather(-1, best).clamp(min=torch.finfo(torch.float32).min)  # (num_rows, 1)
+    top_ks, top_ps, min_ps = batch.top_ks[rows], batch.top_ps[rows], batch.min_ps[rows]
+    kept = None
+    if top_ks.any() or min_ps.any():
+        floors = filters.logit_floors(logits, maxima, batch.temperatures[rows], top_ks, min_ps)
+        kept = filters.at_least(logits, floors)
+    # Relative to the largest logit first, so that no temperature overflows; in place, for the sake of the CPU.
+    weights = logits.sub_(maxima).div_(column(batch.temperatures)).exp_()
+    if kept is not None:
+        weights.mul_(kept)
+    weights.scatter_(-1, best, 1.0)  # true already, but where everything is banned
+    if (top_ps < 1).any():
+        weights.mul_(filters.at_least(weights, filters.nucleus_floors(weights, top_ps)))
+    return chunks.draw(weights, column(batch.uniforms)[:, 0])
