@@ -136,11 +136,16 @@ class SocketEngineClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnect; the engine aborts what still runs on this connection."""
-        assert self._connecting is not None
-        self._connecting.cancel()
-        await asyncio.wait([self._connecting])
+        """Disconnect, and give the status page back."""
+        await self.disconnect()
         self._page.close()
+
+    async def disconnect(self) -> None:
+        """Leave the engine for good: what still runs fails as if it had died, and it aborts that. Idempotent."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+            self._connecting = None
 
     @property
     def info(self) -> EngineInfo | None:
@@ -272,9 +277,11 @@ class _Mailbox:
 
     def fail(self) -> None:
         """The engine went away: before it accepted, or while the request ran."""
-        self._error = EngineDiedError("the engine died while the request ran")
+        self._error = EngineDiedError("the connection to the engine ended while the request ran")
         if not self.accepted.done():
-            self.accepted.set_exception(EngineUnavailableError("the engine died before it took the request in"))
+            self.accepted.set_exception(
+                EngineUnavailableError("the connection to the engine ended before it took the request in")
+            )
         self._wake()
 
     def _wake(self) -> None:

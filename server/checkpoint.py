@@ -1,0 +1,65 @@
+"""Where the weights lie: turns MODEL into a local folder, downloading from the hub when it is no folder.
+
+Fetches only what is read: configuration, tokenizer, chat template and safetensors, never code or pickles. What was
+downloaded once serves without a network. Checks no more than that there is a checkpoint; the engine reads it.
+"""
+
+import pathlib
+import re
+
+from server.settings import StartError
+
+DEMO_MODEL = pathlib.Path(__file__).parent / "demo_model"
+DEMO_NAME = "weft-demo"
+PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
+"""Files that are fetched from the hub, those in folders inside the repository left out."""
+
+
+def resolve(model: str | None) -> pathlib.Path:
+    """The checkpoint folder, absolute.
+
+    Args:
+        model: A local folder, a hub id, or None for the demo model of the package.
+
+    Raises:
+        StartError: There is no such folder, or it is not a checkpoint, or the hub does not give it.
+    """
+    if model is None:
+        return _check(DEMO_MODEL)
+    folder = pathlib.Path(model).expanduser()
+    if folder.is_dir():
+        return _check(folder.resolve())
+    if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", model, re.ASCII):
+        raise StartError(f"model: no such folder: {model}")
+    return _check(_download(model))
+
+
+def served_name(model: str | None) -> str:
+    """What the model is called in the API when no name was set: hub id as it is, folder by its own name."""
+    if model is None:
+        return DEMO_NAME
+    folder = pathlib.Path(model).expanduser()
+    return folder.resolve().name if folder.is_dir() else model
+
+
+def _check(folder: pathlib.Path) -> pathlib.Path:
+    if not (folder / "config.json").is_file():
+        raise StartError(f"model: no config.json in {folder}")
+    return folder
+
+
+def _download(model: str) -> pathlib.Path:
+    from huggingface_hub import snapshot_download  # slow to import, and needed only here
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return pathlib.Path(snapshot_download(model, allow_patterns=PATTERNS, ignore_patterns=["*/*"]))
+    except GatedRepoError:
+        fault = "the hub asks for permission: accept its terms there and set HF_TOKEN"
+    except RepositoryNotFoundError:
+        fault = "no such model on the hub, or it is private (set HF_TOKEN)"
+    except LocalEntryNotFoundError:
+        fault = "no such folder, not in the cache, and the hub cannot be reached"
+    except (HfHubHTTPError, OSError) as error:
+        fault = f"download failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    raise StartError(f"model: {model}: {fault}")

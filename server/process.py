@@ -1,0 +1,130 @@
+"""A server process: `python -m server.process RUNTIME_DIR LISTEN_FD`, started by the supervisor.
+
+Owns the event loop, uvicorn on the inherited socket, the connection to the engine, and the drain: on SIGTERM new
+requests are refused (by the app, which reads `Lifecycle.draining`), running ones go on to their end; after
+drain_timeout_s their connection to the engine ends, which clients are told; then the process exits with 0. A second
+SIGTERM cuts at once. Exit code 2 when the checkpoint's tokenizer cannot be read.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pathlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+
+import uvicorn
+import uvloop
+
+from server import logs
+from server.app import create_app
+from server.engine_client import SocketEngineClient
+from server.lifecycle import Lifecycle
+from server.settings import Settings, StartError
+from server.supervisor import EXIT_CANNOT_START, SETTINGS_NAME, ready_file
+from server.tokenizer import Tokenizer
+
+KEEP_ALIVE_S = 65
+"""Longer than the idle time after which clients and load balancers usually close a connection: they close first."""
+CUT_S = 1
+"""Seconds for the last words of requests that were cut."""
+
+logger = logging.getLogger("weft.server")
+
+
+def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
+    """Serve until SIGTERM; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the supervisor decides
+    settings = Settings.model_validate_json((runtime_dir / SETTINGS_NAME).read_bytes())
+    logs.configure(settings.log_format, "server")
+    assert settings.model is not None, "the supervisor fills it in"
+    try:
+        tokenizer = Tokenizer.load(pathlib.Path(settings.model))
+    except (OSError, ValueError, StartError) as error:
+        print(f"weft: error: tokenizer of {settings.model}: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    listener = socket.socket(fileno=listen_fd)
+    uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))
+    return 0
+
+
+async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.Path, listener: socket.socket) -> None:
+    async with SocketEngineClient(runtime_dir) as engine_client:
+        app = create_app(engine_client, tokenizer, settings)
+        server = HttpServer(app, on_started=ready_file(runtime_dir, os.getpid()).touch)
+        drain = Drain(server, app.state.lifecycle, engine_client, settings.drain_timeout_s)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.on_signal)
+        await server.serve(sockets=[listener])
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, which tells when it accepts, and which leaves signals alone.
+
+    Its own handler would stop at the first signal, and sse-starlette ends every stream when it sees that handler
+    called; here only `should_exit` stops it, once the requests are through.
+    """
+
+    def __init__(self, app: Callable[..., object], on_started: Callable[[], None]) -> None:
+        """Configure uvicorn for app; on_started is called once connections are accepted."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=CUT_S,
+            )
+        )
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept."""
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Capture none."""
+        yield
+
+
+class Drain:
+    """The way to the end of a server process; owned by its event loop."""
+
+    def __init__(
+        self, server: uvicorn.Server, lifecycle: Lifecycle, engine_client: SocketEngineClient, timeout_s: float
+    ) -> None:
+        """Take note; nothing happens before the first signal."""
+        self._server = server
+        self._lifecycle = lifecycle
+        self._engine_client = engine_client
+        self._timeout_s = timeout_s
+        self._task: asyncio.Task[None] | None = None  # None: no signal yet
+
+    def on_signal(self) -> None:
+        """First signal: refuse what is new and wait for the rest. Second: cut."""
+        if self._task is None:
+            self._lifecycle.draining = True
+            self._task = asyncio.create_task(self._finish())
+        else:
+            self._server.force_exit = True
+            self._server.should_exit = True
+
+    async def _finish(self) -> None:
+        if not await self._lifecycle.wait_idle(self._timeout_s):
+            num_cut = self._lifecycle.num_active
+            logger.warning("Cutting requests that did not finish in time", extra={"num_requests": num_cut})
+            await self._engine_client.disconnect()
+            await self._lifecycle.wait_idle(CUT_S)
+        self._server.should_exit = True
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,247 @@
+"""`weft serve`: the process that starts, restarts and ends all others.
+
+Owns the listening socket, the runtime directory, one engine process and N server processes. Life, in this order:
+
+1. The runtime directory is made and holds engine.json (for the engine) and settings.json (for the servers; secrets).
+2. The socket is bound. Servers inherit it, so the port stays open while one of them is replaced.
+3. All children start at once: servers answer 503 while the engine loads.
+4. Whatever dies is restarted. Exit code 2 of a child before everything was ready once means that it never will be:
+   everything ends with exit code 2, and the child has said why.
+5. The first SIGTERM or SIGINT drains: servers finish their requests and exit, then the engine is ended. Exit code 0;
+   a second signal ends everything at once, exit code 1.
+
+Signals are blocked and waited for, so that no handler runs between two lines and an idle supervisor sleeps.
+Imports neither the tensor library nor the web framework. Serves no request itself.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+from prometheus_client import multiprocess
+
+from engine.protocol import OPTIONS_NAME, SOCKET_NAME, STATUS_NAME
+from engine.status_page import StatusPage
+from server.child import Child, python_command, python_environment
+from server.settings import Settings, StartError, engine_options
+
+SETTINGS_NAME = "settings.json"
+METRICS_NAME = "metrics"
+"""File and folder in the runtime directory, next to those that the engine knows."""
+
+EXIT_FORCED = 1
+EXIT_CANNOT_START = 2
+DRAIN_MARGIN_S = 5.0
+"""Servers end by themselves after drain_timeout_s; after this much longer they are ended."""
+
+_POLL_S = 0.05
+_MAX_SOCKET_PATH = 107  # sun_path, less the closing zero
+_STOP = {signal.SIGTERM, signal.SIGINT}
+_AWAITED = _STOP | {signal.SIGCHLD}
+
+logger = logging.getLogger("weft.supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """How the children are started; the runtime directory, and for servers the socket's number, are appended."""
+
+    engine: Sequence[str] = tuple(python_command("engine.process"))
+    server: Sequence[str] = tuple(python_command("server.process"))
+
+
+def ready_file(runtime_dir: pathlib.Path, pid: int) -> pathlib.Path:
+    """The file with which the server process pid says that it accepts connections."""
+    return runtime_dir / f"server.{pid}.ready"
+
+
+def run(settings: Settings, model: pathlib.Path, commands: Commands | None = None) -> int:
+    """Serve until a signal says otherwise; to be called on the main thread of a process of its own.
+
+    Args:
+        settings: With `served_model_name` filled in.
+        model: The resolved checkpoint folder.
+        commands: Other programs to run as children, in tests.
+
+    Returns:
+        The exit code: 0 after a drain, 1 after a forced end, 2 when a child cannot start.
+
+    Raises:
+        StartError: The address cannot be listened on.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited SIG_IGN would reap the children
+    with runtime_directory() as runtime_dir, listen(settings.host, settings.port) as listener:
+        write_options(runtime_dir, settings, model)
+        return Supervisor(settings, runtime_dir, listener, commands or Commands()).run()
+
+
+@contextlib.contextmanager
+def runtime_directory() -> Iterator[pathlib.Path]:
+    """A fresh folder for this user alone, with a path short enough for a socket; removed at the end."""
+    parent = os.environ.get("XDG_RUNTIME_DIR", "")
+    too_long = len(f"{parent}/weft-12345678/{SOCKET_NAME}".encode()) > _MAX_SOCKET_PATH
+    if too_long or not os.access(parent, os.W_OK | os.X_OK):
+        parent = "/tmp"
+    path = pathlib.Path(tempfile.mkdtemp(prefix="weft-", dir=parent))  # mode 700
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write_options(runtime_dir: pathlib.Path, settings: Settings, model: pathlib.Path) -> None:
+    """Write what the children read, for this user's eyes only."""
+    resolved = settings.model_copy(update={"model": str(model)})
+    options = msgspec.json.encode(engine_options(settings, model))
+    (runtime_dir / METRICS_NAME).mkdir(mode=0o700)
+    for name, content in ((OPTIONS_NAME, options), (SETTINGS_NAME, resolved.model_dump_json().encode())):
+        (runtime_dir / name).touch(mode=0o600)
+        (runtime_dir / name).write_bytes(content)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind the socket that the servers accept on.
+
+    Raises:
+        StartError: The port is taken, or the address is none of this machine.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server((str(address[0]), port), family=family, backlog=2048)
+    except OSError as error:
+        fault = (error.strerror or str(error)).lower()
+        raise StartError(f"cannot listen on {host} port {port}: {fault} (--host, --port)") from None
+
+
+class Supervisor:
+    """The children and the loop over them."""
+
+    def __init__(
+        self, settings: Settings, runtime_dir: pathlib.Path, listener: socket.socket, commands: Commands
+    ) -> None:
+        """Take note; nothing runs yet. Expects _AWAITED to be blocked."""
+        self._settings = settings
+        self._runtime_dir = runtime_dir
+        self._listener = listener
+        self._page = StatusPage(runtime_dir / STATUS_NAME)
+        self._metrics_dir = runtime_dir / METRICS_NAME
+        environment = python_environment({"PROMETHEUS_MULTIPROC_DIR": str(self._metrics_dir)})
+        fd = listener.fileno()
+        self._engine = Child("engine", [*commands.engine, str(runtime_dir)], environment)
+        self._servers = [
+            Child(f"server {i}", [*commands.server, str(runtime_dir), str(fd)], environment, pass_fds=(fd,))
+            for i in range(settings.server_processes)
+        ]
+        self._children = [self._engine, *self._servers]
+        self._is_ready = False
+        self._was_ready = False
+
+    def run(self) -> int:
+        """Run the children until a signal or a fatal exit; returns the exit code. No child outlives it."""
+        try:
+            while True:
+                self._start_due()
+                signum = _wait(self._next_wait_s())
+                if signum in _STOP:
+                    return self._drain()
+                for child in self._children:
+                    if (code := child.reap()) is not None and self._ended(child, code):
+                        return EXIT_CANNOT_START
+                self._watch_readiness()
+        finally:
+            for child in self._children:
+                child.kill()
+            self._page.close()
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for child in self._children:
+            if child.due_time is not None and child.due_time <= now:
+                child.start()
+
+    def _next_wait_s(self) -> float | None:
+        """How long to sleep if no signal comes; None is for ever, once all runs and is ready."""
+        waits = [max(child.due_time - time.monotonic(), 0.0) for child in self._children if child.due_time is not None]
+        if not self._is_ready:
+            waits.append(_POLL_S)
+        return min(waits, default=None)
+
+    def _ended(self, child: Child, code: int) -> bool:
+        """Tidy up after a child; True when there is no use in starting it again."""
+        self._is_ready = False
+        if child is self._engine:
+            self._mark_engine_dead()
+        if code == EXIT_CANNOT_START and not self._was_ready:
+            return True
+        delay_s = max((child.due_time or 0.0) - time.monotonic(), 0.0)
+        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        logger.error("The %s process %s; restarting it", child.name, ending, extra={"delay_s": round(delay_s, 1)})
+        return False
+
+    def _mark_engine_dead(self) -> None:
+        """The page outlives its writer: say for it that nothing is served, until the next engine writes."""
+        gone = {
+            "is_ready": 0,
+            "has_work": 0,
+            "num_requests_running": 0,
+            "num_requests_waiting": 0,
+            "num_used_blocks": 0,
+        }
+        self._page.write(replace(self._page.read(), **gone))
+
+    def _watch_readiness(self) -> None:
+        """Tidy up after dead servers, and say so once everything serves."""
+        pids = {child.pid for child in self._servers}
+        num_ready = 0
+        for file in self._runtime_dir.glob("server.*.ready"):
+            pid = int(file.name.split(".")[1])
+            if pid in pids:
+                num_ready += 1
+            else:
+                file.unlink()
+                multiprocess.mark_process_dead(pid, str(self._metrics_dir))  # type: ignore[no-untyped-call]
+        if not self._is_ready and num_ready == len(self._servers) and self._page.read().is_ready:
+            self._is_ready = self._was_ready = True
+            logger.info("Serving %s at %s", self._settings.served_model_name[0], self._url())
+
+    def _url(self) -> str:
+        port = self._listener.getsockname()[1]
+        host = self._settings.host
+        return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+    def _drain(self) -> int:
+        """Let the servers finish what they have; returns the exit code."""
+        logger.info("Draining: new requests are refused, running ones finish; a second signal ends them")
+        self._listener.close()  # the servers hold it as long as they refuse; then the port is closed
+        for child in self._servers:
+            child.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + self._settings.drain_timeout_s + DRAIN_MARGIN_S
+        while any(child.pid is not None for child in self._servers):
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                logger.error("Servers did not end in time; ending them")
+                break
+            if _wait(remaining_s) in _STOP:
+                logger.warning("Forced to end; running requests are cut")
+                return EXIT_FORCED
+            for child in self._children:
+                child.reap()
+        return 0
+
+
+def _wait(timeout_s: float | None) -> int | None:
+    """Sleep until one of the awaited signals comes; None after timeout_s."""
+    if timeout_s is None:
+        return signal.sigwaitinfo(_AWAITED).si_signo
+    info = signal.sigtimedwait(_AWAITED, timeout_s)
+    return info.si_signo if info else None
