@@ -59,55 +59,69 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str | None = Field(
-        None, description="Checkpoint: a local folder in Hugging Face layout or a hub id; the demo model if not given."
+        default=None,
+        description="Checkpoint: a local folder in Hugging Face layout or a hub id; the demo model if not given.",
     )
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     served_model_name: Names = Field(
-        (), description="Name of the model in the API; repeat it for aliases. Without it, the hub id or folder name."
+        default=(),
+        description="Name of the model in the API; repeat it for aliases. Without it, the hub id or folder name.",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="Type of weights and activations; auto follows the checkpoint and the device."
+        default="auto", description="Type of weights and activations; auto follows the checkpoint and the device."
     )
     max_model_len: int | None = Field(
-        None, ge=1, description="Most tokens of prompt and output together; what the checkpoint says if not given."
+        default=None,
+        ge=1,
+        description="Most tokens of prompt and output together; what the checkpoint says if not given.",
     )
     max_num_seqs: int | None = Field(
-        None, ge=1, description="Most requests that run at once; chosen by device if not given."
+        default=None, ge=1, description="Most requests that run at once; chosen by device if not given."
     )
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="Most tokens in one step; chosen by device if not given."
+        default=None, ge=1, description="Most tokens in one step; chosen by device if not given."
     )
     kv_cache_memory: Size | None = Field(
-        None, description="Memory for the KV cache (4GiB, 512MB, bytes); a share of what is free if not given."
+        default=None, description="Memory for the KV cache (4GiB, 512MB, bytes); a share of what is free if not given."
     )
-    block_size: int = Field(16, ge=1, le=1024, description="Tokens in a block of the KV cache.")
-    prefix_caching: bool = Field(True, description="Whether requests share the blocks of equal prefixes.")
-    load_format: Literal["auto", "dummy"] = Field("auto", description="How weights load; dummy makes random ones.")
+    block_size: int = Field(default=16, ge=1, le=1024, description="Tokens in a block of the KV cache.")
+    prefix_caching: bool = Field(default=True, description="Let requests share the blocks of equal prefixes.")
+    load_format: Literal["auto", "dummy"] = Field(
+        default="auto", description="How weights load; dummy makes random ones."
+    )
     itl_target_ms: float = Field(
-        250.0, gt=0, description="Milliseconds between two tokens of a stream that prefill of others may cost at most."
+        default=250.0,
+        gt=0,
+        description="Milliseconds between two tokens of a stream that prefill of others may cost at most.",
     )
     api_key: Names = Field(
-        (), repr=False, description="Key that clients must send; repeat it for several. Without it, everybody may ask."
+        default=(),
+        repr=False,
+        description="Key that clients must send; repeat it for several. Without it, everybody may ask.",
     )
-    server_processes: int = Field(1, ge=1, le=64, description="Processes that speak HTTP.")
-    log_format: Literal["text", "json"] = Field("text", description="How log lines look.")
+    server_processes: int = Field(default=1, ge=1, le=64, description="Processes that speak HTTP.")
+    log_format: Literal["text", "json"] = Field(default="text", description="How log lines look.")
     strict_params: bool = Field(
-        False, description="Refuse unknown request fields with 400 instead of naming them in x-ignored-params."
+        default=False, description="Refuse unknown request fields with 400 instead of naming them in x-ignored-params."
     )
-    any_model_name: bool = Field(False, description="Answer to any model name in requests.")
-    max_n: int = Field(32, ge=1, le=1024, description="Most choices (n, best_of) of one request.")
-    max_num_waiting: int = Field(1024, ge=1, description="Most requests that wait; beyond it the answer is 503.")
-    max_body_bytes: Size = Field(32 << 20, description="Longest request body; beyond it the answer is 413.")
+    any_model_name: bool = Field(default=False, description="Answer to any model name in requests.")
+    max_n: int = Field(default=32, ge=1, le=1024, description="Most choices (n, best_of) of one request.")
+    max_num_waiting: int = Field(
+        default=1024, ge=1, description="Most requests that wait; beyond it the answer is 503."
+    )
+    max_body_bytes: Size = Field(default=32 << 20, description="Longest request body; beyond it the answer is 413.")
     drain_timeout_s: float = Field(
-        30.0, ge=0, description="Seconds that running requests may take to finish after SIGTERM."
+        default=30.0, ge=0, description="Seconds that running requests may take to finish after SIGTERM."
     )
-    metrics_auth: bool = Field(False, description="Whether /metrics asks for an API key, too.")
+    metrics_auth: bool = Field(default=False, description="Whether /metrics asks for an API key, too.")
     stall_timeout_s: float = Field(
-        120.0, gt=0, description="Seconds without progress, with work at hand, after which /health says 503."
+        default=120.0, gt=0, description="Seconds without progress, with work at hand, after which /health says 503."
     )
-    sse_ping_s: float = Field(15.0, ge=0, description="Seconds between keep-alive comments in a stream; 0 for none.")
+    sse_ping_s: float = Field(
+        default=15.0, ge=0, description="Seconds between keep-alive comments in a stream; 0 for none."
+    )
 
 
 FLAGS = (

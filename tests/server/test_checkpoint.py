@@ -1,0 +1,69 @@
+import pathlib
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils._paths import filter_repo_objects
+
+from server import checkpoint
+from server.settings import StartError
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "my-model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def test_folder_is_made_absolute(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert checkpoint.resolve("my-model") == folder
+    assert checkpoint.served_name("./my-model") == "my-model"
+
+
+def test_default_is_the_demo_model() -> None:
+    assert checkpoint.served_name(None) == "weft-demo"
+    assert checkpoint.DEMO_MODEL.parent == pathlib.Path(checkpoint.__file__).parent
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./none", "none/", "a/b/c", "-x"])
+def test_missing_folder_is_not_looked_for_on_the_hub(model: str) -> None:
+    with pytest.raises(StartError, match=f"^model: no such folder: {model}$"):
+        checkpoint.resolve(model)
+
+
+def test_folder_without_config_is_no_checkpoint(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(StartError, match=r"^model: no config.json in "):
+        checkpoint.resolve(str(tmp_path))
+
+
+def test_hub_id_is_downloaded_without_code(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+
+    def download(repo_id: str, **options: object) -> str:
+        asked.update(options, repo_id=repo_id)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert checkpoint.resolve("org/name") == folder
+    assert checkpoint.served_name("org/name") == "org/name"
+    assert asked["repo_id"] == "org/name"
+    files = ["config.json", "a.safetensors", "chat_template.jinja", "pytorch_model.bin", "modeling.py", "x/config.json"]
+    kept = filter_repo_objects(
+        files,
+        allow_patterns=asked["allow_patterns"],  # type: ignore[arg-type]
+        ignore_patterns=asked["ignore_patterns"],  # type: ignore[arg-type]
+    )
+    assert list(kept) == files[:3]
+
+
+def test_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(repo_id: str, **_: object) -> str:
+        raise LocalEntryNotFoundError("several\nlines")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(StartError) as caught:
+        checkpoint.resolve("org/name")
+    assert str(caught.value) == "model: org/name: no such folder, not in the cache, and the hub cannot be reached"

@@ -1,0 +1,78 @@
+"""The `weft` command as a user runs it: in a process of its own."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from server.settings import FLAGS, flag_name
+
+
+def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_")}
+    command = [sys.executable, "-m", "server.cli", *arguments]
+    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=60)
+
+
+def test_config_shows_where_each_value_came_from(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "weft.yaml"
+    file.write_text("max_n: 4\nport: 1\n")
+    done = weft("config", "/m", "--port", "9", "--config", str(file), "--no-prefix-caching", WEFT_API_KEY="hidden")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines()}
+    assert rows["model"] == "/m MODEL"
+    assert rows["port"] == "9 --port"
+    assert rows["max_n"] == f"4 {file}:1"
+    assert rows["prefix_caching"] == "false --no-prefix-caching"
+    assert rows["api_key"] == "1 set, not shown WEFT_API_KEY"
+    assert "hidden" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("config", "--prot", "1"), "No such option: --prot"),
+        (("config", "--port", "x"), "--port: input should be a valid integer"),
+        (("serve", "--strict-params"), "No such option: --strict-params"),
+        (("serve", "/no/such/model"), "model: no such folder: /no/such/model"),
+        (("plan", "/no/such/model"), "model: no such folder: /no/such/model"),
+        (("sing",), "No such command 'sing'"),
+    ],
+)
+def test_fault_is_one_line_and_exit_code_2(arguments: tuple[str, ...], fault: str) -> None:
+    done = weft(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"weft: error: {fault}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_taken_port_is_one_line_and_exit_code_2(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = weft("serve", str(tmp_path), "--port", str(port))
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"weft: error: cannot listen on 127.0.0.1 port {port}: address already in use (--host, --port)\n"
+    )
+
+
+def test_help_names_every_flag_and_version_is_short() -> None:
+    text = weft("serve", "--help").stdout
+    assert all(f" {flag_name(name)} " in text for name in FLAGS)
+    assert " --config " in text
+    assert weft("--version").stdout.startswith("weft ")
+    assert "serve" in weft().stdout
+
+
+def test_command_line_imports_neither_tensors_nor_the_web() -> None:
+    code = (
+        "import sys, server.cli, server.supervisor, server.checkpoint\n"
+        "print([m for m in ('torch', 'transformers', 'fastapi', 'uvicorn') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"

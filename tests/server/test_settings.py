@@ -1,0 +1,112 @@
+import pathlib
+
+import pytest
+
+from server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
+
+
+def write(folder: pathlib.Path, text: str) -> pathlib.Path:
+    path = folder / "weft.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: pathlib.Path) -> None:
+    config = write(tmp_path, "port: 1\nhost: file\ndevice: cuda\n")
+    resolved = resolve({"port": "3"}, {"WEFT_PORT": "2", "WEFT_HOST": "env", "PATH": "/bin"}, config)
+    settings, origins = resolved.settings, resolved.origins
+    assert (settings.port, origins["port"]) == (3, "--port")
+    assert (settings.host, origins["host"]) == ("env", "WEFT_HOST")
+    assert (settings.device, origins["device"]) == ("cuda", f"{config}:3")
+    assert (settings.dtype, origins["dtype"]) == ("auto", "default")
+
+
+def test_file_may_be_named_by_the_environment_and_use_dashes(tmp_path: pathlib.Path) -> None:
+    config = write(tmp_path, "# comment\nmax-model-len: 64\nstrict_params: true\nkv_cache_memory: 2GiB\nhost:\n")
+    settings = resolve({}, {"WEFT_CONFIG": str(config)}).settings
+    assert (settings.max_model_len, settings.strict_params, settings.kv_cache_memory) == (64, True, 2 << 30)
+    assert settings.host == "127.0.0.1"  # a key without a value is not set
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("4GiB", 4 << 30), ("512MB", 512_000_000), ("1.5 KiB", 1536), ("123", 123), ("7b", 7), ("2gb", 2 * 10**9)],
+)
+def test_sizes(text: str, num_bytes: int) -> None:
+    assert resolve({"kv_cache_memory": text}, {}).settings.kv_cache_memory == num_bytes
+
+
+def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
+    assert resolve({"api_key": ["a,b", "c"]}, {}).settings.api_key == ("a,b", "c")
+    assert resolve({}, {"WEFT_API_KEY": "a, b"}).settings.api_key == ("a", "b")
+    assert resolve({}, {"WEFT_API_KEY": ""}).settings.api_key == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "message"),
+    [
+        ({"port": "70000"}, {}, "--port: input should be less than or equal to 65535, got '70000'"),
+        ({"device": "gpu"}, {}, "--device: input should be 'auto', 'cpu' or 'cuda', got 'gpu'"),
+        ({}, {"WEFT_MAX_N": "0"}, "WEFT_MAX_N: input should be greater than or equal to 1, got '0'"),
+        ({}, {"WEFT_PROT": "1"}, "WEFT_PROT: no such setting (did you mean WEFT_PORT?)"),
+        ({}, {"WEFT_QQQQQQ": ""}, "WEFT_QQQQQQ: no such setting"),
+        ({"api_key": [""]}, {}, "--api-key: input should not be empty"),
+        (
+            {"kv_cache_memory": "4 bananas"},
+            {},
+            "--kv-cache-memory: input should be a size such as 4GiB, 512MB or a number of bytes, got '4 bananas'",
+        ),
+    ],
+)
+def test_fault_names_where_and_what(flags: dict[str, object], environ: dict[str, str], message: str) -> None:
+    with pytest.raises(StartError) as caught:
+        resolve(flags, environ)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("host: a\nprot: 1\n", "{}:2: no such setting: prot (did you mean port?)"),
+        ("port: many\n", "{}:1: input should be a valid integer, unable to parse string as an integer, got 'many'"),
+        ("- a\n", "{}:1: expected lines of the form 'setting: value'"),
+        ("host: [\n", "{}:2: expected the node content, but found '<stream end>'"),
+    ],
+)
+def test_fault_in_the_file_names_its_line(tmp_path: pathlib.Path, text: str, message: str) -> None:
+    config = write(tmp_path, text)
+    with pytest.raises(StartError) as caught:
+        resolve({}, {}, config)
+    assert str(caught.value) == message.format(config)
+
+
+def test_missing_file_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(StartError, match=r"none\.yaml: cannot be read: No such file"):
+        resolve({}, {}, tmp_path / "none.yaml")
+
+
+def test_a_bad_key_is_not_repeated(tmp_path: pathlib.Path) -> None:
+    config = write(tmp_path, "api_key: [secret, 5]\n")
+    with pytest.raises(StartError) as caught:
+        resolve({}, {}, config)
+    assert "secret" not in str(caught.value)
+    assert "got" not in str(caught.value)
+    assert "secret" not in repr(Settings(api_key=("secret",)))
+
+
+def test_every_setting_survives_the_way_to_the_server_process() -> None:
+    settings = resolve({"api_key": ["k"], "kv_cache_memory": "1GiB", "prefix_caching": False}, {}).settings
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_flags_are_spelled_as_settings() -> None:
+    assert set(FLAGS) < set(Settings.model_fields)
+    assert flag_name("max_model_len") == "--max-model-len"
+    assert flag_name("prefix_caching") == "--no-prefix-caching"
+
+
+def test_engine_is_told_what_concerns_it() -> None:
+    flags = {"max_num_seqs": "3", "prefix_caching": False, "kv_cache_memory": "1KiB", "log_format": "json"}
+    options = engine_options(resolve(flags, {"WEFT_MAX_NUM_WAITING": "9"}).settings, pathlib.Path("/m"))
+    assert (options.model, options.max_num_seqs, options.prefix_caching) == ("/m", 3, False)
+    assert (options.kv_cache_memory_bytes, options.log_format, options.max_num_waiting) == (1024, "json", 9)
