@@ -1,0 +1,113 @@
+"""POST /v1/chat/completions: parse, generate, render."""
+
+import secrets
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.answer import Order, Prompt
+from server.chat_template import ChatTemplateError
+from server.context import ServerContext, get_context, system_fingerprint
+from server.errors import InvalidRequestError
+from server.fields import REFUSED_IN_CHAT, ignored_fields, ignored_header
+from server.messages import template_messages
+from server.params import MAX_LOGPROBS, build_sampling_params, build_text_options, check_common, check_range, stop_list
+from server.render import new_envelope, render_options
+from server.render_chat import ChatRenderer
+from server.respond import (
+    cache_salt,
+    check_context,
+    deadline,
+    num_choices,
+    off_loop,
+    open_answer,
+    plain_response,
+    stream_response,
+    tenant,
+)
+from server.schemas.chat_completions import ChatCompletionBody, Message
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(
+    body: ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
+    """Answer a conversation, streamed or whole."""
+    ignored = ignored_fields(body, REFUSED_IN_CHAT, strict=context.settings.strict_params)
+    model = context.check_model(body.model)
+    info = context.engine_info
+    check_common(body, context.settings.max_n)
+    max_tokens = _max_tokens(body)
+    logprobs = _logprobs(body)
+    sampling_params = build_sampling_params(
+        body,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=None,
+        defaults=context.defaults,
+        tokenizer=context.tokenizer,
+        info=info,
+        seed=secrets.randbits(64),
+    )
+    stops = stop_list(body)
+    prompt = Prompt(await encode_messages(context, body.messages))
+    check_context([prompt], max_tokens, info, "messages")
+    order = Order(
+        [prompt],
+        sampling_params,
+        num_choices=num_choices(body),
+        tenant=tenant(request, body.safety_identifier, body.user),
+        priority=body.priority or 0,
+        deadline=deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
+        cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
+    )
+    options = render_options(body, logprobs)
+    text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
+    answer = await open_answer(
+        context, order, text_options, stops, skip_special_tokens=body.skip_special_tokens is not False
+    )
+    renderer = ChatRenderer(new_envelope("chatcmpl", model, system_fingerprint(info)), options, context.tokenizer)
+    headers = ignored_header(ignored)
+    if body.stream:
+        return stream_response(answer, renderer, headers, context)
+    return await plain_response(request, answer, lambda deltas: renderer.whole(deltas, answer), headers)
+
+
+async def encode_messages(
+    context: ServerContext, messages: list[Message], *, add_generation_prompt: bool = True
+) -> list[int]:
+    """Messages to prompt ids.
+
+    Raises:
+        InvalidRequestError: The messages do not suit the template, or there is none.
+    """
+    plain = template_messages(messages)
+    num_chars = sum(len(message["content"] or "") for message in plain)
+    try:
+        return await off_loop(
+            num_chars, context.tokenizer.encode_chat, plain, add_generation_prompt=add_generation_prompt
+        )
+    except ChatTemplateError as exc:
+        raise InvalidRequestError(str(exc), param="messages") from exc
+
+
+def _max_tokens(body: ChatCompletionBody) -> int | None:
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens: int | None = getattr(body, name)
+    if max_tokens is not None:
+        check_range(name, max_tokens, 1, None)
+    return max_tokens
+
+
+def _logprobs(body: ChatCompletionBody) -> int | None:
+    """Alternatives per token; None when logprobs are not asked for."""
+    top_logprobs = check_range("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS)
+    if body.logprobs:
+        return top_logprobs
+    if top_logprobs:
+        raise InvalidRequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+    return None

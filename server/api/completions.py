@@ -1,0 +1,149 @@
+"""POST /v1/completions: parse, generate, render."""
+
+import secrets
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.protocol import EngineInfo
+from server.answer import Answer, Order, Prompt
+from server.choice_stream import Delta
+from server.context import ServerContext, get_context, system_fingerprint
+from server.errors import InvalidRequestError
+from server.fields import REFUSED_IN_COMPLETIONS, ignored_fields, ignored_header
+from server.params import MAX_LOGPROBS, build_sampling_params, build_text_options, check_common, check_range, stop_list
+from server.prompt_echo import PromptEcho, echo_prompt
+from server.render import new_envelope, render_options
+from server.render_completions import CompletionRenderer
+from server.respond import (
+    cache_salt,
+    check_context,
+    check_token_ids,
+    deadline,
+    num_choices,
+    off_loop,
+    open_answer,
+    plain_response,
+    stream_response,
+    tenant,
+)
+from server.schemas.completions import CompletionBody
+
+DEFAULT_MAX_TOKENS = 16
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def create_completion(
+    body: CompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
+    """Continue one prompt or several, streamed or whole."""
+    ignored = ignored_fields(body, REFUSED_IN_COMPLETIONS, strict=context.settings.strict_params)
+    model = context.check_model(body.model)
+    info = context.engine_info
+    check_common(body, context.settings.max_n)
+    n, best_of = num_choices(body), _best_of(body, context.settings.max_n)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    check_range("max_tokens", max_tokens, 0 if body.echo else 1, None)
+    logprobs = None if body.logprobs is None else check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+    sampling_params = build_sampling_params(
+        body,
+        max_tokens=max_tokens,
+        logprobs=0 if logprobs is None and best_of > n else logprobs,  # ranking needs them
+        prompt_logprobs=logprobs if body.echo else None,
+        defaults=context.defaults,
+        tokenizer=context.tokenizer,
+        info=info,
+        seed=secrets.randbits(64),
+    )
+    stops = stop_list(body)
+    prompts = await _prompts(body, context, info)
+    check_context(prompts, max_tokens, info, "prompt")
+    order = Order(
+        prompts,
+        sampling_params,
+        num_choices=best_of,
+        tenant=tenant(request, body.user),
+        priority=body.priority or 0,
+        deadline=deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
+        cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
+    )
+    options = render_options(body, logprobs)
+    text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
+    skip_special_tokens = body.skip_special_tokens is not False
+    echoes = _echoes(body, prompts, context, skip_special_tokens=skip_special_tokens)
+    answer = await open_answer(context, order, text_options, stops, skip_special_tokens=skip_special_tokens)
+    envelope = new_envelope("cmpl", model, system_fingerprint(info))
+    renderer = CompletionRenderer(envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
+    headers = ignored_header(ignored)
+    if body.stream:
+        return stream_response(answer, renderer, headers, context)
+
+    def render(deltas: list[Delta]) -> bytes:
+        return renderer.whole([(index, deltas[index]) for index in _best(answer, n)], answer)
+
+    return await plain_response(request, answer, render, headers)
+
+
+def _best_of(body: CompletionBody, max_n: int) -> int:
+    """How many choices the engine makes for each prompt."""
+    n = num_choices(body)
+    if body.best_of is None:
+        return n
+    check_range("best_of", body.best_of, n, max_n)
+    if body.stream and body.best_of > n:
+        raise InvalidRequestError("best_of cannot be used with stream: the best is known at the end", param="best_of")
+    return body.best_of
+
+
+def _best(answer: Answer, n: int) -> list[int]:
+    """The choices to show: of each prompt, the n with the highest mean log-probability, or all as they are."""
+    num_made = answer.order.num_choices
+    shown: list[int] = []
+    for first in range(0, len(answer.choices), num_made):
+        made = range(first, first + num_made)
+        shown += sorted(made, key=lambda i: -answer.choices[i].mean_logprob)[:n] if n < num_made else made
+    return shown
+
+
+async def _prompts(body: CompletionBody, context: ServerContext, info: EngineInfo) -> list[Prompt]:
+    """Every prompt as token ids. One that is absent is the beginning-of-text token, or what stands for it."""
+    if body.prompt is None:
+        begin = context.tokenizer.bos_token_id
+        prompts = [Prompt([begin] if begin is not None else list(info.eos_token_ids[:1]))]
+    else:
+        prompts = [await _prompt(item, name, body, context, info) for name, item in _named_prompts(body.prompt)]
+    if not prompts or not all(prompt.token_ids for prompt in prompts):
+        raise InvalidRequestError("prompt must hold at least one token, got none", param="prompt")
+    return prompts
+
+
+def _named_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[tuple[str, str | list[int]]]:
+    """Each prompt with its place in the body. A list of numbers is one prompt."""
+    if isinstance(prompt, str):
+        return [("prompt", prompt)]
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    if token_ids:
+        return [("prompt", token_ids)]
+    return [(f"prompt[{i}]", item) for i, item in enumerate(prompt) if not isinstance(item, int)]
+
+
+async def _prompt(
+    item: str | list[int], name: str, body: CompletionBody, context: ServerContext, info: EngineInfo
+) -> Prompt:
+    if isinstance(item, str):
+        with_special = body.add_special_tokens is not False
+        return Prompt(await off_loop(len(item), context.tokenizer.encode, item, with_special), item)
+    check_token_ids(item, info, name)
+    return Prompt(item)
+
+
+def _echoes(
+    body: CompletionBody, prompts: list[Prompt], context: ServerContext, *, skip_special_tokens: bool
+) -> list[PromptEcho] | None:
+    if not body.echo and body.logprobs is None:
+        return None
+    return [echo_prompt(p, context.tokenizer, skip_special_tokens=skip_special_tokens) for p in prompts]

@@ -1,0 +1,17 @@
+"""GET /metrics, in Prometheus' text format."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from server.context import ServerContext, get_context
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+async def show_metrics(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+    """The same from every server process."""
+    return Response(context.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})

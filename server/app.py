@@ -1,0 +1,86 @@
+"""The application: routes, error handlers and middleware around one engine client. No globals; it starts nothing.
+
+`app.state.context` is what routes see, `app.state.lifecycle` what the process drains.
+"""
+
+import pathlib
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api import chat_completions, completions, health, metrics, models, tokenize
+from server.auth import AuthMiddleware
+from server.context import VERSION, ServerContext, TextTokenizer
+from server.engine_client import EngineClient, EngineDiedError, EngineUnavailableError, RequestRejectedError
+from server.errors import ApiError, BodyTooLargeError, RouteError, as_api_error, error_response
+from server.generation_defaults import GenerationDefaults, read_generation_defaults
+from server.lifecycle import Lifecycle
+from server.metrics import Metrics
+from server.middleware import BodyLimitMiddleware, DrainMiddleware, RequestHeadersMiddleware
+from server.settings import Settings
+from server.validation import as_invalid_request
+
+
+def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings) -> FastAPI:
+    """Build the application.
+
+    Args:
+        engine_client: Connected or not; requests get 503 while it is not.
+        tokenizer: Of the model that the engine runs.
+        settings: With at least one `served_model_name`; `model` is the checkpoint folder, where the model's own
+            sampling defaults lie, or None for none.
+    """
+    model_names = settings.served_model_name
+    if not model_names:
+        raise ValueError("settings.served_model_name must hold at least one name, got none")
+    defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
+    app = FastAPI(title="Weft", version=VERSION, redoc_url=None)
+    app.state.lifecycle = Lifecycle()
+    app.state.context = ServerContext(
+        engine_client=engine_client,
+        tokenizer=tokenizer,
+        settings=settings,
+        lifecycle=app.state.lifecycle,
+        metrics=Metrics(engine_client, model_names[0]),
+        defaults=defaults,
+        model_names=model_names,
+        created=int(time.time()),
+    )
+    for module in (chat_completions, completions, models, tokenize, health, metrics):
+        app.include_router(module.router)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(DrainMiddleware, lifecycle=app.state.lifecycle)
+    app.add_middleware(AuthMiddleware, keys=settings.api_key, guard_metrics=settings.metrics_auth)
+    app.add_middleware(RequestHeadersMiddleware, model_name=model_names[0])
+    _install_error_handlers(app)
+    return app
+
+
+def _install_error_handlers(app: FastAPI) -> None:
+    """Every failure that has a meaning; the others end in the outermost middleware as an internal error."""
+
+    async def on_error(request: Request, exc: Exception) -> Response:
+        return error_response(as_api_error(exc))
+
+    async def on_invalid_body(request: Request, exc: Any) -> Response:
+        return error_response(as_invalid_request(exc))
+
+    async def on_http_error(request: Request, exc: Any) -> Response:
+        if exc.status_code == 413:
+            return error_response(BodyTooLargeError(exc.detail))
+        if exc.status_code in (404, 405):
+            what = "no such route" if exc.status_code == 404 else "method not allowed"
+            message = f"{what}: {request.method} {request.url.path}"
+            return error_response(RouteError(exc.status_code, message, exc.headers or {}))
+        return error_response(RouteError(exc.status_code, str(exc.detail), exc.headers or {}))
+
+    for kind in (ApiError, EngineUnavailableError, EngineDiedError, RequestRejectedError):
+        app.add_exception_handler(kind, on_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_body)
+    app.add_exception_handler(HTTPException, on_http_error)

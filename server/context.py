@@ -1,0 +1,118 @@
+"""What every route needs, in one frozen object that the app owns: there are no globals."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from starlette.requests import Request
+
+from engine.protocol import EngineInfo
+from server.choice_stream import Detokenizer
+from server.engine_client import EngineClient
+from server.errors import EngineRestartingError, ModelNotFoundError
+from server.generation_defaults import GenerationDefaults
+from server.lifecycle import Lifecycle
+from server.metrics import Metrics
+from server.settings import Settings
+
+VERSION = version("weft")
+
+
+class TextTokenizer(Protocol):
+    """The tokenizer as the routes see it; `server.tokenizer.Tokenizer` is the real one."""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The beginning-of-text id; None when the vocabulary has none."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that have a text are below this."""
+        ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Plain text to ids."""
+        ...
+
+    def encode_chat(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Messages to ids through the chat template."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Ids to text, all at once."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """One id as text; what is no whole character is shown as U+FFFD."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one id stands for."""
+        ...
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """Start the text of one output."""
+        ...
+
+    def bad_word_ids(self, word: str) -> list[list[int]]:
+        """Every id sequence that writes the word."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """Everything that routes use.
+
+    Attributes:
+        model_names: What clients may call the model; the first is its name, the others are aliases.
+        created: Seconds since 1970, said of the model.
+    """
+
+    engine_client: EngineClient
+    tokenizer: TextTokenizer
+    settings: Settings
+    lifecycle: Lifecycle
+    metrics: Metrics
+    defaults: GenerationDefaults
+    model_names: tuple[str, ...]
+    created: int
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """What the engine is.
+
+        Raises:
+            EngineRestartingError: No engine is connected.
+        """
+        info = self.engine_client.info
+        if info is None:
+            raise EngineRestartingError("the engine is loading or restarting; try again in a moment")
+        return info
+
+    def check_model(self, name: str | None) -> str:
+        """Return the name to answer under; a request without one gets the model there is.
+
+        Raises:
+            ModelNotFoundError: The model is not served here.
+        """
+        if name is None:
+            return self.model_names[0]
+        if name in self.model_names or self.settings.any_model_name:
+            return name
+        served = ", ".join(self.model_names)
+        raise ModelNotFoundError(f"the model {name!r} does not exist; served here: {served}", param="model")
+
+
+def system_fingerprint(info: EngineInfo) -> str:
+    """Changes when the same request might be answered in other words: version, model, arithmetic."""
+    parts = (VERSION, info.architecture, str(info.vocab_size), info.device, info.dtype, info.attention_backend)
+    return "fp_" + hashlib.blake2s("|".join(parts).encode(), digest_size=5).hexdigest()
+
+
+def get_context(request: Request) -> ServerContext:
+    """The context of the app that serves this request, for FastAPI's Depends."""
+    context: ServerContext = request.app.state.context
+    return context

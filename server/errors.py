@@ -1,0 +1,217 @@
+"""What a client is told when its request fails: the exception tree, and the one table exception -> answer.
+
+Every error leaves the server as OpenAI's error object, on every route and inside an open stream. Messages state the
+bound and the value given; what went wrong inside is logged, never sent.
+
+    ApiError
+      InvalidRequestError        400  the caller's fault
+        UnsupportedParameterError     a known field that this server does not honour
+        UnsupportedValueError         a known field with a value that this model cannot take
+        UnknownParameterError         a field that nobody knows, in strict mode
+        ContextLengthError            prompt and requested output do not fit the context
+        PoisonRequestError            killed the engine when it ran alone
+        RouteError                    404, 405: no such route or method
+        ModelNotFoundError       404
+        BodyTooLargeError        413
+      AuthenticationError        401
+      InternalError              500  our fault
+      QueueFullError             503  another replica may help
+      ShuttingDownError          503
+      EngineRestartingError      503
+      DeadlineError              504
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+from starlette.responses import Response
+
+from engine.protocol import RejectReason
+from server.engine_client import EngineDiedError, EngineUnavailableError, RequestRejectedError
+
+RETRY_AFTER_S = 2
+"""What a client is asked to wait for a queue to move or an engine to come back."""
+
+
+class ApiError(Exception):
+    """An answer other than success. Subclasses fix status, type and code; `param` is a dotted path into the body."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = "internal_error"
+    headers: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        """Keep what the client is told."""
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequestError(ApiError):
+    """The body, a value in it or the path is wrong."""
+
+    status = 400
+    type = "invalid_request_error"
+    code: ClassVar[str | None] = "invalid_value"
+
+
+class InvalidTypeError(InvalidRequestError):
+    """A value has the wrong JSON type."""
+
+    code = "invalid_type"
+
+
+class MalformedBodyError(InvalidRequestError):
+    """The body is no JSON, or is not said to be."""
+
+    code = None
+
+
+class UnsupportedParameterError(InvalidRequestError):
+    """A known field asks for something that this server does not do."""
+
+    code = "unsupported_parameter"
+
+
+class UnsupportedValueError(InvalidRequestError):
+    """A known field has a value that this model cannot take, for example an image."""
+
+    code = "unsupported_value"
+
+
+class UnknownParameterError(InvalidRequestError):
+    """A field that nobody knows, while parameters are strict."""
+
+    code = "unknown_parameter"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and requested output do not fit the context."""
+
+    code = "context_length_exceeded"
+
+
+class PoisonRequestError(InvalidRequestError):
+    """The request killed the engine when it ran alone. A 400, so that no proxy tries it on the next replica."""
+
+    code = "poison_request"
+    headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
+
+
+class ModelNotFoundError(InvalidRequestError):
+    """The model is not the one that is served."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """The body is longer than the server reads."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class RouteError(InvalidRequestError):
+    """No such route, or not with this method."""
+
+    code = None
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str]) -> None:
+        """Take the status (404 or 405) and headers that the router decided on."""
+        super().__init__(message)
+        self.status = status  # type: ignore[misc]  # the one class whose status is known only at run time
+        self.headers = headers  # type: ignore[misc]
+
+
+class AuthenticationError(ApiError):
+    """No key, or a wrong one."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+    headers: ClassVar[Mapping[str, str]] = {"www-authenticate": "Bearer"}
+
+
+class InternalError(ApiError):
+    """Something broke that the caller cannot mend."""
+
+
+class QueueFullError(ApiError):
+    """As many requests wait as are allowed to."""
+
+    status = 503
+    type = "server_overloaded"
+    code = "queue_full"
+    headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
+
+
+class ShuttingDownError(ApiError):
+    """The process drains; new requests belong on another connection."""
+
+    status = 503
+    code = "shutting_down"
+    headers: ClassVar[Mapping[str, str]] = {"connection": "close", "retry-after": str(RETRY_AFTER_S)}
+
+
+class EngineRestartingError(ApiError):
+    """No engine now: it loads, or died and is being replaced."""
+
+    status = 503
+    code = "engine_restarting"
+    headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
+
+
+class DeadlineError(ApiError):
+    """The client's own deadline passed while the request waited."""
+
+    status = 504
+    code = "request_timeout"
+
+
+_REJECTIONS: Mapping[RejectReason, type[ApiError]] = {
+    RejectReason.INVALID: InvalidRequestError,
+    RejectReason.CONTEXT_LENGTH: ContextLengthError,
+    RejectReason.QUEUE_FULL: QueueFullError,
+    RejectReason.POISON: PoisonRequestError,
+}
+
+
+def as_api_error(exc: Exception) -> ApiError:
+    """The one table from any exception to what the client is told; an unforeseen one tells nothing."""
+    match exc:
+        case ApiError():
+            return exc
+        case RequestRejectedError():
+            return _REJECTIONS[exc.reason](exc.message)
+        case EngineUnavailableError():
+            return EngineRestartingError("the engine is loading or restarting; try again in a moment")
+        case EngineDiedError():
+            return EngineRestartingError("the engine died while the request ran and is being restarted; try again")
+        case _:
+            return InternalError("internal error; the server's log has the details under this request's x-request-id")
+
+
+class _ErrorFields(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorFields
+
+
+def error_body(error: ApiError) -> bytes:
+    """OpenAI's error object as JSON."""
+    # A message may quote the caller's text; a lone surrogate in it has no UTF-8 form.
+    message = error.message.encode("utf-8", "replace").decode()
+    return msgspec.json.encode(_ErrorBody(_ErrorFields(message, error.type, error.param, error.code)))
+
+
+def error_response(error: ApiError) -> Response:
+    """The whole answer to a request that failed before its first byte."""
+    return Response(error_body(error), error.status, dict(error.headers), media_type="application/json")

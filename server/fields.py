@@ -1,0 +1,121 @@
+"""Which body fields are refused, and which are reported as ignored: no field is dropped in silence.
+
+A field is honoured (it is declared in a schema and used), accepted (declared, validated, reported in the header
+`x-ignored-params`), refused (named here, 400 when its value asks for something) or unknown (reported, or 400 when
+parameters are strict).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from server.errors import UnknownParameterError, UnsupportedParameterError
+from server.validation import dotted_path
+
+MAX_REPORTED = 32
+"""Most names in the header, which proxies limit."""
+
+_NOTHING: tuple[object, ...] = (None,)
+
+REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
+    "response_format": (None, {"type": "text"}),
+    "structured_outputs": _NOTHING,
+    "guided_json": _NOTHING,
+    "guided_regex": _NOTHING,
+    "guided_choice": _NOTHING,
+    "guided_grammar": _NOTHING,
+    "prompt_logprobs": _NOTHING,
+    "logprob_token_ids": (None, []),
+    "use_beam_search": (None, False),
+    "length_penalty": (None, 1.0),
+    "truncate_prompt_tokens": _NOTHING,
+    "prediction": _NOTHING,
+    "prompt_cache_options": (None, {}, {"mode": "implicit"}),
+    "service_tier": (None, "auto", "default"),
+    "thinking_token_budget": _NOTHING,
+    "reasoning_budget_tokens": _NOTHING,
+    "return_prompt_text": (None, False),
+    "moderation": _NOTHING,
+}
+"""Fields that are known and not honoured, each with the values that ask for nothing."""
+
+REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
+    **REFUSED_EVERYWHERE,
+    "tools": _NOTHING,
+    "tool_choice": (None, "none", "auto"),
+    "functions": _NOTHING,
+    "function_call": (None, "none", "auto"),
+    "parallel_tool_calls": (None, True, False),
+    "reasoning_effort": _NOTHING,
+    "reasoning": _NOTHING,
+    "chat_template": _NOTHING,
+    "chat_template_kwargs": (None, {}),
+    "documents": (None, []),
+    "continue_final_message": (None, False),
+    "add_generation_prompt": (None, True),
+    "echo": (None, False),
+    "best_of": (None, 1),
+    "modalities": (None, ["text"]),
+    "audio": _NOTHING,
+    "web_search_options": _NOTHING,
+}
+
+REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {**REFUSED_EVERYWHERE, "suffix": (None, "")}
+REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {
+    name: REFUSED_IN_CHAT[name] for name in ("tools", "chat_template", "chat_template_kwargs", "continue_final_message")
+}
+
+_ACCEPTED = frozenset(
+    {
+        "user",
+        "safety_identifier",
+        "prompt_cache_retention",
+        "metadata",
+        "store",
+        "verbosity",
+        "messages[].content[].prompt_cache_breakpoint",
+    }
+)
+
+
+def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *, strict: bool) -> list[str]:
+    """Return the dotted names of the fields of this body that have no effect.
+
+    Raises:
+        UnsupportedParameterError: A refused field asks for something.
+        UnknownParameterError: A field is unknown and `strict` is set.
+    """
+    ignored: list[str] = []
+    for path, generic, value, is_extra in _walk(body, (), ""):
+        if is_extra and generic in refused:
+            if value not in refused[generic]:
+                raise UnsupportedParameterError(f"{path} is not supported by this server", param=path)
+        elif is_extra and strict:
+            raise UnknownParameterError(f"unknown parameter: {path}", param=path)
+        elif (is_extra or generic in _ACCEPTED) and value is not None:
+            ignored.append(path)
+    return ignored
+
+
+def ignored_header(ignored: Iterable[str]) -> dict[str, str]:
+    """The `x-ignored-params` header, or none; names are the caller's text, so they are made safe for a header."""
+    names = [quote(name, safe="[]._-", errors="replace")[:64] for name in list(ignored)[:MAX_REPORTED]]
+    return {"x-ignored-params": ",".join(names)} if names else {}
+
+
+def _walk(model: BaseModel, at: tuple[str | int, ...], generic: str) -> Iterator[tuple[str, str, Any, bool]]:
+    """Yield (path, path without indices, value, is it unknown to the schema) for every field that was sent."""
+    prefix = f"{generic}." if generic else ""
+    for name, value in (model.model_extra or {}).items():
+        yield dotted_path((*at, name)), prefix + name, value, True
+    for name in model.model_fields_set - (model.model_extra or {}).keys():
+        value = getattr(model, name)
+        yield dotted_path((*at, name)), prefix + name, value, False
+        if isinstance(value, BaseModel):
+            yield from _walk(value, (*at, name), prefix + name)
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                if isinstance(item, BaseModel):
+                    yield from _walk(item, (*at, name, i), f"{prefix}{name}[]")

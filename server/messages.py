@@ -1,0 +1,77 @@
+"""From the messages of a chat body to what a chat template is given.
+
+Content becomes one string; parts of it that this server cannot show to a model are refused. Calls of earlier turns
+are handed to the template with their arguments as an object, which is what templates expect, and it is the
+template's business whether it can write them.
+"""
+
+from typing import Any
+
+import msgspec
+
+from server.errors import InvalidRequestError, UnsupportedValueError
+from server.schemas.chat_completions import ContentPart, FunctionCall, Message
+
+_UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Every message as a dictionary for the template; a field that was not sent is not there.
+
+    Raises:
+        InvalidRequestError: There is no message, or a message does not fit its role.
+        UnsupportedValueError: A part of the content is an image, audio or a file.
+    """
+    if not messages:
+        raise InvalidRequestError("messages must hold at least one message, got none", param="messages")
+    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _template_message(message: Message, at: str) -> dict[str, Any]:
+    if message.audio is not None:
+        raise UnsupportedValueError(f"{at}.audio: the model does not take audio", param=f"{at}.audio")
+    is_call = message.tool_calls or message.function_call
+    if message.content is None and not (message.role == "assistant" and (is_call or message.refusal)):
+        raise InvalidRequestError(f"{at}.content is required for role {message.role}", param=f"{at}.content")
+    result: dict[str, Any] = {
+        "role": "tool" if message.role == "function" else message.role,
+        "content": message.refusal if message.content is None else _text(message.content, f"{at}.content"),
+    }
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    if reasoning is not None:
+        result["reasoning_content"] = reasoning
+    for name in ("name", "tool_call_id"):
+        if getattr(message, name) is not None:
+            result[name] = getattr(message, name)
+    calls = [(call.id, call.function) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append((None, message.function_call))
+    if calls:
+        result["tool_calls"] = [_template_call(call_id, function) for call_id, function in calls]
+    return result
+
+
+def _text(content: str | list[ContentPart], at: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, at: str) -> str:
+    if part.type in _UNSEEN_PARTS:
+        raise UnsupportedValueError(f"{at}: the model does not take parts of type {part.type!r}", param=at)
+    if part.type not in ("text", "refusal"):
+        raise InvalidRequestError(f"{at}.type must be 'text', got {part.type!r}", param=f"{at}.type")
+    text = part.text if part.type == "text" else part.refusal
+    if text is None:
+        raise InvalidRequestError(f"{at}.{part.type} is required", param=f"{at}.{part.type}")
+    return text
+
+
+def _template_call(call_id: str | None, function: FunctionCall) -> dict[str, Any]:
+    try:
+        arguments: Any = msgspec.json.decode(function.arguments)
+    except msgspec.DecodeError:
+        arguments = function.arguments  # what the model wrote was no JSON: show it as it was
+    call: dict[str, Any] = {"type": "function", "function": {"name": function.name, "arguments": arguments}}
+    return call if call_id is None else {"id": call_id, **call}

@@ -1,0 +1,91 @@
+"""What the answers of both endpoints have in common: ids, finish reasons, usage, obfuscation."""
+
+import secrets
+import time
+from dataclasses import dataclass
+
+from msgspec import UNSET, UnsetType
+
+from engine.protocol import FinishReason
+from server.answer import Answer, Counts
+from server.schemas.common import CachedTokens, GenerationBody, OutputTokens, Usage
+
+FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+"""OpenAI's words; every other reason is an error before it gets here."""
+
+MIN_LOGPROB = -9999.0
+"""What stands for a probability of zero, for JSON has no infinity."""
+
+_OBFUSCATION_BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The members that are the same in an answer and in each of its chunks."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+def new_envelope(prefix: str, model: str, fingerprint: str) -> Envelope:
+    """An envelope for an answer that begins now."""
+    return Envelope(f"{prefix}-{secrets.token_hex(16)}", int(time.time()), model, fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """What the caller wants to see.
+
+    Attributes:
+        logprobs: Alternatives per token to show; None shows no logprobs.
+        token_ids: Show prompt and output token ids.
+        usage: End the stream with a usage chunk.
+        usage_on_every_chunk: Show usage so far on each chunk.
+        obfuscation: Pad chunks, so that their lengths on the wire do not give the text away.
+    """
+
+    logprobs: int | None
+    token_ids: bool
+    usage: bool
+    usage_on_every_chunk: bool
+    obfuscation: bool
+
+
+def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
+    """Read the options from a body."""
+    options = body.stream_options
+    return RenderOptions(
+        logprobs=logprobs,
+        token_ids=bool(body.return_token_ids),
+        usage=bool(options and options.include_usage),
+        usage_on_every_chunk=bool(options and options.continuous_usage_stats),
+        obfuscation=bool(options and options.include_obfuscation),
+    )
+
+
+def usage(counts: Counts) -> Usage:
+    """Usage as OpenAI writes it."""
+    return Usage(
+        counts.prompt_tokens,
+        counts.output_tokens,
+        counts.prompt_tokens + counts.output_tokens,
+        CachedTokens(counts.cached_tokens, counts.cache_write_tokens),
+        OutputTokens(),
+    )
+
+
+def chunk_usage(options: RenderOptions, answer: Answer) -> Usage | UnsetType | None:
+    """The usage member of a chunk that is not the last: so far, null, or absent."""
+    if options.usage_on_every_chunk:
+        return usage(answer.counts())
+    return None if options.usage else UNSET
+
+
+def obfuscation(options: RenderOptions, text: str) -> str | UnsetType:
+    """Random text that brings the length of a delta's text up to a multiple of 32."""
+    if not options.obfuscation:
+        return UNSET
+    length = -len(text.encode("utf-8", "replace")) % _OBFUSCATION_BLOCK
+    return secrets.token_urlsafe(_OBFUSCATION_BLOCK)[:length]

@@ -1,0 +1,118 @@
+"""Deltas -> the JSON of POST /v1/chat/completions, streamed or plain. Pure; one renderer per HTTP request."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from engine.protocol import FinishReason
+from server.answer import Answer
+from server.choice_stream import Delta, Part, Token
+from server.context import TextTokenizer
+from server.render import FINISH_WORDS, MIN_LOGPROB, Envelope, RenderOptions, chunk_usage, obfuscation, usage
+from server.schemas import chat_completions as wire
+from server.schemas.common import Usage
+from server.sse import event
+
+
+class ChatRenderer:
+    """Writes one answer. Mutated by `chunks`, which remembers the choices that have begun."""
+
+    def __init__(self, envelope: Envelope, options: RenderOptions, tokenizer: TextTokenizer) -> None:
+        """Nothing is written yet."""
+        self._envelope = envelope
+        self._options = options
+        self._tokenizer = tokenizer
+        self._begun: set[int] = set()
+
+    def chunks(self, index: int, delta: Delta, answer: Answer) -> bytes:
+        """The events for one delta: the role first, then the content, then the finish reason."""
+        events = b""
+        if index not in self._begun:
+            self._begun.add(index)
+            role = wire.ChunkDelta(role="assistant", content="", refusal=None)
+            prompt_token_ids = answer.order.prompts[0].token_ids if self._options.token_ids else UNSET
+            events += self._event(wire.ChunkChoice(index, role), answer, prompt_token_ids=prompt_token_ids)
+        if delta.text or delta.tokens:
+            choice = wire.ChunkChoice(index, wire.ChunkDelta(content=delta.text), self._logprobs(delta.tokens))
+            if self._options.token_ids:
+                choice.token_ids = [token.token_id for token in delta.tokens]
+            events += self._event(choice, answer, text=delta.text)
+        if delta.finish_reason is not None:
+            choice = wire.ChunkChoice(index, wire.ChunkDelta(), finish_reason=FINISH_WORDS[delta.finish_reason])
+            choice.stop_reason = UNSET if delta.stop_reason is None else delta.stop_reason
+            events += self._event(choice, answer)
+        return events
+
+    def last_chunk(self, answer: Answer) -> bytes:
+        """The usage event, if it was asked for."""
+        if not self._options.usage:
+            return b""
+        return event(self._chunk([], usage(answer.counts())))
+
+    def whole(self, deltas: Sequence[Delta], answer: Answer) -> bytes:
+        """The plain answer from each choice's joined delta."""
+        completion = wire.ChatCompletion(
+            self._envelope.id,
+            self._envelope.created,
+            self._envelope.model,
+            [self._choice(index, delta) for index, delta in enumerate(deltas)],
+            usage(answer.counts()),
+            self._envelope.system_fingerprint,
+        )
+        if self._options.token_ids:
+            completion.prompt_token_ids = answer.order.prompts[0].token_ids
+        return msgspec.json.encode(completion)
+
+    def _choice(self, index: int, delta: Delta) -> wire.Choice:
+        choice = wire.Choice(
+            index,
+            wire.AssistantMessage(delta.text),
+            self._logprobs(delta.tokens, always=True),
+            FINISH_WORDS[delta.finish_reason or FinishReason.STOP],
+            delta.stop_reason,
+        )
+        if self._options.token_ids:
+            choice.token_ids = [token.token_id for token in delta.tokens]
+        return choice
+
+    def _event(
+        self,
+        choice: wire.ChunkChoice,
+        answer: Answer,
+        *,
+        text: str = "",
+        prompt_token_ids: list[int] | msgspec.UnsetType = UNSET,
+    ) -> bytes:
+        chunk = self._chunk([choice], chunk_usage(self._options, answer))
+        chunk.obfuscation = obfuscation(self._options, text)
+        chunk.prompt_token_ids = prompt_token_ids
+        return event(chunk)
+
+    def _chunk(
+        self, choices: list[wire.ChunkChoice], counts: Usage | msgspec.UnsetType | None
+    ) -> wire.ChatCompletionChunk:
+        envelope = self._envelope
+        return wire.ChatCompletionChunk(
+            envelope.id, envelope.created, envelope.model, choices, envelope.system_fingerprint, usage=counts
+        )
+
+    def _logprobs(self, tokens: Sequence[Token], *, always: bool = False) -> wire.ChoiceLogprobs | None:
+        """Log-probabilities of the tokens that are part of the text; None when there are none to show."""
+        if self._options.logprobs is None:
+            return None
+        content = [self._token(token) for token in tokens if token.part is Part.TEXT]
+        return wire.ChoiceLogprobs(content) if content or always else None
+
+    def _token(self, token: Token) -> wire.TokenLogprob:
+        logprobs = token.logprobs
+        assert logprobs is not None, "asked for, so the engine reports them"
+        top = [
+            wire.TopLogprob(*self._spelling(token_id, logprob))
+            for token_id, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
+        ]
+        return wire.TokenLogprob(*self._spelling(token.token_id, logprobs.logprob), top[: self._options.logprobs])
+
+    def _spelling(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        tokenizer = self._tokenizer
+        return tokenizer.token_text(token_id), max(logprob, MIN_LOGPROB), list(tokenizer.token_bytes(token_id))

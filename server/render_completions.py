@@ -1,0 +1,134 @@
+"""Deltas -> the JSON of POST /v1/completions, streamed or plain. Pure; one renderer per HTTP request."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UnsetType
+
+from engine.protocol import TokenLogprobs
+from server.answer import Answer
+from server.choice_stream import Delta, Part
+from server.context import TextTokenizer
+from server.prompt_echo import PromptEcho
+from server.render import FINISH_WORDS, MIN_LOGPROB, Envelope, RenderOptions, chunk_usage, obfuscation, usage
+from server.schemas import completions as wire
+from server.schemas.common import Usage
+from server.sse import event
+
+_Row = tuple[int, int, TokenLogprobs | None]
+"""Token id, where its text begins, log-probabilities (None for the first token of a prompt)."""
+
+
+class CompletionRenderer:
+    """Writes one answer. Mutated by `chunks`, which remembers the choices that have begun."""
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        options: RenderOptions,
+        tokenizer: TextTokenizer,
+        echoes: Sequence[PromptEcho] | None,
+        *,
+        echo: bool,
+    ) -> None:
+        """`echoes`, by prompt, are needed for `echo` and for logprobs; None when neither is asked for."""
+        self._envelope = envelope
+        self._options = options
+        self._tokenizer = tokenizer
+        self._echoes = echoes
+        self._echo = echo
+        self._begun: set[int] = set()
+
+    def chunks(self, index: int, delta: Delta, answer: Answer) -> bytes:
+        """The events for one delta: the echoed prompt first, then what the choice gained."""
+        events = b""
+        is_first = index not in self._begun
+        self._begun.add(index)
+        if is_first and self._echo:
+            choice = wire.CompletionChoice(index, self._echo_of(index, answer).text, None, None)
+            choice.logprobs = self._logprobs(self._prompt_rows(index, answer))
+            events += self._event(choice, answer, is_first=True)
+            is_first = False
+        choice = self._choice(index, delta.text, self._output_rows(index, delta, answer), delta)
+        return events + self._event(choice, answer, is_first=is_first)
+
+    def last_chunk(self, answer: Answer) -> bytes:
+        """The usage event, if it was asked for."""
+        if not self._options.usage:
+            return b""
+        return event(self._completion([], usage(answer.counts())))
+
+    def whole(self, deltas: Sequence[tuple[int, Delta]], answer: Answer) -> bytes:
+        """The plain answer from (choice in the engine, its joined delta), in the order of the wire."""
+        choices = []
+        for position, (index, delta) in enumerate(deltas):
+            text, rows = delta.text, self._output_rows(index, delta, answer)
+            if self._echo:
+                text = self._echo_of(index, answer).text + text
+                rows = self._prompt_rows(index, answer) + rows
+            choice = self._choice(position, text, rows, delta)
+            if self._options.token_ids:
+                choice.prompt_token_ids = self._prompt_token_ids(index, answer)
+            choices.append(choice)
+        return msgspec.json.encode(self._completion(choices, usage(answer.counts())))
+
+    def _choice(self, index: int, text: str, rows: Sequence[_Row], delta: Delta) -> wire.CompletionChoice:
+        finish_reason = None if delta.finish_reason is None else FINISH_WORDS[delta.finish_reason]
+        choice = wire.CompletionChoice(index, text, self._logprobs(rows), finish_reason, delta.stop_reason)
+        if self._options.token_ids:
+            choice.token_ids = [token.token_id for token in delta.tokens]
+        return choice
+
+    def _event(self, choice: wire.CompletionChoice, answer: Answer, *, is_first: bool) -> bytes:
+        options = self._options
+        if options.token_ids and is_first:
+            choice.prompt_token_ids = self._prompt_token_ids(choice.index, answer)
+        completion = self._completion([choice], chunk_usage(options, answer))
+        completion.obfuscation = obfuscation(options, choice.text)
+        return event(completion)
+
+    def _completion(self, choices: list[wire.CompletionChoice], counts: Usage | UnsetType | None) -> wire.Completion:
+        envelope = self._envelope
+        return wire.Completion(
+            envelope.id, envelope.created, envelope.model, choices, envelope.system_fingerprint, usage=counts
+        )
+
+    def _echo_of(self, index: int, answer: Answer) -> PromptEcho:
+        assert self._echoes is not None, "made whenever echo or logprobs were asked for"
+        return self._echoes[index // answer.order.num_choices]
+
+    def _prompt_token_ids(self, index: int, answer: Answer) -> list[int]:
+        return answer.order.prompts[index // answer.order.num_choices].token_ids
+
+    def _prompt_rows(self, index: int, answer: Answer) -> list[_Row]:
+        if self._options.logprobs is None:
+            return []
+        prompt_logprobs = answer.prompts[index // answer.order.num_choices].logprobs or []
+        starts = self._echo_of(index, answer).starts
+        return list(zip(self._prompt_token_ids(index, answer), starts, [None, *prompt_logprobs], strict=True))
+
+    def _output_rows(self, index: int, delta: Delta, answer: Answer) -> list[_Row]:
+        if self._options.logprobs is None:
+            return []
+        base = len(self._echo_of(index, answer).text)
+        return [(t.token_id, base + t.start, t.logprobs) for t in delta.tokens if t.part is not Part.CUT]
+
+    def _logprobs(self, rows: Sequence[_Row]) -> wire.CompletionLogprobs | None:
+        if self._options.logprobs is None:
+            return None
+        return wire.CompletionLogprobs(
+            [self._tokenizer.token_text(token_id) for token_id, _, _ in rows],
+            [None if logprobs is None else max(logprobs.logprob, MIN_LOGPROB) for _, _, logprobs in rows],
+            [None if logprobs is None else self._top(token_id, logprobs) for token_id, _, logprobs in rows],
+            [start for _, start, _ in rows],
+        )
+
+    def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
+        """The alternatives by text, and the token itself; of ids with one text, the most probable."""
+        top: dict[str, float] = {}
+        count = self._options.logprobs
+        pairs = zip(logprobs.top_token_ids[:count], logprobs.top_logprobs[:count], strict=True)
+        for other_id, logprob in [*pairs, (token_id, logprobs.logprob)]:
+            text = self._tokenizer.token_text(other_id)
+            top[text] = max(logprob, top.get(text, MIN_LOGPROB))
+        return top

@@ -1,0 +1,183 @@
+"""From an order to an HTTP response: what chat and legacy completions do alike.
+
+Owns the moment of acceptance: until the engine has accepted every prompt, failures are ordinary HTTP errors; after
+it the answer belongs to exactly one reader, which closes it, also when the client leaves before its first byte.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.protocol import EngineInfo
+from server.answer import Answer, Order, Prompt
+from server.choice_stream import ChoiceStream, Delta, TextOptions
+from server.context import ServerContext
+from server.errors import ContextLengthError, InvalidRequestError
+from server.metrics import RequestTimer
+from server.schemas.common import GenerationBody
+from server.sse import EventStream
+from server.stop_strings import StopStrings
+
+LONG_TEXT_CHARS = 4096
+"""Longer texts are encoded in a thread: the event loop has streams to feed."""
+
+CLIENT_CLOSED = 499
+"""What nobody reads: the client has left."""
+
+T = TypeVar("T")
+
+
+class StreamRenderer(Protocol):
+    """Writes the events of one stream."""
+
+    def chunks(self, index: int, delta: Delta, answer: Answer) -> bytes:
+        """The events for one delta."""
+        ...
+
+    def last_chunk(self, answer: Answer) -> bytes:
+        """The events after the last delta."""
+        ...
+
+
+async def off_loop(num_chars: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a function on text of that length, in a thread when it is long."""
+    if num_chars < LONG_TEXT_CHARS:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+def check_context(prompts: Sequence[Prompt], max_tokens: int | None, info: EngineInfo, param: str) -> None:
+    """Check that every prompt and its output fit.
+
+    Raises:
+        ContextLengthError: One does not; the message has both numbers.
+    """
+    num_output_tokens = 1 if max_tokens is None else max_tokens
+    for prompt in prompts:
+        num_prompt_tokens = len(prompt.token_ids)
+        if num_prompt_tokens + num_output_tokens > info.max_model_len:
+            raise ContextLengthError(
+                f"the context holds at most {info.max_model_len} tokens, but "
+                f"{num_prompt_tokens + num_output_tokens} were asked for: {num_prompt_tokens} in {param} and "
+                f"{'at least ' if max_tokens is None else ''}{num_output_tokens} for the output",
+                param=param,
+            )
+
+
+def check_token_ids(token_ids: Sequence[int], info: EngineInfo, param: str) -> None:
+    """Check ids that a caller sent.
+
+    Raises:
+        InvalidRequestError: One is not in the vocabulary.
+    """
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < info.vocab_size:
+        i = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < info.vocab_size)
+        raise InvalidRequestError(
+            f"{param}[{i}] must be a token id between 0 and {info.vocab_size - 1}, got {token_ids[i]}",
+            param=f"{param}[{i}]",
+        )
+
+
+def deadline(request: Request, *, is_stream: bool, ping_s: float) -> float | None:
+    """When the client will have given up, on the clock of `time.monotonic`; None when that is not known.
+
+    SDKs say how long they wait for the next byte. In a stream the keep-alive comments are bytes, too.
+    """
+    try:
+        timeout_s = float(request.headers.get("x-stainless-read-timeout", "nan"))
+    except ValueError:
+        return None
+    if not 0 < timeout_s < 1e9 or (is_stream and 0 < ping_s < timeout_s):
+        return None
+    return time.monotonic() + timeout_s
+
+
+def tenant(request: Request, *names: str | None) -> str:
+    """Whom this work is done for, as a digest: the API key, else the first name that the caller gave, else nobody."""
+    name = getattr(request.state, "api_key", None) or next((name for name in names if name), None)
+    return "" if name is None else hashlib.blake2s(name.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+async def open_answer(
+    context: ServerContext,
+    order: Order,
+    text_options: TextOptions,
+    stops: Sequence[str],
+    *,
+    skip_special_tokens: bool,
+) -> Answer:
+    """Have an order accepted. Whoever gets the answer closes it."""
+
+    def choice() -> ChoiceStream:
+        detokenizer = context.tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+        matcher = StopStrings(stops, text_options.include_stop) if stops else None
+        return ChoiceStream(detokenizer, matcher, text_options)
+
+    choices = [choice() for _ in range(len(order.prompts) * order.num_choices)]
+    timer = RequestTimer(context.metrics, time.monotonic(), len(choices))
+    for prompt in order.prompts:
+        context.metrics.prompt_tokens.observe(len(prompt.token_ids))
+    block_size = context.engine_info.block_size if context.settings.prefix_caching else 0
+    answer = Answer(order, choices, timer, block_size)
+    await answer.open(context.engine_client)
+    return answer
+
+
+def stream_response(
+    answer: Answer, renderer: StreamRenderer, headers: Mapping[str, str], context: ServerContext
+) -> Response:
+    """Stream an answer; it is closed with the response."""
+
+    async def events() -> AsyncIterator[bytes]:
+        async for index, delta in answer.deltas():
+            yield renderer.chunks(index, delta, answer)
+        yield renderer.last_chunk(answer)
+
+    return EventStream(events(), headers=headers, ping_s=context.settings.sse_ping_s, close=answer.close)
+
+
+async def plain_response(
+    request: Request, answer: Answer, render: Callable[[list[Delta]], bytes], headers: Mapping[str, str]
+) -> Response:
+    """Wait for the whole answer; closed when it is there, or at once when the client leaves."""
+    try:
+        deltas = await unless_disconnected(request, answer.whole())
+    finally:
+        answer.close()
+    if deltas is None:
+        return Response(status_code=CLIENT_CLOSED)
+    return Response(render(deltas), headers=dict(headers), media_type="application/json")
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Await the work, but cancel it when the client leaves; None then. The body must have been read."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(disconnected())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+def cache_salt(*parts: str | None) -> str:
+    """One salt from several; empty when there are none. No two lists of parts have the same salt."""
+    given = [f"{len(part)}:{part}" if part else "" for part in parts]
+    return ",".join(given) if any(given) else ""
+
+
+def num_choices(body: GenerationBody) -> int:
+    """How many answers each prompt gets."""
+    return 1 if body.n is None else body.n

@@ -1,0 +1,168 @@
+"""Wire shapes of POST /v1/chat/completions: the body, the answer, the chunks of a stream."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Discriminator, Field, Tag
+
+from server.schemas.common import GenerationBody, Usage, WireModel
+
+
+class ContentPart(WireModel):
+    """One part of a message's content; which types are taken is decided in `server.messages`."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+def _text_or_parts(value: object) -> str:
+    return "parts" if isinstance(value, list) else "text"
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[ContentPart], Tag("parts")],
+    Discriminator(_text_or_parts),
+]
+
+
+class FunctionCall(WireModel):
+    """A call that the model made in an earlier turn; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(WireModel):
+    """A tool call of an earlier turn."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(WireModel):
+    """One turn of the conversation."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
+    tool_call_id: str | None = None
+    audio: dict[str, Any] | None = None
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class ChatCompletionBody(GenerationBody):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    prompt_cache_key: str | None = None
+
+    # accepted, not honoured
+    safety_identifier: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class TopLogprob(msgspec.Struct):
+    """One alternative for a token; `bytes` are its raw bytes, also when they are no whole character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """One token of the answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(msgspec.Struct):
+    """Log-probabilities of the tokens whose text is beside them."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(msgspec.Struct):
+    """What the model answered."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    annotations: list[None] = []
+
+
+class Choice(msgspec.Struct):
+    """One of the n answers. `stop_reason` and `token_ids` are extensions."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct):
+    """The plain answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    system_fingerprint: str
+    object: Literal["chat.completion"] = "chat.completion"
+    service_tier: Literal["default"] = "default"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChunkDelta(msgspec.Struct):
+    """What a choice gained; `refusal` goes with the role only."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    refusal: UnsetType | None = UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    """The one choice of a chunk."""
+
+    index: int
+    delta: ChunkDelta
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct):
+    """One event of a stream. `usage` is null on all but the last chunk when it was asked for, absent otherwise."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    system_fingerprint: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: Usage | UnsetType | None = UNSET
+    obfuscation: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

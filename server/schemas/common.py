@@ -1,0 +1,95 @@
+"""Wire shapes that chat and legacy completions share: sampling fields of a body, usage of an answer.
+
+Shapes only: ranges are checked where the values become `SamplingParams`. JSON null always means absent. Bodies are
+pydantic models, because they need good error messages; answers are msgspec structs, because they are written once
+per token.
+"""
+
+from typing import Annotated
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag
+
+
+class WireModel(BaseModel):
+    """A JSON object from a client. Types are exact ("1" is no number); unknown fields are kept, to be reported."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+def _string_or_list(value: object) -> str:
+    return "list" if isinstance(value, list) else "string"
+
+
+StringOrList = Annotated[
+    Annotated[str, Tag("string")] | Annotated[list[str], Tag("list")],
+    Discriminator(_string_or_list),
+]
+
+
+class StreamOptions(WireModel):
+    """How to stream. `continuous_usage_stats` is an extension: usage on every chunk."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(WireModel):
+    """Fields of every generating endpoint; extensions of other servers' under their names."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: StringOrList | None = None
+    logit_bias: dict[str, float] | None = None
+
+    # extensions
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+
+    # accepted, not honoured
+    user: str | None = None
+
+
+class CachedTokens(msgspec.Struct):
+    """How the prompt met the prefix cache."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokens(msgspec.Struct):
+    """What the output tokens were spent on."""
+
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    """Tokens of one HTTP request: every prompt once, every choice."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: OutputTokens

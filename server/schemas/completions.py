@@ -1,0 +1,72 @@
+"""Wire shapes of POST /v1/completions: the body, the answer and the chunks of a stream, which have one shape."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Discriminator, Tag
+
+from server.schemas.common import GenerationBody, Usage
+
+
+def _prompt_shape(value: object) -> str:
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else ""
+    if isinstance(first, list):
+        return "token_id_lists"
+    return "texts" if isinstance(first, str) else "token_ids"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Tag("texts")]
+    | Annotated[list[int], Tag("token_ids")]
+    | Annotated[list[list[int]], Tag("token_id_lists")],
+    Discriminator(_prompt_shape),
+]
+
+
+class CompletionBody(GenerationBody):
+    """The body of POST /v1/completions. A prompt that is absent or null is the beginning-of-text token alone."""
+
+    prompt: Prompt | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    prompt_cache_key: str | None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Parallel lists, one entry per token; offsets count characters of prompt and text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One choice, whole or what it gained. `stop_reason` and the token ids are extensions."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct):
+    """The plain answer, and every chunk of a stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    object: Literal["text_completion"] = "text_completion"
+    usage: Usage | UnsetType | None = UNSET
+    obfuscation: str | UnsetType = UNSET

@@ -1,0 +1,36 @@
+"""Wire shapes of GET /v1/models."""
+
+from typing import Literal
+
+import msgspec
+
+
+class SamplingDefaults(msgspec.Struct, omit_defaults=True):
+    """What the checkpoint itself asks for when a request does not say; an extension."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class Model(msgspec.Struct):
+    """One served model. From `root` on, extensions; `max_model_len` is null while the engine loads."""
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int | None
+    default_sampling_params: SamplingDefaults
+    object: Literal["model"] = "model"
+    owned_by: str = "weft"
+    shutdown_date: None = None
+    parent: None = None
+
+
+class ModelList(msgspec.Struct):
+    """All served models."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"

@@ -1,0 +1,39 @@
+"""Wire shapes of POST /tokenize and /detokenize, as vLLM has them."""
+
+import msgspec
+
+from server.schemas.chat_completions import Message
+from server.schemas.common import WireModel
+
+
+class TokenizeBody(WireModel):
+    """A prompt or messages, not both."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeAnswer(msgspec.Struct):
+    """The ids, and on request the text of each."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeBody(WireModel):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeAnswer(msgspec.Struct):
+    """Their text, control tokens included."""
+
+    prompt: str
