@@ -1,0 +1,306 @@
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.random import uniforms
+from engine.sampling.sampler import sample
+
+INF = float("inf")
+VOCAB_SIZE = 1003  # several chunks, the last one short
+
+
+def _logits(num_rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> torch.Tensor:
+    values = np.random.default_rng(seed).normal(size=(num_rows, vocab_size)) * 3
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _reference(
+    logits: npt.NDArray[np.float64], temperature: float, top_k: int, top_p: float, min_p: float
+) -> npt.NDArray[np.float64]:
+    """The distribution that one row is drawn from, written down naively."""
+    probs = np.exp((logits - logits.max()) / temperature)
+    probs /= probs.sum()
+    kept = probs >= min_p * probs.max() * (1 - 1e-9)
+    if top_k:
+        kept &= logits >= np.sort(logits)[-min(top_k, len(logits))]
+    probs = np.where(kept, probs, 0)
+    probs /= probs.sum()
+    order = np.argsort(-probs, kind="stable")
+    num_kept = int((probs[order].cumsum() < top_p).sum()) + 1
+    probs[order[num_kept:]] = 0
+    return np.asarray(probs / probs.sum())
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    temperature=st.sampled_from([0.01, 0.5, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 5, 300, 5000]),
+    top_p=st.sampled_from([1.0, 0.93, 0.31, 0.0]),
+    min_p=st.sampled_from([0.0, 0.013, 0.57, 1.0]),
+)
+def test_ids_invert_the_reference_distribution(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    num_rows = 8
+    numbers = np.random.default_rng(seed).random(num_rows, dtype=np.float32)
+    logits = _logits(1, seed=seed)
+    row = logits[0].double().numpy()
+
+    def column(value: float, dtype: Any = np.float32) -> npt.NDArray[Any]:
+        return np.full(num_rows, value, dtype)
+
+    ints, floats = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    batch = SamplingBatch(
+        temperatures=column(temperature),
+        top_ks=column(top_k, np.int64),
+        top_ps=column(top_p),
+        min_ps=column(min_p),
+        uniforms=numbers,
+        num_logprobs=column(-1, np.int64),
+        bias_rows=ints,
+        bias_ids=ints,
+        bias_values=floats,
+        allowed_rows=ints,
+        allowed_entries=ints,
+        allowed_ids=ints,
+    )
+    ids = sample(logits.repeat(num_rows, 1), batch, None).token_ids.tolist()
+    probs = _reference(row, temperature, top_k, top_p, min_p)
+    cumulated = probs.cumsum()
+    for token_id, number in zip(ids, numbers, strict=True):
+        assert probs[token_id] > 0
+        assert cumulated[token_id] - probs[token_id] - 1e-5 <= number <= cumulated[token_id] + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, [0.5, 0.25, 0.15, 0.1]),
+        ({"temperatures": 0.5}, [0.25 / 0.345, 0.0625 / 0.345, 0.0225 / 0.345, 0.01 / 0.345]),
+        ({"top_ks": 2}, [2 / 3, 1 / 3, 0, 0]),
+        ({"top_ps": 0.8}, [0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0]),
+        ({"min_ps": 0.25}, [0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0]),
+        ({"top_ks": 3, "top_ps": 0.8}, [2 / 3, 1 / 3, 0, 0]),  # top-p is of what top-k left: 0.75 / 0.9 > 0.8
+        ({"min_ps": 0.4, "top_ps": 0.6}, [1, 0, 0, 0]),
+    ],
+)
+def test_frequencies(make_batch: Any, parameters: dict[str, float], expected: list[float]) -> None:
+    num_rows = 20_000
+    numbers = uniforms(np.full(num_rows, 3, np.uint64), np.arange(num_rows), np.zeros(num_rows, np.int64))
+    batch = make_batch(num_rows, **({"temperatures": 1.0} | parameters), uniforms=numbers)
+    logits = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]])).repeat(num_rows, 1)
+    counts = sample(logits, batch, None).token_ids.bincount(minlength=4)
+    assert (counts / num_rows).tolist() == pytest.approx(expected, abs=0.015)
+    assert [count > 0 for count in counts] == [share > 0 for share in expected]
+
+
+def test_greedy_takes_the_lowest_of_equal_ids(make_batch: Any) -> None:
+    logits = _logits(3)
+    logits[:, [700, 20, 999]] = 50.0
+    assert sample(logits, make_batch(3), None).token_ids.tolist() == [20, 20, 20]
+
+
+def _mixed_batch(make_batch: Any, num_rows: int) -> SamplingBatch:
+    generator = np.random.default_rng(1)
+
+    def pick(*values: float) -> Any:
+        return generator.choice(values, num_rows)
+
+    entries = np.arange(num_rows // 2)
+    ids = generator.integers(VOCAB_SIZE, size=(4, num_rows // 2))
+    batch: SamplingBatch = make_batch(
+        num_rows,
+        temperatures=pick(0.0, 0.3, 1.0, 1.7),
+        top_ks=pick(0, 0, 1, 7, 400).astype(np.int64),
+        top_ps=pick(1.0, 1.0, 0.4, 0.99),
+        min_ps=pick(0.0, 0.0, 0.02),
+        uniforms=generator.random(num_rows, dtype=np.float32),
+        num_logprobs=pick(-1, 0, 3, 20).astype(np.int64),
+        bias_rows=(entries * 2).tolist(),
+        bias_ids=ids[0].tolist(),
+        bias_values=generator.normal(size=len(entries)).tolist(),
+        allowed_rows=[2, 5],
+        allowed_entries=[0, 0, 1, 1, 1],
+        allowed_ids=[3, 900, 1, 2, 1002],
+        penalties=PenaltyBatch(
+            rows=entries * 2 + 1,
+            presence=generator.random(len(entries), dtype=np.float32),
+            frequency=generator.random(len(entries), dtype=np.float32),
+            repetition=generator.random(len(entries), dtype=np.float32) + 0.5,
+            prompt_entries=entries,
+            prompt_ids=ids[1],
+            output_entries=entries,
+            output_ids=ids[2],
+            placeholders=Placeholders(entries, entries),
+        ),
+        conditional_bans=ConditionalBans(entries, ids[3], entries, entries),
+    )
+    return batch
+
+
+def _row_of(batch: SamplingBatch, row: int) -> SamplingBatch:
+    """The batch in which this row is alone; rows of the previous step keep their numbers."""
+    of_row = {
+        field.name: getattr(batch, field.name)[row : row + 1]
+        for field in dataclasses.fields(batch)
+        if field.name in {"temperatures", "top_ks", "top_ps", "min_ps", "uniforms", "num_logprobs"}
+    }
+    biased = batch.bias_rows == row
+    of_row |= {"bias_rows": batch.bias_rows[biased] * 0, "bias_ids": batch.bias_ids[biased]}
+    allowed = batch.allowed_rows[batch.allowed_entries] == row
+    of_row |= {"allowed_rows": batch.allowed_rows[batch.allowed_rows == row] * 0}
+    of_row |= {"allowed_entries": batch.allowed_entries[allowed] * 0, "allowed_ids": batch.allowed_ids[allowed]}
+    penalties, bans = batch.penalties, batch.conditional_bans
+    assert penalties is not None
+    assert bans is not None
+    entry = penalties.rows == row
+    banned = bans.rows == row
+    zero = penalties.rows[entry] * 0
+    return dataclasses.replace(
+        batch,
+        **of_row,
+        bias_values=batch.bias_values[biased],
+        penalties=PenaltyBatch(
+            rows=zero,
+            presence=penalties.presence[entry],
+            frequency=penalties.frequency[entry],
+            repetition=penalties.repetition[entry],
+            prompt_entries=zero,
+            prompt_ids=penalties.prompt_ids[entry],
+            output_entries=zero,
+            output_ids=penalties.output_ids[entry],
+            placeholders=Placeholders(zero, penalties.placeholders.rows[entry]),
+        ),
+        conditional_bans=ConditionalBans(
+            bans.rows[banned] * 0, bans.ids[banned], bans.source_rows[banned], bans.required_ids[banned]
+        ),
+    )
+
+
+def test_a_row_is_sampled_as_if_it_were_alone(make_batch: Any) -> None:
+    num_rows = 64
+    batch, logits = _mixed_batch(make_batch, num_rows), _logits(num_rows)
+    previous = torch.arange(num_rows)
+    result = sample(logits.clone(), batch, previous)
+    assert result.logprobs is not None
+    reported = dict(zip(result.logprobs.rows.tolist(), token_logprobs(result.logprobs), strict=True))
+    assert list(reported) == np.flatnonzero(batch.num_logprobs >= 0).tolist()
+    for row in range(num_rows):
+        alone = sample(logits[row : row + 1].clone(), _row_of(batch, row), previous)
+        assert alone.token_ids.tolist() == [int(result.token_ids[row])]
+        if alone.logprobs is None:
+            assert row not in reported
+        else:
+            assert token_logprobs(alone.logprobs) == [reported[row]]  # equal to the last bit
+
+
+@pytest.mark.parametrize("vocab_size", [32003, 151936])
+def test_large_rows_are_alone_too(make_batch: Any, vocab_size: int) -> None:
+    """Reductions over long rows are split among threads; the split must not show."""
+    logits = _logits(16, vocab_size)
+    fields: dict[str, Any] = {
+        "temperatures": np.tile([0.7, 1.0], 8),
+        "top_ps": np.repeat([1.0, 0.9], 8),
+        "top_ks": np.tile([0, 0, 20, 5000], 4),
+        "uniforms": np.random.default_rng(2).random(16, dtype=np.float32),
+        "num_logprobs": 5,
+    }
+    together = sample(logits.clone(), make_batch(16, **fields), None)
+    assert together.logprobs is not None
+    entries = token_logprobs(together.logprobs)
+    for row in range(16):
+        own = {name: value if name == "num_logprobs" else value[row : row + 1] for name, value in fields.items()}
+        alone = sample(logits[row : row + 1].clone(), make_batch(1, **own), None)
+        assert alone.token_ids.tolist() == [int(together.token_ids[row])]
+        assert alone.logprobs is not None
+        assert token_logprobs(alone.logprobs) == [entries[row]]
+
+
+def test_logprobs_are_of_the_model_s_own_distribution(make_batch: Any) -> None:
+    logits = _logits(2)
+    expected = torch.log_softmax(logits, -1)
+    batch = make_batch(
+        2,
+        temperatures=0.1,
+        top_ks=1,
+        num_logprobs=[-1, 2],
+        bias_rows=[1, 1],
+        bias_ids=[7, int(expected[1].argmax())],
+        bias_values=[100.0, -INF],
+    )
+    result = sample(logits, batch, None)
+    assert result.logprobs is not None
+    assert result.logprobs.rows.tolist() == [1]
+    (entry,) = token_logprobs(result.logprobs)
+    assert int(result.token_ids[1]) == 7
+    assert entry.logprob == float(expected[1, 7])
+    best = expected[1].topk(2)
+    assert (entry.top_token_ids, entry.top_logprobs) == (best.indices.tolist(), best.values.tolist())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 0.5, 2.0])
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-24])
+@pytest.mark.parametrize("filters", [{}, {"top_ks": 3}, {"top_ps": 0.9}, {"min_ps": 0.1}, {"top_ks": 400}])
+def test_the_only_id_that_is_not_banned(
+    make_batch: Any, temperature: float, uniform: float, filters: dict[str, float]
+) -> None:
+    logits = torch.full((1, VOCAB_SIZE), -INF)
+    logits[0, 641] = -5.0
+    batch = make_batch(1, temperatures=temperature, uniforms=uniform, **filters)
+    assert sample(logits, batch, None).token_ids.tolist() == [641]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("filters", [{}, {"top_ks": 3}, {"top_ps": 0.9}, {"min_ps": 0.1}])
+def test_a_row_with_everything_banned_yields_the_lowest_id(
+    make_batch: Any, temperature: float, filters: dict[str, float]
+) -> None:
+    batch = make_batch(1, temperatures=temperature, uniforms=0.9, **filters)
+    assert sample(torch.full((1, VOCAB_SIZE), -INF), batch, None).token_ids.tolist() == [0]
+
+
+def test_only_allowed_ids_are_sampled(make_batch: Any) -> None:
+    allowed = [5, 130, 1002]
+    batch = make_batch(
+        300,
+        temperatures=2.0,
+        uniforms=np.random.default_rng(0).random(300, dtype=np.float32),
+        allowed_rows=list(range(300)),
+        allowed_entries=np.repeat(np.arange(300), 3).tolist(),
+        allowed_ids=allowed * 300,
+    )
+    assert set(sample(_logits(1).repeat(300, 1), batch, None).token_ids.tolist()) == set(allowed)
+
+
+def test_extreme_logits_and_temperatures_are_finite_work(make_batch: Any) -> None:
+    logits = torch.tensor([[3e38, -3e38, 1.0], [1e-30, 0.0, -1e-30]]).repeat_interleave(2, 0)
+    batch = make_batch(4, temperatures=np.array([1e-40, 2.0, 1e-40, 2.0]), uniforms=0.99, top_ps=0.99)
+    assert sample(logits, batch, None).token_ids.tolist() == [0, 0, 0, 2]
+
+
+def test_nothing_waits_for_the_device(make_batch: Any) -> None:
+    """A meta tensor holds no values, so any read of one by the host fails."""
+    batch = _mixed_batch(make_batch, 64)
+    result = sample(_logits(64).to("meta"), batch, torch.arange(64, device="meta"))
+    assert result.token_ids.shape == (64,)
+    assert result.logprobs is not None
+    assert result.logprobs.top_ids.shape == (int((batch.num_logprobs >= 0).sum()), 20)
+
+
+def test_a_nan_row_leaves_the_others_alone(make_batch: Any) -> None:
+    batch = make_batch(3, temperatures=1.0, top_ps=0.9, top_ks=20, uniforms=0.4)
+    clean = sample(_logits(3), batch, None).token_ids.tolist()
+    logits = _logits(3)
+    logits[1] = float("nan")
+    ids = sample(logits, batch, None).token_ids.tolist()
+    assert [ids[0], ids[2]] == [clean[0], clean[2]]
+    assert 0 <= ids[1] < VOCAB_SIZE
