@@ -86,17 +86,16 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     Returns:
         (num_rows,) int64.
     """
-    vocab_size = weights.shape[-1]
     sums = _per_chunk(weights, lambda part: part.sum(-1))
     cumulated = torch.nn.functional.pad(sums.cumsum(-1, dtype=torch.float64), (1, 0))  # (num_rows, num_chunks + 1)
     targets = uniforms.to(torch.float64)[:, None] * cumulated[:, -1:]
     chunks = _first_above(cumulated[:, 1:], targets)
-    ids = _member_ids(chunks)
-    members = weights.gather(-1, ids.clamp(max=vocab_size - 1)) * (ids < vocab_size)
-    inner = members.cumsum(-1, dtype=torch.float64)  # (num_rows, CHUNK)
+    # Past the end of the vocabulary the last id repeats; a number that falls there falls on the last id.
+    ids = _member_ids(chunks).clamp(max=weights.shape[-1] - 1)
+    inner = weights.gather(-1, ids).cumsum(-1, dtype=torch.float64)  # (num_rows, CHUNK)
     # The chunk's float32 sum may exceed the float64 one by its rounding; the rest must stay below the latter.
     rests = torch.minimum(targets - cumulated.gather(-1, chunks), inner[:, -1:] * _LAST_UNIFORM)
-    return ids.gather(-1, _first_above(inner, rests))[:, 0].clamp(max=vocab_size - 1)
+    return ids.gather(-1, _first_above(inner, rests))[:, 0]
 
 
 def _per_chunk(values: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
