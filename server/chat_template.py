@@ -1,0 +1,196 @@
+"""Chat templates: Jinja2 as the checkpoints' authors had it, which is the way of `transformers`.
+
+Owns the sandboxed environment, the compiled templates and what a template may see. Invariant: for the same messages
+the text equals that of `apply_chat_template`. A template is foreign code: it runs in Jinja's immutable sandbox, and
+whatever goes wrong in it is a `ChatTemplateError`. Knows no token ids: see `tokenizer`; nor which text must not
+become a control token: see `shield`.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+DEFAULT_NAME = "default"
+TOOL_NAME = "tool_use"
+"""Names that `transformers` gives to the template for plain chats and for chats with tools."""
+
+RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
+"""What a template sees under these names has a parameter of its own."""
+
+_TEMPLATE_FILE = "chat_template.jinja"
+_TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplateError(Exception):
+    """The messages cannot be rendered, or there is no template; the message is fit for the caller."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what the model wrote, for training; here it leaves its body as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Scope:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@functools.cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """One compiled template; rendering changes nothing, so threads may share it.
+
+    Attributes:
+        names: Words by which the template looks up keys and compares values.
+    """
+
+    def __init__(self, source: str) -> None:
+        """Compile.
+
+        Raises:
+            ChatTemplateError: Not a valid template; the message names the line.
+        """
+        try:
+            tree = _environment().parse(source)
+            self._template = _environment().from_string(tree)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(f"the chat template is invalid at line {error.lineno}: {error.message}") from error
+        self._knows_developer = "developer" in source
+        self.names = _names(tree)
+
+    def render(
+        self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool, variables: Mapping[str, object]
+    ) -> str:
+        """Return the prompt text.
+
+        Args:
+            messages: At least a role each; JSON values only.
+            add_generation_prompt: End with the opening of the assistant's answer.
+            variables: Whatever else the template may name: tools, documents, switches, special tokens.
+
+        Raises:
+            ChatTemplateError: The template refuses the messages, or fails.
+        """
+        seen = {"tools": None, "documents": None, **variables}
+        seen["messages"] = [self._adapt(message) for message in messages]
+        seen["add_generation_prompt"] = add_generation_prompt
+        try:
+            return self._template.render(seen)
+        except Exception as error:  # foreign code raises what it likes
+            raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
+
+    def _adapt(self, message: Mapping[str, object]) -> dict[str, object]:
+        """Speak the template's dialect: its name for the system role, each name for an earlier answer's reasoning."""
+        adapted = dict(message)
+        if adapted.get("role") == "developer" and not self._knows_developer:
+            adapted["role"] = "system"
+        reasoning = next((message[name] for name in _REASONING_NAMES if message.get(name) is not None), None)
+        if reasoning is not None:
+            adapted["reasoning_content"] = reasoning
+            adapted.setdefault("thinking", reasoning)
+        return adapted
+
+
+def _names(tree: nodes.Template) -> frozenset[str]:
+    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+    constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset(attributes | constants | {"role", *_REASONING_NAMES})
+
+
+class ChatTemplates:
+    """The templates of a checkpoint by name, and those that callers bring along."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        """Compile all of them.
+
+        Raises:
+            ChatTemplateError: One is invalid.
+        """
+        self._named = {name: ChatTemplate(source) for name, source in sources.items()}
+        self._compile = functools.lru_cache(maxsize=16)(ChatTemplate)
+
+    def __bool__(self) -> bool:
+        return bool(self._named)
+
+    def select(self, chosen: str | None, has_tools: bool) -> ChatTemplate:
+        """Return the template for a request.
+
+        Args:
+            chosen: A name, or the source of a template; None takes the checkpoint's own.
+            has_tools: Prefer the template that was written for tools.
+
+        Raises:
+            ChatTemplateError: There is none, or the source is invalid.
+        """
+        if chosen is not None:
+            return self._named.get(chosen) or self._compile(chosen)
+        for name in (TOOL_NAME, DEFAULT_NAME) if has_tools else (DEFAULT_NAME,):
+            if name in self._named:
+                return self._named[name]
+        if self._named:
+            raise ChatTemplateError(f"no default chat template; choose one of: {', '.join(sorted(self._named))}")
+        raise ChatTemplateError("this model has no chat template; send one in chat_template, or use /v1/completions")
+
+
+def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """Read name -> source, from files if there are any, else from tokenizer_config.json.
+
+    Args:
+        folder: The checkpoint.
+        config: Its tokenizer_config.json, where `chat_template` is a source or a list of {name, template}.
+
+    Returns:
+        Empty when the checkpoint has none.
+    """
+    sources: dict[str, str] = {}
+    if (folder / _TEMPLATE_FILE).is_file():
+        sources[DEFAULT_NAME] = (folder / _TEMPLATE_FILE).read_text(encoding="utf-8")
+    for name in _TEMPLATE_FOLDERS:
+        for file in sorted((folder / name).glob("*.jinja")):
+            sources[file.stem] = file.read_text(encoding="utf-8")
+    if sources:
+        return sources
+    declared = config.get("chat_template")
+    if isinstance(declared, str):
+        return {DEFAULT_NAME: declared}
+    if isinstance(declared, list):
+        return {str(entry["name"]): str(entry["template"]) for entry in declared}
+    return dict(declared) if isinstance(declared, dict) else {}

@@ -1,0 +1,144 @@
+"""Keeps what callers write from becoming control tokens.
+
+A chat template puts the callers' strings between control tokens such as <|im_end|>. Written inside a message, the
+same text would be encoded as the token itself: the message could end its own turn and forge another one. The template
+must see the strings as they are, so nothing is removed or replaced. Instead:
+
+1. `mark` puts one character, which occurs in no string, at each place in a caller's string where a special token is,
+   or could arise together with what the template or another string puts beside it.
+2. The template renders the marked strings.
+3. `Marked.cut` cuts the rendered text at the marks. No special token reaches over a cut, so those found in the
+   separate pieces are the template's own; where the whole text holds the same ones, no cut was needed.
+
+Invariant: a string that neither holds a special token's text nor begins or ends with part of one reaches the template
+untouched. Limits: a special token of one character cannot be cut; nor is guarded what a template makes by cutting a
+string in its middle and joining the parts.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, TypeVar, cast
+
+_MARKS = tuple(chr(code) for code in range(0xE000, 0xF900))  # the Basic Multilingual Plane's private-use characters
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_NO_NAMES: AbstractSet[str] = frozenset()
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Marked(Generic[T]):
+    """A caller's data with marks in its strings, or as it was when no mark was needed."""
+
+    value: T
+    mark: str | None
+
+    def cut(self, rendered: str) -> list[str]:
+        """Split what a template made of the value; one piece when there is no mark. No piece is empty."""
+        if self.mark is None:
+            return [rendered]
+        escaped = json.dumps(self.mark)[1:-1]  # a template may have asked tojson for ASCII
+        return [piece for piece in rendered.replace(escaped, self.mark).split(self.mark) if piece]
+
+
+class Shield:
+    """Knows the texts of one vocabulary's special tokens. Immutable."""
+
+    def __init__(self, special_texts: Collection[str]) -> None:
+        """Compile the search."""
+        texts = sorted(text for text in special_texts if len(text) > 1)
+        self._max_length = max(map(len, texts), default=0)
+        self._listed = "\0" + "\0".join(texts) + "\0"
+        self._first_chars = frozenset(text[0] for text in texts)
+        self._last_chars = frozenset(text[-1] for text in texts)
+        self._whole = _overlapping(texts)
+
+    def mark(self, value: T, names: AbstractSet[str] = _NO_NAMES) -> Marked[T]:
+        """Mark every string in JSON data, keys included.
+
+        Args:
+            value: Messages, tools, or anything else that callers supply and a template renders.
+            names: Words by which the template looks up keys or compares values. Such a word is not marked for being
+                part of a special token's text: with `<|user|>` special, "user" must stay "user".
+
+        Raises:
+            ValueError: The data holds every private-use character there is.
+        """
+        strings = list(_strings(value))
+        if not any(self._offsets(string, names) for string in strings):
+            return Marked(value, None)
+        everything = "\0".join(strings)
+        for mark in _MARKS:
+            if mark not in everything and json.dumps(mark)[1:-1] not in everything:
+                return Marked(cast(T, self._copy(value, mark, names)), mark)
+        raise ValueError("the messages use every private-use character")
+
+    def _copy(self, value: object, mark: str, names: AbstractSet[str]) -> object:
+        if isinstance(value, str):
+            offsets = [0, *sorted(self._offsets(value, names)), len(value)]
+            return mark.join(value[start:end] for start, end in pairwise(offsets))
+        if isinstance(value, Mapping):
+            return {
+                self._copy(key, mark, names): item if _is_role(key, item) else self._copy(item, mark, names)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(item, mark, names) for item in value)
+        return value
+
+    def _offsets(self, text: str, names: AbstractSet[str]) -> set[int]:
+        """Return where a special token in `text`, or one that could arise at its edges, can be cut."""
+        offsets = {match.start() + 1 for match in self._whole.finditer(text)}
+        if text in names:
+            return offsets
+        offsets |= self._edges(text, 0, len(text))
+        start = len(text) - len(text.lstrip())
+        end = len(text.rstrip())
+        if 0 < end - start < len(text):  # a template may strip the string
+            offsets |= self._edges(text, start, end)
+        return offsets
+
+    def _edges(self, text: str, start: int, end: int) -> set[int]:
+        """Return those ends of text[start:end] where a special token could go on outside."""
+        if start < end and end - start < self._max_length and text[start:end] in self._listed:
+            return {start, end}
+        edges: set[int] = set()
+        for i in range(start + 1, min(end, start + self._max_length)):
+            if text[i - 1] in self._last_chars and text[start:i] + "\0" in self._listed:
+                edges.add(start)
+                break
+        for i in range(max(start, end - self._max_length) + 1, end):
+            if text[i] in self._first_chars and "\0" + text[i:end] in self._listed:
+                edges.add(end)
+                break
+        return edges
+
+
+def _overlapping(texts: list[str]) -> re.Pattern[str]:
+    """Match the first character of each occurrence, overlapping ones too."""
+    rests: dict[str, list[str]] = {}
+    for text in texts:
+        rests.setdefault(text[0], []).append(re.escape(text[1:]))
+    # One branch for each first character: ordinary text fails at once, however many special tokens there are.
+    return re.compile("|".join(f"{re.escape(char)}(?={'|'.join(rest)})" for char, rest in rests.items()) or "(?!)")
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            if not _is_role(key, item):
+                yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+
+
+def _is_role(key: object, item: object) -> bool:
+    """Some templates write the role's token around its name: '<|' + role + '|>'."""
+    return key == "role" and isinstance(item, str) and item in _ROLES

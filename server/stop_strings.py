@@ -1,0 +1,77 @@
+"""Finds stop strings in a text that arrives in pieces, without letting any part of one go.
+
+Owns the text that may still become a stop string: the longest suffix of what was fed that is a proper prefix of some
+stop string, never more. Invariant: for every way to cut the same text into pieces, the released text and the match
+are those of the whole text at once. The match that ends first wins, as it would character by character; of those
+that end together, the longest, which begins first.
+
+Text that must not stop (of the first `min_tokens` tokens) is not fed: it goes past this object, and a stop string is
+then found only if it lies behind it altogether.
+"""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """One text being searched; mutated by its methods alone.
+
+    Attributes:
+        matched: The stop string that was found; None so far.
+    """
+
+    def __init__(self, stops: Sequence[str], include: bool) -> None:
+        """Start a new text.
+
+        Args:
+            stops: None is empty.
+            include: Whether the released text keeps the stop string that ended it.
+
+        Raises:
+            ValueError: A stop string is empty.
+        """
+        if not all(stops):
+            raise ValueError("a stop string must not be empty")
+        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._include = include
+        self._held = ""
+        self.matched: str | None = None
+
+    def feed(self, text: str) -> str:
+        """Take the next piece; return what cannot be part of a stop string. After a match, nothing more comes."""
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        match = self._first_match(text)
+        if match is not None:
+            end, self.matched = match
+            self._held = ""
+            return text[: end if self._include else end - len(self.matched)]
+        start = len(text) - self._num_held(text)
+        self._held = text[start:]
+        return text[:start]
+
+    def finish(self) -> str:
+        """The text has ended: return what is still held, which became no stop string."""
+        text, self._held = self._held, ""
+        return text
+
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        """Return the end and the stop string of the match that ends first."""
+        best: tuple[int, str] | None = None
+        for stop in self._stops:  # longest first, so that a tie keeps the longest
+            start = text.find(stop)
+            if start >= 0 and (best is None or start + len(stop) < best[0]):
+                best = start + len(stop), stop
+        return best
+
+    def _num_held(self, text: str) -> int:
+        """Return the length of the longest suffix that is a proper prefix of a stop string."""
+        longest = 0
+        for stop in self._stops:
+            tail = text[max(0, len(text) - len(stop) + 1) :]
+            start = tail.find(stop[0])
+            while start >= 0 and not stop.startswith(tail[start:]):
+                start = tail.find(stop[0], start + 1)
+            if start >= 0:
+                longest = max(longest, len(tail) - start)
+        return longest
