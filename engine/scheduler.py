@@ -176,7 +176,7 @@ class Scheduler:
         """
         step = ScheduledStep()
         num_preemptions = self.counters.num_preemptions
-        decodes, load = self._choose_decodes()
+        decodes, load = self._decodes()
         budget = self._begin_budget(load)
         prefills = [r for r in self.running if r.num_new_tokens > 1 and _is_schedulable(r)]
         if len(prefills) > 1:
@@ -186,7 +186,8 @@ class Scheduler:
             if request.status is not Status.RUNNING or request.key in step.keys:
                 continue
             if request.key in decodes:
-                self._schedule(step, request, 1 + len(request.draft_token_ids))
+                left = self._max_num_batched_tokens - step.load.num_tokens
+                self._schedule(step, request, min(1 + len(request.draft_token_ids), left))
             elif request in prefills:
                 self._prefill(step, budget, request, share)
         if self.counters.num_preemptions == num_preemptions:
@@ -201,16 +202,14 @@ class Scheduler:
         now = time.monotonic()
         return [r for r in self.waiting if r.deadline is not None and r.deadline < now and r.num_cached_tokens is None]
 
-    def _choose_decodes(self) -> tuple[set[RequestKey], StepLoad]:
-        """The requests that compute one token (and their drafts), as many as the token budget holds."""
+    def _decodes(self) -> tuple[set[RequestKey], StepLoad]:
+        """The requests that compute one token, and perhaps drafts behind it, and the load that they are."""
         keys: set[RequestKey] = set()
         load = StepLoad()
         for request in self.running:
-            num_tokens = 1 + len(request.draft_token_ids)
-            is_decode = request.num_new_tokens == 1 and _is_schedulable(request)
-            if is_decode and load.num_tokens + num_tokens <= self._max_num_batched_tokens:
-                load.add(num_tokens, request.num_computed_tokens)
+            if request.num_new_tokens == 1 and _is_schedulable(request):
                 keys.add(request.key)
+                load.add(1 + len(request.draft_token_ids), request.num_computed_tokens)
         return keys, load
 
     def _begin_budget(self, decodes: StepLoad) -> StepBudget:
@@ -236,7 +235,7 @@ class Scheduler:
 
     def _schedule(self, step: ScheduledStep, request: Request, num_tokens: int) -> int:
         """Put a running request into the step; returns the tokens it computes, 0 when there is no block for any."""
-        num_tokens = self._make_room(step, request, num_tokens)
+        num_tokens = self._make_room(step, request, num_tokens) if num_tokens else 0
         if num_tokens:
             self._commit(step, request, num_tokens)
         return num_tokens

@@ -1,0 +1,115 @@
+"""The engine's settings with every "auto" resolved, each from the options, the checkpoint and the machine.
+
+Frozen: measured values (weights in memory, number of blocks) live in `MemoryPlan`.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.models.config import ModelConfig, ModelError
+from engine.protocol import EngineOptions
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine runs with.
+
+    Attributes:
+        model: Checkpoint folder.
+        device: Where tensors live.
+        dtype: Of weights, activations and KV cache.
+        max_model_len: Most tokens of a request, before the memory plan has its say.
+        max_num_seqs: Most requests that run at once.
+        max_num_batched_tokens: Most tokens in a step.
+        block_size: Tokens in a block.
+        prefix_caching: Whether blocks are found by content.
+        load_dummy: Random weights instead of the checkpoint's.
+        itl_target_s: Longest predicted step while anything decodes.
+        max_num_waiting: Length of the queue.
+        overlap: Whether a step is launched before the one before it is collected.
+        kv_cache_memory_bytes: Asked for by the user; None lets the plan decide.
+    """
+
+    model: Path
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    prefix_caching: bool
+    load_dummy: bool
+    itl_target_s: float
+    max_num_waiting: int
+    overlap: bool
+    kv_cache_memory_bytes: int | None
+
+
+def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
+    """Decide what the options leave open.
+
+    Raises:
+        ModelError: The options ask for what the machine or the checkpoint does not have.
+    """
+    device = _device(options.device)
+    is_cuda = device.type == "cuda"
+    max_num_seqs = options.max_num_seqs or (256 if is_cuda else 128)
+    least = max_num_seqs + options.block_size
+    max_num_batched_tokens = options.max_num_batched_tokens or max(8192 if is_cuda else 2048, least)
+    if max_num_batched_tokens < least:
+        raise ModelError(
+            f"max_num_batched_tokens must be at least max_num_seqs + block_size = {least}, got {max_num_batched_tokens}"
+        )
+    max_model_len = options.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
+        raise ModelError(
+            f"max_model_len must be at most {model.max_position_embeddings}, which the model was made for, "
+            f"got {max_model_len}"
+        )
+    return EngineConfig(
+        model=Path(options.model),
+        device=device,
+        dtype=_DTYPES.get(options.dtype, model.dtype),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=options.block_size,
+        prefix_caching=options.prefix_caching,
+        load_dummy=options.load_format == "dummy",
+        itl_target_s=options.itl_target_ms / 1e3,
+        max_num_waiting=options.max_num_waiting,
+        overlap=is_cuda,  # on the CPU a launch already computes the step
+        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device cuda was asked for, but torch finds no CUDA device")
+    return torch.device(name)
+
+
+def available_memory_bytes(device: torch.device) -> int:
+    """Bytes that can be allocated now without pushing anybody out."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = _meminfo_bytes("MemAvailable")
+    limit = Path("/sys/fs/cgroup/memory.max")  # a container's limit, where there is one
+    if limit.exists() and limit.read_text().strip().isdigit():
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        free = min(free, int(limit.read_text()) - used)
+    return free
+
+
+def _meminfo_bytes(name: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

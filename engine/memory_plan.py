@@ -1,0 +1,120 @@
+"""Where the memory goes: weights, activations, and what is left for the KV cache.
+
+The same plan is printed by `weft plan` before anything is loaded (weights from the shapes, activations estimated) and
+by the engine once weights are in memory and a step has been measured. Allocates nothing itself.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.backend import KVGroup
+from engine.config import EngineConfig
+from engine.models.config import ModelConfig, ModelError
+
+logger = logging.getLogger(__name__)
+
+SHARE_OF_FREE_MEMORY = {"cpu": 0.4, "cuda": 0.92}
+"""Most of the memory that is free after weights and activations which the KV cache takes unless told otherwise: on a
+CPU other programs need some of it, on a GPU there are none."""
+
+MAX_CPU_CACHE_BYTES = 4 << 30
+"""A CPU decodes too slowly to make use of more."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by purpose and what they hold."""
+
+    weights_bytes: int
+    activations_bytes: int
+    kv_cache_bytes: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the KV cache holds; the null block holds none."""
+        return (self.num_blocks - 1) * self.block_size
+
+    def lines(self) -> list[str]:
+        """The plan for people."""
+        at_once = self.num_tokens / self.max_model_len
+        return [
+            f"weights      {_size(self.weights_bytes)}",
+            f"activations  {_size(self.activations_bytes)}",
+            f"KV cache     {_size(self.kv_cache_bytes)} = {self.num_blocks:,} blocks of {self.block_size} = "
+            f"{self.num_tokens:,} tokens = {at_once:.1f} requests of {self.max_model_len:,} tokens at once",
+        ]
+
+
+def make_plan(
+    config: EngineConfig, groups: tuple[KVGroup, ...], *, weights_bytes: int, activations_bytes: int, free_bytes: int
+) -> MemoryPlan:
+    """Divide the memory.
+
+    Args:
+        config: Limits and what the user asked for.
+        groups: Layers that share block tables.
+        weights_bytes: Taken by the weights.
+        activations_bytes: Taken by the largest step.
+        free_bytes: Free beside weights and activations.
+
+    Raises:
+        ModelError: Not even one request fits.
+    """
+    block_bytes = sum(group.block_bytes(config.block_size, config.dtype) for group in groups)
+    kv_bytes = config.kv_cache_memory_bytes
+    if kv_bytes is None:
+        kv_bytes = int(free_bytes * SHARE_OF_FREE_MEMORY[config.device.type])
+        if config.device.type == "cpu":
+            kv_bytes = min(kv_bytes, MAX_CPU_CACHE_BYTES)
+    elif kv_bytes > free_bytes:
+        raise ModelError(f"kv_cache_memory is {_size(kv_bytes)}, but only {_size(max(free_bytes, 0))} are free")
+    blocks_per_request = -(-config.max_model_len // config.block_size)
+    num_blocks = min(max(kv_bytes, 0) // block_bytes, config.max_num_seqs * blocks_per_request + 1)
+    if num_blocks < 2:
+        raise ModelError(f"no memory is left for the KV cache: {_size(kv_bytes)}, a block takes {_size(block_bytes)}")
+    max_model_len = min(config.max_model_len, (num_blocks - 1) * config.block_size)
+    if max_model_len < config.max_model_len:
+        logger.warning(
+            "max_model_len lowered from %d to %d tokens, which fill the KV cache of %s",
+            config.max_model_len,
+            max_model_len,
+            _size(num_blocks * block_bytes),
+        )
+    return MemoryPlan(
+        weights_bytes=weights_bytes,
+        activations_bytes=activations_bytes,
+        kv_cache_bytes=num_blocks * block_bytes,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+    )
+
+
+def estimate_weights_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of all weights, from the shapes alone; small vectors (norms, biases) are left out."""
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    per_layer = model.hidden_size * (heads + 3 * model.intermediate_size)
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    return (model.num_layers * per_layer + embeddings) * dtype.itemsize
+
+
+def estimate_activations_bytes(model: ModelConfig, config: EngineConfig) -> int:
+    """Bytes of the largest step, from the shapes alone: the widest layer for all tokens, and logits in float32."""
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    per_token = 4 * model.hidden_size + heads + 3 * model.intermediate_size
+    logits = 3 * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size * 4
+    return config.max_num_batched_tokens * per_token * config.dtype.itemsize + logits
+
+
+def _size(num_bytes: float) -> str:
+    """Such as 1.2 GB."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.2f} GB"

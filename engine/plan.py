@@ -1,0 +1,47 @@
+"""Prints what a model takes and how many requests it serves, before anything is loaded.
+
+Run by `weft plan` with the runtime directory that holds the options. Exit code 2: the model does not fit or cannot
+be read, and one line on stderr says why.
+"""
+
+import pathlib
+import sys
+
+import msgspec
+
+from engine import config as engine_config
+from engine.attention.backend import group_layers
+from engine.memory_plan import estimate_activations_bytes, estimate_weights_bytes, make_plan
+from engine.models.config import ModelError, load_model_config
+from engine.models.decoder import kv_specs
+from engine.protocol import OPTIONS_NAME, EngineOptions
+
+
+def main(runtime_dir: pathlib.Path) -> int:
+    """Print the plan for the options in the runtime directory."""
+    options = msgspec.json.decode((runtime_dir / OPTIONS_NAME).read_bytes(), type=EngineOptions)
+    try:
+        model = load_model_config(pathlib.Path(options.model))
+        config = engine_config.resolve(options, model)
+        weights_bytes = estimate_weights_bytes(model, config.dtype)
+        activations_bytes = estimate_activations_bytes(model, config)
+        free_bytes = engine_config.available_memory_bytes(config.device) - weights_bytes - activations_bytes
+        plan = make_plan(
+            config,
+            group_layers(kv_specs(model)),
+            weights_bytes=weights_bytes,
+            activations_bytes=activations_bytes,
+            free_bytes=free_bytes,
+        )
+    except ModelError as error:
+        print(f"weft: {error}", file=sys.stderr)
+        return 2
+    dtype = str(config.dtype).removeprefix("torch.")
+    print(f"model        {config.model.name} ({model.architecture})")
+    print(f"device       {config.device.type}, {dtype}")
+    print("\n".join(plan.lines()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1])))

@@ -1,0 +1,180 @@
+"""The engine process: sockets in, steps, sockets out.
+
+Between two steps it takes what the servers sent; it blocks only when there is nothing to do. A direct child of the
+supervisor, it dies with it and leaves SIGINT and SIGTERM to it; it is ended with SIGKILL, since it holds nothing
+that must be saved. Exit code 2: the model cannot be loaded, and one line on stderr says why.
+"""
+
+import ctypes
+import logging
+import os
+import pathlib
+import secrets
+import signal
+import sys
+import time
+
+import msgspec
+
+from engine import logs
+from engine.crash_record import CrashRecord, Fingerprint, fingerprint
+from engine.engine import Engine, RejectedError
+from engine.load_progress import LoadProgress
+from engine.models.config import ModelError
+from engine.protocol import (
+    OPTIONS_NAME,
+    SOCKET_NAME,
+    STATUS_NAME,
+    AbortRequest,
+    Accepted,
+    AddRequest,
+    EngineOptions,
+    Rejected,
+    RejectReason,
+    ToEngine,
+)
+from engine.scheduler import ScheduledStep
+from engine.server_link import ServerLink
+from engine.startup import Started, start
+from engine.status_page import Status, StatusPage
+
+logger = logging.getLogger(__name__)
+
+EXIT_CANNOT_LOAD = 2
+_PR_SET_PDEATHSIG = 1
+_STUCK_POLL_S = 0.005
+"""Pause when requests wait but none can run, which only another message can change."""
+
+
+class EngineProcess:
+    """Glue between sockets, engine, status page and crash record."""
+
+    def __init__(self, runtime_dir: pathlib.Path, options: EngineOptions) -> None:
+        """Load the model; servers can connect when this returns.
+
+        Raises:
+            ModelError: The model cannot be loaded.
+        """
+        self._record = CrashRecord(runtime_dir)
+        self._page = StatusPage(runtime_dir / STATUS_NAME)
+        self._epoch_id = secrets.randbits(63) | 1
+        self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
+        self._page.write(Status(epoch_id=self._epoch_id, progress_time=time.monotonic()))
+        with LoadProgress() as progress:
+            started = start(options, f"{self._epoch_id:016x}", progress=progress, before_launch=self._write_suspects)
+        _announce(started, options)
+        self._engine: Engine = started.engine
+        self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
+        self._num_blocks = started.info.num_blocks
+        self._write_status()
+
+    def run(self) -> None:
+        """Serve for ever."""
+        is_stuck = False
+        while True:
+            timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else None
+            for connection, message in self._link.poll(timeout):
+                self._apply(connection, message)
+            if self._engine.has_work:
+                num_steps = self._engine.num_steps
+                self._write_status()
+                outputs = self._engine.step()
+                self._forget_finished()
+                if not self._engine.has_work:
+                    self._record.end_step()
+                self._write_status()
+                self._link.put_outputs(outputs)
+                is_stuck = not outputs and self._engine.num_steps == num_steps
+            else:
+                self._record.end_step()
+                self._write_status()
+
+    def _apply(self, connection: int, message: ToEngine | None) -> None:
+        if message is None:
+            self._engine.scheduler.abort_connection(connection)
+        elif isinstance(message, AbortRequest):
+            self._engine.scheduler.abort(connection, message.request_id, message.index)
+        else:
+            self._add(connection, message)
+        self._forget_finished()
+
+    def _add(self, connection: int, add: AddRequest) -> None:
+        mark = fingerprint(add)
+        try:
+            if self._record.is_condemned(mark):
+                raise RejectedError(RejectReason.POISON, "this request ended the engine twice and is not run again")
+            self._engine.add(connection, add, runs_alone=self._record.is_suspect(mark))
+        except RejectedError as error:
+            self._link.put(connection, Rejected(add.request_id, error.reason, str(error)))
+            return
+        self._fingerprints[connection, add.request_id] = mark
+        self._link.put(connection, Accepted(add.request_id))
+
+    def _write_suspects(self, step: ScheduledStep) -> None:
+        keys = dict.fromkeys((s.request.key.connection, s.request.key.request_id) for s in step.requests)
+        self._record.begin_step([self._fingerprints[key] for key in keys])
+
+    def _forget_finished(self) -> None:
+        live = {(key.connection, key.request_id) for key in self._engine.scheduler.requests}
+        for key in [key for key in self._fingerprints if key not in live]:
+            self._record.clear(self._fingerprints.pop(key))
+
+    def _write_status(self) -> None:
+        scheduler = self._engine.scheduler
+        counters = scheduler.counters
+        pools = scheduler.kv.pools
+        self._page.write(
+            Status(
+                epoch_id=self._epoch_id,
+                is_ready=1,
+                progress_time=time.monotonic(),
+                has_work=int(self._engine.has_work),
+                num_requests_running=len(scheduler.running),
+                num_requests_waiting=len(scheduler.waiting),
+                num_blocks=self._num_blocks - 1,
+                num_used_blocks=max(pool.num_used for pool in pools),
+                num_cached_blocks=max(pool.num_indexed for pool in pools),
+                prompt_tokens=counters.prompt_tokens,
+                generation_tokens=counters.generation_tokens,
+                prefix_cache_queries=counters.prefix_cache_queries,
+                prefix_cache_hits=counters.prefix_cache_hits,
+                num_preemptions=counters.num_preemptions,
+                num_steps=self._engine.num_steps,
+                step_seconds=self._engine.step_seconds,
+            )
+        )
+
+
+def _announce(started: Started, options: EngineOptions) -> None:
+    info = started.info
+    lines = [
+        f"model        {pathlib.Path(options.model).name} ({info.architecture})",
+        f"device       {info.device}, {info.dtype}, attention {info.attention_backend}",
+        *started.plan.lines(),
+        f"limits       {info.max_num_seqs} requests at once, {info.max_num_batched_tokens} tokens a step",
+    ]
+    for line in lines:
+        logger.info(line)
+
+
+def main(runtime_dir: pathlib.Path) -> int:
+    """Run the engine that the supervisor described in the runtime directory."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was told
+        return 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    options = msgspec.json.decode((runtime_dir / OPTIONS_NAME).read_bytes(), type=EngineOptions)
+    logs.configure(options.log_format, "engine")
+    try:
+        process = EngineProcess(runtime_dir, options)
+    except ModelError as error:
+        print(f"weft: {error}", file=sys.stderr)
+        return EXIT_CANNOT_LOAD
+    process.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1])))

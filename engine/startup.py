@@ -1,0 +1,198 @@
+"""From options to an engine that can step: config, weights, measured memory plan, cache, warm-up.
+
+The order matters: weights first, then a step is measured, and the KV cache takes what is really left.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine import config as engine_config
+from engine.attention.backend import KVGroup, group_layers
+from engine.attention.sdpa import SdpaBackend
+from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.kv_cache_manager import KVCacheManager
+from engine.memory_plan import MemoryPlan, estimate_activations_bytes, make_plan
+from engine.model_runner import ModelRunner
+from engine.models.config import ModelConfig, load_model_config
+from engine.models.decoder import Decoder
+from engine.protocol import EngineInfo, EngineOptions
+from engine.scheduler import ScheduledStep, Scheduler
+from engine.step_cost import StepCostModel, StepLoad
+from engine.weights import load_weights
+
+logger = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS = (1, 8, 128)
+"""Step sizes that are run before serving, so that the first request does not pay for it and times can be predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An engine that is ready, and what to tell of it."""
+
+    engine: Engine
+    info: EngineInfo
+    plan: MemoryPlan
+    model: ModelConfig
+
+
+def start(
+    options: EngineOptions,
+    epoch: str,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    before_launch: Callable[[ScheduledStep], None] = lambda step: None,
+) -> Started:
+    """Load the model and build the engine around it.
+
+    Args:
+        options: What the supervisor asks for.
+        epoch: Names this engine process.
+        progress: Told of bytes loaded and bytes in all.
+        before_launch: Told of every step right before it is launched.
+
+    Raises:
+        ModelError: The model cannot be loaded or does not fit; one line fit for the user.
+    """
+    model_config = load_model_config(Path(options.model))
+    config = engine_config.resolve(options, model_config)
+    torch.set_grad_enabled(False)
+    model = load_weights(
+        model_config,
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        load_dummy=config.load_dummy,
+        progress=progress,
+    )
+    groups = group_layers(model.kv_specs)
+    plan = make_plan(
+        config,
+        groups,
+        weights_bytes=model.num_bytes,
+        activations_bytes=_measure_activations(model, model_config, config, groups),
+        free_bytes=engine_config.available_memory_bytes(config.device),
+    )
+    backend = SdpaBackend(groups, plan.num_blocks, config.block_size, config.dtype, config.device)
+    runner = ModelRunner(model, backend, config.device)
+    cost = StepCostModel()
+    _warm_up(runner, cost, config, groups)
+    scheduler = Scheduler(
+        KVCacheManager(
+            plan.num_blocks, config.block_size, [g.spec.sliding_window for g in groups], config.prefix_caching
+        ),
+        cost,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        itl_target_s=config.itl_target_s,
+    )
+    engine = Engine(
+        scheduler,
+        runner,
+        vocab_size=model_config.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_num_waiting=config.max_num_waiting,
+        eos_token_ids=model_config.eos_token_ids,
+        overlap=config.overlap,
+        before_launch=before_launch,
+    )
+    info = EngineInfo(
+        epoch=epoch,
+        architecture=model_config.architecture,
+        vocab_size=model_config.vocab_size,
+        max_model_len=plan.max_model_len,
+        eos_token_ids=model_config.eos_token_ids,
+        device=_device_name(config.device),
+        dtype=str(config.dtype).removeprefix("torch."),
+        attention_backend=backend.name,
+        block_size=config.block_size,
+        num_blocks=plan.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+    return Started(engine, info, plan, model_config)
+
+
+def _measure_activations(
+    model: Decoder, model_config: ModelConfig, config: EngineConfig, groups: tuple[KVGroup, ...]
+) -> int:
+    """Bytes that the largest step needs beside weights and cache.
+
+    On CUDA that step is run with a cache of its own and torch's peak is read. On the CPU it would take seconds, so
+    the shapes give an estimate.
+    """
+    if config.device.type != "cuda":
+        return estimate_activations_bytes(model_config, config)
+    num_blocks = -(-config.max_num_batched_tokens // config.block_size) + 1
+    backend = SdpaBackend(groups, num_blocks, config.block_size, config.dtype, config.device)
+    runner = ModelRunner(model, backend, config.device)
+    before = torch.cuda.memory_allocated(config.device)
+    torch.cuda.reset_peak_memory_stats(config.device)
+    batch = dummy_batch(config.max_num_batched_tokens, len(groups), config.block_size, config.max_num_seqs)
+    runner.collect(runner.launch(batch))
+    return torch.cuda.max_memory_allocated(config.device) - before
+
+
+def _warm_up(runner: ModelRunner, cost: StepCostModel, config: EngineConfig, groups: tuple[KVGroup, ...]) -> None:
+    """Run a few steps, the second time against the clock, as the first guess of the cost model."""
+    for num_tokens in _WARM_UP_TOKENS:
+        num_tokens = min(num_tokens, config.max_model_len, config.max_num_batched_tokens)
+        batch = dummy_batch(num_tokens, len(groups), config.block_size, 1)
+        load = StepLoad()
+        load.add(num_tokens, 0)
+        for _ in range(2):
+            began = time.perf_counter()
+            runner.collect(runner.launch(batch))
+            seconds = time.perf_counter() - began
+        cost.observe(load, seconds)
+
+
+def dummy_batch(num_tokens: int, num_groups: int, block_size: int, num_rows: int) -> Batch:
+    """One prompt of num_tokens zeros in blocks 1.., sampled greedily at its last num_rows positions."""
+    num_blocks = -(-num_tokens // block_size)
+    num_rows = min(num_rows, num_tokens)
+    positions = np.arange(num_tokens)
+    none = np.zeros(0, np.int64)
+    group = KVGroupBatch(
+        slot_mapping=positions + block_size,
+        block_tables=np.arange(1, num_blocks + 1)[None],
+        block_copies=np.zeros((0, 2), np.int64),
+    )
+    return Batch(
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=positions,
+        placeholders=Placeholders(none, none),
+        query_start_locs=np.array([0, num_tokens]),
+        seq_lens=np.array([num_tokens]),
+        groups=(group,) * num_groups,
+        row_indices=positions[-num_rows:],
+        sampling=SamplingBatch(
+            temperatures=np.zeros(num_rows, np.float32),
+            top_ks=np.zeros(num_rows, np.int64),
+            top_ps=np.ones(num_rows, np.float32),
+            min_ps=np.zeros(num_rows, np.float32),
+            uniforms=np.zeros(num_rows, np.float32),
+            num_logprobs=np.full(num_rows, -1),
+            bias_rows=none,
+            bias_ids=none,
+            bias_values=np.zeros(0, np.float32),
+            allowed_rows=none,
+            allowed_entries=none,
+            allowed_ids=none,
+        ),
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)"

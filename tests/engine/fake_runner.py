@@ -1,0 +1,131 @@
+"""A runner over a fake model: the next id is a function of the whole context, read through the block tables.
+
+The cache holds token ids in place of keys and values, so a block that is shared, copied, freed or overwritten wrongly
+changes the output. Launched steps run at once, but their ids reach the host only at `collect`, as on a device.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.batch import Batch
+from engine.engine import Engine
+from engine.kv_cache_manager import KVCacheManager
+from engine.output_collector import Outputs
+from engine.scheduler import Scheduler
+from engine.step_cost import StepCostModel
+from engine.step_result import StepResult
+
+VOCAB_SIZE = 50
+
+
+def next_id(context: list[int], choice_uniform: float, temperature: float) -> int:
+    """What the fake model says behind a context; sampled rows depend on their random number as well."""
+    key = ",".join(map(str, context)) + (f"/{choice_uniform:.6f}" if temperature else "")
+    return zlib.crc32(key.encode()) % VOCAB_SIZE
+
+
+@dataclass
+class FakeLaunched:
+    token_ids: list[int]
+
+
+class FakeRunner:
+    """Checks, besides, that no step exceeds the token budget and that no slot is written twice in a step."""
+
+    def __init__(self, windows: list[int | None], num_blocks: int, block_size: int, max_num_tokens: int) -> None:
+        self._windows = windows
+        self._caches = [np.full(num_blocks * block_size, -1) for _ in windows]
+        self._block_size = block_size
+        self._max_num_tokens = max_num_tokens
+        self._previous: list[int] = []
+        self.fails_at_launch = self.fails_at_collect = False
+        self.num_computed_tokens = 0
+        self.batches: list[Batch] = []
+
+    def launch(self, batch: Batch) -> FakeLaunched:
+        self.batches.append(batch)
+        assert batch.num_tokens <= self._max_num_tokens
+        if self.fails_at_launch:
+            self.fails_at_launch = False
+            raise RuntimeError("launch failed")
+        self.num_computed_tokens += batch.num_tokens
+        token_ids = batch.token_ids.copy()
+        for target, row in zip(batch.placeholders.targets, batch.placeholders.rows, strict=True):
+            token_ids[target] = self._previous[row]
+        for group, cache in zip(batch.groups, self._caches, strict=True):
+            sources = group.block_copies[:, 0]
+            copied = cache.reshape(-1, self._block_size)[sources]
+            cache.reshape(-1, self._block_size)[group.block_copies[:, 1]] = copied
+            assert len(set(group.slot_mapping.tolist())) == batch.num_tokens
+            cache[group.slot_mapping] = token_ids
+        self._previous = [self._sample(batch, token_ids, row) for row in range(len(batch.row_indices))]
+        return FakeLaunched(self._previous)
+
+    def collect(self, launched: FakeLaunched) -> StepResult:
+        if self.fails_at_collect:
+            self.fails_at_collect = False
+            raise RuntimeError("collect failed")
+        return StepResult(launched.token_ids, {}, [])
+
+    def _sample(self, batch: Batch, token_ids: np.ndarray, row: int) -> int:
+        index = int(batch.row_indices[row])
+        request = int(np.searchsorted(batch.query_start_locs, index, side="right")) - 1
+        length = int(batch.positions[index]) + 1
+        contexts = []
+        for group, window, cache in zip(batch.groups, self._windows, self._caches, strict=True):
+            positions = np.arange(0 if window is None else max(0, length - window), length)
+            blocks = group.block_tables[request][positions // self._block_size]
+            contexts.append(cache[blocks * self._block_size + positions % self._block_size].tolist())
+        longest = max(contexts, key=len)
+        assert all(longest[len(longest) - len(c) :] == c for c in contexts), "the groups disagree"
+        assert min(longest) >= 0, "a slot was read that nobody wrote"
+        return next_id(longest, float(batch.sampling.uniforms[row]), float(batch.sampling.temperatures[row]))
+
+
+@dataclass
+class FakeEngine:
+    engine: Engine
+    runner: FakeRunner
+    windows: list[int | None]
+
+    def step(self) -> Outputs:
+        return self.engine.step()
+
+
+def make_engine(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    windows: tuple[int | None, ...] = (None,),
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 128,
+    max_num_waiting: int = 1000,
+    prefix_caching: bool = True,
+    itl_target_s: float = 1.0,
+    eos_token_ids: tuple[int, ...] = (),
+    overlap: bool = False,
+    drafter: object = None,
+) -> FakeEngine:
+    kv = KVCacheManager(num_blocks, block_size, windows, prefix_caching)
+    scheduler = Scheduler(
+        kv,
+        StepCostModel(),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        itl_target_s=itl_target_s,
+    )
+    runner = FakeRunner(list(windows), num_blocks, block_size, max_num_batched_tokens)
+    engine = Engine(
+        scheduler,
+        runner,  # type: ignore[arg-type]
+        vocab_size=VOCAB_SIZE,
+        max_model_len=min(max_model_len, (num_blocks - 1) * block_size),
+        max_num_waiting=max_num_waiting,
+        eos_token_ids=eos_token_ids,
+        overlap=overlap,
+        drafter=drafter,  # type: ignore[arg-type]
+    )
+    return FakeEngine(engine, runner, list(windows))

@@ -1,0 +1,170 @@
+"""Whatever happens in whatever order: no block is lost, shared wrongly or freed twice, and every output is right."""
+
+import logging
+import os
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from engine.protocol import AddRequest, FinishReason
+from engine.request import Request
+from engine.sampling.random import uniforms
+from engine.sampling_params import SamplingParams
+from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_id
+
+
+def expected_ids(fake: FakeEngine, add: AddRequest, index: int, eos: tuple[int, ...], max_model_len: int) -> list[int]:
+    """Plain decoding, one token at a time, over the whole context."""
+    params = add.sampling_params
+    context = list(add.prompt_token_ids)
+    longest = None if None in fake.windows else max(w for w in fake.windows if w is not None)
+    most = max_model_len - len(context) if params.max_tokens is None else params.max_tokens
+    output: list[int] = []
+    while len(output) < min(most, max_model_len - len(add.prompt_token_ids)):
+        uniform = uniforms(np.array([params.seed], np.uint64), np.array([len(context)]), np.array([index]))[0]
+        seen = context if longest is None else context[-longest:]
+        token_id = next_id(seen, float(uniform), params.temperature)
+        context.append(token_id)
+        output.append(token_id)
+        if token_id in eos and not params.ignore_eos:
+            break
+    return output
+
+
+class GuessingDrafter:
+    """Right for a few tokens, then wrong, so that every length of accepted prefix occurs."""
+
+    def __init__(self) -> None:
+        self.windows: list[int | None] = [None]
+
+    def propose(self, request: Request) -> list[int]:
+        if request.params.temperature or None not in self.windows:
+            return [7, 8]
+        context = list(request.token_ids)
+        for _ in range(len(context) % 4):
+            context.append(next_id(context, 0.0, 0.0))
+        return [*context[len(request.token_ids) :], 3][: len(context) % 5]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(5, 24),
+        block_size=st.sampled_from([1, 2, 4]),
+        windows=st.sampled_from([(None,), (6,), (None, 5), (3, 8)]),
+        max_num_seqs=st.integers(1, 6),
+        max_num_batched_tokens=st.sampled_from([1, 3, 8, 64]),
+        prefix_caching=st.booleans(),
+        overlap=st.booleans(),
+        drafts=st.booleans(),
+    )
+    def start(self, drafts: bool, **options: object) -> None:
+        drafter = GuessingDrafter()
+        drafter.windows = list(options["windows"])  # type: ignore[call-overload]
+        self.eos = (11,)
+        self.fake = make_engine(**options, drafter=drafter if drafts else None, eos_token_ids=self.eos)  # type: ignore[arg-type]
+        self.max_model_len = self.fake.engine._max_model_len
+        self.adds: dict[int, AddRequest] = {}
+        self.outputs: dict[tuple[int, int], list[int]] = {}
+        self.open: set[tuple[int, int]] = set()
+        self.failed: set[tuple[int, int]] = set()
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
+        shared=st.integers(0, 16),
+        max_tokens=st.integers(0, 12),
+        num_choices=st.integers(1, 3),
+        temperature=st.sampled_from([0.0, 1.0]),
+        priority=st.integers(0, 2),
+        salt=st.sampled_from(["", "", "", "other"]),
+        ignore_eos=st.booleans(),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        shared: int,
+        max_tokens: int,
+        num_choices: int,
+        temperature: float,
+        priority: int,
+        salt: str,
+        ignore_eos: bool,
+    ) -> None:
+        prompt = ([5] * shared + prompt)[: max(1, self.max_model_len - max_tokens)]
+        if len(prompt) + max_tokens > self.max_model_len:
+            return
+        add = AddRequest(
+            request_id=len(self.adds),
+            prompt_token_ids=prompt,
+            sampling_params=SamplingParams(
+                max_tokens=max_tokens, temperature=temperature, seed=len(self.adds), ignore_eos=ignore_eos
+            ),
+            num_choices=num_choices,
+            priority=priority,
+            cache_salt=salt,
+        )
+        self.adds[add.request_id] = add
+        self.fake.engine.add(0, add)
+        for index in range(num_choices):
+            self.outputs[add.request_id, index] = []
+            self.open.add((add.request_id, index))
+
+    @rule()
+    def step(self) -> None:
+        for connection, output in self.fake.step():
+            key = (output.request_id, output.index)
+            assert connection == 0
+            assert key in self.open
+            self.outputs[key] += output.token_ids
+            if output.finish_reason is not None:
+                self.open.remove(key)
+            if output.finish_reason is FinishReason.ERROR:
+                self.failed.add(key)
+            elif output.finish_reason is not None:
+                add = self.adds[output.request_id]
+                assert self.outputs[key] == expected_ids(self.fake, add, output.index, self.eos, self.max_model_len)
+
+    @rule(at_launch=st.booleans())
+    def failing_step(self, at_launch: bool) -> None:
+        if self.fake.engine.has_work:
+            self.fake.runner.fails_at_launch = at_launch
+            self.fake.runner.fails_at_collect = not at_launch
+        self.step()
+
+    @rule(data=st.data(), whole=st.booleans())
+    def abort(self, data: st.DataObject, whole: bool) -> None:
+        if not self.open:
+            return
+        request_id, index = data.draw(st.sampled_from(sorted(self.open)))
+        self.fake.engine.scheduler.abort(0, request_id, None if whole else index)
+        self.open = {key for key in self.open if key[0] != request_id or (not whole and key[1] != index)}
+
+    @invariant()
+    def is_consistent(self) -> None:
+        if hasattr(self, "fake"):
+            self.fake.engine.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "fake"):
+            return
+        self.fake.runner.fails_at_launch = self.fake.runner.fails_at_collect = False
+        for _ in range(5000):
+            if not self.fake.engine.has_work:
+                break
+            self.step()
+            self.is_consistent()
+        assert not self.fake.engine.has_work, "requests wait for ever"
+        assert not self.open
+        for pool in self.fake.engine.scheduler.kv.pools:
+            assert pool.num_used == 0
+        assert not self.fake.engine.scheduler.kv._leaders
+        assert VOCAB_SIZE > max(self.eos)
+
+
+logging.getLogger("engine.engine").setLevel(logging.CRITICAL)  # the failing steps fail on purpose
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=int(os.environ.get("WEFT_TEST_EXAMPLES", "80")), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
