@@ -23,9 +23,9 @@ from server import logs
 from server.app import create_app
 from server.engine_client import SocketEngineClient
 from server.lifecycle import Lifecycle
-from server.settings import Settings, StartError
+from server.settings import Settings
 from server.supervisor import EXIT_CANNOT_START, SETTINGS_NAME, ready_file
-from server.tokenizer import Tokenizer
+from server.tokenizer import Tokenizer, TokenizerError
 
 KEEP_ALIVE_S = 65
 """Longer than the idle time after which clients and load balancers usually close a connection: they close first."""
@@ -43,8 +43,8 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     assert settings.model is not None, "the supervisor fills it in"
     try:
         tokenizer = Tokenizer.load(pathlib.Path(settings.model))
-    except (OSError, ValueError, StartError) as error:
-        print(f"weft: error: tokenizer of {settings.model}: {error}", file=sys.stderr)
+    except TokenizerError as error:
+        print(f"weft: error: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
     listener = socket.socket(fileno=listen_fd)
     uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))

@@ -119,8 +119,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server((str(address[0]), port), family=family, backlog=2048)
     except OSError as error:
-        known = error.errno is not None and error.errno > 0  # names that do not resolve have numbers of their own
-        fault = (os.strerror(error.errno) if known else error.strerror or str(error)).lower()
+        number = error.errno or 0  # below 0 when the name does not resolve
+        fault = (os.strerror(number) if number > 0 else error.strerror or str(error)).lower()
         raise StartError(f"cannot listen on {host} port {port}: {fault} (--host, --port)") from None
 
 

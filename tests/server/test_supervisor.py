@@ -1,0 +1,314 @@
+"""The supervisor in a process of its own, with small children in place of engine and servers.
+
+The children write their process ids to `<name>.pids` beside the runtime directory and read there what to do.
+"""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from engine.protocol import EngineOptions
+from engine.status_page import StatusPage
+from server import supervisor
+from server.settings import Settings, StartError
+
+SUPERVISOR = """
+import pathlib, sys
+from server import logs, supervisor
+from server.settings import Settings
+supervisor.DRAIN_MARGIN_S = 0.2
+logs.configure("text", "supervisor")
+settings = Settings(port=0, served_model_name=("m",), drain_timeout_s=float(sys.argv[1]), server_processes=2)
+folder = pathlib.Path(sys.argv[2])
+engine, server = ((sys.executable, str(folder / name)) for name in ("fake_engine.py", "fake_server.py"))
+commands = supervisor.Commands(engine, server)
+sys.exit(supervisor.run(settings, pathlib.Path("/model"), commands))
+"""
+
+CHILD = """
+import os, pathlib, signal, socket, sys, time
+runtime_dir = pathlib.Path(sys.argv[1])
+def say(file, text):
+    with (runtime_dir.parent / file).open("a") as f:
+        f.write(text + chr(10))
+def told(file):
+    path = runtime_dir.parent / file
+    return float(path.read_text() or 0) if path.exists() else 0.0
+"""
+
+ENGINE = (
+    CHILD
+    + """
+from engine.status_page import Status, StatusPage
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+say("engine.pids", str(os.getpid()))
+if told("engine_exit"):
+    sys.exit(int(told("engine_exit")))
+while told("engine_loads"):
+    time.sleep(0.01)
+StatusPage(runtime_dir / "status").write(Status(epoch_id=os.getpid(), is_ready=1, prompt_tokens=7, num_used_blocks=3))
+while True:
+    time.sleep(60)
+"""
+)
+
+SERVER = (
+    CHILD
+    + """
+from server.supervisor import ready_file
+def drain(*_):
+    say("drained", str(os.getpid()))
+    time.sleep(told("linger_s"))
+    os._exit(0)
+signal.signal(signal.SIGTERM, drain)
+listener = socket.socket(fileno=int(sys.argv[2]))
+say("server.pids", str(os.getpid()))
+ready_file(runtime_dir, os.getpid()).touch()
+while True:
+    connection, _ = listener.accept()
+    connection.sendall(str(os.getpid()).encode())
+    connection.close()
+"""
+)
+
+
+def eventually(claim: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not claim():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Weft:
+    """A running supervisor and what its children wrote."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        (folder / "fake_engine.py").write_text(ENGINE)
+        (folder / "fake_server.py").write_text(SERVER)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, drain_timeout_s: float = 10.0) -> None:
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SUPERVISOR, str(drain_timeout_s), str(self.folder)],
+                env=os.environ | {"XDG_RUNTIME_DIR": str(self.folder)},
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def tell(self, file: str, value: float) -> None:
+        (self.folder / file).write_text(str(value))
+
+    def read(self, file: str) -> list[str]:
+        path = self.folder / file
+        return path.read_text().splitlines() if path.exists() else []
+
+    def pids(self, name: str) -> list[int]:
+        return [int(line) for line in self.read(f"{name}.pids")]
+
+    @property
+    def num_ready(self) -> int:
+        return sum(" Serving m at " in line for line in self.read("log"))
+
+    def wait_ready(self, times: int = 1) -> None:
+        eventually(lambda: self.num_ready == times, "ready")
+
+    @property
+    def runtime_dir(self) -> pathlib.Path:
+        eventually(lambda: len(list(self.folder.glob("weft-*"))) == 1, "runtime directory")
+        (path,) = self.folder.glob("weft-*")
+        return path
+
+    def ask(self) -> int:
+        """Process id of the server that answers on the port."""
+        port = int(self.read("log")[-1].rsplit(":", 1)[1].split("/")[0])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            return int(connection.recv(100))
+
+    def signal(self, signum: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(signum)
+
+    def wait(self) -> int:
+        assert self.process is not None
+        return self.process.wait(20)
+
+    def all_pids(self) -> list[int]:
+        return self.pids("engine") + self.pids("server")
+
+
+@pytest.fixture
+def weft(tmp_path: pathlib.Path) -> Iterator[Weft]:
+    weft = Weft(tmp_path)
+    yield weft
+    if weft.process is not None and weft.process.poll() is None:
+        weft.process.kill()
+        weft.process.wait()
+    eventually(lambda: not any(is_alive(pid) for pid in weft.all_pids()), "no child outlives the supervisor")
+
+
+def test_serves_from_a_private_folder_and_drains_on_a_terminals_interrupt(weft: Weft) -> None:
+    weft.start()
+    weft.wait_ready()
+    folder = weft.runtime_dir
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "settings.json").stat().st_mode & 0o777 == 0o600
+    options = msgspec.json.decode((folder / "engine.json").read_bytes(), type=EngineOptions)
+    assert options.model == "/model"
+    assert Settings.model_validate_json((folder / "settings.json").read_bytes()).model == "/model"
+    assert weft.ask() in weft.pids("server")
+    assert weft.process is not None
+    os.killpg(weft.process.pid, signal.SIGINT)  # what Ctrl-C does: it reaches the children, too
+    assert weft.wait() == 0
+    assert sorted(weft.read("drained")) == sorted(str(pid) for pid in weft.pids("server"))
+    assert not folder.exists()
+    assert len(weft.pids("engine")) == 1
+
+
+def test_is_not_ready_before_the_engine_is(weft: Weft) -> None:
+    weft.tell("engine_loads", 1)
+    weft.start()
+    eventually(lambda: len(list(weft.runtime_dir.glob("server.*.ready"))) == 2, "servers start beside the engine")
+    time.sleep(0.2)
+    assert weft.num_ready == 0
+    weft.tell("engine_loads", 0)
+    weft.wait_ready()
+
+
+def test_engine_that_dies_is_restarted_at_once(weft: Weft) -> None:
+    weft.start()
+    weft.wait_ready()
+    weft.tell("engine_loads", 1)
+    os.kill(weft.pids("engine")[0], signal.SIGKILL)
+    page = StatusPage(weft.runtime_dir / "status")
+    eventually(lambda: page.read().is_ready == 0, "the dead engine's page says that nothing is served")
+    assert (page.read().num_used_blocks, page.read().prompt_tokens) == (0, 7)
+    page.close()
+    weft.tell("engine_loads", 0)
+    weft.wait_ready(times=2)
+    assert len(weft.pids("engine")) == 2
+    assert len(weft.pids("server")) == 2
+    assert any("engine process was killed by SIGKILL; restarting it delay_s=0.0" in line for line in weft.read("log"))
+
+
+def test_server_that_dies_is_replaced_and_the_port_stays(weft: Weft) -> None:
+    weft.start()
+    weft.wait_ready()
+    victim = weft.pids("server")[0]
+    os.kill(victim, signal.SIGKILL)
+    weft.wait_ready(times=2)
+    assert len(weft.pids("server")) == 3
+    assert len(weft.pids("engine")) == 1
+    assert weft.ask() in weft.pids("server")[1:]
+    assert not supervisor.ready_file(weft.runtime_dir, victim).exists()
+
+
+def test_engine_that_cannot_load_its_model_ends_everything(weft: Weft) -> None:
+    weft.tell("engine_exit", 2)
+    weft.start()
+    assert weft.wait() == 2
+    assert len(weft.pids("engine")) == 1
+    assert not list(weft.folder.glob("weft-*"))
+
+
+def test_engine_that_crashes_while_loading_is_tried_again(weft: Weft) -> None:
+    weft.tell("engine_exit", 1)
+    weft.start()
+    eventually(lambda: len(weft.pids("engine")) >= 2, "tried again")
+    (weft.folder / "engine_exit").unlink()
+    weft.wait_ready()
+
+
+def test_exit_code_2_of_a_later_engine_is_no_reason_to_give_up(weft: Weft) -> None:
+    weft.start()
+    weft.wait_ready()
+    weft.tell("engine_exit", 2)
+    os.kill(weft.pids("engine")[0], signal.SIGKILL)
+    eventually(lambda: len(weft.pids("engine")) >= 3, "tried again")
+    (weft.folder / "engine_exit").unlink()
+    weft.wait_ready(times=2)
+
+
+def test_drain_waits_for_servers_and_keeps_the_engine_until_then(weft: Weft) -> None:
+    weft.tell("linger_s", 0.5)
+    weft.start()
+    weft.wait_ready()
+    start = time.monotonic()
+    weft.signal(signal.SIGTERM)
+    eventually(lambda: len(weft.read("drained")) == 2, "servers are told")
+    assert is_alive(weft.pids("engine")[0])
+    assert weft.wait() == 0
+    assert time.monotonic() - start >= 0.5
+
+
+def test_second_signal_forces(weft: Weft) -> None:
+    weft.tell("linger_s", 60)
+    weft.start()
+    weft.wait_ready()
+    weft.signal(signal.SIGTERM)
+    eventually(lambda: len(weft.read("drained")) == 2, "servers are told")
+    weft.signal(signal.SIGTERM)
+    assert weft.wait() == supervisor.EXIT_FORCED
+
+
+def test_server_that_does_not_end_is_ended(weft: Weft) -> None:
+    weft.tell("linger_s", 60)
+    weft.start(drain_timeout_s=0.1)
+    weft.wait_ready()
+    weft.signal(signal.SIGTERM)
+    assert weft.wait() == 0
+
+
+def test_children_die_with_a_supervisor_that_is_killed(weft: Weft) -> None:
+    weft.start()
+    weft.wait_ready()
+    assert all(is_alive(pid) for pid in weft.all_pids())
+    weft.signal(signal.SIGKILL)
+    weft.wait()  # the fixture sees that no child is left
+
+
+def test_sleeps_when_nothing_happens(weft: Weft) -> None:
+    weft.start()
+    weft.wait_ready()
+    assert weft.process is not None
+    status = pathlib.Path(f"/proc/{weft.process.pid}/status")
+
+    def num_wakeups() -> int:
+        return sum(int(line.split()[1]) for line in status.read_text().splitlines() if "ctxt_switches" in line)
+
+    time.sleep(0.1)
+    before = num_wakeups()
+    time.sleep(0.5)
+    assert num_wakeups() == before
+
+
+def test_long_runtime_path_is_not_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    for parent in (str(deep), "/no/such/folder"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", parent)
+        with supervisor.runtime_directory() as path:
+            assert path.parent == pathlib.Path("/tmp")
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_address_that_is_not_ours_is_one_line(host: str) -> None:
+    with pytest.raises(StartError, match=rf"^cannot listen on {host} port 0: [a-z ,-]+ \(--host, --port\)$"):
+        supervisor.listen(host, 0)
