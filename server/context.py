@@ -41,7 +41,7 @@ class TextTokenizer(Protocol):
         """Messages to ids through the chat template."""
         ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Ids to text, all at once."""
         ...
 
@@ -53,11 +53,11 @@ class TextTokenizer(Protocol):
         """The bytes that one id stands for."""
         ...
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """Start the text of one output."""
         ...
 
-    def bad_word_ids(self, word: str) -> list[list[int]]:
+    def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
         """Every id sequence that writes the word."""
         ...
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from server.errors import UnknownParameterError, UnsupportedParameterError
-from server.validation import dotted_path
+from server.validation import dotted_path, shown
 
 MAX_REPORTED = 32
 """Most names in the header, which proxies limit."""
@@ -91,7 +91,9 @@ def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *
     for path, generic, value, is_extra in _walk(body, (), ""):
         if is_extra and generic in refused:
             if value not in refused[generic]:
-                raise UnsupportedParameterError(f"{path} is not supported by this server", param=path)
+                raise UnsupportedParameterError(
+                    f"{path} is not supported by this server, got {shown(value)}", param=path
+                )
         elif is_extra and strict:
             raise UnknownParameterError(f"unknown parameter: {path}", param=path)
         elif (is_extra or generic in _ACCEPTED) and value is not None:

@@ -7,7 +7,7 @@ imported), and the engine's numbers come from shared memory, so that every proce
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -117,10 +117,16 @@ class RequestTimer:
     def __init__(self, metrics: Metrics, arrival_time: float, num_choices: int) -> None:
         """Start at `arrival_time`, on the clock of `time.monotonic`; num_choices over all prompts."""
         self._metrics = metrics
-        self._arrival_time = arrival_time
+        self._arrival_time = self._accept_time = arrival_time
         self._first_times: list[float | None] = [None] * num_choices
         self._last_times = [0.0] * num_choices
         self._num_open = num_choices
+
+    def accept(self, num_prompt_tokens: Sequence[int]) -> None:
+        """Take note that the engine accepted every prompt, now."""
+        self._accept_time = time.monotonic()
+        for num_tokens in num_prompt_tokens:
+            self._metrics.prompt_tokens.observe(num_tokens)
 
     def note_output(self, index: int, output: RequestOutput, now: float) -> None:
         """Take note of what choice `index` gained."""
@@ -133,7 +139,7 @@ class RequestTimer:
             self._first_times[index] = now
             metrics.first_token.observe(now - self._arrival_time)
             if output.queue_time_s is not None:
-                metrics.prefill.observe(max(0.0, now - self._arrival_time - output.queue_time_s))
+                metrics.prefill.observe(max(0.0, now - self._accept_time - output.queue_time_s))
         else:
             metrics.inter_token.observe(now - self._last_times[index])
         self._last_times[index] = now

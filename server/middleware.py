@@ -39,6 +39,7 @@ class RequestHeadersMiddleware:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         is_started = False
+        scope.setdefault("state", {})["arrival_time"] = time.monotonic()
 
         async def send_with_headers(message: Message) -> None:
             nonlocal is_started

@@ -133,6 +133,7 @@ def _logit_bias(logit_bias: dict[str, float], info: EngineInfo) -> dict[int, flo
 
 
 def _bad_words(words: list[str], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
-    if "" in words:
-        raise InvalidRequestError("bad_words must not hold an empty word", param=f"bad_words[{words.index('')}]")
-    return tuple(tuple(ids) for word in words for ids in tokenizer.bad_word_ids(word))
+    for i, word in enumerate(words):
+        if not word.strip():
+            raise InvalidRequestError("bad_words must not hold an empty word", param=f"bad_words[{i}]")
+    return tuple(ids for word in words for ids in tokenizer.bad_word_ids(word))

@@ -3,6 +3,7 @@
 import secrets
 import time
 from dataclasses import dataclass
+from typing import TypedDict
 
 from msgspec import UNSET, UnsetType
 
@@ -19,8 +20,7 @@ MIN_LOGPROB = -9999.0
 _OBFUSCATION_BLOCK = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(TypedDict):
     """The members that are the same in an answer and in each of its chunks."""
 
     id: str
@@ -31,7 +31,9 @@ class Envelope:
 
 def new_envelope(prefix: str, model: str, fingerprint: str) -> Envelope:
     """An envelope for an answer that begins now."""
-    return Envelope(f"{prefix}-{secrets.token_hex(16)}", int(time.time()), model, fingerprint)
+    return Envelope(
+        id=f"{prefix}-{secrets.token_hex(16)}", created=int(time.time()), model=model, system_fingerprint=fingerprint
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,14 +52,8 @@ class ChatRenderer:
 
     def whole(self, deltas: Sequence[Delta], answer: Answer) -> bytes:
         """The plain answer from each choice's joined delta."""
-        completion = wire.ChatCompletion(
-            self._envelope.id,
-            self._envelope.created,
-            self._envelope.model,
-            [self._choice(index, delta) for index, delta in enumerate(deltas)],
-            usage(answer.counts()),
-            self._envelope.system_fingerprint,
-        )
+        choices = [self._choice(index, delta) for index, delta in enumerate(deltas)]
+        completion = wire.ChatCompletion(**self._envelope, choices=choices, usage=usage(answer.counts()))
         if self._options.token_ids:
             completion.prompt_token_ids = answer.order.prompts[0].token_ids
         return msgspec.json.encode(completion)
@@ -92,10 +86,7 @@ class ChatRenderer:
     def _chunk(
         self, choices: list[wire.ChunkChoice], counts: Usage | msgspec.UnsetType | None
     ) -> wire.ChatCompletionChunk:
-        envelope = self._envelope
-        return wire.ChatCompletionChunk(
-            envelope.id, envelope.created, envelope.model, choices, envelope.system_fingerprint, usage=counts
-        )
+        return wire.ChatCompletionChunk(**self._envelope, choices=choices, usage=counts)
 
     def _logprobs(self, tokens: Sequence[Token], *, always: bool = False) -> wire.ChoiceLogprobs | None:
         """Log-probabilities of the tokens that are part of the text; None when there are none to show."""

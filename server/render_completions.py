@@ -88,10 +88,7 @@ class CompletionRenderer:
         return event(completion)
 
     def _completion(self, choices: list[wire.CompletionChoice], counts: Usage | UnsetType | None) -> wire.Completion:
-        envelope = self._envelope
-        return wire.Completion(
-            envelope.id, envelope.created, envelope.model, choices, envelope.system_fingerprint, usage=counts
-        )
+        return wire.Completion(**self._envelope, choices=choices, usage=counts)
 
     def _echo_of(self, index: int, answer: Answer) -> PromptEcho:
         assert self._echoes is not None, "made whenever echo or logprobs were asked for"

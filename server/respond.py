@@ -7,7 +7,8 @@ it the answer belongs to exactly one reader, which closes it, also when the clie
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -105,6 +106,7 @@ def tenant(request: Request, *names: str | None) -> str:
 
 async def open_answer(
     context: ServerContext,
+    request: Request,
     order: Order,
     text_options: TextOptions,
     stops: Sequence[str],
@@ -119,12 +121,11 @@ async def open_answer(
         return ChoiceStream(detokenizer, matcher, text_options)
 
     choices = [choice() for _ in range(len(order.prompts) * order.num_choices)]
-    timer = RequestTimer(context.metrics, time.monotonic(), len(choices))
-    for prompt in order.prompts:
-        context.metrics.prompt_tokens.observe(len(prompt.token_ids))
+    timer = RequestTimer(context.metrics, request.state.arrival_time, len(choices))
     block_size = context.engine_info.block_size if context.settings.prefix_caching else 0
     answer = Answer(order, choices, timer, block_size)
     await answer.open(context.engine_client)
+    timer.accept([len(prompt.token_ids) for prompt in order.prompts])
     return answer
 
 
@@ -133,9 +134,10 @@ def stream_response(
 ) -> Response:
     """Stream an answer; it is closed with the response."""
 
-    async def events() -> AsyncIterator[bytes]:
-        async for index, delta in answer.deltas():
-            yield renderer.chunks(index, delta, answer)
+    async def events() -> AsyncGenerator[bytes, None]:
+        async with aclosing(answer.deltas()) as deltas:
+            async for index, delta in deltas:
+                yield renderer.chunks(index, delta, answer)
         yield renderer.last_chunk(answer)
 
     return EventStream(events(), headers=headers, ping_s=context.settings.sse_ping_s, close=answer.close)

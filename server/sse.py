@@ -5,7 +5,8 @@ ends in order. Whatever way a stream ends, also when its body was never begun, i
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 
 import msgspec
 from sse_starlette.event import ServerSentEvent
@@ -36,11 +37,12 @@ def _frame(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-async def with_ending(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def with_ending(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Pass events on, turn an error into an event, and end with [DONE]."""
     try:
-        async for data in events:
-            yield data
+        async with aclosing(events):
+            async for data in events:
+                yield data
     except Exception as exc:
         error = as_api_error(exc)
         if isinstance(error, InternalError) and not isinstance(exc, ApiError):
@@ -53,7 +55,12 @@ class EventStream(EventSourceResponse):
     """The response; calls `close` once it is over, however it ends."""
 
     def __init__(
-        self, events: AsyncIterator[bytes], *, headers: Mapping[str, str], ping_s: float, close: Callable[[], None]
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        headers: Mapping[str, str],
+        ping_s: float,
+        close: Callable[[], None],
     ) -> None:
         """Stream encoded events, with a keep-alive comment every ping_s seconds (0: none)."""
         super().__init__(

@@ -37,6 +37,12 @@ def dotted_path(steps: Sequence[str | int]) -> str:
     return path
 
 
+def shown(value: object) -> str:
+    """A value as a message quotes it: not at length."""
+    text = repr(value)
+    return text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "..."
+
+
 def _steps(error: Any, body: Any) -> list[str | int]:
     """Follow a location into the body, leaving out what is not in it; a missing field ends its path all the same."""
     steps: list[str | int] = []
@@ -56,9 +62,6 @@ def _describe(error: Any, path: str) -> InvalidRequestError:
     if error["type"] == "missing":
         return InvalidRequestError(f"{path} is required", param=path)
     text = error["msg"][0].lower() + error["msg"][1:]
-    value = repr(error["input"])
-    if len(value) > _MAX_VALUE_CHARS:
-        value = value[:_MAX_VALUE_CHARS] + "..."
     is_type = error["type"].endswith(("_type", "_parsing", "int_from_float", "tag_not_found"))
     kind = InvalidTypeError if is_type else InvalidRequestError
-    return kind(f"{path or 'the body'}: {text}, got {value}", param=path or None)
+    return kind(f"{path or 'the body'}: {text}, got {shown(error['input'])}", param=path or None)

@@ -68,7 +68,7 @@ async def create_chat_completion(
     options = render_options(body, logprobs)
     text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
     answer = await open_answer(
-        context, order, text_options, stops, skip_special_tokens=body.skip_special_tokens is not False
+        context, request, order, text_options, stops, skip_special_tokens=body.skip_special_tokens is not False
     )
     renderer = ChatRenderer(new_envelope("chatcmpl", model, system_fingerprint(info)), options, context.tokenizer)
     headers = ignored_header(ignored)

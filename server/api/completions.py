@@ -1,6 +1,7 @@
 """POST /v1/completions: parse, generate, render."""
 
 import secrets
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -75,7 +76,7 @@ async def create_completion(
     text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
     skip_special_tokens = body.skip_special_tokens is not False
     echoes = _echoes(body, prompts, context, skip_special_tokens=skip_special_tokens)
-    answer = await open_answer(context, order, text_options, stops, skip_special_tokens=skip_special_tokens)
+    answer = await open_answer(context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens)
     envelope = new_envelope("cmpl", model, system_fingerprint(info))
     renderer = CompletionRenderer(envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
     headers = ignored_header(ignored)
@@ -121,7 +122,7 @@ async def _prompts(body: CompletionBody, context: ServerContext, info: EngineInf
     return prompts
 
 
-def _named_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[tuple[str, str | list[int]]]:
+def _named_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[tuple[str, str | list[int]]]:
     """Each prompt with its place in the body. A list of numbers is one prompt."""
     if isinstance(prompt, str):
         return [("prompt", prompt)]

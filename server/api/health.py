@@ -15,14 +15,14 @@ from server.errors import EngineRestartingError, ShuttingDownError
 router = APIRouter()
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """200 while the engine makes progress or has nothing to do, else 503."""
     _check_engine(context)
     return JSONResponse({"status": "ok"})
 
 
-@router.get("/ready")
+@router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """200 while new requests are served, else 503."""
     if context.lifecycle.draining:

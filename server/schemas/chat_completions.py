@@ -121,16 +121,16 @@ class Choice(msgspec.Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct):
+class ChatCompletion(msgspec.Struct, kw_only=True):
     """The plain answer."""
 
     id: str
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[Choice]
     usage: Usage
     system_fingerprint: str
-    object: Literal["chat.completion"] = "chat.completion"
     service_tier: Literal["default"] = "default"
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -154,15 +154,15 @@ class ChunkChoice(msgspec.Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletionChunk(msgspec.Struct):
+class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     """One event of a stream. `usage` is null on all but the last chunk when it was asked for, absent otherwise."""
 
     id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChunkChoice]
     system_fingerprint: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     obfuscation: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -59,14 +59,14 @@ class CompletionChoice(msgspec.Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct):
+class Completion(msgspec.Struct, kw_only=True):
     """The plain answer, and every chunk of a stream."""
 
     id: str
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
     system_fingerprint: str
-    object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType | None = UNSET
     obfuscation: str | UnsetType = UNSET

@@ -1,0 +1,282 @@
+"""A fake engine client, a byte tokenizer, and the real app around them."""
+
+import asyncio
+import codecs
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from engine.protocol import EngineInfo, FinishReason, RequestOutput, TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.status_page import Status
+from server.app import create_app
+from server.chat_template import ChatTemplateError
+from server.engine_client import EngineUnavailableError
+from server.settings import Settings
+
+BOS, EOS, END = 256, 257, 258
+VOCAB_SIZE = 300
+MAX_MODEL_LEN = 1000
+MODEL = "org/fake model"
+
+
+class ByteDetokenizer:
+    def __init__(self, skip_special_tokens: bool) -> None:
+        self._skip = skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token_id: int) -> str:
+        if token_id >= 256:
+            return "" if self._skip else self.finish() + f"<{token_id}>"
+        return self._decoder.decode(bytes([token_id]))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class ByteTokenizer:
+    """Ids 0..255 are bytes; the others are control tokens, written <256> and so on."""
+
+    bos_token_id: int | None = BOS
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self) -> None:
+        self.rendered: list[dict[str, Any]] = []
+        self.threads: set[str] = set()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.threads.add(threading.current_thread().name)
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def encode_chat(self, messages: Any, *, add_generation_prompt: bool = True) -> list[int]:
+        self.threads.add(threading.current_thread().name)
+        self.rendered = list(messages)
+        if any(message["content"] == "refuse me" for message in messages):
+            raise ChatTemplateError("the chat template refuses these messages: no")
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return [BOS, *text.encode(), *b"assistant:" * add_generation_prompt]
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:
+        detokenizer = ByteDetokenizer(skip_special_tokens)
+        return "".join(map(detokenizer.feed, token_ids)) + detokenizer.finish()
+
+    def token_text(self, token_id: int) -> str:
+        return f"<{token_id}>" if token_id >= 256 else bytes([token_id]).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.token_text(token_id).encode() if token_id >= 256 else bytes([token_id])
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> ByteDetokenizer:
+        return ByteDetokenizer(skip_special_tokens)
+
+    def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
+        return tuple(word.encode()), tuple(f" {word}".encode())
+
+
+class FakeGeneration:
+    def __init__(self, outputs: list[RequestOutput], error: Exception | None, pause_s: float) -> None:
+        self._outputs = outputs
+        self._error = error
+        self._pause_s = pause_s
+        self.aborted: set[int] = set()
+        self.closed = threading.Event()
+        self.num_read = 0
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        for output in self._outputs:
+            await asyncio.sleep(self._pause_s)
+            if output.index not in self.aborted:
+                self.num_read += 1
+                yield output
+        if self._error is not None:
+            raise self._error
+
+    def abort(self, index: int | None = None) -> None:
+        assert index is not None
+        self.aborted.add(index)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@dataclass
+class Asked:
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    num_choices: int
+    tenant: str
+    priority: int
+    deadline: float | None
+    cache_salt: str
+    generation: FakeGeneration
+
+
+def logprobs_of(token_id: int, count: int) -> TokenLogprobs:
+    """The token itself is always the most probable one; its alternatives are the next ids."""
+    return TokenLogprobs(-0.5, [(token_id + i) % 256 for i in range(count)], [-0.5 - i for i in range(count)])
+
+
+@dataclass
+class FakeEngine:
+    """Answers every choice with `answers` in turn, token by token; `refuse` and `error` make it fail."""
+
+    answers: list[str] = field(default_factory=lambda: ["Hällo, wörld!"])
+    info: EngineInfo | None = field(
+        default_factory=lambda: EngineInfo(
+            "epoch", "Fake", VOCAB_SIZE, MAX_MODEL_LEN, (EOS,), "cpu", "float32", "sdpa", 4, 100, 8, 512
+        )
+    )
+    page: Status = field(default_factory=lambda: Status(epoch_id=1, is_ready=1))
+    refuse: Exception | None = None
+    error: Exception | None = None
+    error_after: int = 0
+    finish: FinishReason | None = None
+    chunk: int = 1
+    pause_s: float = 0.0
+    num_cached_tokens: int = 4
+    logprob_of_choice: Callable[[int], float] | None = None
+    asked: list[Asked] = field(default_factory=list)
+
+    def status(self) -> Status:
+        return self.page
+
+    async def generate(
+        self, prompt_token_ids: list[int], sampling_params: SamplingParams, **how: Any
+    ) -> FakeGeneration:
+        await asyncio.sleep(0)
+        if self.info is None:
+            raise EngineUnavailableError
+        if self.refuse is not None:
+            raise self.refuse
+        num_choices = how.pop("num_choices")
+        outputs: list[RequestOutput] = []
+        for index in range(num_choices):
+            outputs += self._outputs(index, prompt_token_ids, sampling_params)
+        outputs.sort(key=lambda output: len(outputs))  # stable: choices stay whole
+        if self.error is not None:
+            outputs = outputs[: self.error_after]
+        generation = FakeGeneration(outputs, self.error, self.pause_s)
+        self.asked.append(Asked(prompt_token_ids, sampling_params, num_choices, generation=generation, **how))
+        return generation
+
+    def _outputs(self, index: int, prompt_token_ids: list[int], params: SamplingParams) -> list[RequestOutput]:
+        answer = self.answers[(len(self.asked) + index) % len(self.answers)]
+        token_ids = list(answer.encode())
+        reason, stop_token_id = FinishReason.LENGTH, None
+        if params.max_tokens is None or len(token_ids) < params.max_tokens:
+            token_ids.append(EOS)
+            reason, stop_token_id = FinishReason.STOP, EOS
+        else:
+            token_ids = token_ids[: params.max_tokens]
+        for i, token_id in enumerate(token_ids):
+            if token_id in params.stop_token_ids:
+                token_ids, reason, stop_token_id = token_ids[: i + 1], FinishReason.STOP, token_id
+                break
+        outputs = []
+        for start in range(0, max(1, len(token_ids)), self.chunk):
+            ids = token_ids[start : start + self.chunk]
+            output = RequestOutput(0, index, ids)
+            if params.logprobs is not None and ids:
+                output.logprobs = [self._logprobs(index, token_id, params.logprobs) for token_id in ids]
+            outputs.append(output)
+        outputs[0].num_cached_tokens = self.num_cached_tokens
+        outputs[0].queue_time_s = 0.0
+        if params.prompt_logprobs is not None and index == 0:
+            count = params.prompt_logprobs
+            outputs[0].prompt_logprobs = [logprobs_of(token_id, count) for token_id in prompt_token_ids[1:]]
+        outputs[-1].finish_reason, outputs[-1].stop_token_id = self.finish or reason, stop_token_id
+        return outputs
+
+    def _logprobs(self, index: int, token_id: int, count: int) -> TokenLogprobs:
+        logprobs = logprobs_of(token_id, count)
+        if self.logprob_of_choice is not None:
+            return TokenLogprobs(self.logprob_of_choice(index), logprobs.top_token_ids, logprobs.top_logprobs)
+        return logprobs
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: httpx.Headers
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.json["error"]
+        assert set(self.json) == {"error"}
+        assert set(error) == {"message", "type", "param", "code"}
+        return error
+
+    @property
+    def events(self) -> list[Any]:
+        """The JSON of every event; the last one is [DONE]."""
+        lines = [line for line in self.text.split("\n\n") if line]
+        assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+class Site:
+    """An app, its fake engine and tokenizer; `call` goes through ASGI without a socket."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.engine = FakeEngine()
+        self.tokenizer = ByteTokenizer()
+        self.settings = Settings.model_validate({"served_model_name": (MODEL, "alias"), **settings})
+        self.app = create_app(self.engine, self.tokenizer, self.settings)
+
+    def call(self, method: str, path: str, **request: Any) -> Reply:
+        async def run() -> Reply:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://weft") as client:
+                response = await client.request(method, path, **request)
+                return Reply(response.status_code, response.headers, response.text)
+
+        return asyncio.run(run())
+
+    def chat(self, **body: Any) -> Reply:
+        messages = body.pop("messages", [{"role": "user", "content": "Hi"}])
+        return self.call("POST", "/v1/chat/completions", json={"messages": messages, **body})
+
+    def complete(self, **body: Any) -> Reply:
+        return self.call("POST", "/v1/completions", json={"prompt": "Hi", **body})
+
+    @contextlib.contextmanager
+    def live(self) -> Iterator[str]:
+        """The app behind a real socket; yields its base URL."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            deadline = time.monotonic() + 10
+            while not server.started and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+            listener.close()
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+def make_site() -> type[Site]:
+    return Site
