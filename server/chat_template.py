@@ -118,11 +118,14 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
 
     def _adapt(self, message: Mapping[str, object]) -> dict[str, object]:
-        """Speak the template's dialect: its name for the system role, each name for an earlier answer's reasoning."""
-        adapted = dict(message)
+        """Speak the template's dialect: its name for the system role, each name for an earlier answer's reasoning.
+
+        A key without a value is left out, as templates test whether it is there.
+        """
+        adapted = {name: value for name, value in message.items() if value is not None}
         if adapted.get("role") == "developer" and not self._knows_developer:
             adapted["role"] = "system"
-        reasoning = next((message[name] for name in _REASONING_NAMES if message.get(name) is not None), None)
+        reasoning = next((adapted[name] for name in _REASONING_NAMES if name in adapted), None)
         if reasoning is not None:
             adapted["reasoning_content"] = reasoning
             adapted.setdefault("thinking", reasoning)

@@ -38,7 +38,7 @@ class Tokenizer:
     """A checkpoint's tokenizer. Immutable once loaded.
 
     Attributes:
-        vocab_size: Entries of the vocabulary, added tokens included; the model may have more rows.
+        vocab_size: Ids with a text are below this, added tokens included; the model may have more rows.
         bos_token_id: Beginning of a sequence; None when the checkpoint names none.
         eos_token_id: End of a sequence; None when the checkpoint names none.
         has_chat_template: The checkpoint has a chat template of its own.
@@ -62,7 +62,7 @@ class Tokenizer:
         self._shield = Shield([token.content for token in added.values() if token.special])
         self._table = read_token_table(backend, frozenset(token.content for token in added.values()))
         self._newline_ids = self._ids("\n", add_special_tokens=False)
-        self.vocab_size: int = backend.get_vocab_size()
+        self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=0))
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
         self.has_chat_template = bool(templates)
@@ -139,10 +139,10 @@ class Tokenizer:
         variables = {**self._special_tokens, **dict(zip(template_kwargs, values, strict=True))}
         return self._encode_pieces(marked.cut(template.render(marked_messages, add_generation_prompt, variables)))
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids; an id outside the vocabulary has none, invalid UTF-8 becomes U+FFFD."""
         detokenizer = self.detokenizer(skip_special_tokens)
-        return "".join([detokenizer.feed(token_id) for token_id in ids]) + detokenizer.finish()
+        return "".join([detokenizer.feed(token_id) for token_id in token_ids]) + detokenizer.finish()
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a new decoder for one output, whose pieces join to what `decode` returns."""
