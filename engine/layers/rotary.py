@@ -1,0 +1,121 @@
+"""Rotary position embedding: inverse frequencies, their scalings, the table, the rotation.
+
+Pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints. The table is computed in float32 once, up to the
+longest context, and gathered once per step; layers only multiply. RoPE: Su et al., 2021.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class RopeScaling(Protocol):
+    """Changes the inverse frequencies for contexts longer than the model was first trained on."""
+
+    @property
+    def attention_factor(self) -> float:
+        """Factor on cosine and sine."""
+        ...
+
+    def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
+        """Scaled inverse frequencies, (head_dim / 2,) float32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions are divided by `factor` (position interpolation: Chen et al., 2023)."""
+
+    factor: float
+    attention_factor: float = 1.0
+
+    def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
+        """Divide every frequency."""
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Long wavelengths are divided by `factor`, short ones kept, those between interpolated (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+    attention_factor: float = 1.0
+
+    def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
+        """Blend by how often a frequency turns within the original context."""
+        turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
+        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        smooth = smooth.clamp(0, 1)
+        return (1 - smooth) * frequencies / self.factor + smooth * frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN: Peng et al., 2023. `attention_factor` is resolved when the checkpoint is read."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
+        """Keep dimensions that turn beta_fast times or more, interpolate those that turn beta_slow times or less."""
+        half = len(frequencies)
+        low, high = (self._dimension(turns, theta, 2 * half) for turns in (self.beta_fast, self.beta_slow))
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, 2 * half - 1)
+        if low == high:
+            high += 0.001
+        ramp = ((torch.arange(half, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        return frequencies / self.factor * ramp + frequencies * (1 - ramp)
+
+    def _dimension(self, turns: float, theta: float, head_dim: int) -> float:
+        """The dimension whose frequency turns that many times within the original context."""
+        wavelength = self.original_max_position_embeddings / (turns * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(theta))
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Base of the frequencies, and their scaling; None scales nothing."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+class RotaryTable:
+    """Cosine and sine of every position below max_model_len, in the model's dtype."""
+
+    def __init__(
+        self, rope: RopeConfig, head_dim: int, max_model_len: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Compute the table on the CPU in float32, then move it: (max_model_len, 2, 1, head_dim)."""
+        frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+        factor = 1.0
+        if rope.scaling is not None:
+            frequencies = rope.scaling.scale(frequencies, rope.theta)
+            factor = rope.scaling.attention_factor
+        angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        # The sign that rotating by half a head puts on the first half sits in the table.
+        rows = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
+        self._rows = rows.unsqueeze(2).to(device, dtype)
+
+    def gather(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and signed sine at positions (num_tokens,): twice (num_tokens, 1, head_dim)."""
+        rows = self._rows.index_select(0, positions)
+        return rows[:, 0], rows[:, 1]
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate heads (num_tokens, num_heads, head_dim) by the angles that `RotaryTable.gather` gave."""
+    swapped = heads.roll(heads.shape[-1] // 2, -1)
+    return (heads * cos).addcmul_(swapped, sin)

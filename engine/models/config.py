@@ -1,0 +1,153 @@
+"""What a checkpoint is: config.json and generation_config.json, checked and made uniform.
+
+Reads JSON itself, in both dialects of published checkpoints (transformers 4: rope_theta, rope_scaling, torch_dtype;
+5: rope_parameters, dtype), so that start-up does not wait for transformers. Refuses with a `ModelError` what the
+decoder does not compute.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.layers.mlp import ACTIVATIONS
+from engine.layers.rotary import RopeConfig, YarnScaling
+from engine.models.errors import ModelError
+from engine.models.fields import Fields
+from engine.models.registry import find_family
+from engine.models.rope import read_rope
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A checkpoint's architecture and sizes.
+
+    Attributes:
+        architecture: Name in config.json, such as Qwen3ForCausalLM.
+        num_heads, num_kv_heads, head_dim: Query heads, K/V heads, values per head.
+        max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
+        rope: Rotary embedding.
+        qkv_bias, o_bias, mlp_bias: Which projections have a bias.
+        qk_norm: RMSNorm over each head of queries and keys.
+        sliding_windows: One entry per layer; None is full attention.
+        activation: Of the feed-forward layers, a key of `engine.layers.mlp.ACTIVATIONS`.
+        tie_word_embeddings: The output head is the embedding table.
+        dtype: What the checkpoint declares; float32 when it declares nothing.
+        eos_token_ids: Ids that end an answer, from generation_config.json, else config.json; may be empty.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    sliding_windows: tuple[int | None, ...]
+    activation: str
+    tie_word_embeddings: bool
+    dtype: torch.dtype
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """Values in the checkpoint; an output head that is tied to the embedding counts once."""
+        heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        attention = self.hidden_size * (heads + self.num_heads * self.head_dim)
+        attention += heads * self.qkv_bias + self.hidden_size * self.o_bias + 2 * self.head_dim * self.qk_norm
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
+        tables = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return tables + self.hidden_size + self.num_layers * (attention + mlp + 2 * self.hidden_size)
+
+
+def load_model_config(folder: Path) -> ModelConfig:
+    """Read the configuration of a model folder in Hugging Face layout.
+
+    Raises:
+        ModelError: A file is missing or malformed, or the model needs something that is not supported.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such folder")
+    fields = Fields.read(folder / "config.json")
+    architectures = fields.texts("architectures")
+    if not architectures:
+        raise ModelError(f"{folder / 'config.json'}: names no architecture")
+    switches = find_family(architectures[0])(fields)
+    _refuse_quantized(fields)
+
+    num_layers = fields.integer("num_hidden_layers")
+    hidden_size = fields.integer("hidden_size")
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    head_dim = fields.integer("head_dim", switches.head_dim or hidden_size // num_heads)
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ModelError(
+            f"attention cannot have {num_heads} heads of {head_dim} values over {num_kv_heads} key-value heads"
+        )
+    activation = fields.optional_text("hidden_act") or "silu"
+    if activation not in ACTIVATIONS:
+        raise ModelError(f"hidden_act {activation} is not supported (supported: {', '.join(ACTIVATIONS)})")
+    max_position_embeddings = fields.integer("max_position_embeddings")
+    rope = read_rope(fields, max_position_embeddings)
+    return ModelConfig(
+        architecture=architectures[0],
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=fields.integer("intermediate_size"),
+        max_position_embeddings=_longest_context(rope, max_position_embeddings),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        qkv_bias=switches.qkv_bias,
+        o_bias=switches.o_bias,
+        mlp_bias=switches.mlp_bias,
+        qk_norm=switches.qk_norm,
+        sliding_windows=switches.sliding_windows or (None,) * num_layers,
+        activation=activation,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        dtype=_read_dtype(fields),
+        eos_token_ids=_read_eos_token_ids(folder, fields),
+    )
+
+
+def _refuse_quantized(fields: Fields) -> None:
+    quantization = fields.section("quantization_config")
+    if quantization.names():
+        method = quantization.optional_text("quant_method") or "unnamed"
+        raise ModelError(f"quantized checkpoints are not supported (quantization_config: {method})")
+
+
+def _longest_context(rope: RopeConfig, max_position_embeddings: int) -> int:
+    """Published YaRN recipes leave max_position_embeddings at what it was before the extension."""
+    if isinstance(rope.scaling, YarnScaling):
+        extended = int(rope.scaling.factor * rope.scaling.original_max_position_embeddings)
+        return max(max_position_embeddings, extended)
+    return max_position_embeddings
+
+
+def _read_dtype(fields: Fields) -> torch.dtype:
+    name = fields.optional_text("dtype") or fields.optional_text("torch_dtype") or "float32"
+    dtype = _DTYPES.get(name.removeprefix("torch."))
+    if dtype is None:
+        raise ModelError(f"dtype {name} is not supported (supported: {', '.join(_DTYPES)})")
+    return dtype
+
+
+def _read_eos_token_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
+    path = folder / "generation_config.json"
+    generation = Fields.read(path).integers("eos_token_id") if path.exists() else ()
+    return generation or fields.integers("eos_token_id")

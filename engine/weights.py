@@ -1,0 +1,243 @@
+"""Weights: safetensors -> a `Decoder` on its device.
+
+Every tensor is copied from the file straight to its place on the device, fused matrices slice by slice, and each
+linear layer is packed as soon as it is complete; so memory holds the weights once, plus one matrix. A tensor that is
+missing, superfluous or of another shape is a `ModelError` that names it. The load format "dummy" makes random
+weights of the right shapes without a file.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.layers.linear import Linear, LinearPacker, choose_packer
+from engine.layers.mlp import GatedMLP
+from engine.layers.norm import HeadNorm, RMSNorm
+from engine.layers.rotary import RotaryTable
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder, DecoderLayer, DecoderWeights
+from engine.models.errors import ModelError
+from engine.models.fields import Fields
+
+LoadFormat = Literal["auto", "dummy"]
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in total, as they are on the device."""
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_model_len: int,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    packer: LinearPacker | None = None,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Build a decoder from the safetensors in folder.
+
+    Args:
+        folder: Model folder in Hugging Face layout; not read when load_format is "dummy".
+        config: Its configuration.
+        device: Where the weights go.
+        dtype: What they are converted to.
+        max_model_len: Longest context, in tokens, that positions are prepared for.
+        load_format: "dummy" makes random weights.
+        seed: Of the random weights.
+        packer: Exchanges the kernel of every linear layer; None chooses by device and dtype.
+        progress: Told after every tensor; None tells nobody.
+
+    Raises:
+        ModelError: The checkpoint does not hold exactly the tensors that config asks for.
+    """
+    source = _RandomSource(seed, dtype, device) if load_format == "dummy" else _SafetensorsSource(folder)
+    total_bytes = config.num_parameters * dtype.itemsize
+    loader = _Loader(config, source, device, dtype, packer or choose_packer(device, dtype), progress, total_bytes)
+    with torch.inference_mode():
+        decoder = loader.load(max_model_len)
+    source.close()
+    return decoder
+
+
+class _TensorSource(Protocol):
+    """Where tensors come from."""
+
+    def fill(self, name: str, target: torch.Tensor) -> None:
+        """Copy the tensor into target; raises ModelError when it does not exist or has another shape."""
+        ...
+
+    def close(self) -> None:
+        """End of loading; raises ModelError when tensors are left that nobody asked for."""
+        ...
+
+
+class _SafetensorsSource:
+    """The shards of a checkpoint.
+
+    A shard is mapped only while one tensor is copied, so that pages of the file do not add up to a second copy of
+    the weights in the process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._shards = _locate_tensors(folder)
+        self._unread = set(self._shards)
+
+    def fill(self, name: str, target: torch.Tensor) -> None:
+        path = self._shards.get(name)
+        if path is None:
+            raise ModelError(f"tensor {name} is missing from the checkpoint")
+        try:
+            with safe_open(path, framework="pt") as shard:
+                tensor = shard.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path}: tensor {name} is not readable ({error})") from None
+        if tensor.shape != target.shape:
+            raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(target.shape)}")
+        target.copy_(tensor)
+        self._unread.discard(name)
+
+    def close(self) -> None:
+        # Old checkpoints store the inverse frequencies; tied ones may store the output head a second time.
+        unexpected = [
+            name for name in self._unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"
+        ]
+        if unexpected:
+            raise ModelError(f"tensor {min(unexpected)} of the checkpoint has no place in the model")
+
+
+def _locate_tensors(folder: Path) -> dict[str, Path]:
+    """Tensor name -> file that holds it."""
+    if (folder / _INDEX).exists():
+        weight_map = Fields.read(folder / _INDEX).section("weight_map")
+        return {name: folder / (weight_map.optional_text(name) or "") for name in weight_map.names()}
+    path = folder / _SINGLE
+    if not path.exists():
+        raise ModelError(f"{folder}: neither {_SINGLE} nor {_INDEX} (only safetensors are read)")
+    try:
+        with safe_open(path, framework="pt") as shard:
+            return dict.fromkeys(shard.keys(), path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: not readable as safetensors ({error})") from None
+
+
+class _RandomSource:
+    """Noise: norms are one, all else is normal with standard deviation 0.02, from one pool that repeats.
+
+    Repeating the pool is an order of magnitude faster than a random generator; its length is odd, so rows differ.
+    """
+
+    _POOL_SIZE = (1 << 22) + 1
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._pool = (torch.randn(self._POOL_SIZE, generator=generator) * 0.02).to(device, dtype)
+        self._offset = 0
+
+    def fill(self, name: str, target: torch.Tensor) -> None:
+        if name.endswith("norm.weight"):
+            target.fill_(1.0)
+            return
+        flat = target.view(-1)
+        start = 0
+        while start < len(flat):
+            piece = self._pool[self._offset : self._offset + len(flat) - start]
+            flat[start : start + len(piece)].copy_(piece)
+            start += len(piece)
+            self._offset = (self._offset + len(piece)) % self._POOL_SIZE
+
+    def close(self) -> None:
+        pass
+
+
+class _Loader:
+    """Knows the tensor names of a checkpoint and where each goes."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        source: _TensorSource,
+        device: torch.device,
+        dtype: torch.dtype,
+        packer: LinearPacker,
+        progress: Progress | None,
+        total_bytes: int,
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._device = device
+        self._dtype = dtype
+        self._packer = packer
+        self._progress = progress
+        self._done_bytes, self._total_bytes = 0, total_bytes
+
+    def load(self, max_model_len: int) -> Decoder:
+        config = self._config
+        rotary = RotaryTable(config.rope, config.head_dim, max_model_len, self._dtype, self._device)
+        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        layers = tuple(self._layer(f"model.layers.{index}.") for index in range(config.num_layers))
+        norm = self._norm("model.norm.weight", config.hidden_size)
+        if config.tie_word_embeddings:
+            head = Linear(embedding)
+            self._packer(head)
+        else:
+            head = self._linear(("lm_head",), config.hidden_size, (config.vocab_size,), has_bias=False)
+        return Decoder(config, DecoderWeights(embedding, layers, norm, head, rotary))
+
+    def _layer(self, prefix: str) -> DecoderLayer:
+        config = self._config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        qkv_names = tuple(f"{attention}{part}_proj" for part in "qkv")
+        gate_up = self._linear((f"{mlp}gate_proj", f"{mlp}up_proj"), hidden, (inner, inner), config.mlp_bias)
+        return DecoderLayer(
+            input_norm=self._norm(f"{prefix}input_layernorm.weight", hidden),
+            qkv=self._linear(qkv_names, hidden, (query_size, kv_size, kv_size), config.qkv_bias),
+            head_norm=self._head_norm(attention) if config.qk_norm else None,
+            o=self._linear((f"{attention}o_proj",), query_size, (hidden,), config.o_bias),
+            mlp_norm=self._norm(f"{prefix}post_attention_layernorm.weight", hidden),
+            mlp=GatedMLP(
+                gate_up, self._linear((f"{mlp}down_proj",), inner, (hidden,), config.mlp_bias), config.activation
+            ),
+        )
+
+    def _head_norm(self, prefix: str) -> HeadNorm:
+        config = self._config
+        query = self._tensor(f"{prefix}q_norm.weight", config.head_dim)
+        key = self._tensor(f"{prefix}k_norm.weight", config.head_dim)
+        return HeadNorm(query, key, config.num_heads, config.num_kv_heads, config.rms_norm_eps)
+
+    def _norm(self, name: str, size: int) -> RMSNorm:
+        return RMSNorm(self._tensor(name, size), self._config.rms_norm_eps)
+
+    def _linear(self, names: tuple[str, ...], in_features: int, sizes: tuple[int, ...], has_bias: bool) -> Linear:
+        """Stack the matrices of several projections along the outputs, and pack the result."""
+        weight = torch.empty(sum(sizes), in_features, dtype=self._dtype, device=self._device)
+        bias = torch.empty(sum(sizes), dtype=self._dtype, device=self._device) if has_bias else None
+        for index, name in enumerate(names):
+            rows = slice(sum(sizes[:index]), sum(sizes[: index + 1]))
+            self._fill(f"{name}.weight", weight[rows])
+            if bias is not None:
+                self._fill(f"{name}.bias", bias[rows])
+        linear = Linear(weight, bias)
+        del weight  # or the plain weight would outlive packing
+        self._packer(linear)
+        return linear
+
+    def _tensor(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._fill(name, tensor)
+        return tensor
+
+    def _fill(self, name: str, target: torch.Tensor) -> None:
+        self._source.fill(name, target)
+        self._done_bytes += target.nbytes
+        if self._progress is not None:
+            self._progress(self._done_bytes, self._total_bytes)
