@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from engine.models.config import ModelConfig, ModelError
+from engine.models.config import ModelConfig
+from engine.models.errors import ModelError
 from engine.protocol import EngineOptions
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

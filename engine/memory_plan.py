@@ -7,11 +7,10 @@ by the engine once weights are in memory and a step has been measured. Allocates
 import logging
 from dataclasses import dataclass
 
-import torch
-
 from engine.attention.backend import KVGroup
 from engine.config import EngineConfig
-from engine.models.config import ModelConfig, ModelError
+from engine.models.config import ModelConfig
+from engine.models.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -93,14 +92,6 @@ def make_plan(
         block_size=config.block_size,
         max_model_len=max_model_len,
     )
-
-
-def estimate_weights_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of all weights, from the shapes alone; small vectors (norms, biases) are left out."""
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_layer = model.hidden_size * (heads + 3 * model.intermediate_size)
-    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    return (model.num_layers * per_layer + embeddings) * dtype.itemsize
 
 
 def estimate_activations_bytes(model: ModelConfig, config: EngineConfig) -> int:

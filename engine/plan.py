@@ -11,9 +11,10 @@ import msgspec
 
 from engine import config as engine_config
 from engine.attention.backend import group_layers
-from engine.memory_plan import estimate_activations_bytes, estimate_weights_bytes, make_plan
-from engine.models.config import ModelError, load_model_config
+from engine.memory_plan import estimate_activations_bytes, make_plan
+from engine.models.config import load_model_config
 from engine.models.decoder import kv_specs
+from engine.models.errors import ModelError
 from engine.protocol import OPTIONS_NAME, EngineOptions
 
 
@@ -23,7 +24,7 @@ def main(runtime_dir: pathlib.Path) -> int:
     try:
         model = load_model_config(pathlib.Path(options.model))
         config = engine_config.resolve(options, model)
-        weights_bytes = estimate_weights_bytes(model, config.dtype)
+        weights_bytes = model.num_parameters * config.dtype.itemsize
         activations_bytes = estimate_activations_bytes(model, config)
         free_bytes = engine_config.available_memory_bytes(config.device) - weights_bytes - activations_bytes
         plan = make_plan(
@@ -34,7 +35,7 @@ def main(runtime_dir: pathlib.Path) -> int:
             free_bytes=free_bytes,
         )
     except ModelError as error:
-        print(f"weft: {error}", file=sys.stderr)
+        print(f"weft: error: {error}", file=sys.stderr)
         return 2
     dtype = str(config.dtype).removeprefix("torch.")
     print(f"model        {config.model.name} ({model.architecture})")

@@ -20,7 +20,7 @@ from engine import logs
 from engine.crash_record import CrashRecord, Fingerprint, fingerprint
 from engine.engine import Engine, RejectedError
 from engine.load_progress import LoadProgress
-from engine.models.config import ModelError
+from engine.models.errors import ModelError
 from engine.protocol import (
     OPTIONS_NAME,
     SOCKET_NAME,
@@ -170,7 +170,7 @@ def main(runtime_dir: pathlib.Path) -> int:
     try:
         process = EngineProcess(runtime_dir, options)
     except ModelError as error:
-        print(f"weft: {error}", file=sys.stderr)
+        print(f"weft: error: {error}", file=sys.stderr)
         return EXIT_CANNOT_LOAD
     process.run()
     return 0

@@ -66,19 +66,19 @@ def start(
     config = engine_config.resolve(options, model_config)
     torch.set_grad_enabled(False)
     model = load_weights(
-        model_config,
         config.model,
+        model_config,
         device=config.device,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
-        load_dummy=config.load_dummy,
+        load_format="dummy" if config.load_dummy else "auto",
         progress=progress,
     )
     groups = group_layers(model.kv_specs)
     plan = make_plan(
         config,
         groups,
-        weights_bytes=model.num_bytes,
+        weights_bytes=model_config.num_parameters * config.dtype.itemsize,
         activations_bytes=_measure_activations(model, model_config, config, groups),
         free_bytes=engine_config.available_memory_bytes(config.device),
     )

@@ -95,7 +95,8 @@ def _weft(
 @_with_flags
 def serve(resolved: Resolved) -> None:
     """Serve a model over HTTP."""
-    from server import checkpoint, logs, supervisor
+    from engine import logs
+    from server import checkpoint, supervisor
 
     settings = resolved.settings
     logs.configure(settings.log_format, "supervisor")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 import uvicorn
 import uvloop
 
-from server import logs
+from engine import logs
 from server.app import create_app
 from server.engine_client import SocketEngineClient
 from server.lifecycle import Lifecycle
@@ -32,7 +32,7 @@ KEEP_ALIVE_S = 65
 CUT_S = 1
 """Seconds for the last words of requests that were cut."""
 
-logger = logging.getLogger("weft.server")
+logger = logging.getLogger("server.process")
 
 
 def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:

@@ -47,15 +47,18 @@ class DecoderWeights:
     rotary: RotaryTable
 
 
+def kv_specs(config: ModelConfig) -> tuple[KVSpec, ...]:
+    """What each layer keeps per token."""
+    return tuple(KVSpec(config.num_kv_heads, config.head_dim, window) for window in config.sliding_windows)
+
+
 class Decoder:
     """A model ready to run on one device. Made by `engine.weights.load_weights`."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         """Put weights of the shapes that config gives into place."""
         self.config = config
-        self.kv_specs = tuple(
-            KVSpec(config.num_kv_heads, config.head_dim, sliding_window) for sliding_window in config.sliding_windows
-        )
+        self.kv_specs = kv_specs(config)
         self._weights = weights
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep) -> torch.Tensor:

@@ -22,7 +22,8 @@ from server.settings import Settings, StartError
 
 SUPERVISOR = """
 import pathlib, sys
-from server import logs, supervisor
+from engine import logs
+from server import supervisor
 from server.settings import Settings
 supervisor.DRAIN_MARGIN_S = 0.2
 logs.configure("text", "supervisor")

@@ -4,20 +4,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from server import logs
+from engine import logs
 
 
 @pytest.fixture(autouse=True)
 def restore_logging() -> Iterator[None]:
-    root, weft = logging.getLogger(), logging.getLogger("weft")
-    before = root.handlers[:], root.level, weft.level
+    root, ours = logging.getLogger(), logging.getLogger("server")
+    before = root.handlers[:], root.level, ours.level
     yield
-    root.handlers[:], root.level, weft.level = before
+    root.handlers[:], root.level, ours.level = before
 
 
 def test_text_line_has_message_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("text", "supervisor")
-    logging.getLogger("weft.x").info("restarting %s", "it", extra={"delay_s": 1.5})
+    logging.getLogger("server.x").info("restarting %s", "it", extra={"delay_s": 1.5})
     logging.getLogger("library").info("chatter")
     line = capsys.readouterr().err
     assert line.endswith(" INFO    supervisor: restarting it delay_s=1.5\n")
@@ -29,14 +29,14 @@ def test_json_line_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         raise ValueError("broken\nin two lines")
     except ValueError:
-        logging.getLogger("weft.x").exception("failed", extra={"request_id": "r1"})
+        logging.getLogger("server.x").exception("failed", extra={"request_id": "r1"})
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     line = json.loads(lines[0])
     assert {k: line[k] for k in ("level", "process", "logger", "message", "request_id")} == {
         "level": "error",
         "process": "server",
-        "logger": "weft.x",
+        "logger": "server.x",
         "message": "failed",
         "request_id": "r1",
     }

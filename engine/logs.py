@@ -1,7 +1,7 @@
 """How log lines look: text for people, one JSON object per line for machines. Everything goes to stderr.
 
 Fields beside the message come through logging's own `extra=`: `logger.info("restarting", extra={"delay_s": 1})`.
-Configures the loggers of this process; the engine has its own. Refuses nothing, imports only the standard library.
+Every process of Weft uses it. Refuses nothing, imports only the standard library.
 """
 
 import datetime
@@ -25,7 +25,7 @@ def configure(log_format: str, process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)  # libraries
-    logging.getLogger("weft").setLevel(logging.INFO)
+    logging.getLogger("server").setLevel(logging.INFO)
 
 
 def _time(record: logging.LogRecord) -> datetime.datetime:

@@ -1,0 +1,109 @@
+"""`weft serve` as a user starts it, on a free port, with its log at hand."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+
+@dataclass
+class LiveServer:
+    """A running `weft serve`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: pathlib.Path
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_ready(self, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{self.base_url}/ready").status_code == 200:
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"not ready after {timeout_s} s:\n{self.log.read_text()}")
+
+    def children(self, module: str) -> list[int]:
+        """Process ids of the children that run a module."""
+        found = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid), "-f", module], capture_output=True, text=True, check=False
+        )
+        return [int(pid) for pid in found.stdout.split()]
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric over its labels."""
+        lines = httpx.get(f"{self.base_url}/metrics").text.splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        assert values, f"{name} is not exported"
+        return sum(values)
+
+    def wait_for_metric(self, name: str, value: float, timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.metric(name) != value:
+            assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, not {value}"
+            time.sleep(0.02)
+
+    def stop(self, signum: int = signal.SIGTERM, timeout_s: float = 40.0) -> int:
+        """Send a signal if it still runs, and return the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signum)
+        return self.process.wait(timeout_s)
+
+
+@contextlib.contextmanager
+def _serving(log: pathlib.Path, *arguments: str, ready: bool = True, **environment: str) -> Iterator[LiveServer]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *arguments]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=os.environ | environment, start_new_session=True
+        )
+    server = LiveServer(process, port, log)
+    try:
+        if ready:
+            server.wait_ready()
+        yield server
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+Serve = Callable[..., LiveServer]
+
+
+@pytest.fixture
+def serve(tmp_path: pathlib.Path) -> Iterator[Serve]:
+    """Starts servers that end with the test: `serve("--flag", "value", WEFT_SETTING="value")`."""
+    with contextlib.ExitStack() as stack:
+        count = iter(range(100))
+
+        def start(*arguments: str, ready: bool = True, **environment: str) -> LiveServer:
+            log = tmp_path / f"server-{next(count)}.log"
+            return stack.enter_context(_serving(log, *arguments, ready=ready, **environment))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """The demo model in float32, shared by all tests that leave it as they found it."""
+    log = tmp_path_factory.mktemp("live") / "server.log"
+    with _serving(log, "--dtype", "float32") as server:
+        yield server

@@ -1,0 +1,172 @@
+"""What users see when processes die, drain and come back."""
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import httpx
+
+from tests.end_to_end.conftest import LiveServer, Serve
+
+LONG: dict[str, Any] = {"prompt": [20] * 30, "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
+
+
+def complete(server: LiveServer, **body: Any) -> httpx.Response:
+    body = {"model": model_of(server), "prompt": [20, 21], "max_tokens": 3} | body
+    return httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
+
+
+def model_of(server: LiveServer) -> str:
+    models = httpx.get(f"{server.base_url}/v1/models").json()
+    return str(models["data"][0]["id"])
+
+
+class Stream:
+    """A streamed completion in a thread of its own."""
+
+    def __init__(self, server: LiveServer, **body: Any) -> None:
+        self.text = ""
+        self.status = 0
+        self._body = {"model": model_of(server), "stream": True} | body
+        self._url = f"{server.base_url}/v1/completions"
+        self.first = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        assert self.first.wait(20), "no first chunk"
+
+    def _run(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=60) as reply:
+            self.status = reply.status_code
+            for chunk in reply.iter_text():
+                self.text += chunk
+                self.first.set()
+
+    def wait(self) -> str:
+        self.thread.join(30)
+        assert not self.thread.is_alive(), "the stream hangs"
+        return self.text
+
+
+def wait_until_serving(server: LiveServer) -> None:
+    server.wait_ready()
+    assert complete(server).status_code == 200
+
+
+def test_an_engine_that_dies_fails_its_requests_at_once_and_comes_back(serve: Serve) -> None:
+    server = serve()
+    (engine,) = server.children("engine.process")
+    stream = Stream(server, **LONG)
+    os.kill(engine, signal.SIGKILL)
+    killed = time.monotonic()
+    text = stream.wait()
+    assert time.monotonic() - killed < 2
+    assert '"error"' in text
+    assert text.endswith("data: [DONE]\n\n")
+    reply = httpx.get(f"{server.base_url}/ready")
+    assert reply.status_code == 503
+    refused = complete(server)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "engine_restarting"
+    assert float(refused.headers["retry-after"]) > 0
+    wait_until_serving(server)
+    assert server.children("engine.process") != [engine]
+    assert server.stop() == 0
+
+
+def test_a_request_that_kills_the_engine_alone_is_refused(serve: Serve) -> None:
+    """Killed twice while it ran: first as one of two suspects, then alone. Its neighbour is served."""
+    server = serve()
+    neighbour = LONG | {"prompt": [30] * 30}
+    poison = [Stream(server, **LONG), Stream(server, **neighbour)]
+    os.kill(server.children("engine.process")[0], signal.SIGKILL)
+    for stream in poison:
+        assert '"error"' in stream.wait()
+    server.wait_ready()
+    again = Stream(server, **LONG)
+    os.kill(server.children("engine.process")[0], signal.SIGKILL)
+    assert '"error"' in again.wait()
+    server.wait_ready()
+    refused = complete(server, **LONG)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "poison_request"
+    assert refused.headers["x-should-retry"] == "false"
+    assert complete(server, **(neighbour | {"max_tokens": 3})).status_code == 200
+
+
+def test_a_server_process_that_dies_is_replaced_and_its_requests_leave_the_engine(serve: Serve) -> None:
+    server = serve("--server-processes", "2")
+    assert len(server.children("server.process")) == 2
+    stream = Stream(server, **LONG)
+    assert server.metric("weft:num_requests_running") == 1
+    for pid in server.children("server.process"):
+        os.kill(pid, signal.SIGKILL)
+    stream.thread.join(10)
+    deadline = time.monotonic() + 20
+    while len(server.children("server.process")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    wait_until_serving(server)
+    server.wait_for_metric("weft:num_requests_running", 0)
+    server.wait_for_metric("weft:kv_cache_usage_perc", 0)
+
+
+def test_sigterm_drains(serve: Serve) -> None:
+    server = serve()
+    stream = Stream(server, **(LONG | {"max_tokens": 400}))
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    refused = complete(server)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "shutting_down"
+    assert refused.headers["connection"] == "close"
+    text = stream.wait()
+    assert text.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"length"' in text
+    assert server.process.wait(20) == 0
+
+
+def test_a_second_signal_forces(serve: Serve) -> None:
+    server = serve()
+    stream = Stream(server, **LONG)
+    server.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert server.process.poll() is None
+    server.process.send_signal(signal.SIGINT)
+    server.process.wait(5)
+    stream.thread.join(5)
+    assert not stream.thread.is_alive()
+
+
+def test_the_engine_dies_with_the_supervisor(serve: Serve) -> None:
+    server = serve()
+    children = server.children("engine.process") + server.children("server.process")
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.process.wait(5)
+    deadline = time.monotonic() + 5
+    while any(os.path.exists(f"/proc/{pid}/exe") for pid in children):
+        assert time.monotonic() < deadline, "children outlive the supervisor"
+        time.sleep(0.05)
+
+
+def test_a_full_queue_is_said(serve: Serve) -> None:
+    server = serve("--max-num-seqs", "1", WEFT_MAX_NUM_WAITING="1")
+    running = Stream(server, **LONG)
+    waiting = threading.Thread(target=complete, args=(server,), kwargs={"prompt": [40]}, daemon=True)
+    waiting.start()
+    server.wait_for_metric("weft:num_requests_waiting", 1)
+    refused = complete(server, prompt=[41])
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "queue_full"
+    assert "retry-after" in refused.headers
+    assert running.thread.is_alive()
+
+
+def test_a_model_that_cannot_be_loaded_ends_with_one_line(serve: Serve, tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
+    server = serve(str(tmp_path), ready=False)
+    assert server.process.wait(30) == 2
+    lines = [line for line in server.log.read_text().splitlines() if "error" in line]
+    assert len(lines) == 1
+    assert "MambaForCausalLM" in lines[0]
