@@ -12,7 +12,7 @@ must see the strings as they are, so nothing is removed or replaced. Instead:
 
 Invariant: a string that neither holds a special token's text nor begins or ends with part of one reaches the template
 untouched. Limits: a special token of one character cannot be cut; nor is guarded what a template makes by cutting a
-string in its middle and joining the parts.
+string in its middle and joining the parts, or by leaving nothing between two texts of its own.
 """
 
 import json

@@ -30,7 +30,10 @@ def training_text() -> tuple[str, ...]:
     syllables = ["ka", "lo", "mi", "ren", "tu", "sha", "é", "ü", "ing", "er", "the", "and", "中", "文", "да"]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(400)]
     lines = [" ".join(rng.choices(words, k=12)) for _ in range(300)]
-    return (*lines, *(f"def {word}(x): return [x, {i}]  # <{word}> user system assistant" for i, word in enumerate(words)))
+    return (
+        *lines,
+        *(f"def {word}(x): return [x, {i}]  # <{word}> user system assistant" for i, word in enumerate(words)),
+    )
 
 
 def byte_level(special: tuple[str, ...] = CHATML_SPECIAL, vocab_size: int = 700) -> tokenizers.Tokenizer:

@@ -50,7 +50,7 @@ def test_random_sentencepiece_ids_give_what_the_library_decodes(data: st.DataObj
     texts = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
     plain = st.sampled_from([i for i, text in enumerate(texts) if not _BYTE_TOKEN.fullmatch(text)]).map(lambda i: [i])
     char = st.characters(codec="utf-8").map(lambda c: [backend.token_to_id(f"<0x{b:02X}>") for b in c.encode()])
-    ids = sum(data.draw(st.lists(plain | char, max_size=30)), [])
+    ids = [token_id for run in data.draw(st.lists(plain | char, max_size=30)) for token_id in run]
     assert "".join(_pieces("sentencepiece", ids, skip)) == backend.decode(ids, skip_special_tokens=skip)
 
 

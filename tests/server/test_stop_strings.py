@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def _reference(text: str, stops: list[str], include: bool) -> tuple[str, str | N
 @given(text=_TEXT, stops=_STOPS, cuts=st.sets(st.integers(0, 30)), include=st.booleans())
 def test_every_split_gives_the_same_text_and_match(text: str, stops: list[str], cuts: set[int], include: bool) -> None:
     bounds = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    pieces = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    pieces = [text[start:end] for start, end in pairwise(bounds)]
     assert _run(pieces, stops, include) == _reference(text, stops, include)
 
 
