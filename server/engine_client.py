@@ -13,7 +13,7 @@ import itertools
 import logging
 import pathlib
 from collections.abc import AsyncIterator
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 import msgspec
 
@@ -39,7 +39,7 @@ from engine.status_page import Status, StatusPage
 RECONNECT_S = 0.05
 """Pause between two attempts to reach an engine that does not listen yet."""
 
-logger = logging.getLogger("weft.engine_client")
+logger = logging.getLogger(__name__)
 
 
 class EngineUnavailableError(Exception):
@@ -318,8 +318,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(encode(message))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -48,7 +48,7 @@ _MAX_SOCKET_PATH = 107  # sun_path, less the closing zero
 _STOP = {signal.SIGTERM, signal.SIGINT}
 _AWAITED = _STOP | {signal.SIGCHLD}
 
-logger = logging.getLogger("weft.supervisor")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

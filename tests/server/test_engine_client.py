@@ -1,10 +1,11 @@
-"""The client against a scripted engine on a real Unix socket."""
+"""The client against a scripted engine on a real Unix socket, on the event loop that server processes use."""
 
 import asyncio
 import pathlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import uvloop
 
 from engine.protocol import (
     SOCKET_NAME,
@@ -132,7 +133,7 @@ def run(tmp_path: pathlib.Path, script: Callable[[SocketEngineClient, FakeEngine
             await script(client, engine)
         await engine.die()
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 async def settle() -> None:
@@ -287,7 +288,7 @@ def test_no_engine_is_said_at_once(tmp_path: pathlib.Path) -> None:
             with pytest.raises(EngineUnavailableError):
                 await asyncio.wait_for(client.generate([1], GREEDY), 0.1)
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_death_mid_stream_hands_out_what_came_then_raises(tmp_path: pathlib.Path) -> None:
