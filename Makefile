@@ -1,0 +1,77 @@
+# The commands of the README. The first target that needs .venv makes it; later ones find it done.
+#
+#   make serve      the demo model on 127.0.0.1:8000      (MODEL= HOST= PORT= ARGS=)
+#   make test       the tests, without the slow ones      (ARGS=)
+#   make test-slow  the slow ones alone                   (ARGS=)
+#   make lint       format, lint and type checks
+#   make clean      remove caches and build products; `make distclean` removes .venv, too
+#
+# TORCH= chooses the build of torch, PYTHON= the interpreter (3.11 or newer) that .venv is made with.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := serve
+.PHONY: serve test test-slow lint clean distclean
+
+# Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
+MODEL ?=
+HOST ?=
+PORT ?=
+ARGS ?=
+
+# Installed before anything else: of this very version pip takes a CPU build that its configuration offers, and what
+# follows is content with it, so nothing fetches CUDA packages onto a machine without a GPU.
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+IS_GOOD := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$python -c '$(IS_GOOD)' >/dev/null 2>&1 && { echo $$python; break; }; done)
+
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
+# pip shows its bars on a terminal; in a log it keeps quiet.
+QUIET := $(if $(MAKE_TERMOUT),,--quiet)
+
+serve: $(VENV)/.installed
+	@$(BIN)/weft serve $(MODEL) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed-test
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find server engine tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
+
+# Each stamp is written last, so an interrupted installation is taken up again.
+$(VENV)/.torch:
+	@test -n '$(PYTHON)' || { \
+		echo 'Weft needs Python 3.11 or newer with venv and pip, and found none.' >&2; \
+		echo 'On Debian or Ubuntu: apt install python3-venv. Elsewhere name one: make PYTHON=/path/to/python3' >&2; \
+		exit 1; }
+	@$(PYTHON) -c '$(IS_GOOD)' || { echo '$(PYTHON) is older than Python 3.11 or lacks venv and pip.' >&2; exit 1; }
+	@echo "Making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo 'Installing $(TORCH): some hundred MB, once'
+	@$(PIP) $(QUIET) '$(TORCH)'
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.torch
+	@echo 'Installing Weft and what it needs: about a minute, once'
+	@$(PIP) --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml $(VENV)/.torch
+	@echo 'Installing Weft, what it needs and what its tests need: about a minute, once'
+	@$(PIP) --quiet --editable '.[test]'
+	@touch $(VENV)/.installed $@
