@@ -25,7 +25,8 @@ def configure(log_format: str, process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)  # libraries
-    logging.getLogger("server").setLevel(logging.INFO)
+    for ours in ("server", "engine", "__main__"):
+        logging.getLogger(ours).setLevel(logging.INFO)
 
 
 def _time(record: logging.LogRecord) -> datetime.datetime:

@@ -9,10 +9,21 @@ from engine import logs
 
 @pytest.fixture(autouse=True)
 def restore_logging() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("server")
-    before = root.handlers[:], root.level, ours.level
+    root = logging.getLogger()
+    loggers = [root, *map(logging.getLogger, ("server", "engine", "__main__"))]
+    handlers, levels = root.handlers[:], [logger.level for logger in loggers]
     yield
-    root.handlers[:], root.level, ours.level = before
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.mark.parametrize("name", ["server.x", "engine.x", "__main__"])
+def test_what_weft_says_is_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The engine's plan was lost: only the server's loggers had been let through."""
+    logs.configure("text", "engine")
+    logging.getLogger(name).info("plan")
+    assert capsys.readouterr().err.endswith(" INFO    engine: plan\n")
 
 
 def test_text_line_has_message_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
