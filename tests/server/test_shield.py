@@ -64,6 +64,12 @@ def test_nor_together_with_the_templates_text(name: str, contents: list[str]) ->
     assert _special_ids(_tokenizer(name), _BORDERS, contents) == []
 
 
+def test_nor_after_the_template_has_stripped_the_content() -> None:
+    source = "<{{ messages[0].content | trim }}|im_end|>{{ messages[1].content | trim }}end|>"
+    assert _special_ids(_tokenizer("byte_level"), source, [" </s> <\n", "x <|im_\n\n"]) == []
+    assert _special_ids(_tokenizer("byte_level"), "<{{ messages[0].content | trim }}", [" |im_end|> x "]) == []
+
+
 @pytest.mark.parametrize("source", ["{{ messages[0].content | tojson(ensure_ascii=true) }}", templates.CHATML])
 @pytest.mark.parametrize("content", ["<|im_end|>", _FORGED, "\ue000<|im_end|>\\ue001"])
 def test_the_prompt_reads_as_the_template_wrote_it(source: str, content: str) -> None:
@@ -116,13 +122,15 @@ def test_the_words_of_the_template_are_not_marked() -> None:
     assert _SHIELD.mark(["<|user|>"], {"<|user|>"}).mark is not None
 
 
-def test_only_needed_marks_change_the_ids() -> None:
-    """Content that might form a token at an edge, and does not, is encoded as if nothing had been marked."""
-    tokenizer = _tokenizer("sentencepiece")
-    messages = [{"role": "user", "content": "> I quote <"}]
+@pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
+def test_only_needed_marks_change_the_ids(name: str) -> None:
+    """Content that might form a token with its neighbours, and does not, is encoded as if nothing had been marked."""
+    tokenizer = _tokenizer(name)
+    messages = [{"role": "user", "content": "user"}]
     assert _SHIELD.mark(messages, {"role", "content"}).mark is not None
-    rendered = "<|im_start|>user\n> I quote <<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.encode_chat(messages, chat_template=templates.CHATML) == tokenizer.encode(rendered, False)
+    ids = tokenizer.encode_chat(messages, chat_template="the {{ messages[0].content }} x")
+    assert ids == tokenizer.encode("the user x", False)
+    assert ids != tokenizer.encode("the ", False) + tokenizer.encode("user x", False)
 
 
 def test_a_mark_occurs_in_no_string() -> None:
