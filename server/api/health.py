@@ -15,14 +15,16 @@ from server.errors import EngineRestartingError, ShuttingDownError
 router = APIRouter()
 
 
-@router.api_route("/health", methods=["GET", "HEAD"])
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
 async def health(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """200 while the engine makes progress or has nothing to do, else 503."""
     _check_engine(context)
     return JSONResponse({"status": "ok"})
 
 
-@router.api_route("/ready", methods=["GET", "HEAD"])
+@router.head("/ready", include_in_schema=False)
+@router.get("/ready")
 async def ready(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """200 while new requests are served, else 503."""
     if context.lifecycle.draining:

@@ -6,15 +6,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, Tag
 
-from server.schemas.common import GenerationBody, Usage, WireModel
+from server.schemas.common import GenerationBody, Text, Usage, WireModel
 
 
 class ContentPart(WireModel):
     """One part of a message's content; which types are taken is decided in `server.messages`."""
 
-    type: str
-    text: str | None = None
-    refusal: str | None = None
+    type: Text
+    text: Text | None = None
+    refusal: Text | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
@@ -23,7 +23,7 @@ def _text_or_parts(value: object) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[ContentPart], Tag("parts")],
+    Annotated[Text, Tag("text")] | Annotated[list[ContentPart], Tag("parts")],
     Discriminator(_text_or_parts),
 ]
 
@@ -31,14 +31,14 @@ Content = Annotated[
 class FunctionCall(WireModel):
     """A call that the model made in an earlier turn; `arguments` is JSON text."""
 
-    name: str
-    arguments: str
+    name: Text
+    arguments: Text
 
 
 class ToolCall(WireModel):
     """A tool call of an earlier turn."""
 
-    id: str | None = None
+    id: Text | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -48,13 +48,13 @@ class Message(WireModel):
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: Content | None = None
-    name: str | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    name: Text | None = None
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
-    tool_call_id: str | None = None
+    tool_call_id: Text | None = None
     audio: dict[str, Any] | None = None
 
 
@@ -70,10 +70,10 @@ class ChatCompletionBody(GenerationBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Text | None = None
 
     # accepted, not honoured
-    safety_identifier: str | None = None
+    safety_identifier: Text | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     metadata: Metadata | None = None
     store: bool | None = None

@@ -8,7 +8,20 @@ per token.
 from typing import Annotated
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag
+from pydantic_core import PydanticCustomError
+
+
+def _has_utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("string_unicode", "input should be text without lone surrogates") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_has_utf8)]
+"""JSON can write half of a character (\\ud800), which no tokenizer and no message to the engine can hold."""
 
 
 class WireModel(BaseModel):
@@ -22,7 +35,7 @@ def _string_or_list(value: object) -> str:
 
 
 StringOrList = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[str], Tag("list")],
+    Annotated[Text, Tag("string")] | Annotated[list[Text], Tag("list")],
     Discriminator(_string_or_list),
 ]
 
@@ -38,7 +51,7 @@ class StreamOptions(WireModel):
 class GenerationBody(WireModel):
     """Fields of every generating endpoint; extensions of other servers' under their names."""
 
-    model: str | None = None
+    model: Text | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -60,14 +73,14 @@ class GenerationBody(WireModel):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: list[str] | None = None
+    bad_words: list[Text] | None = None
     allowed_token_ids: list[int] | None = None
     return_token_ids: bool | None = None
-    cache_salt: str | None = None
+    cache_salt: Text | None = None
     priority: int | None = None
 
     # accepted, not honoured
-    user: str | None = None
+    user: Text | None = None
 
 
 class CachedTokens(msgspec.Struct):

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Tag
 
-from server.schemas.common import GenerationBody, Usage
+from server.schemas.common import GenerationBody, Text, Usage
 
 
 def _prompt_shape(value: object) -> str:
@@ -19,8 +19,8 @@ def _prompt_shape(value: object) -> str:
 
 
 Prompt = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[str], Tag("texts")]
+    Annotated[Text, Tag("text")]
+    | Annotated[list[Text], Tag("texts")]
     | Annotated[list[int], Tag("token_ids")]
     | Annotated[list[list[int]], Tag("token_id_lists")],
     Discriminator(_prompt_shape),
@@ -35,7 +35,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Text | None = None
 
 
 class CompletionLogprobs(msgspec.Struct):

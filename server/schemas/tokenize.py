@@ -3,14 +3,14 @@
 import msgspec
 
 from server.schemas.chat_completions import Message
-from server.schemas.common import WireModel
+from server.schemas.common import Text, WireModel
 
 
 class TokenizeBody(WireModel):
     """A prompt or messages, not both."""
 
-    model: str | None = None
-    prompt: str | None = None
+    model: Text | None = None
+    prompt: Text | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -29,7 +29,7 @@ class TokenizeAnswer(msgspec.Struct):
 class DetokenizeBody(WireModel):
     """Token ids."""
 
-    model: str | None = None
+    model: Text | None = None
     tokens: list[int]
 
 

@@ -1,0 +1,30 @@
+from typing import Any
+
+import pytest
+
+
+def test_list(site: Any) -> None:
+    answer = site.call("GET", "/v1/models").json
+    assert answer["object"] == "list"
+    assert [model["id"] for model in answer["data"]] == ["org/fake model", "alias"]
+    assert {(m["object"], m["owned_by"], m["root"], m["max_model_len"]) for m in answer["data"]} == {
+        ("model", "weft", "org/fake model", 1000)
+    }
+    assert answer["data"][0]["shutdown_date"] is None
+
+
+@pytest.mark.parametrize("path", ["org/fake%20model", "org%2Ffake%20model", "alias"])
+def test_retrieve(site: Any, path: str) -> None:
+    reply = site.call("GET", f"/v1/models/{path}")
+    assert reply.status == 200
+    assert reply.json["id"] in ("org/fake model", "alias")
+
+
+def test_unknown(site: Any) -> None:
+    reply = site.call("GET", "/v1/models/other")
+    assert reply.status == 404
+    assert reply.error["code"] == "model_not_found"
+
+
+def test_models_cannot_be_deleted(site: Any) -> None:
+    assert site.call("DELETE", "/v1/models/alias").status == 405

@@ -1,0 +1,90 @@
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+from engine.status_page import Status
+
+
+def values(text: str) -> dict[str, float]:
+    """By name and labels; the model's name, which all have, is left out."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all('model_name="org/fake model"' in line for line in lines if line.startswith("weft:"))
+    cleaned = [line.replace('model_name="org/fake model"', "").replace(",}", "}").replace("{}", "") for line in lines]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in cleaned)}
+
+
+def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
+    site.engine.page = Status(1, 1, 0.0, 0, 3, 4, 100, 25, 10, 5, 6, 7, 8, 9)
+    shown = values(site.call("GET", "/metrics").text)
+    assert {name.removeprefix("weft:"): value for name, value in shown.items() if "_bucket" not in name}.items() >= {
+        "num_requests_running": 3,
+        "num_requests_waiting": 4,
+        "kv_cache_usage_perc": 0.25,
+        "prompt_tokens_total": 5,
+        "generation_tokens_total": 6,
+        "prefix_cache_queries_total": 7,
+        "prefix_cache_hits_total": 8,
+        "num_preemptions_total": 9,
+    }.items()
+
+
+def test_before_any_engine_has_written(site: Any) -> None:
+    site.engine.page = Status()
+    assert values(site.call("GET", "/metrics").text)["weft:kv_cache_usage_perc"] == 0
+
+
+def test_requests_are_timed(site: Any) -> None:
+    site.chat(n=2, stream=True)
+    site.complete(max_tokens=3, prompt=["a", "b"])
+    site.chat(temperature=9)
+    shown = values(site.call("GET", "/metrics").text)
+    counts = {name: value for name, value in shown.items() if name.endswith("_count")}
+    assert counts == {
+        "weft:time_to_first_token_seconds_count": 4,
+        "weft:inter_token_latency_seconds_count": 2 * 15 + 2 * 2,
+        "weft:e2e_request_latency_seconds_count": 2,
+        "weft:request_queue_time_seconds_count": 4,
+        "weft:request_prefill_time_seconds_count": 4,
+        "weft:request_decode_time_seconds_count": 4,
+        "weft:request_prompt_tokens_count": 3,
+        "weft:request_generation_tokens_count": 4,
+    }
+    assert shown["weft:request_generation_tokens_sum"] == 2 * 16 + 2 * 3
+    assert shown['weft:request_success_total{finished_reason="stop"}'] == 2
+    assert shown['weft:request_success_total{finished_reason="length"}'] == 2
+    assert shown['weft:request_success_total{finished_reason="error"}'] == 0
+
+
+def test_buckets(site: Any) -> None:
+    text = site.call("GET", "/metrics").text
+    bounds = [
+        line.split('le="')[1].split('"')[0] for line in text.splitlines() if "inter_token_latency_seconds_bu" in line
+    ]
+    assert bounds[:5] == ["0.01", "0.025", "0.05", "0.075", "0.1"]
+    assert bounds[-2:] == ["80.0", "+Inf"]
+
+
+CHILD = """
+import asyncio, importlib.util, sys
+spec = importlib.util.spec_from_file_location("fakes", sys.argv[1])
+fakes = importlib.util.module_from_spec(spec)
+sys.modules["fakes"] = fakes
+spec.loader.exec_module(fakes)
+site = fakes.Site()
+site.chat()
+print(site.call("GET", "/metrics").text)
+"""
+
+
+def test_server_processes_answer_as_one(tmp_path: pathlib.Path) -> None:
+    conftest = pathlib.Path(__file__).parent / "conftest.py"
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", CHILD, str(conftest)]
+    outputs = [
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout for _ in range(2)
+    ]
+    counts = [values(output)["weft:e2e_request_latency_seconds_count"] for output in outputs]
+    assert counts == [1, 2]
+    assert values(outputs[1])["weft:num_requests_running"] == 0

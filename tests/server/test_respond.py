@@ -1,0 +1,94 @@
+"""Clients that leave, and order in time: against a real socket."""
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+    end_time = time.monotonic() + timeout_s
+    while time.monotonic() < end_time:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def send(base_url: str, path: str, body: Any) -> socket.socket:
+    host, port = base_url.removeprefix("http://").split(":")
+    content = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
+    head = "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""])
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": ["a", "b"], "n": 2},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_requests_at_once(site: Any, path: str, stream: bool) -> None:
+    site.engine.pause_s = 0.2
+    with site.live() as base_url:
+        connection = send(base_url, path, {**BODIES[path], "stream": stream})
+        assert wait_for(lambda: bool(site.engine.asked) and site.engine.asked[0].generation.num_read > 0)
+        connection.close()
+        left_time = time.monotonic()
+        assert wait_for(lambda: all(asked.generation.closed.is_set() for asked in site.engine.asked))
+        assert time.monotonic() - left_time < 0.3
+        assert wait_for(lambda: site.app.state.lifecycle.num_active == 0)
+
+
+def test_deltas_arrive_as_they_are_made(site: Any) -> None:
+    site.engine.answers, site.engine.pause_s = ["abc"], 0.1
+    with site.live() as base_url, httpx.Client(base_url=base_url) as client:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            headers_time = time.monotonic()
+            times = {}
+            for line in response.iter_lines():
+                for char in "abc":
+                    if f'"content":"{char}"' in line:
+                        times[char] = time.monotonic() - headers_time
+    assert times["a"] < 0.19 < times["c"]
+    assert times["a"] < times["b"] < times["c"]
+
+
+def test_the_connection_serves_again_after_a_stream(site: Any) -> None:
+    with site.live() as base_url, httpx.Client(base_url=base_url) as client:
+        for _ in range(3):
+            response = client.post("/v1/completions", json={"prompt": "a", "stream": True})
+            assert response.text.endswith("data: [DONE]\n\n")
+        assert len(site.engine.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "timeout", "expected_s"),
+    [
+        ({}, "600", 600),
+        ({}, "2.5", 2.5),
+        ({"stream": True}, "600", None),  # keep-alive comments come sooner
+        ({"stream": True}, "5", 5),
+        ({}, "NOT_GIVEN", None),
+        ({}, "inf", None),
+        ({}, "-1", None),
+    ],
+)
+def test_the_clients_timeout_is_the_deadline(site: Any, body: Any, timeout: str, expected_s: float | None) -> None:
+    before = time.monotonic()
+    site.call("POST", "/v1/completions", json={"prompt": "a", **body}, headers={"x-stainless-read-timeout": timeout})
+    deadline = site.engine.asked[0].deadline
+    if expected_s is None:
+        assert deadline is None
+    else:
+        assert before + expected_s <= deadline < before + expected_s + 5

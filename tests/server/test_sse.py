@@ -1,0 +1,87 @@
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.errors import InvalidRequestError
+from server.sse import EventStream, event, with_ending
+
+
+class Text(msgspec.Struct):
+    text: str
+
+
+@pytest.mark.parametrize("text", ["a\r\nb", "a\u2028b\u2029c", "\x85", "é😀"])
+def test_an_event_is_one_line_to_every_client(text: str) -> None:
+    data = event(Text(text))
+    assert data.endswith(b"\n\n")
+    line = data[:-2].decode()
+    assert line.splitlines() == [line]
+    assert msgspec.json.decode(line.removeprefix("data: "), type=Text).text == text
+
+
+def test_text_is_not_escaped_without_need() -> None:
+    assert event(Text("é😀")) == 'data: {"text":"é😀"}\n\n'.encode()
+
+
+def test_an_error_is_an_event_and_the_end_comes_all_the_same() -> None:
+    closed = False
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        nonlocal closed
+        try:
+            yield b"data: 1\n\n"
+            raise InvalidRequestError("m", param="p")
+        finally:
+            closed = True
+
+    async def collect() -> list[bytes]:
+        return [data async for data in with_ending(events())]
+
+    first, error, done = asyncio.run(collect())
+    assert first == b"data: 1\n\n"
+    assert msgspec.json.decode(error.removeprefix(b"data: "))["error"]["param"] == "p"
+    assert done == b"data: [DONE]\n\n"
+    assert closed
+
+
+def run(stream: EventStream, messages: list[Any], disconnect_s: float) -> list[bytes]:
+    sent: list[bytes] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(disconnect_s)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+        sent.append(message.get("body", b""))
+
+    scope = {"type": "http", "method": "POST", "path": "/"}
+    asyncio.run(asyncio.wait_for(stream(scope, receive, send), 5))
+    return sent
+
+
+def test_silence_is_filled_with_comments() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(0.12)
+        yield b"data: 1\n\n"
+
+    closed: list[bool] = []
+    stream = EventStream(events(), headers={}, ping_s=0.05, close=lambda: closed.append(True))
+    sent = run(stream, [], 5)
+    assert sent == [b"", b": ping\n\n", b": ping\n\n", b"data: 1\n\n", b"data: [DONE]\n\n", b""]
+    assert closed == [True]
+
+
+def test_a_stream_whose_client_leaves_before_its_first_event_is_closed() -> None:
+    """The generator has not begun then, so its own cleanup never runs."""
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(5)
+        yield b""
+
+    closed: list[bool] = []
+    run(EventStream(events(), headers={}, ping_s=0, close=lambda: closed.append(True)), [], 0)
+    assert closed == [True]
