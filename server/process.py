@@ -3,7 +3,8 @@
 Owns the event loop, uvicorn on the inherited socket, the connection to the engine, and the drain: on SIGTERM new
 requests are refused (by the app, which reads `Lifecycle.draining`), running ones go on to their end; after
 drain_timeout_s their connection to the engine ends, which clients are told; then the process exits with 0. A second
-SIGTERM cuts at once. Exit code 2 when the checkpoint's tokenizer cannot be read.
+SIGTERM changes nothing: service managers send it to every process of a group, so it comes twice; the supervisor, which
+can tell, kills when it is forced. Exit code 2 when the checkpoint's tokenizer cannot be read.
 """
 
 import asyncio
@@ -109,13 +110,10 @@ class Drain:
         self._task: asyncio.Task[None] | None = None  # None: no signal yet
 
     def on_signal(self) -> None:
-        """First signal: refuse what is new and wait for the rest. Second: cut."""
+        """Refuse what is new and wait for the rest; only the first signal counts."""
         if self._task is None:
             self._lifecycle.draining = True
             self._task = asyncio.create_task(self._finish())
-        else:
-            self._server.force_exit = True
-            self._server.should_exit = True
 
     async def _finish(self) -> None:
         if not await self._lifecycle.wait_idle(self._timeout_s):

@@ -8,7 +8,8 @@ Owns the listening socket, the runtime directory, one engine process and N serve
 4. Whatever dies is restarted. Exit code 2 of a child before everything was ready once means that it never will be:
    everything ends with exit code 2, and the child has said why.
 5. The first SIGTERM or SIGINT drains: servers finish their requests and exit, then the engine is ended. Exit code 0;
-   a second signal ends everything at once, exit code 1.
+   a second signal ends everything at once, exit code 1. One that follows at once is no second one: `timeout` and
+   others signal the process and then its group.
 
 Signals are blocked and waited for, so that no handler runs between two lines and an idle supervisor sleeps.
 Imports neither the tensor library nor the web framework. Serves no request itself.
@@ -42,6 +43,9 @@ EXIT_FORCED = 1
 EXIT_CANNOT_START = 2
 DRAIN_MARGIN_S = 5.0
 """Servers end by themselves after drain_timeout_s; after this much longer they are ended."""
+
+REPEAT_S = 0.2
+"""A stop signal that follows the first one sooner is its echo."""
 
 _POLL_S = 0.05
 _MAX_SOCKET_PATH = 107  # sun_path, less the closing zero
@@ -226,13 +230,14 @@ class Supervisor:
         self._listener.close()  # the servers hold it as long as they refuse; then the port is closed
         for child in self._servers:
             child.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + self._settings.drain_timeout_s + DRAIN_MARGIN_S
+        start_time = time.monotonic()
+        deadline = start_time + self._settings.drain_timeout_s + DRAIN_MARGIN_S
         while any(child.pid is not None for child in self._servers):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 logger.error("Servers did not end in time; ending them")
                 break
-            if _wait(remaining_s) in _STOP:
+            if _wait(remaining_s) in _STOP and time.monotonic() - start_time >= REPEAT_S:
                 logger.warning("Forced to end; running requests are cut")
                 return EXIT_FORCED
             for child in self._children:

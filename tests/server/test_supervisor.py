@@ -264,8 +264,20 @@ def test_second_signal_forces(weft: Weft) -> None:
     weft.wait_ready()
     weft.signal(signal.SIGTERM)
     eventually(lambda: len(weft.read("drained")) == 2, "servers are told")
+    time.sleep(supervisor.REPEAT_S)
     weft.signal(signal.SIGTERM)
     assert weft.wait() == supervisor.EXIT_FORCED
+
+
+def test_signal_to_process_and_group_is_one_request_to_stop(weft: Weft) -> None:
+    """`timeout` and service managers signal both; the echo cut every stream."""
+    weft.tell("linger_s", 1.0)
+    weft.start()
+    weft.wait_ready()
+    weft.signal(signal.SIGTERM)
+    eventually(lambda: any("Draining" in line for line in weft.read("log")), "the first one is seen")
+    weft.signal(signal.SIGTERM)
+    assert weft.wait() == 0
 
 
 def test_server_that_does_not_end_is_ended(weft: Weft) -> None:
