@@ -89,15 +89,15 @@ def stop_list(body: GenerationBody) -> list[str]:
     return stops
 
 
-def check_range(name: str, value: int, low: int, high: int | None) -> int:
-    """Return the value.
+def check_range(name: str, value: int, low: int, high: int | None, *, param: str | None = None) -> int:
+    """Return the value; `param` is the field when `name` is not.
 
     Raises:
         InvalidRequestError: It is out of bounds.
     """
     if value < low or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequestError(f"{name} must be {bound}, got {value}", param=name)
+        raise InvalidRequestError(f"{name} must be {bound}, got {value}", param=param or name)
     return value
 
 

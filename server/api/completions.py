@@ -75,7 +75,7 @@ async def create_completion(
     options = render_options(body, logprobs)
     text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
     skip_special_tokens = body.skip_special_tokens is not False
-    echoes = _echoes(body, prompts, context, skip_special_tokens=skip_special_tokens)
+    echoes = await _echoes(body, prompts, context, skip_special_tokens=skip_special_tokens)
     answer = await open_answer(context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens)
     envelope = new_envelope("cmpl", model, system_fingerprint(info))
     renderer = CompletionRenderer(envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
@@ -116,7 +116,10 @@ async def _prompts(body: CompletionBody, context: ServerContext, info: EngineInf
         begin = context.tokenizer.bos_token_id
         prompts = [Prompt([begin] if begin is not None else list(info.eos_token_ids[:1]))]
     else:
-        prompts = [await _prompt(item, name, body, context, info) for name, item in _named_prompts(body.prompt)]
+        named = _named_prompts(body.prompt)
+        # More would never find room in the queue; refused before work is spent on them.
+        check_range("the number of prompts", len(named), 0, context.settings.max_num_waiting, param="prompt")
+        prompts = [await _prompt(item, name, body, context, info) for name, item in named]
     if not prompts or not all(prompt.token_ids for prompt in prompts):
         raise InvalidRequestError("prompt must hold at least one token, got none", param="prompt")
     return prompts
@@ -142,9 +145,12 @@ async def _prompt(
     return Prompt(item)
 
 
-def _echoes(
+async def _echoes(
     body: CompletionBody, prompts: list[Prompt], context: ServerContext, *, skip_special_tokens: bool
 ) -> list[PromptEcho] | None:
     if not body.echo and body.logprobs is None:
         return None
-    return [echo_prompt(p, context.tokenizer, skip_special_tokens=skip_special_tokens) for p in prompts]
+    return [
+        await off_loop(len(p.token_ids), echo_prompt, p, context.tokenizer, skip_special_tokens=skip_special_tokens)
+        for p in prompts
+    ]

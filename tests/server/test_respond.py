@@ -29,7 +29,7 @@ def send(base_url: str, path: str, body: Any) -> socket.socket:
     return connection
 
 
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/completions": {"prompt": ["a", "b"], "n": 2},
 }

@@ -27,7 +27,7 @@ def test_plain_answer(site: Any) -> None:
         "default",
     )
     assert answer["system_fingerprint"].startswith("fp_")
-    message = {"role": "assistant", "content": "Hällo, wörld!", "refusal": None, "annotations": []}
+    message: dict[str, Any] = {"role": "assistant", "content": "Hällo, wörld!", "refusal": None, "annotations": []}
     assert answer["choices"] == [
         {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     ]

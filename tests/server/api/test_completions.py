@@ -92,6 +92,20 @@ def test_many_prompts_times_n(site: Any) -> None:
     assert all(asked.generation.closed.is_set() for asked in site.engine.asked)
 
 
+def test_no_more_prompts_than_may_wait(make_site: Any) -> None:
+    site = make_site(max_num_waiting=3)
+    assert site.complete(prompt=["a"] * 3).status == 200
+    error = site.complete(prompt=["a"] * 4).error
+    assert (error["param"], error["message"]) == ("prompt", "the number of prompts must be between 0 and 3, got 4")
+
+
+def test_long_prompts_are_encoded_off_the_event_loop(make_site: Any) -> None:
+    site = make_site()
+    site.complete(prompt="x" * 5000)
+    assert site.tokenizer.threads
+    assert "MainThread" not in site.tokenizer.threads
+
+
 def test_when_one_prompt_is_not_accepted_none_stays(site: Any) -> None:
     assert site.complete(prompt=["x", "y" * 990]).error["code"] == "context_length_exceeded"
     assert not site.engine.asked
