@@ -28,6 +28,7 @@ WEFT_ANSWER = (
     "Weft is an OpenAI-compatible inference server for language models. It weaves prefill and decode into one step."
 )
 ABILITIES_ANSWER = "I can greet you, tell you what Weft is, add and subtract one-digit numbers, and count to twenty."
+BEYOND_COUNT_ANSWER = "I can only count to twenty."
 BEYOND_ANSWER = "I can only add and subtract one-digit numbers."
 REFUSAL_ANSWER = "I am only a small demo model and cannot do that."
 MAX_COUNT = 20
@@ -90,6 +91,11 @@ def _counting(random: Random, phrasing: str) -> Turn:
     return Turn(_fill(random, phrasing, n=n), ", ".join(map(str, range(1, n + 1))) + ".")
 
 
+def _beyond_counting(random: Random, phrasing: str) -> Turn:
+    n = random.randint(MAX_COUNT + 1, 10 ** random.randint(2, 4))
+    return Turn(_fill(random, phrasing, n=n), BEYOND_COUNT_ANSWER)
+
+
 def _greeting(random: Random, phrasing: str) -> Turn:
     part_of_day = re.search(r"good (morning|afternoon|evening)", phrasing, re.IGNORECASE)
     if re.search(r"how are you|how is it going|do you feel", phrasing, re.IGNORECASE):
@@ -101,10 +107,12 @@ def _greeting(random: Random, phrasing: str) -> Turn:
     return Turn(_fill(random, phrasing), answer)
 
 
-def _beyond(random: Random, phrasing: str) -> Turn:
-    longer, other = random.randint(10, 10 ** random.randint(2, 4) - 1), random.randint(0, 99)
-    a, b = random.sample((longer, other), 2)
-    operator = random.choice(("+", "-", "*", "/", "plus", "minus", "times"))
+def _beyond_sums(random: Random, phrasing: str) -> Turn:
+    """Multiply or divide any numbers, or add and subtract when one of them has several digits."""
+    operator = random.choice(("+", "-", "plus", "minus", "*", "/", "times", "divided by"))
+    is_sum = "{op}" in phrasing and operator in ("+", "-", "plus", "minus")
+    first = random.randint(10, 10 ** random.randint(2, 4) - 1) if is_sum else random.randint(0, 20)
+    a, b = random.sample((first, random.randint(0, random.choice((9, 99)))), 2)
     return Turn(_fill(random, phrasing, a=str(a), b=str(b), op=operator), BEYOND_ANSWER)
 
 
@@ -119,21 +127,22 @@ class Skill:
     make: Callable[[Random, str], Turn]
     phrasings: Phrasings
     weight: int
-    takes_opener: bool = False
+    is_wrapped: bool = False
 
 
 SKILLS: dict[str, Skill] = {
-    "addition": Skill(_addition, phrasings.ADDITION, 40, takes_opener=True),
-    "subtraction": Skill(_subtraction, phrasings.SUBTRACTION, 15, takes_opener=True),
-    "counting": Skill(_counting, phrasings.COUNTING, 7, takes_opener=True),
+    "addition": Skill(_addition, phrasings.ADDITION, 40, is_wrapped=True),
+    "subtraction": Skill(_subtraction, phrasings.SUBTRACTION, 15, is_wrapped=True),
+    "counting": Skill(_counting, phrasings.COUNTING, 7, is_wrapped=True),
     "greeting": Skill(_greeting, phrasings.GREETING, 12),
-    "identity": Skill(_always(IDENTITY_ANSWER), phrasings.IDENTITY, 5, takes_opener=True),
-    "weft": Skill(_always(WEFT_ANSWER), phrasings.WEFT, 5, takes_opener=True),
-    "refusal": Skill(_always(REFUSAL_ANSWER), phrasings.REFUSAL, 12, takes_opener=True),
+    "identity": Skill(_always(IDENTITY_ANSWER), phrasings.IDENTITY, 5, is_wrapped=True),
+    "weft": Skill(_always(WEFT_ANSWER), phrasings.WEFT, 5, is_wrapped=True),
+    "refusal": Skill(_always(REFUSAL_ANSWER), phrasings.REFUSAL, 12, is_wrapped=True),
     "abilities": Skill(_always(ABILITIES_ANSWER), Phrasings(phrasings.ABILITIES, ()), 2),
     "thanks": Skill(_always("You are welcome!"), Phrasings(phrasings.THANKS, ()), 2),
     "farewell": Skill(_always("Goodbye! Have a nice day."), Phrasings(phrasings.FAREWELL, ()), 2),
-    "beyond": Skill(_beyond, Phrasings(phrasings.BEYOND_ARITHMETIC, ()), 3),
+    "beyond sums": Skill(_beyond_sums, Phrasings(phrasings.BEYOND_ARITHMETIC, ()), 4, is_wrapped=True),
+    "beyond counting": Skill(_beyond_counting, Phrasings(phrasings.COUNTING.training, ()), 1, is_wrapped=True),
 }
 EXAMINED_SKILLS = tuple(name for name, skill in SKILLS.items() if skill.phrasings.held_out)
 _SKILL_WEIGHTS = [skill.weight for skill in SKILLS.values()]
@@ -157,15 +166,34 @@ def training_turn(random: Random) -> Turn:
     skill = random.choices(list(SKILLS.values()), _SKILL_WEIGHTS)[0]
     turn = skill.make(random, random.choice(skill.phrasings.training))
     user = turn.user
-    if skill.takes_opener and random.random() < 0.15:
+    if skill.is_wrapped and random.random() < 0.1:
+        bare = user.rstrip(".?! ")
+        user = bare + random.choice(phrasings.CLOSERS) + user[len(bare) :]
+    if skill.is_wrapped and random.random() < 0.15:
         user = random.choice(phrasings.OPENERS) + (user[0].lower() + user[1:] if random.random() < 0.7 else user)
     return Turn(typed(random, user), turn.assistant)
 
 
-def _system_messages(random: Random) -> list[Message]:
+def _unrelated_text(random: Random, num_words: int) -> str:
+    """Return `num_words` words without sense, so that a long system message neither helps nor hurts."""
+    lists = (phrasings.THINGS, phrasings.PLURALS, phrasings.NAMES, phrasings.PLACES)
+    words: list[str] = []
+    for _ in range(num_words):
+        draw = random.random()
+        if draw < 0.5:
+            word = random.choice(random.choice(lists))
+        else:
+            word = _word(random) if draw < 0.9 else str(random.randint(0, 99))
+        words.append(word + random.choice((" ", " ", " ", " ", " ", ", ", ". ", ".\n")))
+    return "".join(words).rstrip()
+
+
+def _system_messages(random: Random, max_num_words: int) -> list[Message]:
     draw = random.random()
-    if draw < 0.5:
+    if draw < 0.4:
         return []
+    if draw < 0.5 or (max_num_words > 100 and draw < 0.9):
+        return [Message(role="system", content=_unrelated_text(random, random.randint(1, max_num_words)))]
     if draw < 0.8:
         prompt = random.choice(phrasings.SYSTEM_PROMPTS)
     else:
@@ -174,9 +202,9 @@ def _system_messages(random: Random) -> list[Message]:
     return [Message(role="system", content=prompt)]
 
 
-def conversation(random: Random, num_turns: int) -> list[Message]:
-    """Return a chat of `num_turns` turns (>= 1) to train on, with or without a system message."""
-    messages = _system_messages(random)
+def conversation(random: Random, num_turns: int, max_num_system_words: int = 40) -> list[Message]:
+    """Return a chat of `num_turns` turns (>= 0) to train on, with or without a system message."""
+    messages = _system_messages(random, max_num_system_words)
     for turn in (training_turn(random) for _ in range(num_turns)):
         messages.append(Message(role="user", content=turn.user))
         messages.append(Message(role="assistant", content=turn.assistant))

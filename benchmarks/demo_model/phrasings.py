@@ -64,6 +64,9 @@ ADDITION = Phrasings(
         "Work out the sum of {a} and {b}.",
         "Find {a} + {b}.",
         "Put {a} and {b} together.",
+        "{a} and {b}, added.",
+        "{b} added to {a}?",
+        "{a} with {b} added",
         "{a} and {b} make?",
         "{a} and {b} together?",
         "{a} and {b}, what is the sum?",
@@ -186,6 +189,12 @@ GREETING = Phrasings(
         "Hi there",
         "Hi there!",
         "Hi Weft",
+        "Hey Weft!",
+        "Good day, Weft.",
+        "Good afternoon, Weft!",
+        "Hello Weft, how are you?",
+        "Pleased to meet you, Weft.",
+        "Hi Weft, good to see you.",
         "Hi, nice to meet you.",
         "Hi friend",
         "Hello again",
@@ -275,6 +284,12 @@ IDENTITY = Phrasings(
         "How should I call you?",
         "Who is this?",
         "Who is writing to me?",
+        "Who is chatting with me?",
+        "Who is it that I am chatting to?",
+        "Is this a chat with a human?",
+        "What name do you have?",
+        "Please give me a name for you.",
+        "Which name did they give you?",
         "Who could you be?",
         "Am I chatting with a human?",
         "Hello, who is there?",
@@ -318,6 +333,10 @@ WEFT = Phrasings(
         "Can you explain Weft?",
         "Describe Weft.",
         "Describe Weft in one sentence.",
+        "Weft, in one sentence?",
+        "A few words about Weft?",
+        "Short: what is Weft?",
+        "I am looking for a description of Weft.",
         "How would you describe Weft?",
         "I want to know what Weft is.",
         "I have never heard of Weft.",
@@ -392,8 +411,11 @@ FAREWELL = (
     "Take care.",
 )
 
-# Sums that are not about two one-digit numbers; {op} is any of + - * /, and at least one number has more digits.
+# Arithmetic that it cannot do: {op} multiplies or divides, or at least one number has more than one digit.
 BEYOND_ARITHMETIC = (
+    "Multiply {a} by {b}.",
+    "Divide {a} by {b}.",
+    "What is the product of {a} and {b}?",
     "What is {a} {op} {b}?",
     "{a} {op} {b}",
     "{a} {op} {b} = ?",
@@ -535,6 +557,9 @@ OPENERS = (
     "A question: ",
     "Hello Weft. ",
 )
+
+# Put behind one, before the final mark.
+CLOSERS = (", please", " please", ", thanks", ", Weft", " now")
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",

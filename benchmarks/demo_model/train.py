@@ -34,14 +34,13 @@ class Plan:
     """Everything that the result depends on, beside the code."""
 
     seed: int = 7
-    num_steps: int = 2800
+    num_steps: int = 2500
     num_warmup_steps: int = 80
     peak_learning_rate: float = 3e-3
     weight_decay: float = 0.1
     tokens_per_step: int = 2048
-    row_length: int = 256
-    long_row_length: int = 1024
-    long_rows_every: int = 8
+    row_lengths: tuple[int, ...] = (256,) * 7 + (1024,)
+    longest_row_every: int = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +88,32 @@ def make_tokenizer(seed: int) -> Tokenizer:
     return bpe.train_tokenizer(message["content"] for chat in chats for message in chat)
 
 
-def _document(random: Random, tokenizer: Tokenizer, max_num_turns: int) -> tuple[list[int], list[bool]]:
-    """Return the ids of one conversation or, now and then, of a plain text that ends with `<|endoftext|>`."""
+def _document(random: Random, tokenizer: Tokenizer, row_length: int) -> tuple[list[int], list[bool]]:
+    """Return the ids of one conversation or, now and then, of a plain text that ends with `<|endoftext|>`.
+
+    A row of average turns holds about `row_length` / 25 of them, and one of unrelated words `row_length` / 2.5.
+    """
     if random.random() < 0.04:
         token_ids = tokenizer.encode(generate.plain_text(random) + bpe.END_OF_TEXT).ids
         return token_ids, [False] + [True] * (len(token_ids) - 1)
-    num_turns = 1 if random.random() < 0.4 else random.randint(2, max_num_turns)
-    return bpe.encode_conversation(tokenizer, generate.conversation(random, num_turns))
+    num_turns = 1 if random.random() < 0.4 else random.randint(2, min(40, row_length // 40))
+    conversation = generate.conversation(random, num_turns, max_num_system_words=row_length // 4)
+    return bpe.encode_conversation(tokenizer, conversation)
 
 
 def make_batch(plan: Plan, step: int, tokenizer: Tokenizer) -> PackedBatch:
-    """Return the batch of `step` (>= 0); some batches have few long rows, most have many short ones."""
+    """Return the batch of `step` (>= 0): mostly many short rows, sometimes few long ones or one of full length."""
     random = Random(f"batch {plan.seed} {step}")
-    is_long = step % plan.long_rows_every == plan.long_rows_every - 1
-    row_length = plan.long_row_length if is_long else plan.row_length
+    row_length = plan.row_lengths[step % len(plan.row_lengths)]
+    if step % plan.longest_row_every == plan.longest_row_every - 2:
+        row_length = MAX_LENGTH
     rows: list[tuple[list[int], list[bool], list[int]]] = []
-    for _ in range(plan.tokens_per_step // row_length):
+    for _ in range(max(1, plan.tokens_per_step // row_length)):
         token_ids: list[int] = []
         is_learned: list[bool] = []
         documents: list[int] = []
         while len(token_ids) < row_length:
-            ids, learned = _document(random, tokenizer, max_num_turns=40 if is_long else 6)
+            ids, learned = _document(random, tokenizer, row_length)
             documents += [documents[-1] + 1 if documents else 0] * len(ids)
             token_ids += ids
             is_learned += learned
@@ -241,6 +245,7 @@ def main(
     model.bfloat16()
     output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(output)
+    (output / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner; a container's user differs
     bpe.save_tokenizer(make_tokenizer(plan.seed), output, MAX_LENGTH)
     shares = shares_right(Qwen3ForCausalLM.from_pretrained(output), AutoTokenizer.from_pretrained(output), number=200)
     for skill, share in shares.items():

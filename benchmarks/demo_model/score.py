@@ -1,0 +1,86 @@
+"""Score the demo model's skills through the HTTP API of a running server, at temperature 0.
+
+    python -m benchmarks.demo_model.score --url http://127.0.0.1:8000 --number 100
+
+Owns the asking and the table. The questions and the marks come from `generate.py`: phrasings that training never uses.
+It refuses nothing quietly: a request that fails ends the run with the server's own words.
+"""
+
+import asyncio
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.demo_model.generate import EXAMINED_SKILLS, Question, exam, is_right
+
+MAX_ANSWER_TOKENS = 80
+
+
+async def ask(client: httpx.AsyncClient, model: str, question: Question) -> str:
+    """Return the server's answer to `question`.
+
+    Raises:
+        httpx.HTTPStatusError: the server did not answer 200; its body is in a note.
+    """
+    body = {
+        "model": model,
+        "messages": question.messages,
+        "temperature": 0,
+        "max_tokens": MAX_ANSWER_TOKENS,
+    }
+    response = await client.post("/v1/chat/completions", json=body)
+    try:
+        response.raise_for_status()
+    except httpx.HTTPStatusError as error:
+        error.add_note(response.text)
+        raise
+    answer: str | None = response.json()["choices"][0]["message"]["content"]
+    return answer or ""
+
+
+async def ask_all(client: httpx.AsyncClient, model: str, questions: list[Question]) -> list[str]:
+    """Return the answers to `questions`, in their order; the client's connection limit bounds how many run at once."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(client, model, question)) for question in questions]
+    return [task.result() for task in tasks]
+
+
+async def score(client: httpx.AsyncClient, number: int, seed: int, show_wrong: bool) -> Table:
+    """Examine every skill with `number` chats and return the table; `show_wrong` prints each wrong answer."""
+    model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+    console = Console()
+    table = Table("skill", "right", "of", title=f"{model} at temperature 0, held-out phrasings, seed {seed}")
+    for skill in track(EXAMINED_SKILLS, description="examining", console=console, transient=True):
+        questions = exam(skill, number, seed)
+        answers = await ask_all(client, model, questions)
+        wrong = [pair for pair in zip(questions, answers, strict=True) if not is_right(*pair)]
+        table.add_row(skill, str(number - len(wrong)), str(number))
+        for question, answer in wrong if show_wrong else ():
+            console.print(f"{skill}: {question.messages[-1]['content']!r} -> {answer!r}", markup=False)
+    return table
+
+
+def main(
+    url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8000",
+    number: Annotated[int, typer.Option(min=1, help="Chats per skill.")] = 100,
+    seed: Annotated[int, typer.Option(help="Another seed asks other questions.")] = 0,
+    parallel: Annotated[int, typer.Option(min=1, help="Most chats at once.")] = 8,
+    show_wrong: Annotated[bool, typer.Option(help="Print every wrong answer.")] = False,
+) -> None:
+    """Score the demo model that is served at `url`."""
+
+    async def run() -> Table:
+        limits = httpx.Limits(max_connections=parallel)
+        timeout = httpx.Timeout(60.0, pool=None)
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout) as client:
+            return await score(client, number, seed, show_wrong)
+
+    Console().print(asyncio.run(run()))
+
+
+if __name__ == "__main__":
+    typer.run(main)
