@@ -4,6 +4,7 @@ Reads requests, never changes them. Must run right after `Scheduler.schedule`, b
 token ids that are known only later are placeholders here.
 """
 
+from array import array
 from collections.abc import Sequence
 from itertools import chain
 
@@ -151,7 +152,7 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
 def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:
     seeds = np.array([s.request.params.seed for s, _ in rows], np.uint64)
     positions = _ints([s.num_context_tokens + offset for s, offset in rows])
-    return uniforms(seeds, positions, _ints([s.request.key.index for s, _ in rows]))
+    return uniforms(seeds, positions, _ints([s.request.key.choice for s, _ in rows]))
 
 
 class _LogitEdits:
@@ -179,7 +180,8 @@ class _LogitEdits:
             self.allowed_rows.append(row)
             self.allowed_ids += params.allowed_token_ids
         if params.bad_words_token_ids:
-            context = request.token_ids + list(scheduled.draft_token_ids[:offset])
+            longest = max(map(len, params.bad_words_token_ids))
+            context = request.token_ids[-longest:] + list(scheduled.draft_token_ids[:offset])
             for word in params.bad_words_token_ids:
                 self._ban_end(row, list(word), context, source_row)
 
@@ -210,8 +212,8 @@ class _Penalties:
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, float, float, float]] = []
-        self._prompts: list[list[int]] = []
-        self._outputs: list[list[int]] = []
+        self._prompts: list[array[int]] = []
+        self._outputs: list[array[int]] = []
         self._placeholders: list[tuple[int, int]] = []
 
     def add(self, row: int, scheduled: ScheduledRequest, offset: int, source_row: int | None) -> None:
@@ -223,9 +225,9 @@ class _Penalties:
         if source_row is not None:
             self._placeholders.append((len(self._rows), source_row))
         self._rows.append((row, params.presence_penalty, params.frequency_penalty, params.repetition_penalty))
-        self._prompts.append(request.prompt_token_ids if params.repetition_penalty != 1.0 else [])
+        self._prompts.append(request.penalised_prompt_ids)
         drafts = list(scheduled.draft_token_ids[:offset])
-        self._outputs.append(request.token_ids[request.num_prompt_tokens :] + drafts)
+        self._outputs.append(array("q", request.token_ids[request.num_prompt_tokens :] + drafts))
 
     def build(self) -> PenaltyBatch | None:
         """Flatten; None when no row asks."""
@@ -239,12 +241,12 @@ class _Penalties:
             frequency=np.array(frequency, np.float32),
             repetition=np.array(repetition, np.float32),
             prompt_entries=_entries(self._prompts),
-            prompt_ids=_ints(chain.from_iterable(self._prompts)),
+            prompt_ids=np.concatenate(self._prompts, dtype=np.int64),
             output_entries=_entries(self._outputs),
-            output_ids=_ints(chain.from_iterable(self._outputs)),
+            output_ids=np.concatenate(self._outputs, dtype=np.int64),
             placeholders=Placeholders(_ints(targets), _ints(sources)),
         )
 
 
-def _entries(lists: list[list[int]]) -> Ints:
-    return np.repeat(np.arange(len(lists)), [len(ids) for ids in lists])
+def _entries(arrays: list["array[int]"]) -> Ints:
+    return np.repeat(np.arange(len(arrays)), [len(ids) for ids in arrays])

@@ -13,6 +13,7 @@ from engine.models.config import ModelConfig
 from engine.models.errors import ModelError
 from engine.protocol import EngineOptions
 
+_CGROUP = Path("/sys/fs/cgroup")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -102,10 +103,12 @@ def available_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = _meminfo_bytes("MemAvailable")
-    limit = Path("/sys/fs/cgroup/memory.max")  # a container's limit, where there is one
+    limit = _CGROUP / "memory.max"  # a container's limit, where there is one
     if limit.exists() and limit.read_text().strip().isdigit():
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        free = min(free, int(limit.read_text()) - used)
+        used = int((_CGROUP / "memory.current").read_text())
+        pages = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        reclaimable = int(pages.get("inactive_file", 0))  # cached files, the weights just read among them
+        free = min(free, int(limit.read_text()) - used + reclaimable)
     return free
 
 

@@ -100,6 +100,11 @@ class Engine:
         """Whether a step would do anything."""
         return self.scheduler.has_requests or bool(self._launched)
 
+    @property
+    def launched_steps(self) -> list[ScheduledStep]:
+        """Steps on the device, in order, that are not collected yet."""
+        return [step for step, _, _ in self._launched]
+
     def add(self, connection: int, add: AddRequest, *, runs_alone: bool = False) -> None:
         """Take a request in.
 
@@ -136,13 +141,13 @@ class Engine:
                 outputs += self._collect()
         except Exception as error:
             logger.exception("a step failed")
-            failed = [launched[0] for launched in self._launched] + ([step] if step is not None else [])
+            failed = self.launched_steps + ([step] if step is not None else [])
             self._launched.clear()
             outputs += fail(self.scheduler, failed, f"the step failed: {type(error).__name__}")
         return outputs
 
     def _launch(self, step: ScheduledStep) -> None:
-        previous = self._launched[-1][0] if self._launched else None
+        previous = self._launched[-1][0] if self._launched else None  # at most one: `step` collects the others
         batch = build_batch(step, previous, self.scheduler.kv.block_size)
         self._before_launch(step)
         launch_time = time.perf_counter()
@@ -151,9 +156,9 @@ class Engine:
     def _collect(self) -> Outputs:
         step, launched, launch_time = self._launched[0]
         result = self._runner.collect(launched)
-        self._launched.popleft()
         self._observe(step, launch_time)
         outputs = collect(self.scheduler, step, result)
+        self._launched.popleft()
         if self._drafter is not None:
             for scheduled in step.requests:
                 self._draft(scheduled.request)

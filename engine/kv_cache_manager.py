@@ -8,6 +8,7 @@ requests that arrive together compute a common prefix once. Unverified tokens (d
 
 import hashlib
 import os
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class KVCacheManager:
         self.prefix_caching = prefix_caching
         self.pools = tuple(BlockPool(num_blocks) for _ in sliding_windows)
         self._windows = tuple(sliding_windows)
+        self._has_windows = any(window is not None for window in sliding_windows)
         self._key = os.urandom(_HASH_BYTES)
         self._leaders: dict[bytes, Request] = {}
         self._step_blocks = StepBlocks([[] for _ in self.pools])
@@ -112,8 +114,7 @@ class KVCacheManager:
         if self.prefix_caching:
             parent = hashes[-1] if hashes else request.cache_seed
             for block in range(len(hashes), len(request.token_ids) // self.block_size):
-                tokens = request.token_ids[block * self.block_size : (block + 1) * self.block_size]
-                data = b"".join(token.to_bytes(4, "little") for token in tokens)
+                data = array("I", request.token_ids[block * self.block_size : (block + 1) * self.block_size]).tobytes()
                 parent = hashlib.blake2b(parent + data, key=self._key, digest_size=_HASH_BYTES).digest()
                 hashes.append(parent)
         return hashes
@@ -131,7 +132,7 @@ class KVCacheManager:
         tables = []
         for pool, window in zip(self.pools, self._windows, strict=True):
             first = self._first_visible_block(window, num_cached_tokens)
-            table = [NULL_BLOCK] * min(first, num_cached_blocks)
+            table = array("q", [NULL_BLOCK]) * min(first, num_cached_blocks)
             for block_hash in hashes[len(table) :]:
                 block = pool.lookup(block_hash)
                 assert block is not None
@@ -151,9 +152,20 @@ class KVCacheManager:
             self._leaders.setdefault(block_hash, request)
         return True
 
+    def num_held_blocks(self, request: Request, num_cached_tokens: int) -> int:
+        """How many blocks of a cached prefix cost no free block: others hold them, or no token to come sees them.
+
+        The least over the groups. O(blocks of the prefix).
+        """
+        hashes = request.block_hashes[: num_cached_tokens // self.block_size]
+        found = ([pool.lookup(block_hash) for block_hash in hashes] for pool in self.pools)
+        return min(
+            sum(block is None or pool.references(block) > 0 for block in blocks)
+            for pool, blocks in zip(self.pools, found, strict=True)
+        )
+
     def num_available_tokens(self, request: Request) -> int:
-        """Most tokens for which `allocate` can succeed now; blocks out of the window are given back first."""
-        self._free_out_of_window(request)
+        """Most tokens for which `allocate` can succeed now, once it has given back the blocks out of the window."""
         num_blocks = len(request.block_tables[0]) + self.num_free_blocks
         return num_blocks * self.block_size - request.num_computed_tokens
 
@@ -169,16 +181,17 @@ class KVCacheManager:
         num_needed = self.num_blocks_for(start + num_tokens)
         first = start // self.block_size
         plans = []
-        for pool, table in zip(self.pools, request.block_tables, strict=True):
+        for group, (pool, table) in enumerate(zip(self.pools, request.block_tables, strict=True)):
             is_shared = first < len(table) and pool.references(table[first]) > 1
-            plans.append((max(0, num_needed - len(table)), is_shared))
-        if any(pool.num_free < new + shared for pool, (new, shared) in zip(self.pools, plans, strict=True)):
-            return False
-        for group, (pool, (new, shared)) in enumerate(zip(self.pools, plans, strict=True)):
-            table = request.block_tables[group]
-            blocks = pool.allocate(new + shared)
+            num_new = max(0, num_needed - len(table))
+            if pool.num_free < num_new + is_shared:
+                return False
+            if num_new or is_shared:
+                plans.append((group, pool, table, num_new, is_shared))
+        for group, pool, table, num_new, is_shared in plans:
+            blocks = pool.allocate(num_new + is_shared)
             assert blocks is not None
-            if shared:
+            if is_shared:
                 copy = blocks.pop()
                 self._step_blocks.copies[group].append((table[first], copy))
                 pool.free(table[first])
@@ -227,10 +240,15 @@ class KVCacheManager:
             self._stop_leading(request, block_hash)
         self._release(request)
 
-    def fail_step(self, step_blocks: StepBlocks) -> None:
-        """Un-index what a failed step had indexed: its content was never written."""
-        for pool, block in step_blocks.indexed:
-            pool.unindex(block)
+    def fail_steps(self, failed: Sequence[StepBlocks]) -> None:
+        """Un-index what failed steps had indexed, since its content was never written.
+
+        What was indexed since the last of them was scheduled goes, too: it may end in tokens that they computed.
+        """
+        for step_blocks in (*failed, self._step_blocks):
+            for pool, block in step_blocks.indexed:
+                pool.unindex(block)
+        self._step_blocks.indexed.clear()
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
         """Assert that the tables of all live requests account for every reference in the pools."""
@@ -256,8 +274,14 @@ class KVCacheManager:
         return request.num_computed_tokens // self.block_size > request.first_new_block
 
     def _free_out_of_window(self, request: Request) -> None:
+        """Give back what no coming token sees; choices still to be forked will see what the last of the prompt sees."""
+        if not self._has_windows:
+            return
+        position = request.num_computed_tokens
+        if request.pending_indices:
+            position = min(position, request.num_prompt_tokens - 1)
         for group, (pool, window) in enumerate(zip(self.pools, self._windows, strict=True)):
-            first = self._first_visible_block(window, request.num_computed_tokens)
+            first = self._first_visible_block(window, position)
             table = request.block_tables[group]
             for block in range(request.num_free_window_blocks[group], min(first, len(table))):
                 if table[block] != NULL_BLOCK:

@@ -26,7 +26,7 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
         prompt_logprobs = [next(scores) for _ in scored_range(scheduled)]
         if request.is_finished:
             continue
-        output = RequestOutput(request.key.request_id, request.key.index, [])
+        output = RequestOutput(request.key.request_id, request.key.choice, [])
         if request.params.prompt_logprobs is not None and prompt_logprobs:
             output.prompt_logprobs = prompt_logprobs
             request.num_scored_tokens += len(prompt_logprobs)
@@ -40,18 +40,18 @@ def fail(scheduler: Scheduler, steps: list[ScheduledStep], message: str) -> Outp
     """End the requests of failed steps with an error; what those steps had indexed is forgotten."""
     outputs: Outputs = []
     for step in steps:
-        scheduler.kv.fail_step(step.blocks)
         for scheduled in step.requests:
             request = scheduled.request
             if not request.is_finished:
                 outputs += end(scheduler, request, FinishReason.ERROR, message)
+    scheduler.kv.fail_steps([step.blocks for step in steps])  # last: a request that ends indexes what it holds
     return outputs
 
 
 def end(scheduler: Scheduler, request: Request, reason: FinishReason, message: str | None = None) -> Outputs:
     """End a request and its pending choices from the engine's side."""
     outputs: Outputs = []
-    for index in [request.key.index, *request.pending_indices]:
+    for index in [request.key.choice, *request.pending_indices]:
         output = RequestOutput(request.key.request_id, index, [], finish_reason=reason, message=message)
         outputs.append((request.key.connection, output))
     scheduler.finish(request)
@@ -86,7 +86,7 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
         if is_first:
             output.num_cached_tokens = request.num_cached_tokens
             output.queue_time_s = request.queue_time_s
-    elif request.num_computed_tokens >= request.max_num_tokens and not request.num_placeholders:
+    elif scheduled.start + scheduled.num_tokens >= request.max_num_tokens:
         if request.pending_indices:
             scheduler.fork(request)
         output.finish_reason = FinishReason.LENGTH  # max_tokens=0: the prompt was only scored

@@ -21,6 +21,7 @@ from engine.crash_record import CrashRecord, Fingerprint, fingerprint
 from engine.engine import Engine, RejectedError
 from engine.load_progress import LoadProgress
 from engine.models.errors import ModelError
+from engine.output_collector import Outputs
 from engine.protocol import (
     OPTIONS_NAME,
     SOCKET_NAME,
@@ -29,6 +30,7 @@ from engine.protocol import (
     Accepted,
     AddRequest,
     EngineOptions,
+    FinishReason,
     Rejected,
     RejectReason,
     ToEngine,
@@ -79,13 +81,14 @@ class EngineProcess:
                 num_steps = self._engine.num_steps
                 self._write_status()
                 outputs = self._engine.step()
-                self._forget_finished()
+                self._forget_ended(outputs)
                 if not self._engine.has_work:
                     self._record.end_step()
                 self._write_status()
                 self._link.put_outputs(outputs)
-                is_stuck = not outputs and self._engine.num_steps == num_steps
+                is_stuck = not self._engine.launched_steps and self._engine.num_steps == num_steps
             else:
+                self._forget_ended([])
                 self._record.end_step()
                 self._write_status()
 
@@ -96,7 +99,6 @@ class EngineProcess:
             self._engine.scheduler.abort(connection, message.request_id, message.index)
         else:
             self._add(connection, message)
-        self._forget_finished()
 
     def _add(self, connection: int, add: AddRequest) -> None:
         mark = fingerprint(add)
@@ -111,13 +113,19 @@ class EngineProcess:
         self._link.put(connection, Accepted(add.request_id))
 
     def _write_suspects(self, step: ScheduledStep) -> None:
-        keys = dict.fromkeys((s.request.key.connection, s.request.key.request_id) for s in step.requests)
-        self._record.begin_step([self._fingerprints[key] for key in keys])
+        """Record the step that is about to be launched, and those that still run on the device."""
+        scheduled = (s for launched in (*self._engine.launched_steps, step) for s in launched.requests)
+        keys = dict.fromkeys(s.request.key[:2] for s in scheduled)
+        self._record.begin_step([self._fingerprints[key] for key in keys if key in self._fingerprints])
 
-    def _forget_finished(self) -> None:
-        live = {(key.connection, key.request_id) for key in self._engine.scheduler.requests}
+    def _forget_ended(self, outputs: Outputs) -> None:
+        """Drop the fingerprints of requests that are gone; a suspect is cleared only if it ran to its end."""
+        live = {key[:2] for key in self._engine.scheduler.requests}
+        ran = {(c, o.request_id) for c, o in outputs if o.finish_reason not in (None, FinishReason.TIMEOUT)}
         for key in [key for key in self._fingerprints if key not in live]:
-            self._record.clear(self._fingerprints.pop(key))
+            mark = self._fingerprints.pop(key)
+            if key in ran:
+                self._record.clear(mark)
 
     def _write_status(self) -> None:
         scheduler = self._engine.scheduler

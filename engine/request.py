@@ -6,7 +6,9 @@ Only the scheduler and the KV cache manager mutate a request.
 """
 
 import enum
+from array import array
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.protocol import AddRequest, FinishReason
 from engine.sampling_params import SamplingParams
@@ -20,13 +22,12 @@ class Status(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RequestKey:
-    """Names a request across connections."""
+class RequestKey(NamedTuple):
+    """Names a request across connections. A tuple, because it is hashed several times a step."""
 
     connection: int
     request_id: int
-    index: int
+    choice: int
 
 
 @dataclass(slots=True, eq=False)
@@ -49,14 +50,18 @@ class Request:
         num_placeholders: Output ids that are being sampled and not known yet.
         draft_token_ids: Guesses for the next ids, verified in the next step; never indexed.
         num_computed_tokens: Tokens whose K/V is in the cache, or will be once launched steps have run.
-        block_tables: Block ids, one list per KV group.
+        block_tables: Block ids, one array per KV group (64-bit, so that a batch copies them as they are).
         block_hashes: Hash of each full block of known tokens, as far as computed.
         num_indexed_blocks: Leading blocks that went through the index.
         num_free_window_blocks: Leading blocks given back under a sliding window, one count per KV group.
         first_new_block: Blocks before this one were there when the request was (re)admitted.
         pending_indices: Choices to be forked from this request once its prompt is computed.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission; None before.
-        num_scored_tokens: Prompt tokens whose log-probability has been reported.
+        queue_time_s: Seconds from arrival to first admission.
+        num_scored_tokens: Prompt tokens whose log-probability has been reported, the first one, which has none, too.
+        num_preemptions: How often it has been preempted.
+        stop_ids: Ids that end the output: end-of-sequence ids and the caller's.
+        penalised_prompt_ids: Different ids of the prompt; empty without a repetition penalty.
     """
 
     key: RequestKey
@@ -75,7 +80,7 @@ class Request:
     num_placeholders: int = 0
     draft_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    block_tables: list[list[int]] = field(default_factory=list)
+    block_tables: list["array[int]"] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_indexed_blocks: int = 0
     num_free_window_blocks: list[int] = field(default_factory=list)
@@ -86,11 +91,14 @@ class Request:
     num_scored_tokens: int = 1
     num_preemptions: int = 0
     stop_ids: frozenset[int] = frozenset()
+    penalised_prompt_ids: "array[int]" = field(default_factory=lambda: array("q"))
 
     def __post_init__(self) -> None:
         """Start from the prompt alone."""
         self.token_ids = list(self.prompt_token_ids)
         self.stop_ids = self.eos_token_ids | frozenset(self.params.stop_token_ids)
+        if self.params.repetition_penalty != 1.0:
+            self.penalised_prompt_ids = array("q", dict.fromkeys(self.prompt_token_ids))
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -120,7 +128,7 @@ class Request:
     @property
     def order(self) -> tuple[int, int, int]:
         """Who is served first: priority, then arrival; choices of one arrival in order."""
-        return (self.priority, self.arrival, self.key.index)
+        return (self.priority, self.arrival, self.key.choice)
 
     @property
     def is_finished(self) -> bool:

@@ -120,7 +120,7 @@ class Scheduler:
         chosen = [r for key, r in self.requests.items() if (key.connection, key.request_id) == (connection, request_id)]
         for request in chosen:
             request.pending_indices = [i for i in request.pending_indices if index is not None and i != index]
-            if index is None or request.key.index == index:
+            if index is None or request.key.choice == index:
                 self.finish(request)
                 if request.pending_indices:
                     self.add(self.next_choice(request))
@@ -136,7 +136,7 @@ class Scheduler:
         request.pending_indices = []
         return replace(
             request,
-            key=replace(request.key, index=index),
+            key=request.key._replace(choice=index),
             pending_indices=others,
             status=Status.WAITING,
             num_placeholders=0,
@@ -176,21 +176,21 @@ class Scheduler:
         """
         step = ScheduledStep()
         num_preemptions = self.counters.num_preemptions
-        decodes, load = self._decodes()
-        budget = self._begin_budget(load)
-        prefills = [r for r in self.running if r.num_new_tokens > 1 and _is_schedulable(r)]
+        schedulable = [r for r in self.running if _is_schedulable(r)]
+        prefills = [r for r in schedulable if r.num_new_tokens > 1]
+        budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1])
         if len(prefills) > 1:
             self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
         share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
-        for request in list(self.running):
+        for request in schedulable:
             if request.status is not Status.RUNNING or request.key in step.keys:
                 continue
-            if request.key in decodes:
+            if request.num_new_tokens > 1:
+                self._prefill(step, budget, request, share)
+            else:
                 left = self._max_num_batched_tokens - step.load.num_tokens
                 self._schedule(step, request, min(1 + len(request.draft_token_ids), left))
-            elif request in prefills:
-                self._prefill(step, budget, request, share)
-        if self.counters.num_preemptions == num_preemptions:
+        if self.waiting and self.counters.num_preemptions == num_preemptions:
             self._admit_waiting(step, budget)
         if not step.requests:
             return None
@@ -202,24 +202,22 @@ class Scheduler:
         now = time.monotonic()
         return [r for r in self.waiting if r.deadline is not None and r.deadline < now and r.num_cached_tokens is None]
 
-    def _decodes(self) -> tuple[set[RequestKey], StepLoad]:
-        """The requests that compute one token, and perhaps drafts behind it, and the load that they are."""
-        keys: set[RequestKey] = set()
+    def _begin_budget(self, decodes: list[Request]) -> StepBudget:
+        """The budget without the decodes; drafts are cut so that a block's worth of tokens is left to prefill."""
         load = StepLoad()
-        for request in self.running:
-            if request.num_new_tokens == 1 and _is_schedulable(request):
-                keys.add(request.key)
-                load.add(1 + len(request.draft_token_ids), request.num_computed_tokens)
-        return keys, load
-
-    def _begin_budget(self, decodes: StepLoad) -> StepBudget:
-        self._warning.check(decodes, self.cost.predict(decodes))
+        num_spare = max(0, self._max_num_batched_tokens - len(decodes) - self.kv.block_size)
+        for request in decodes:
+            if request.draft_token_ids:
+                request.draft_token_ids = request.draft_token_ids[:num_spare]
+                num_spare -= len(request.draft_token_ids)
+            load.add(1 + len(request.draft_token_ids), request.num_computed_tokens)
+        self._warning.check(load, self.cost.predict(load))
         return StepBudget(
             self.cost,
             max_num_tokens=self._max_num_batched_tokens,
             block_size=self.kv.block_size,
             target_s=self._target_s,
-            decodes=decodes,
+            decodes=load,
         )
 
     def _has_admissible(self) -> bool:
@@ -242,16 +240,18 @@ class Scheduler:
 
     def _make_room(self, step: ScheduledStep, request: Request, num_tokens: int) -> int:
         """Allocate for up to num_tokens, preempting younger requests if not even one fits."""
-        while not (fitting := min(num_tokens, self.kv.num_available_tokens(request))) or not self.kv.allocate(
-            request, fitting
-        ):
+        while not self.kv.allocate(request, num_tokens):
+            num_available = self.kv.num_available_tokens(request)
+            if 0 < num_available < num_tokens:
+                num_tokens = num_available
+                continue
             victim = self._victim(step, request)
             if victim is None:
                 return 0
             self._preempt(victim)
             if victim is request:
                 return 0
-        return fitting
+        return num_tokens
 
     def _victim(self, step: ScheduledStep, asker: Request) -> Request | None:
         """The youngest request, not older than the asker and never the oldest, that has completed a block."""
@@ -301,15 +301,15 @@ class Scheduler:
     def _admit_waiting(self, step: ScheduledStep, budget: StepBudget) -> None:
         growth = sum(map(self._expected_growth, self.running))
         for request in list(self.waiting):
-            if len(self.running) >= self._max_num_seqs or any(r.runs_alone for r in self.running):
-                return
+            if len(self.running) >= self._max_num_seqs or (self.running and self._runs_alone(request)):
+                return  # whoever must run alone is not overtaken, or it would wait for ever under load
             if not self._is_admissible(request):
                 continue
             num_cached = self.kv.find_prefix(request)
             if self.kv.waits_for_leader(request, num_cached):
                 continue
             num_tokens = budget.grant(request.num_tokens - num_cached, num_cached)
-            expected = growth + self._expected_growth(request) - num_cached // self.kv.block_size
+            expected = growth + self._expected_growth(request) - self.kv.num_held_blocks(request, num_cached)
             if not num_tokens or (self.running and expected > self.kv.num_free_blocks):
                 return
             if not self._admit(step, request, num_cached, num_tokens):
@@ -318,8 +318,12 @@ class Scheduler:
             growth += self._expected_growth(request)
 
     def _is_admissible(self, request: Request) -> bool:
-        """Whether nothing but room is missing: no id of it is on its way, and a suspect finds the engine empty."""
-        return request.num_placeholders == 0 and not (request.runs_alone and self.running)
+        """Whether nothing but room is missing: no id of it is on its way, and who must run alone does."""
+        return request.num_placeholders == 0 and not (self.running and self._runs_alone(request))
+
+    def _runs_alone(self, request: Request) -> bool:
+        """Whether the request must not run beside those that run now, though it may beside its own choices."""
+        return request.runs_alone or self.running[0].runs_alone
 
     def _admit(self, step: ScheduledStep, request: Request, num_cached: int, num_tokens: int) -> bool:
         if not self.kv.admit(request, num_cached, num_tokens):

@@ -6,11 +6,12 @@ consistent (seqlock). One file in the runtime directory; it outlives the engine 
 """
 
 import mmap
+import operator
 import os
 import pathlib
 import struct
 import time
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,12 @@ class Status:
 _VERSION = struct.Struct("<Q")
 _BODY = struct.Struct("<" + "".join("d" if f.type in (float, "float") else "Q" for f in fields(Status)))
 _SIZE = _VERSION.size + _BODY.size
+_values = operator.attrgetter(*(f.name for f in fields(Status)))
+
+_NUM_SPINS = 100
+_NUM_TRIES = 200
+_PAUSE_S = 1e-4
+"""A reader tries this often, first at once, then with pauses: some 15 ms, when the writer died while writing."""
 
 
 class StatusPage:
@@ -69,12 +76,14 @@ class StatusPage:
         (version,) = _VERSION.unpack_from(self._map)
         version |= 1  # odd: a write is under way (or the last writer died in one)
         _VERSION.pack_into(self._map, 0, version)
-        _BODY.pack_into(self._map, _VERSION.size, *astuple(status))
+        _BODY.pack_into(self._map, _VERSION.size, *_values(status))
         _VERSION.pack_into(self._map, 0, version + 1)
 
     def read(self) -> Status:
         """Return the latest whole reading; the last one written in part if its writer died while writing."""
-        for _ in range(1000):
+        for attempt in range(_NUM_TRIES):
+            if attempt >= _NUM_SPINS:
+                time.sleep(_PAUSE_S)  # the writer lost its CPU in the middle of a write
             (before,) = _VERSION.unpack_from(self._map)
             values = _BODY.unpack_from(self._map, _VERSION.size)
             (after,) = _VERSION.unpack_from(self._map)

@@ -2,7 +2,8 @@
 
 A linear model over four features of a step (a constant, tokens, KV tokens read, query x context), fitted while the
 engine runs to the times of recent steps: weighted least squares with exponential forgetting, coefficients never
-negative. Times are seconds. Nothing here knows requests.
+negative. What recent steps say nothing about (prefill, after a long time of mere decoding) is kept as it was known
+last. Times are seconds. Nothing here knows requests.
 """
 
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ import numpy.typing as npt
 _FORGETTING = 0.98
 """Weight of a step one step later: about the last fifty steps count."""
 
+_RIDGE = 1e-4
+"""How strongly a fit is held at the one before it, relative to what recent steps say of each coefficient."""
+
 _NUM_FEATURES = 4
 _SCALES = np.array([1.0, 1e2, 1e4, 1e6])
-"""Brings the features to like size, so that the small ridge means the same to each."""
+"""Brings the features to like size, for the sake of rounding errors."""
 
 
 @dataclass(slots=True)
@@ -84,10 +88,12 @@ class StepCostModel:
 
     def _solve(self) -> npt.NDArray[np.float64]:
         """Least squares with coefficients >= 0: drop the most negative one and solve again (active set)."""
+        ridge = _RIDGE * np.diag(self._gram) + 1e-12
+        gram = self._gram + np.diag(ridge)
+        moment = self._moment + ridge * self._coefficients
         active = list(range(_NUM_FEATURES))
         while active:
-            ridge = 1e-6 * np.diag(np.diag(self._gram)[active]) + 1e-12 * np.eye(len(active))
-            solution = np.linalg.solve(self._gram[np.ix_(active, active)] + ridge, self._moment[active])
+            solution = np.linalg.solve(gram[np.ix_(active, active)], moment[active])
             if solution.min() >= 0:
                 coefficients = np.zeros(_NUM_FEATURES)
                 coefficients[active] = solution

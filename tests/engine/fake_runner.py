@@ -13,6 +13,7 @@ from engine.batch import Batch
 from engine.engine import Engine
 from engine.kv_cache_manager import KVCacheManager
 from engine.output_collector import Outputs
+from engine.protocol import TokenLogprobs
 from engine.scheduler import Scheduler
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
@@ -28,7 +29,9 @@ def next_id(context: list[int], choice_uniform: float, temperature: float) -> in
 
 @dataclass
 class FakeLaunched:
+    batch: Batch
     token_ids: list[int]
+    scores: list[TokenLogprobs]
 
 
 class FakeRunner:
@@ -61,13 +64,22 @@ class FakeRunner:
             assert len(set(group.slot_mapping.tolist())) == batch.num_tokens
             cache[group.slot_mapping] = token_ids
         self._previous = [self._sample(batch, token_ids, row) for row in range(len(batch.row_indices))]
-        return FakeLaunched(self._previous)
+        return FakeLaunched(batch, self._previous, self._score(batch, token_ids))
 
     def collect(self, launched: FakeLaunched) -> StepResult:
         if self.fails_at_collect:
             self.fails_at_collect = False
+            for group, cache in zip(launched.batch.groups, self._caches, strict=True):
+                cache[group.slot_mapping] = -1  # it was never computed, so nobody may find it
             raise RuntimeError("collect failed")
-        return StepResult(launched.token_ids, {}, [])
+        return StepResult(launched.token_ids, {}, launched.scores)
+
+    def _score(self, batch: Batch, token_ids: np.ndarray) -> list[TokenLogprobs]:
+        """Scores that tell what was scored: the target as log-probability, the token before it as alternative."""
+        if batch.scores is None:
+            return []
+        pairs = zip(batch.scores.target_ids.tolist(), batch.scores.token_indices.tolist(), strict=True)
+        return [TokenLogprobs(float(target), [int(token_ids[index])], []) for target, index in pairs]
 
     def _sample(self, batch: Batch, token_ids: np.ndarray, row: int) -> int:
         index = int(batch.row_indices[row])

@@ -1,5 +1,6 @@
 """Whatever happens in whatever order: no block is lost, shared wrongly or freed twice, and every output is right."""
 
+import itertools
 import logging
 import os
 
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.protocol import AddRequest, FinishReason
+from engine.protocol import AddRequest, FinishReason, TokenLogprobs
 from engine.request import Request
 from engine.sampling.random import uniforms
 from engine.sampling_params import SamplingParams
@@ -67,6 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.max_model_len = self.fake.engine._max_model_len
         self.adds: dict[int, AddRequest] = {}
         self.outputs: dict[tuple[int, int], list[int]] = {}
+        self.scores: dict[tuple[int, int], list[TokenLogprobs]] = {}
         self.open: set[tuple[int, int]] = set()
         self.failed: set[tuple[int, int]] = set()
 
@@ -79,6 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         salt=st.sampled_from(["", "", "", "other"]),
         ignore_eos=st.booleans(),
+        scored=st.booleans(),
     )
     def add(
         self,
@@ -90,6 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         salt: str,
         ignore_eos: bool,
+        scored: bool,
     ) -> None:
         prompt = ([5] * shared + prompt)[: max(1, self.max_model_len - max_tokens)]
         if len(prompt) + max_tokens > self.max_model_len:
@@ -98,7 +102,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             request_id=len(self.adds),
             prompt_token_ids=prompt,
             sampling_params=SamplingParams(
-                max_tokens=max_tokens, temperature=temperature, seed=len(self.adds), ignore_eos=ignore_eos
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=len(self.adds),
+                ignore_eos=ignore_eos,
+                prompt_logprobs=0 if scored else None,
             ),
             num_choices=num_choices,
             priority=priority,
@@ -108,29 +116,43 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.fake.engine.add(0, add)
         for index in range(num_choices):
             self.outputs[add.request_id, index] = []
+            self.scores[add.request_id, index] = []
             self.open.add((add.request_id, index))
 
     @rule()
     def step(self) -> None:
+        self.run_step(may_fail=False)
+
+    def run_step(self, *, may_fail: bool) -> None:
         for connection, output in self.fake.step():
             key = (output.request_id, output.index)
             assert connection == 0
             assert key in self.open
             self.outputs[key] += output.token_ids
+            self.scores[key] += output.prompt_logprobs or []
             if output.finish_reason is not None:
                 self.open.remove(key)
             if output.finish_reason is FinishReason.ERROR:
+                assert may_fail, output.message
                 self.failed.add(key)
             elif output.finish_reason is not None:
                 add = self.adds[output.request_id]
+                self.check_scores(add, output.index)
                 assert self.outputs[key] == expected_ids(self.fake, add, output.index, self.eos, self.max_model_len)
+
+    def check_scores(self, add: AddRequest, index: int) -> None:
+        scores = [(s.top_token_ids[0], s.logprob) for s in self.scores[add.request_id, index]]
+        is_scored = add.sampling_params.prompt_logprobs is not None
+        if index == 0 or not is_scored:  # if choice 0 is aborted, which choice has them depends on when
+            assert scores == (list(itertools.pairwise(add.prompt_token_ids)) if is_scored else [])
 
     @rule(at_launch=st.booleans())
     def failing_step(self, at_launch: bool) -> None:
         if self.fake.engine.has_work:
             self.fake.runner.fails_at_launch = at_launch
             self.fake.runner.fails_at_collect = not at_launch
-        self.step()
+        self.run_step(may_fail=True)
+        self.fake.runner.fails_at_launch = self.fake.runner.fails_at_collect = False
 
     @rule(data=st.data(), whole=st.booleans())
     def abort(self, data: st.DataObject, whole: bool) -> None:
@@ -159,12 +181,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         for pool in self.fake.engine.scheduler.kv.pools:
             assert pool.num_used == 0
         assert not self.fake.engine.scheduler.kv._leaders
-        assert VOCAB_SIZE > max(self.eos)
+        assert max(self.eos) < VOCAB_SIZE
 
 
 logging.getLogger("engine.engine").setLevel(logging.CRITICAL)  # the failing steps fail on purpose
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=int(os.environ.get("WEFT_TEST_EXAMPLES", "80")), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=int(os.environ.get("WEFT_TEST_EXAMPLES", "80")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
