@@ -1,0 +1,94 @@
+"""What the README says about parameters, settings and modules is what is there."""
+
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from server.fields import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
+from server.schemas.chat_completions import ChatCompletionBody
+from server.schemas.common import GenerationBody
+from server.schemas.completions import CompletionBody
+from server.settings_table import render_table
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def between(name: str) -> str:
+    """The part of the README between the markers of that name."""
+    parts = re.findall(f"<!-- {name} -->\n(.*?)<!-- /{name} -->", README, re.DOTALL)
+    assert len(parts) == 1
+    return str(parts[0])
+
+
+def listed(route: str) -> dict[str, set[str]]:
+    """By row of the route's table: the parameters that it names."""
+    (table,) = (table for table in between("parameters").split("\n\n") if table.startswith(f"| `{route}` |"))
+    rows = [line.strip("| \n").split(" | ") for line in table.splitlines()[2:]]
+    names = {label: re.findall(r"`(\w+)`", cell) for label, cell in rows}
+    every = [name for row in names.values() for name in row]
+    assert len(every) == len(set(every)), "a parameter is named twice"
+    return {label: set(row) for label, row in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "refused"),
+    [
+        ("/v1/chat/completions", ChatCompletionBody, REFUSED_IN_CHAT),
+        ("/v1/completions", CompletionBody, REFUSED_IN_COMPLETIONS),
+    ],
+)
+def test_every_parameter_is_marked_as_it_is_treated(
+    route: str, body: type[GenerationBody], refused: Mapping[str, tuple[object, ...]]
+) -> None:
+    value: Any = "anything"
+    ignored = {
+        name
+        for name in body.model_fields
+        if ignored_fields(body.model_construct(**{name: value}), refused, strict=False) == [name]
+    }
+    table = listed(route)
+    assert table["accepted, without effect"] == ignored
+    assert table["honoured"] | table["honoured, extensions"] == body.model_fields.keys() - ignored
+    assert table["refused"] == refused.keys()
+
+
+def test_the_settings_table_is_the_current_one() -> None:
+    assert between("settings") == render_table()
+
+
+def test_the_file_map_has_every_module_and_no_other() -> None:
+    listing = README.split("### Every module")[1].split("```")[1]
+    named, package = [], ""
+    for line in listing.strip().splitlines():
+        path, meaning = line.split(maxsplit=1)
+        assert meaning
+        if line.startswith(" "):
+            named.append(package + path)
+        else:
+            package = path
+    modules = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("server", "engine")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    files = [path for path in named if path.endswith(".py")]
+    assert sorted(files) == sorted(modules)
+    assert all((ROOT / path).is_dir() for path in named if path not in files)
+
+
+def test_no_line_of_the_readme_leads_nowhere() -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_every_make_target_of_the_readme_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE))
+    assert {"serve", "test", "lint"} <= named
+    assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
