@@ -19,7 +19,7 @@ from engine.batch import Batch, Ints, KVGroupBatch
 _QUERY_BLOCK = 512
 """Queries that attend together when a mask is needed."""
 
-_GATHERED_TOKENS = {"cpu": 8192, "cuda": 65536}
+_GATHERED_TOKENS = {"cpu": 4096, "cuda": 65536}
 """Most context tokens that one batch of decodes gathers."""
 
 
@@ -166,12 +166,15 @@ class SdpaStep:
         num_requests, num_heads, head_dim = len(decodes.rows), *queries.shape[1:]
         keys, values = self._backend.gather(layer, decodes.slots)
         num_kv_heads = keys.shape[1]
-        # The query heads that share a K/V head stand as its rows of queries.
+        # On the CPU one row of queries at a time is fastest. CUDA's kernels take a mask only with equal numbers of
+        # heads, so there the query heads that share a K/V head stand as its rows of queries.
+        heads = num_kv_heads if queries.is_cuda else num_heads
         attended = F.scaled_dot_product_attention(
-            queries.index_select(0, decodes.rows).view(num_requests, num_kv_heads, -1, head_dim),
+            queries.index_select(0, decodes.rows).view(num_requests, heads, -1, head_dim),
             keys.view(num_requests, -1, num_kv_heads, head_dim).transpose(1, 2),
             values.view(num_requests, -1, num_kv_heads, head_dim).transpose(1, 2),
             attn_mask=decodes.mask,
+            enable_gqa=heads != num_kv_heads,
         )
         return attended.reshape(num_requests, num_heads, head_dim)
 
