@@ -185,10 +185,14 @@ class _Loader:
         norm = self._norm("model.norm.weight", config.hidden_size)
         if config.tie_word_embeddings:
             head = Linear(embedding)
+            plain = head.kernel
             self._packer(head)
+            copied_bytes = 0 if head.kernel is plain else embedding.nbytes
         else:
             head = self._linear(("lm_head",), config.hidden_size, (config.vocab_size,), has_bias=False)
-        return Decoder(config, DecoderWeights(embedding, layers, norm, head, rotary))
+            copied_bytes = 0
+        num_bytes = self._done_bytes + copied_bytes
+        return Decoder(config, DecoderWeights(embedding, layers, norm, head, rotary, num_bytes))
 
     def _layer(self, prefix: str) -> DecoderLayer:
         config = self._config

@@ -38,13 +38,17 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder. With tied embeddings the head may share the table's memory, or be a packed copy."""
+    """All weights of a decoder, and the bytes they take.
+
+    With tied embeddings the head shares the table's memory, or is a packed copy of it.
+    """
 
     embedding: torch.Tensor
     layers: Sequence[DecoderLayer]
     norm: RMSNorm
     head: Linear
     rotary: RotaryTable
+    num_bytes: int
 
 
 def kv_specs(config: ModelConfig) -> tuple[KVSpec, ...]:
@@ -56,9 +60,10 @@ class Decoder:
     """A model ready to run on one device. Made by `engine.weights.load_weights`."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
-        """Put weights of the shapes that config gives into place."""
+        """Put weights of the shapes that config gives into place; `weights_bytes` says what they take."""
         self.config = config
         self.kv_specs = kv_specs(config)
+        self.weights_bytes = weights.num_bytes
         self._weights = weights
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep) -> torch.Tensor:

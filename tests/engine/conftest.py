@@ -1,0 +1,20 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import CHECKPOINTS, write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Name in `CHECKPOINTS` -> its folder, written the first time that anybody asks for it."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def find(name: str) -> Path:
+        folder = root / name
+        if not folder.exists():
+            write_checkpoint(CHECKPOINTS[name], folder)
+        return folder
+
+    return find

@@ -1,0 +1,199 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from engine.models.config import load_model_config
+from engine.models.errors import ModelError
+
+SIZES: dict[str, object] = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA: dict[str, object] = SIZES | {"architectures": ["LlamaForCausalLM"]}
+MISTRAL: dict[str, object] = SIZES | {"architectures": ["MistralForCausalLM"]}
+QWEN2: dict[str, object] = SIZES | {"architectures": ["Qwen2ForCausalLM"]}
+QWEN3: dict[str, object] = SIZES | {"architectures": ["Qwen3ForCausalLM"]}
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+def write(folder: Path, values: dict[str, object], name: str = "config.json") -> Path:
+    (folder / name).write_text(json.dumps(values))
+    return folder
+
+
+def test_llama_2_as_published(tmp_path: Path) -> None:
+    values = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+    config = load_model_config(write(tmp_path, values | {"torch_dtype": "float16", "eos_token_id": 2}))
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 8, 8)
+    assert config.rope == RopeConfig(10_000.0)
+    assert config.dtype == torch.float16
+    assert config.eos_token_ids == (2,)
+    assert config.sliding_windows == (None,) * 4
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == (False,) * 4
+    assert (config.activation, config.tie_word_embeddings) == ("silu", False)
+    assert (config.max_position_embeddings, config.rms_norm_eps) == (4096, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        {"rope_theta": 500000.0, "rope_scaling": LLAMA3_SCALING, "torch_dtype": "bfloat16"},
+        {"rope_parameters": LLAMA3_SCALING | {"rope_theta": 500000.0}, "dtype": "bfloat16"},
+    ],
+    ids=["transformers 4", "transformers 5"],
+)
+def test_llama_3_in_both_dialects(tmp_path: Path, dialect: dict[str, object]) -> None:
+    write(tmp_path, {"eos_token_id": [128001, 128008, 128009]}, "generation_config.json")
+    config = load_model_config(write(tmp_path, LLAMA | dialect | {"eos_token_id": 128001}))
+    assert config.rope == RopeConfig(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+    assert config.dtype == torch.bfloat16
+    assert config.eos_token_ids == (128001, 128008, 128009)
+
+
+def test_other_rope_scalings(tmp_path: Path) -> None:
+    linear = load_model_config(write(tmp_path, LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}}))
+    assert linear.rope == RopeConfig(10_000.0, LinearScaling(2.0))
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    yarn = load_model_config(write(tmp_path, QWEN2 | {"rope_theta": 1e6, "rope_scaling": scaling}))
+    assert yarn.rope == RopeConfig(1e6, YarnScaling(4.0, 4096, pytest.approx(1.1386294)))
+    # The recipe in Qwen2.5's model card leaves max_position_embeddings as it was.
+    assert yarn.max_position_embeddings == 16384
+
+
+@pytest.mark.parametrize(
+    ("changes", "attention_factor"),
+    [
+        ({"attention_factor": 0.5}, 0.5),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
+        ({"mscale": 2.0, "mscale_all_dim": 1.0}, 1.2772588 / 1.1386294),
+        ({"mscale": 2.0}, 1.1386294),
+        ({"factor": 1.0}, 1.0),
+    ],
+)
+def test_attention_factor_of_yarn(tmp_path: Path, changes: dict[str, object], attention_factor: float) -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0} | changes
+    config = load_model_config(write(tmp_path, LLAMA | {"rope_scaling": scaling}))
+    assert config.rope.scaling is not None
+    assert config.rope.scaling.attention_factor == pytest.approx(attention_factor)
+
+
+def test_biases_of_llama(tmp_path: Path) -> None:
+    config = load_model_config(write(tmp_path, LLAMA | {"attention_bias": True, "mlp_bias": True}))
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"), [({"sliding_window": 128}, 128), ({"sliding_window": None}, None), ({}, 4096)]
+)
+def test_window_of_mistral(tmp_path: Path, changes: dict[str, object], window: int | None) -> None:
+    config = load_model_config(write(tmp_path, MISTRAL | changes | {"head_dim": None}))
+    assert config.sliding_windows == (window,) * 4
+    assert config.head_dim == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": 9, "use_sliding_window": False, "max_window_layers": 1}, (None,) * 4),
+        ({"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}, (None, 9, 9, 9)),
+        (
+            {
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+            },
+            (9, None, None, 9),
+        ),
+    ],
+)
+@pytest.mark.parametrize("family", [QWEN2, QWEN3])
+def test_windows_of_qwen(
+    tmp_path: Path, family: dict[str, object], changes: dict[str, object], windows: tuple[int | None, ...]
+) -> None:
+    assert load_model_config(write(tmp_path, family | changes)).sliding_windows == windows
+
+
+def test_switches_of_qwen(tmp_path: Path) -> None:
+    qwen2 = load_model_config(write(tmp_path, QWEN2))
+    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, False, 8)
+    qwen3 = load_model_config(write(tmp_path, QWEN3 | {"tie_word_embeddings": True}))
+    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (False, False, True, 128)
+    assert qwen3.tie_word_embeddings
+
+
+def test_no_eos_and_no_dtype(tmp_path: Path) -> None:
+    write(tmp_path, {"temperature": 0.6}, "generation_config.json")
+    config = load_model_config(write(tmp_path, LLAMA))
+    assert config.eos_token_ids == ()
+    assert config.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported .*LlamaForCausalLM, Mistral.*Qwen3"),
+        ({"architectures": None}, "names no architecture"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list of strings"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type longrope is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type dynamic is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: no factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layer types"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"hidden_act": "relu"}, "hidden_act relu is not supported .*silu"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized checkpoints are not supported .*fp8"),
+        ({"torch_dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn is not supported"),
+        ({"hidden_size": None}, "no hidden_size"),
+        ({"hidden_size": "64"}, 'hidden_size must be an integer, got "64"'),
+        ({"rms_norm_eps": True}, "rms_norm_eps must be a number"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
+        ({"hidden_act": 1}, "hidden_act must be a string"),
+        ({"eos_token_id": "2"}, "eos_token_id must be an integer or a list of integers"),
+        ({"rope_scaling": 2.0}, "rope_scaling must be an object"),
+        ({"num_key_value_heads": 3}, "8 heads of 8 values over 3 key-value heads"),
+    ],
+)
+def test_refusals_name_the_fault(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as raised:
+        load_model_config(write(tmp_path, LLAMA | changes))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("layer_types", "message"),
+    [
+        (["chunked_attention"] * 4, "layer type chunked_attention is not supported"),
+        (["full_attention"] * 3, "layer_types must be a list of 4"),
+    ],
+)
+def test_refused_layer_types(tmp_path: Path, layer_types: list[str], message: str) -> None:
+    values = QWEN3 | {"use_sliding_window": True, "sliding_window": 8, "layer_types": layer_types}
+    with pytest.raises(ModelError, match=message):
+        load_model_config(write(tmp_path, values))
+
+
+def test_folders_without_a_readable_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such folder"):
+        load_model_config(tmp_path / "absent")
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="not readable as JSON"):
+        load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match="expected a JSON object"):
+        load_model_config(tmp_path)

@@ -1,0 +1,144 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.layers.linear import Linear, keep_plain
+from engine.models.config import load_model_config
+from engine.models.decoder import Decoder
+from engine.models.errors import ModelError
+from engine.weights import Progress, load_weights
+from tests.checkpoints import Checkpoint, write_checkpoint
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, progress: Progress | None = None) -> Decoder:
+    return load_weights(folder, load_model_config(folder), device=CPU, dtype=dtype, max_model_len=32, progress=progress)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_checkpoint(Checkpoint("qwen3", {"head_dim": 16, "tie_word_embeddings": True}), tmp_path)
+    return tmp_path
+
+
+def change(folder: Path, changes: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    changes(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_tensors_end_up_fused_in_the_dtype_asked_for(folder: Path) -> None:
+    layers: list[Linear] = []
+    config = load_model_config(folder)
+    load_weights(folder, config, device=CPU, dtype=torch.float16, max_model_len=8, packer=layers.append)
+    tensors = load_file(folder / "model.safetensors")
+    prefix = "model.layers.0."
+    gate_up, qkv = (layer.kernel.weight for layer in layers[:2])
+    assert torch.equal(
+        gate_up, torch.cat([tensors[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")]).half()
+    )
+    assert torch.equal(qkv, torch.cat([tensors[f"{prefix}self_attn.{part}_proj.weight"] for part in "qkv"]).half())
+    assert len(layers) == 4 * config.num_layers + 1
+    assert torch.equal(layers[-1].kernel.weight, tensors["model.embed_tokens.weight"].half())
+
+
+def test_progress_ends_at_the_size_of_the_weights(folder: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    decoder = load(folder, progress=lambda done, total: calls.append((done, total)))
+    size = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert {total for _, total in calls} == {size}
+    assert calls[-1][0] == size
+    assert decoder.weights_bytes == size
+
+
+def test_a_packed_copy_of_a_tied_head_counts(folder: Path) -> None:
+    def pack(linear: Linear) -> None:
+        linear.kernel = lambda inputs: inputs
+
+    config = load_model_config(folder)
+    packed = load_weights(folder, config, device=CPU, dtype=torch.float32, max_model_len=8, packer=pack)
+    plain = load_weights(folder, config, device=CPU, dtype=torch.float32, max_model_len=8, packer=keep_plain)
+    assert packed.weights_bytes - plain.weights_bytes == config.vocab_size * config.hidden_size * 4
+
+
+def test_tensors_that_old_checkpoints_carry_are_passed_over(folder: Path) -> None:
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    change(folder, add)
+    load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), r"model\.layers\.1\.mlp\.up_proj\.weight is missing"),
+        (lambda t: t.pop("model.norm.weight"), r"model\.norm\.weight is missing"),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}),
+            r"model\.layers\.0\.self_attn\.q_proj\.bias of the checkpoint has no place",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.mlp.down_proj.weight": torch.ones(48, 79)}),
+            r"model\.layers\.0\.mlp\.down_proj\.weight has shape \[48, 79\], config.json asks for \[48, 80\]",
+        ),
+        (
+            # Broadcasting would have accepted it.
+            lambda t: t.update({"model.layers.0.input_layernorm.weight": torch.ones(1)}),
+            r"input_layernorm\.weight has shape \[1\]",
+        ),
+    ],
+)
+def test_refusals_name_the_tensor(
+    folder: Path, changes: Callable[[dict[str, torch.Tensor]], None], message: str
+) -> None:
+    change(folder, changes)
+    with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
+def test_files_that_are_missing_or_broken(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1000])
+    with pytest.raises(ModelError, match="not readable as safetensors"):
+        load(folder)
+    path.unlink()
+    with pytest.raises(ModelError, match="only safetensors are read"):
+        load(folder)
+    names = {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(ModelError, match=r"model\.embed_tokens\.weight is not readable"):
+        load(folder)
+
+
+def test_dummy_weights_are_the_same_for_the_same_seed(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    config = load_model_config(folder)
+
+    def gate_up(seed: int) -> torch.Tensor:
+        layers: list[Linear] = []
+        load_weights(
+            folder,
+            config,
+            device=CPU,
+            dtype=torch.float32,
+            max_model_len=8,
+            load_format="dummy",
+            seed=seed,
+            packer=layers.append,
+        )
+        weight: torch.Tensor = layers[0].kernel.weight
+        return weight
+
+    assert torch.equal(gate_up(1), gate_up(1))
+    assert not torch.equal(gate_up(1), gate_up(2))
+    assert gate_up(1).std() == pytest.approx(0.02, rel=0.05)
+    assert gate_up(1).mean().abs() < 2e-3
