@@ -75,10 +75,10 @@ class KVCacheManager:
     def find_prefix(self, request: Request) -> int:
         """How many leading tokens of a waiting request are in the cache, a multiple of the block size.
 
-        At least one token is left to compute, since its logits are needed. A request that wants its prompt scored
-        finds nothing. O(blocks found).
+        At least one token is left to compute, since its logits are needed. A request whose prompt is still to be
+        scored finds nothing. O(blocks found).
         """
-        if not self.prefix_caching or request.params.prompt_logprobs is not None:
+        if not self.prefix_caching or _is_unscored(request):
             return 0
         hashes = self._block_hashes(request)[: (request.num_tokens - 1) // self.block_size]
         num_blocks = len(hashes) + 1
@@ -106,7 +106,7 @@ class KVCacheManager:
         block = num_cached_tokens // self.block_size
         if block >= min(len(hashes), (request.num_tokens - 1) // self.block_size):
             return False
-        return request.params.prompt_logprobs is None and self._leaders.get(hashes[block], request) is not request
+        return not _is_unscored(request) and self._leaders.get(hashes[block], request) is not request
 
     def _block_hashes(self, request: Request) -> list[bytes]:
         """Hashes of all full blocks of known tokens; computed once per block."""
@@ -301,3 +301,8 @@ class KVCacheManager:
     def _stop_leading(self, request: Request, block_hash: bytes) -> None:
         if self._leaders.get(block_hash) is request:
             del self._leaders[block_hash]
+
+
+def _is_unscored(request: Request) -> bool:
+    """Whether log-probabilities of the prompt are wanted and not reported yet, so that it must all be computed."""
+    return request.params.prompt_logprobs is not None and request.num_scored_tokens < request.num_prompt_tokens

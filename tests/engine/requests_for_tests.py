@@ -1,0 +1,47 @@
+"""Short ways to make requests, so that tests say only what matters to them."""
+
+from collections.abc import Sequence
+
+from engine.protocol import AddRequest
+from engine.request import Request, make_request
+from engine.sampling_params import SamplingParams
+
+
+def add_request(
+    prompt: Sequence[int],
+    request_id: int = 0,
+    *,
+    max_tokens: int | None = 16,
+    num_choices: int = 1,
+    priority: int = 0,
+    deadline: float | None = None,
+    **params: object,
+) -> AddRequest:
+    return AddRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
+        num_choices=num_choices,
+        priority=priority,
+        deadline=deadline,
+    )
+
+
+def request(
+    prompt: Sequence[int],
+    request_id: int = 0,
+    *,
+    cache_seed: bytes = b"seed",
+    eos_token_ids: tuple[int, ...] = (),
+    max_model_len: int = 1000,
+    **options: object,
+) -> Request:
+    return make_request(
+        add_request(prompt, request_id, **options),  # type: ignore[arg-type]
+        connection=0,
+        arrival=request_id,
+        arrival_time=0.0,
+        eos_token_ids=frozenset(eos_token_ids),
+        max_model_len=max_model_len,
+        cache_seed=cache_seed,
+    )

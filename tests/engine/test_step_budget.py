@@ -1,0 +1,72 @@
+import logging
+
+import pytest
+
+from engine.step_budget import StepBudget, TargetWarning
+from engine.step_cost import StepCostModel, StepLoad
+
+
+class PerToken(StepCostModel):
+    """Every token takes a millisecond, whatever its context."""
+
+    def predict(self, load: StepLoad) -> float:
+        return load.num_tokens * 1e-3
+
+    def num_tokens_within(self, load: StepLoad, context: int, seconds: float) -> int:
+        return max(0, round(seconds * 1e3) - load.num_tokens)
+
+
+def budget(num_decodes: int, *, max_num_tokens: int = 1000, target_s: float = 0.1) -> StepBudget:
+    decodes = StepLoad()
+    for _ in range(num_decodes):
+        decodes.add(1, 50)
+    return StepBudget(PerToken(), max_num_tokens=max_num_tokens, block_size=16, target_s=target_s, decodes=decodes)
+
+
+def test_without_decodes_only_tokens_count() -> None:
+    assert budget(0).grant(5000, 0) == 1000
+    assert budget(0).grant(300, 0) == 300
+
+
+def test_beside_decodes_prefill_gets_what_is_left_of_the_target() -> None:
+    step = budget(20)
+    assert step.grant(5000, 0) == 80
+    step.charge(50, 0)
+    assert step.grant(5000, 0) == 30
+    step.charge(30, 0)
+    assert step.grant(5000, 0) == 0
+
+
+def test_the_token_limit_holds_beside_decodes() -> None:
+    assert budget(20, max_num_tokens=50).grant(5000, 0) == 30
+
+
+def test_a_share_leaves_the_rest_to_others() -> None:
+    step = budget(20)
+    assert step.grant(5000, 0, 0.25) == 20
+    step.charge(20, 0)
+    assert step.grant(5000, 0, 0.5) == 30
+
+
+def test_the_first_prefill_gets_a_block_though_the_target_is_missed() -> None:
+    step = budget(200)
+    assert step.grant(5000, 0) == 16
+    assert step.grant(5, 0) == 5
+    step.charge(16, 0)
+    assert step.grant(5000, 0) == 0
+
+
+def test_not_even_a_block_goes_beyond_the_token_limit() -> None:
+    assert budget(200, max_num_tokens=205).grant(5000, 0) == 5
+    assert budget(200, max_num_tokens=200).grant(5000, 0) == 0
+
+
+def test_a_target_that_cannot_be_met_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    warning = TargetWarning(0.1)
+    with caplog.at_level(logging.WARNING):
+        warning.check(StepLoad(), 5.0)
+        warning.check(StepLoad(num_tokens=8), 0.09)
+        assert caplog.messages == []
+        warning.check(StepLoad(num_tokens=8), 0.123)
+        warning.check(StepLoad(num_tokens=8), 0.2)
+    assert caplog.messages == ["itl_target_ms=100 cannot be met: a step of 8 decodes alone takes about 123 ms"]
