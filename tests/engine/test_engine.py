@@ -1,0 +1,175 @@
+import logging
+
+import pytest
+
+from engine.engine import RejectedError
+from engine.protocol import AddRequest, FinishReason, RejectReason
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from tests.engine.fake_runner import FakeEngine, make_engine, next_id
+from tests.engine.requests_for_tests import add_request
+
+
+def finish(fake: FakeEngine) -> dict[tuple[int, int], list[int]]:
+    """Step until nothing is left; returns the ids of every choice."""
+    ids: dict[tuple[int, int], list[int]] = {}
+    while fake.engine.has_work:
+        for _, output in fake.step():
+            assert output.finish_reason is not FinishReason.ERROR
+            ids.setdefault((output.request_id, output.index), []).extend(output.token_ids)
+    return ids
+
+
+def greedy(prompt: list[int], num_tokens: int) -> list[int]:
+    context = list(prompt)
+    for _ in range(num_tokens):
+        context.append(next_id(context, 0.0, 0.0))
+    return context[len(prompt) :]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_request_gets_its_own_continuation(overlap: bool) -> None:
+    fake = make_engine(overlap=overlap, max_num_batched_tokens=12)
+    prompts = [[1, 2, 3], [4] * 17, [5, 6]]
+    for request_id, prompt in enumerate(prompts):
+        fake.engine.add(0, add_request(prompt, request_id, max_tokens=9, temperature=0.0))
+    assert finish(fake) == {(i, 0): greedy(prompt, 9) for i, prompt in enumerate(prompts)}
+
+
+def test_overlap_launches_a_step_before_the_last_one_is_collected() -> None:
+    plain, overlapped = make_engine(), make_engine(overlap=True)
+    for fake in (plain, overlapped):
+        fake.engine.add(0, add_request([1, 2], max_tokens=3))
+    assert [len(o.token_ids) for _, o in plain.step()] == [1]
+    assert plain.engine.launched_steps == []
+    assert overlapped.step() == []
+    assert len(overlapped.engine.launched_steps) == 1
+    assert [len(o.token_ids) for _, o in overlapped.step()] == [1]
+    assert len(overlapped.runner.batches) == 2
+    assert overlapped.runner.batches[1].placeholders.targets.tolist() == [0]
+    finish(overlapped)
+    assert (plain.engine.num_steps, overlapped.engine.num_steps) == (1, 3)
+
+
+def test_drafts_change_the_number_of_steps_and_nothing_else() -> None:
+    class Oracle:
+        def propose(self, request: Request) -> list[int]:
+            return greedy(request.token_ids, 3)
+
+    fake = make_engine(drafter=Oracle())
+    fake.engine.add(0, add_request([1, 2, 3], max_tokens=10, temperature=0.0))
+    assert finish(fake) == {(0, 0): greedy([1, 2, 3], 10)}
+    assert fake.engine.num_steps == 4  # 1 + 4 + 4 + 1 ids
+
+
+def test_steps_are_told_before_they_are_launched() -> None:
+    fake = make_engine()
+    seen: list[tuple[int, int]] = []
+    fake.engine._before_launch = lambda step: seen.append((step.requests[0].num_tokens, len(fake.runner.batches)))
+    fake.engine.add(0, add_request([1, 2, 3], max_tokens=2))
+    finish(fake)
+    assert seen == [(3, 0), (1, 1)]
+
+
+# --- what is rejected --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("add", "reason", "message"),
+    [
+        (add_request([]), RejectReason.INVALID, "the prompt must hold at least one token"),
+        (add_request([1], num_choices=0), RejectReason.INVALID, "num_choices must be at least 1, got 0"),
+        (AddRequest(0, [1], SamplingParams(), adapter="x"), RejectReason.INVALID, "adapter 'x' is not loaded"),
+        (
+            add_request([1] * 30, max_tokens=11),
+            RejectReason.CONTEXT_LENGTH,
+            "the context holds 40 tokens, but 30 in the prompt and 11 of output were asked for",
+        ),
+        (
+            add_request([1] * 40, max_tokens=None),
+            RejectReason.CONTEXT_LENGTH,
+            "the context holds 40 tokens, but 40 in the prompt and 1 of output were asked for",
+        ),
+        (add_request([1, 50]), RejectReason.INVALID, "prompt must hold token ids from 0 to 49, got 50"),
+        (add_request([-1, 3]), RejectReason.INVALID, "prompt must hold token ids from 0 to 49, got -1"),
+        (
+            add_request([1], logit_bias={60: 1.0}),
+            RejectReason.INVALID,
+            "logit_bias must hold token ids from 0 to 49, got 60",
+        ),
+        (
+            add_request([1], stop_token_ids=(3, 70)),
+            RejectReason.INVALID,
+            "stop_token_ids must hold token ids from 0 to 49, got 70",
+        ),
+        (
+            add_request([1], allowed_token_ids=(-2, 3)),
+            RejectReason.INVALID,
+            "allowed_token_ids must hold token ids from 0 to 49, got -2",
+        ),
+        (
+            add_request([1], bad_words_token_ids=((1, 99),)),
+            RejectReason.INVALID,
+            "bad_words must hold token ids from 0 to 49, got 99",
+        ),
+    ],
+)
+def test_a_rejection_names_field_bound_and_value(add: AddRequest, reason: RejectReason, message: str) -> None:
+    fake = make_engine(max_model_len=40)
+    with pytest.raises(RejectedError) as caught:
+        fake.engine.add(0, add)
+    assert (caught.value.reason, str(caught.value)) == (reason, message)
+    assert not fake.engine.has_work
+
+
+def test_the_longest_request_that_fits_is_taken_in() -> None:
+    fake = make_engine(max_model_len=40)
+    fake.engine.add(0, add_request([1] * 40, 0, max_tokens=0))
+    fake.engine.add(0, add_request([1] * 39, 1, max_tokens=None))
+    assert {key: len(ids) for key, ids in finish(fake).items()} == {(0, 0): 0, (1, 0): 1}
+
+
+def test_a_full_queue_rejects() -> None:
+    fake = make_engine(max_num_waiting=2)
+    fake.engine.add(0, add_request([1], 0))
+    fake.engine.add(0, add_request([1], 1))
+    with pytest.raises(RejectedError, match="2 requests are waiting, at most 2 may") as caught:
+        fake.engine.add(0, add_request([1], 2))
+    assert caught.value.reason is RejectReason.QUEUE_FULL
+    fake.step()
+    fake.engine.add(0, add_request([1], 2))
+
+
+def test_a_request_whose_deadline_has_passed_times_out() -> None:
+    fake = make_engine()
+    fake.engine.add(3, add_request([1], 7, num_choices=2, deadline=0.0))
+    outputs = fake.step()
+    assert [(c, o.request_id, o.index, o.finish_reason) for c, o in outputs] == [
+        (3, 7, 0, FinishReason.TIMEOUT),
+        (3, 7, 1, FinishReason.TIMEOUT),
+    ]
+    assert not fake.engine.has_work
+    assert fake.runner.batches == []
+
+
+# --- what fails --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("at_launch", [False, True])
+def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
+    overlap: bool, at_launch: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    fake = make_engine(overlap=overlap, max_num_seqs=2)
+    for request_id in range(3):
+        fake.engine.add(0, add_request([request_id] * 9, request_id, max_tokens=5, temperature=0.0))
+    fake.step()
+    fake.runner.fails_at_launch, fake.runner.fails_at_collect = at_launch, not at_launch
+    outputs = fake.step()
+    assert [(o.request_id, o.finish_reason, o.message) for _, o in outputs] == [
+        (request_id, FinishReason.ERROR, "the step failed: RuntimeError") for request_id in range(2)
+    ]
+    fake.engine.scheduler.check_integrity()
+    fake.engine.add(0, add_request([0] * 9, 9, max_tokens=5, temperature=0.0))  # what the failed one wanted
+    assert finish(fake) == {(2, 0): greedy([2] * 9, 5), (9, 0): greedy([0] * 9, 5)}
