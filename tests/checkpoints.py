@@ -81,7 +81,7 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     """Write config.json, generation_config.json and safetensors into a new folder."""
     config = AutoConfig.for_model(checkpoint.model_type, **(_BASE | checkpoint.changes))
     torch.manual_seed(checkpoint.seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
@@ -93,8 +93,10 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
 
 def load_reference(folder: Path) -> torch.nn.Module:
     """The checkpoint as a transformers model in float32, ready for inference."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    return model.eval()  # type: ignore[no-any-return]
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
 
 
 def _rewrite_as_dialect_4(path: Path) -> None:

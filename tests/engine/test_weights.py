@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.layers.linear import Linear, keep_plain
+from engine.layers.linear import Linear, PlainKernel, keep_plain
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
@@ -18,6 +18,11 @@ CPU = torch.device("cpu")
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, progress: Progress | None = None) -> Decoder:
     return load_weights(folder, load_model_config(folder), device=CPU, dtype=dtype, max_model_len=32, progress=progress)
+
+
+def plain_weight(linear: Linear) -> torch.Tensor:
+    assert isinstance(linear.kernel, PlainKernel)
+    return linear.kernel.weight
 
 
 @pytest.fixture
@@ -38,13 +43,13 @@ def test_tensors_end_up_fused_in_the_dtype_asked_for(folder: Path) -> None:
     load_weights(folder, config, device=CPU, dtype=torch.float16, max_model_len=8, packer=layers.append)
     tensors = load_file(folder / "model.safetensors")
     prefix = "model.layers.0."
-    gate_up, qkv = (layer.kernel.weight for layer in layers[:2])
+    gate_up, qkv = map(plain_weight, layers[:2])
     assert torch.equal(
         gate_up, torch.cat([tensors[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")]).half()
     )
     assert torch.equal(qkv, torch.cat([tensors[f"{prefix}self_attn.{part}_proj.weight"] for part in "qkv"]).half())
     assert len(layers) == 4 * config.num_layers + 1
-    assert torch.equal(layers[-1].kernel.weight, tensors["model.embed_tokens.weight"].half())
+    assert torch.equal(plain_weight(layers[-1]), tensors["model.embed_tokens.weight"].half())
 
 
 def test_progress_ends_at_the_size_of_the_weights(folder: Path) -> None:
@@ -135,8 +140,7 @@ def test_dummy_weights_are_the_same_for_the_same_seed(folder: Path) -> None:
             seed=seed,
             packer=layers.append,
         )
-        weight: torch.Tensor = layers[0].kernel.weight
-        return weight
+        return plain_weight(layers[0])
 
     assert torch.equal(gate_up(1), gate_up(1))
     assert not torch.equal(gate_up(1), gate_up(2))

@@ -64,7 +64,7 @@ class Harness:
         )
         with torch.inference_mode():
             attended = self.backend.begin(batch).attend(0, queries, keys, values)
-        return list(attended.split([count for _, count in scheduled]))
+        return list(torch.split(attended, [count for _, count in scheduled]))
 
     def expected(self, request: PagedRequest) -> torch.Tensor:
         """The attention output of every token of the request, (num_tokens, num_heads, head_dim)."""
@@ -163,10 +163,11 @@ def test_the_rest_of_the_batch_changes_a_result_by_rounding_only() -> None:
 def test_blocks_are_copied_before_the_step_writes() -> None:
     harness = Harness(block_size=8)
     original, fork = harness.add(13), harness.add(13)
-    harness.inputs[id(fork)] = tuple(
+    queries, keys, values = (
         torch.cat((theirs[:12], own[12:]))
         for theirs, own in zip(harness.inputs[id(original)], harness.inputs[id(fork)], strict=True)
     )
+    harness.inputs[id(fork)] = queries, keys, values
     harness.step([(original, 12)])
     # The fork shares the full block and copies the one that both write to.
     fork.tables[0][0] = original.tables[0][0]

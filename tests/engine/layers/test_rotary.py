@@ -6,7 +6,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, RotaryTable, YarnScaling, rotate
 
 HEAD_DIM, LENGTH = 128, 9000
-CASES = {
+CASES: dict[str, tuple[RopeConfig, dict[str, object]]] = {
     "default": (RopeConfig(500000.0), {"rope_type": "default"}),
     "linear": (RopeConfig(500000.0, LinearScaling(4.0)), {"rope_type": "linear", "factor": 4.0}),
     "llama3": (

@@ -38,7 +38,7 @@ class Runner:
         while left := [request for request in requests if request.num_computed_tokens < len(request.token_ids)]:
             counts = [min(chunk_size, len(r.token_ids) - r.num_computed_tokens) for r in left]
             step_logits = self._step(list(zip(left, counts, strict=True)))
-            for request, rows in zip(left, step_logits.split(counts), strict=True):
+            for request, rows in zip(left, torch.split(step_logits, counts), strict=True):
                 logits[requests.index(request)].append(rows)
         return [torch.cat(rows) for rows in logits]
 
