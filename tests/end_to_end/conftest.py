@@ -39,10 +39,9 @@ class LiveServer:
 
     def children(self, module: str) -> list[int]:
         """Process ids of the children that run a module."""
-        found = subprocess.run(
-            ["pgrep", "-P", str(self.process.pid), "-f", module], capture_output=True, text=True, check=False
-        )
-        return [int(pid) for pid in found.stdout.split()]
+        pids = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        commands = {int(pid): pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
+        return [pid for pid, command in commands.items() if module.encode() in command]
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""

@@ -1,6 +1,8 @@
 """What users see when processes die, drain and come back."""
 
 import os
+import pathlib
+import shutil
 import signal
 import threading
 import time
@@ -8,6 +10,7 @@ from typing import Any
 
 import httpx
 
+import server
 from tests.end_to_end.conftest import LiveServer, Serve
 
 LONG: dict[str, Any] = {"prompt": [20] * 30, "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
@@ -163,10 +166,12 @@ def test_a_full_queue_is_said(serve: Serve) -> None:
     assert running.thread.is_alive()
 
 
-def test_a_model_that_cannot_be_loaded_ends_with_one_line(serve: Serve, tmp_path: Any) -> None:
+def test_a_model_that_cannot_be_loaded_ends_with_one_line(serve: Serve, tmp_path: pathlib.Path) -> None:
+    demo = pathlib.Path(server.__file__).parent / "demo_model"
+    shutil.copy(demo / "tokenizer.json", tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
-    server = serve(str(tmp_path), ready=False)
-    assert server.process.wait(30) == 2
-    lines = [line for line in server.log.read_text().splitlines() if "error" in line]
+    live = serve(str(tmp_path), ready=False)
+    assert live.process.wait(30) == 2
+    lines = [line for line in live.log.read_text().splitlines() if "error" in line]
     assert len(lines) == 1
     assert "MambaForCausalLM" in lines[0]
