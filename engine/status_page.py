@@ -47,15 +47,15 @@ class Status:
         return bool(self.is_ready) and (not self.has_work or time.monotonic() - self.progress_time < stall_s)
 
 
-_VERSION = struct.Struct("<Q")
-_BODY = struct.Struct("<" + "".join("d" if f.type in (float, "float") else "Q" for f in fields(Status)))
-_SIZE = _VERSION.size + _BODY.size
+_VERSION_BYTES = 8
+_BODY = struct.Struct("=" + "".join("d" if f.type in (float, "float") else "Q" for f in fields(Status)))
+_SIZE = _VERSION_BYTES + _BODY.size
 _values = operator.attrgetter(*(f.name for f in fields(Status)))
 
 _NUM_SPINS = 100
 _NUM_TRIES = 200
-_PAUSE_S = 1e-4
-"""A reader tries this often, first at once, then with pauses: some 15 ms, when the writer died while writing."""
+_PAUSE_S = 5e-4
+"""A reader tries this often, first at once, then with pauses: some 60 ms, when the writer died while writing."""
 
 
 class StatusPage:
@@ -70,27 +70,29 @@ class StatusPage:
             self._map = mmap.mmap(file, _SIZE)
         finally:
             os.close(file)
+        # One store of eight bytes. `struct.pack_into` clears its target first, so that readers would see a zero.
+        self._version = memoryview(self._map)[:_VERSION_BYTES].cast("Q")
 
     def write(self, status: Status) -> None:
         """Replace the whole reading."""
-        (version,) = _VERSION.unpack_from(self._map)
-        version |= 1  # odd: a write is under way (or the last writer died in one)
-        _VERSION.pack_into(self._map, 0, version)
-        _BODY.pack_into(self._map, _VERSION.size, *_values(status))
-        _VERSION.pack_into(self._map, 0, version + 1)
+        body = _BODY.pack(*_values(status))
+        version = self._version[0] | 1  # odd: a write is under way (or the last writer died in one)
+        self._version[0] = version
+        self._map[_VERSION_BYTES:_SIZE] = body
+        self._version[0] = version + 1
 
     def read(self) -> Status:
         """Return the latest whole reading; the last one written in part if its writer died while writing."""
         for attempt in range(_NUM_TRIES):
             if attempt >= _NUM_SPINS:
                 time.sleep(_PAUSE_S)  # the writer lost its CPU in the middle of a write
-            (before,) = _VERSION.unpack_from(self._map)
-            values = _BODY.unpack_from(self._map, _VERSION.size)
-            (after,) = _VERSION.unpack_from(self._map)
-            if before == after and before % 2 == 0:
+            before = self._version[0]
+            values = _BODY.unpack_from(self._map, _VERSION_BYTES)
+            if before == self._version[0] and before % 2 == 0:
                 break
         return Status(*values)
 
     def close(self) -> None:
         """Unmap the page; the file stays."""
+        self._version.release()
         self._map.close()

@@ -1,0 +1,92 @@
+"""Every `CrashRecord` made on the same directory is one engine process; making the next one is a crash."""
+
+import pathlib
+
+import pytest
+
+from engine import crash_record
+from engine.crash_record import CrashRecord, fingerprint
+from tests.engine.requests_for_tests import add_request
+
+A, B, C = (bytes([letter]) * 16 for letter in b"ABC")
+
+
+def test_a_first_engine_suspects_nobody(tmp_path: pathlib.Path) -> None:
+    record = CrashRecord(tmp_path)
+    assert not record.is_suspect(A)
+    assert not record.is_condemned(A)
+
+
+def test_the_requests_of_the_last_step_are_suspects(tmp_path: pathlib.Path) -> None:
+    record = CrashRecord(tmp_path)
+    record.begin_step([A, B, C])
+    record.begin_step([A, B])
+    record = CrashRecord(tmp_path)
+    assert [record.is_suspect(r) for r in (A, B, C)] == [True, True, False]
+    assert not record.is_condemned(A)
+
+
+def test_an_engine_that_dies_between_steps_leaves_no_suspects(tmp_path: pathlib.Path) -> None:
+    record = CrashRecord(tmp_path)
+    record.begin_step([A])
+    record.end_step()
+    assert not CrashRecord(tmp_path).is_suspect(A)
+
+
+def test_a_suspect_that_kills_the_engine_alone_is_condemned_for_good(tmp_path: pathlib.Path) -> None:
+    CrashRecord(tmp_path).begin_step([A, B])
+    CrashRecord(tmp_path).begin_step([A])
+    record = CrashRecord(tmp_path)
+    assert (record.is_condemned(A), record.is_suspect(A)) == (True, False)
+    assert (record.is_condemned(B), record.is_suspect(B)) == (False, True)
+    record = CrashRecord(tmp_path)
+    assert record.is_condemned(A)
+
+
+def test_a_suspect_that_survives_is_cleared_for_good(tmp_path: pathlib.Path) -> None:
+    CrashRecord(tmp_path).begin_step([A, B])
+    record = CrashRecord(tmp_path)
+    record.begin_step([B])
+    record.clear(B)
+    record.end_step()
+    record.clear(C)  # never suspect
+    record = CrashRecord(tmp_path)
+    assert (record.is_suspect(A), record.is_suspect(B), record.is_condemned(B)) == (True, False, False)
+    record.begin_step([B])  # dies with an engine again: suspect anew, not condemned at once
+    record = CrashRecord(tmp_path)
+    assert (record.is_suspect(B), record.is_condemned(B)) == (True, False)
+
+
+def test_a_suspect_beside_others_is_not_condemned(tmp_path: pathlib.Path) -> None:
+    CrashRecord(tmp_path).begin_step([A])
+    CrashRecord(tmp_path).begin_step([A, B])
+    record = CrashRecord(tmp_path)
+    assert [record.is_suspect(r) for r in (A, B)] == [True, True]
+    assert not record.is_condemned(A)
+
+
+def test_suspects_survive_an_engine_that_dies_while_loading(tmp_path: pathlib.Path) -> None:
+    CrashRecord(tmp_path).begin_step([A])
+    CrashRecord(tmp_path)
+    CrashRecord(tmp_path)
+    assert CrashRecord(tmp_path).is_suspect(A)
+
+
+def test_memory_is_bounded_and_forgets_the_oldest(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crash_record, "_MAX_REMEMBERED", 2)
+    CrashRecord(tmp_path).begin_step([A])
+    CrashRecord(tmp_path).begin_step([B, C])
+    record = CrashRecord(tmp_path)
+    assert [record.is_suspect(r) for r in (A, B, C)] == [False, True, True]
+
+
+def test_a_fingerprint_says_what_is_computed_and_not_who_asks() -> None:
+    base = fingerprint(add_request([1, 2], 1, seed=1, temperature=0.5))
+    assert len(base) == 16
+    assert base == fingerprint(add_request([1, 2], 2, seed=9, temperature=0.5, priority=3, deadline=1.0))
+    others = [
+        add_request([1, 3], 1, temperature=0.5),
+        add_request([1, 2], 1, temperature=0.6),
+        add_request([1, 2], 1, temperature=0.5, num_choices=2),
+    ]
+    assert len({base, *map(fingerprint, others)}) == 4
