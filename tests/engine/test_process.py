@@ -1,0 +1,147 @@
+"""The glue, around a fake model and without its endless loop."""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import pytest
+
+from engine import process
+from engine.crash_record import CrashRecord, fingerprint
+from engine.engine import Engine
+from engine.memory_plan import MemoryPlan
+from engine.output_collector import Outputs
+from engine.process import EngineProcess
+from engine.protocol import AbortRequest, EngineInfo, EngineOptions, RejectReason
+from engine.status_page import StatusPage
+from tests.engine.fake_runner import make_engine
+from tests.engine.requests_for_tests import add_request
+
+INFO = EngineInfo("epoch", "Fake", 50, 128, (), "cpu", "float32", "fake", 4, 64, 8, 64)
+
+
+class Start(Protocol):
+    def __call__(self, *, overlap: bool = False) -> EngineProcess: ...
+
+
+class FakeStarted:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.info = INFO
+        self.plan = MemoryPlan(1, 1, 1, 64, 4, 128)
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts an engine process in the runtime directory; the one before it counts as dead."""
+    started: list[EngineProcess] = []
+
+    def start(*, overlap: bool = False) -> EngineProcess:
+        fake = make_engine(overlap=overlap)
+
+        def fake_start(options: EngineOptions, epoch: str, *, progress: object, before_launch: object) -> FakeStarted:
+            fake.engine._before_launch = before_launch  # type: ignore[assignment]
+            return FakeStarted(fake.engine)
+
+        monkeypatch.setattr(process, "start", fake_start)
+        started.append(EngineProcess(tmp_path, EngineOptions(model="fake")))
+        return started[-1]
+
+    yield start
+    for p in started:
+        p._link._selector.close()
+        p._link._listener.close()
+
+
+def step(p: EngineProcess) -> Outputs:
+    outputs = p._engine.step()
+    p._forget_ended(outputs)
+    return outputs
+
+
+def suspects(tmp_path: pathlib.Path, *prompts: list[int]) -> list[bool]:
+    """Which prompts the next engine process would suspect."""
+    record = CrashRecord(tmp_path)
+    return [record.is_suspect(fingerprint(add_request(prompt))) for prompt in prompts]
+
+
+def test_the_requests_of_a_step_are_on_record_while_it_runs(start: Start, tmp_path: pathlib.Path) -> None:
+    p = start()
+    p._apply(0, add_request([1, 2], 0))
+    p._apply(0, add_request([3], 1))
+    step(p)
+    assert suspects(tmp_path, [1, 2], [3], [4]) == [True, True, False]
+
+
+def test_a_step_that_still_runs_is_on_record_beside_the_next_one(start: Start, tmp_path: pathlib.Path) -> None:
+    """Only the step launched last was written, so whoever ended with the one before it was never suspect."""
+    p = start(overlap=True)
+    p._apply(0, add_request([1, 2], 0, max_tokens=1))
+    step(p)
+    p._apply(0, add_request([3], 1))
+    recorded = []
+    before_launch = p._write_suspects
+    p._engine._before_launch = lambda s: (before_launch(s), recorded.append(p._record._read_step()))
+    step(p)
+    assert recorded == [[fingerprint(add_request([1, 2], max_tokens=1)), fingerprint(add_request([3]))]]
+
+
+def test_a_suspect_runs_alone_and_is_cleared_at_its_end(start: Start, tmp_path: pathlib.Path) -> None:
+    p = start()
+    p._apply(0, add_request([1, 2], 0, max_tokens=2))
+    step(p)
+    p = start()
+    p._apply(0, add_request([1, 2], 0, max_tokens=2))
+    p._apply(0, add_request([3], 1))
+    mark = fingerprint(add_request([1, 2], max_tokens=2))
+    assert [o.request_id for _, o in step(p)] == [0]
+    assert p._record.is_suspect(mark)
+    assert [o.request_id for _, o in step(p)] == [0]
+    assert not p._record.is_suspect(mark)
+    assert list(p._fingerprints) == [(0, 1)]
+
+
+def test_an_aborted_suspect_stays_suspect(start: Start) -> None:
+    """A client that gave up waiting cleared its request, which then ran beside others again."""
+    p = start()
+    p._apply(0, add_request([1, 2], 0))
+    step(p)
+    p = start()
+    p._apply(0, add_request([1, 2], 0))
+    p._apply(0, AbortRequest(0))
+    step(p)
+    assert p._record.is_suspect(fingerprint(add_request([1, 2])))
+    assert p._fingerprints == {}
+
+
+def test_a_request_that_kills_two_engines_is_rejected_as_poison(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        p = start()
+        p._apply(0, add_request([1, 2], 0))
+        step(p)
+    p = start()
+    sent: list[object] = []
+    monkeypatch.setattr(p._link, "put", lambda connection, message: sent.append(message.reason))
+    p._apply(0, add_request([1, 2], 0))
+    assert sent == [RejectReason.POISON]
+    assert not p._engine.has_work
+
+
+def test_a_server_that_goes_takes_its_requests_along(start: Start) -> None:
+    p = start()
+    p._apply(0, add_request([1, 2], 0))
+    p._apply(1, add_request([3], 0))
+    step(p)
+    p._apply(0, None)
+    assert [key.connection for key in p._engine.scheduler.requests] == [1]
+
+
+def test_the_status_page_says_how_the_engine_is(start: Start, tmp_path: pathlib.Path) -> None:
+    p = start()
+    p._apply(0, add_request([1] * 9, 0, max_tokens=2))
+    step(p)
+    p._write_status()
+    status = StatusPage(tmp_path / "status").read()
+    assert (status.is_ready, status.has_work, status.num_requests_running) == (1, 1, 1)
+    assert (status.num_blocks, status.num_used_blocks, status.num_cached_blocks) == (63, 3, 2)
+    assert (status.prompt_tokens, status.generation_tokens, status.num_steps) == (9, 1, 1)
