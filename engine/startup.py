@@ -78,7 +78,7 @@ def start(
     plan = make_plan(
         config,
         groups,
-        weights_bytes=model_config.num_parameters * config.dtype.itemsize,
+        weights_bytes=model.weights_bytes,
         activations_bytes=_measure_activations(model, model_config, config, groups),
         free_bytes=engine_config.available_memory_bytes(config.device),
     )

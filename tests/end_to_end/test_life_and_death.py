@@ -1,5 +1,6 @@
 """What users see when processes die, drain and come back."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -13,17 +14,13 @@ import httpx
 import server
 from tests.end_to_end.conftest import LiveServer, Serve
 
+MODEL = "weft-demo"
 LONG: dict[str, Any] = {"prompt": [20] * 30, "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
 
 
 def complete(server: LiveServer, **body: Any) -> httpx.Response:
-    body = {"model": model_of(server), "prompt": [20, 21], "max_tokens": 3} | body
+    body = {"model": MODEL, "prompt": [20, 21], "max_tokens": 3} | body
     return httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
-
-
-def model_of(server: LiveServer) -> str:
-    models = httpx.get(f"{server.base_url}/v1/models").json()
-    return str(models["data"][0]["id"])
 
 
 class Stream:
@@ -31,8 +28,8 @@ class Stream:
 
     def __init__(self, server: LiveServer, **body: Any) -> None:
         self.text = ""
-        self.status = 0
-        self._body = {"model": model_of(server), "stream": True} | body
+        self.is_cut = False
+        self._body = {"model": MODEL, "stream": True} | body
         self._url = f"{server.base_url}/v1/completions"
         self.first = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -40,15 +37,18 @@ class Stream:
         assert self.first.wait(20), "no first chunk"
 
     def _run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=60) as reply:
-            self.status = reply.status_code
-            for chunk in reply.iter_text():
-                self.text += chunk
-                self.first.set()
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=60) as reply:
+                for chunk in reply.iter_text():
+                    self.text += chunk
+                    self.first.set()
+        except httpx.TransportError:
+            self.is_cut = True
 
     def wait(self) -> str:
         self.thread.join(30)
         assert not self.thread.is_alive(), "the stream hangs"
+        assert not self.is_cut, "the connection was cut"
         return self.text
 
 
@@ -106,6 +106,7 @@ def test_a_server_process_that_dies_is_replaced_and_its_requests_leave_the_engin
     for pid in server.children("server.process"):
         os.kill(pid, signal.SIGKILL)
     stream.thread.join(10)
+    assert stream.is_cut
     deadline = time.monotonic() + 20
     while len(server.children("server.process")) < 2:
         assert time.monotonic() < deadline
@@ -140,6 +141,7 @@ def test_a_second_signal_forces(serve: Serve) -> None:
     server.process.wait(5)
     stream.thread.join(5)
     assert not stream.thread.is_alive()
+    assert '"finish_reason":"length"' not in stream.text
 
 
 def test_the_engine_dies_with_the_supervisor(serve: Serve) -> None:
@@ -153,11 +155,15 @@ def test_the_engine_dies_with_the_supervisor(serve: Serve) -> None:
         time.sleep(0.05)
 
 
+def wait_in_queue(server: LiveServer) -> None:
+    with contextlib.suppress(httpx.TransportError):  # the server ends with the test
+        complete(server, prompt=[40])
+
+
 def test_a_full_queue_is_said(serve: Serve) -> None:
     server = serve("--max-num-seqs", "1", WEFT_MAX_NUM_WAITING="1")
     running = Stream(server, **LONG)
-    waiting = threading.Thread(target=complete, args=(server,), kwargs={"prompt": [40]}, daemon=True)
-    waiting.start()
+    threading.Thread(target=wait_in_queue, args=(server,), daemon=True).start()
     server.wait_for_metric("weft:num_requests_waiting", 1)
     refused = complete(server, prompt=[41])
     assert refused.status_code == 503
