@@ -143,17 +143,27 @@ def _measure_activations(
 
 
 def _warm_up(runner: ModelRunner, cost: StepCostModel, config: EngineConfig, groups: tuple[KVGroup, ...]) -> None:
-    """Run a few steps, the second time against the clock, as the first guess of the cost model."""
-    for num_tokens in _WARM_UP_TOKENS:
-        num_tokens = min(num_tokens, config.max_model_len, config.max_num_batched_tokens)
+    """Run a few steps, as the first guess of the cost model, with the number of threads that decodes fastest."""
+
+    def run(num_tokens: int) -> float:
+        """Seconds of a step, the second time."""
         batch = dummy_batch(num_tokens, len(groups), config.block_size, 1)
-        load = StepLoad()
-        load.add(num_tokens, 0)
         for _ in range(2):
             began = time.perf_counter()
             runner.collect(runner.launch(batch))
-            seconds = time.perf_counter() - began
-        cost.observe(load, seconds)
+        return time.perf_counter() - began
+
+    sizes = [min(n, config.max_model_len, config.max_num_batched_tokens) for n in _WARM_UP_TOKENS]
+    num_threads = torch.get_num_threads()
+    if config.device.type == "cpu" and num_threads > 1:
+        together = run(sizes[0])
+        torch.set_num_threads(1)
+        if run(sizes[0]) > together:  # a small model loses more by sharing a step than it gains
+            torch.set_num_threads(num_threads)
+    for size in sizes:
+        load = StepLoad()
+        load.add(size, 0)
+        cost.observe(load, run(size))
 
 
 def dummy_batch(num_tokens: int, num_groups: int, block_size: int, num_rows: int) -> Batch:

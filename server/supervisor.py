@@ -47,6 +47,10 @@ DRAIN_MARGIN_S = 5.0
 REPEAT_S = 0.2
 """A stop signal that follows the first one sooner is its echo."""
 
+ENGINE_ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
+"""Threads that wait for each other sleep after microseconds instead of burning the core that a server process needs:
+with anything else on the machine, steps of a small model are ten times faster. What the user has set, stays."""
+
 _POLL_S = 0.05
 _MAX_SOCKET_PATH = 107  # sun_path, less the closing zero
 _STOP = {signal.SIGTERM, signal.SIGINT}
@@ -142,7 +146,8 @@ class Supervisor:
         self._metrics_dir = runtime_dir / METRICS_NAME
         environment = python_environment({"PROMETHEUS_MULTIPROC_DIR": str(self._metrics_dir)})
         fd = listener.fileno()
-        self._engine = Child("engine", [*commands.engine, str(runtime_dir)], environment)
+        engine_environment = {**ENGINE_ENVIRONMENT, **environment}
+        self._engine = Child("engine", [*commands.engine, str(runtime_dir)], engine_environment)
         self._servers = [
             Child(f"server {i}", [*commands.server, str(runtime_dir), str(fd)], environment, pass_fds=(fd,))
             for i in range(settings.server_processes)
