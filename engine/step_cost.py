@@ -28,7 +28,8 @@ class StepLoad:
 
     Attributes:
         num_tokens: Tokens computed.
-        num_kv_tokens: Cached tokens read, each request's context counted once.
+        num_kv_tokens: Tokens read from the cache that earlier steps wrote, each request's context counted once; those
+            of this step do not count, or prefills could not be told from decodes.
         query_context: Sum over all computed tokens of the tokens they attend to.
     """
 
@@ -39,7 +40,7 @@ class StepLoad:
     def add(self, num_tokens: int, context: int) -> None:
         """Add a request that computes num_tokens tokens behind `context` computed ones."""
         self.num_tokens += num_tokens
-        self.num_kv_tokens += context + num_tokens
+        self.num_kv_tokens += context
         self.query_context += num_tokens * context + num_tokens * (num_tokens + 1) // 2
 
     def features(self) -> npt.NDArray[np.float64]:
@@ -79,7 +80,7 @@ class StepCostModel:
         """
         per_token, per_kv, per_pair = (float(c) for c in (self._coefficients / _SCALES)[1:])
         left = seconds - self.predict(load) - per_kv * context
-        a, b = per_token + per_kv + per_pair * context, per_pair / 2
+        a, b = per_token + per_pair * context, per_pair / 2
         if left <= 0:
             return 0
         if b > 0:

@@ -87,7 +87,7 @@ class SdpaBackend:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate the cache; the null block, block 0, stays zero for ever."""
+        """Allocate the cache; only the null block, which stays zero for ever, is touched: the rest takes no memory yet."""
         self._groups = groups
         self._block_size = block_size
         self._device = device
@@ -96,8 +96,9 @@ class SdpaBackend:
         for group in groups:
             shape = (num_blocks * block_size, group.spec.num_kv_heads, group.spec.head_dim)
             for layer in group.layers:
-                self._keys[layer] = torch.zeros(shape, dtype=dtype, device=device)
-                self._values[layer] = torch.zeros(shape, dtype=dtype, device=device)
+                for caches in (self._keys, self._values):
+                    caches[layer] = torch.empty(shape, dtype=dtype, device=device)
+                    caches[layer][:block_size] = 0
         # Gathered keys and values; kept, because fresh memory costs more than the copy (page faults).
         self._workspaces = (torch.empty(0, dtype=dtype, device=device), torch.empty(0, dtype=dtype, device=device))
 

@@ -33,8 +33,8 @@ def fitted(noise: float, num_steps: int = 300) -> StepCostModel:
 
 
 def test_load_counts_tokens_context_and_pairs() -> None:
-    assert load((1, 9)) == StepLoad(1, 10, 10)
-    assert load((3, 10), (1, 0)) == StepLoad(4, 14, 3 * 10 + 6 + 1)
+    assert load((1, 9)) == StepLoad(1, 9, 10)
+    assert load((3, 10), (1, 0)) == StepLoad(4, 10, 3 * 10 + 6 + 1)
 
 
 def test_predicts_nothing_before_it_has_seen_a_step() -> None:
