@@ -87,7 +87,7 @@ class SdpaBackend:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate the cache; only the null block, which stays zero for ever, is touched: the rest takes no memory yet."""
+        """Allocate the cache; only the null block, which stays zero for ever, is touched: the rest takes no memory."""
         self._groups = groups
         self._block_size = block_size
         self._device = device
