@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -59,6 +60,21 @@ def test_taken_port_is_one_line_and_exit_code_2(tmp_path: pathlib.Path) -> None:
     assert done.stderr == (
         f"weft: error: cannot listen on 127.0.0.1 port {port}: address already in use (--host, --port)\n"
     )
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_a_download_ends_it_at_once(tmp_path: pathlib.Path, signum: signal.Signals) -> None:
+    """Process 1 of a container has no default actions: SIGTERM during the download from the hub had no effect."""
+    with socket.create_server(("127.0.0.1", 0)) as silent_hub:
+        silent_hub.settimeout(30)
+        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{silent_hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}
+        command = [sys.executable, "-m", "server.cli", "serve", "org/model"]
+        with subprocess.Popen(command, env=os.environ | hub, stderr=subprocess.PIPE) as serving:
+            connection, _ = silent_hub.accept()
+            serving.send_signal(signum)
+            assert serving.wait(timeout=5) == 0
+            assert serving.communicate()[1] == b""
+            connection.close()
 
 
 def test_help_names_every_flag_and_version_is_short() -> None:
