@@ -13,11 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api import chat_completions, completions, health, metrics, models, tokenize
+from server.api import chat_completions, completions, docs, health, metrics, models, tokenize
 from server.auth import AuthMiddleware
 from server.context import VERSION, ServerContext, TextTokenizer
 from server.engine_client import EngineClient, EngineDiedError, EngineUnavailableError, RequestRejectedError
-from server.errors import ApiError, BodyTooLargeError, RouteError, as_api_error, error_response
+from server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError, as_api_error, error_response
 from server.generation_defaults import GenerationDefaults, read_generation_defaults
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
@@ -39,7 +39,9 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
     if not model_names:
         raise ValueError("settings.served_model_name must hold at least one name, got none")
     defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
-    app = FastAPI(title="Weft", version=VERSION, redoc_url=None)
+    # "default" also keeps out FastAPI's own description of a 422, which this server never answers with.
+    failure = {"description": "An error", "content": {"application/json": {"schema": ERROR_SCHEMA}}}
+    app = FastAPI(title="Weft", version=VERSION, docs_url=None, redoc_url=None, responses={"default": failure})
     app.state.lifecycle = Lifecycle()
     app.state.context = ServerContext(
         engine_client=engine_client,
@@ -51,7 +53,7 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
         model_names=model_names,
         created=int(time.time()),
     )
-    for module in (chat_completions, completions, models, tokenize, health, metrics):
+    for module in (chat_completions, completions, models, tokenize, health, metrics, docs):
         app.include_router(module.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)

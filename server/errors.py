@@ -205,6 +205,25 @@ class _ErrorBody(msgspec.Struct):
     error: _ErrorFields
 
 
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+"""The error object as JSON Schema, for the OpenAPI description."""
+
+
 def error_body(error: ApiError) -> bytes:
     """OpenAI's error object as JSON."""
     # A message may quote the caller's text; a lone surrogate in it has no UTF-8 form.
