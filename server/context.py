@@ -16,6 +16,7 @@ from server.generation_defaults import GenerationDefaults
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.settings import Settings
+from server.validation import shown
 
 VERSION = version("weft")
 
@@ -46,7 +47,7 @@ class TextTokenizer(Protocol):
         ...
 
     def token_text(self, token_id: int) -> str:
-        """One id as text; what is no whole character is shown as U+FFFD."""
+        r"""One id as text; bytes that are no whole character read \xe4."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -103,7 +104,7 @@ class ServerContext:
         if name in self.model_names or self.settings.any_model_name:
             return name
         served = ", ".join(self.model_names)
-        raise ModelNotFoundError(f"the model {name!r} does not exist; served here: {served}", param="model")
+        raise ModelNotFoundError(f"the model {shown(name)} does not exist; served here: {served}", param="model")
 
 
 def system_fingerprint(info: EngineInfo) -> str:

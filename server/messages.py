@@ -11,6 +11,7 @@ import msgspec
 
 from server.errors import InvalidRequestError, UnsupportedValueError
 from server.schemas.chat_completions import ContentPart, FunctionCall, Message
+from server.validation import shown
 
 _UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
 
@@ -61,7 +62,7 @@ def _part_text(part: ContentPart, at: str) -> str:
     if part.type in _UNSEEN_PARTS:
         raise UnsupportedValueError(f"{at}: the model does not take parts of type {part.type!r}", param=at)
     if part.type not in ("text", "refusal"):
-        raise InvalidRequestError(f"{at}.type must be 'text', got {part.type!r}", param=f"{at}.type")
+        raise InvalidRequestError(f"{at}.type must be 'text', got {shown(part.type)}", param=f"{at}.type")
     text = part.text if part.type == "text" else part.refusal
     if text is None:
         raise InvalidRequestError(f"{at}.{part.type} is required", param=f"{at}.{part.type}")

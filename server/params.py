@@ -14,6 +14,7 @@ from server.context import TextTokenizer
 from server.errors import InvalidRequestError
 from server.generation_defaults import GenerationDefaults
 from server.schemas.common import GenerationBody
+from server.validation import shown
 
 MAX_STOPS = 64
 MAX_LOGPROBS = 20
@@ -127,7 +128,9 @@ def _logit_bias(logit_bias: dict[str, float], info: EngineInfo) -> dict[int, flo
     for key, value in logit_bias.items():
         if not re.fullmatch("[0-9]{1,9}", key) or int(key) >= info.vocab_size:
             bound = f"token ids between 0 and {info.vocab_size - 1}"
-            raise InvalidRequestError(f"logit_bias must have keys that are {bound}, got {key!r}", param="logit_bias")
+            raise InvalidRequestError(
+                f"logit_bias must have keys that are {bound}, got {shown(key)}", param="logit_bias"
+            )
         bias[int(key)] = value
     return bias
 

@@ -1,4 +1,4 @@
-"""GET /health, /ready and /version: for probes and load balancers, open to everybody.
+"""GET /health and /ready, for probes and load balancers, open to everybody; and /version, which asks for a key.
 
 Healthy means that the engine makes progress, as its status page in shared memory says; a server process that merely
 answers proves nothing. Ready means healthy, and not about to stop.

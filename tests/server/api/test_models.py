@@ -26,5 +26,12 @@ def test_unknown(site: Any) -> None:
     assert reply.error["code"] == "model_not_found"
 
 
+def test_an_error_does_not_repeat_a_long_name(site: Any) -> None:
+    """The message of the 404 held the whole name, however long: megabytes came back."""
+    for reply in (site.call("GET", "/v1/models/" + "x" * 10_000), site.chat(model="x" * 10_000)):
+        assert reply.status == 404
+        assert len(reply.error["message"]) < 300
+
+
 def test_models_cannot_be_deleted(site: Any) -> None:
     assert site.call("DELETE", "/v1/models/alias").status == 405
