@@ -47,9 +47,7 @@ DRAIN_MARGIN_S = 5.0
 REPEAT_S = 0.2
 """A stop signal that follows the first one sooner is its echo."""
 
-ENGINE_ENVIRONMENT = {
-    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=2000000000:glibc.malloc.trim_threshold=4000000000"
-}
+ENGINE_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=2000000000:glibc.malloc.trim_threshold=4000000000"}
 """Memory of one step is kept for the next: fresh pages cost a prefill on the CPU a third of its time. What the user
 has set, stays."""
 
