@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from server.choice_stream import ChoiceStream, Delta
-from server.engine_client import EngineClient, Generation
+from server.engine_client import EngineClient, EngineDiedError, Generation
 from server.errors import ApiError, DeadlineError, EngineRestartingError, InternalError
 from server.metrics import RequestTimer
 
@@ -79,6 +79,8 @@ class Answer:
         self._timer = timer
         self._cached_block_size = cached_block_size
         self._generations: dict[int, Generation] = {}
+        self._unfinished = FinishReason.ABORT  # how choices count that have not finished when it is closed
+        self._is_open = False
 
     async def open(self, engine_client: EngineClient) -> None:
         """Have every prompt accepted; when one is not, none stays behind.
@@ -110,11 +112,16 @@ class Answer:
         except BaseException:
             self.close()
             raise
+        self._is_open = True
 
     def close(self) -> None:
-        """Abort whatever still runs. Idempotent."""
+        """Abort whatever still runs, and count it. Idempotent."""
         for generation in self._generations.values():
             generation.close()
+        was_open, self._is_open = self._is_open, False
+        for index, choice in enumerate(self.choices):
+            if was_open and not choice.is_finished:
+                self._timer.finish_choice(index, self._unfinished, choice.num_output_tokens)
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """Yield (choice, delta) as the engine produces; every choice's last delta has a finish reason.
@@ -123,17 +130,21 @@ class Answer:
             ApiError: The engine gave a choice up; nothing of the answer is of use then.
             EngineDiedError: The engine went away.
         """
-        async with aclosing(_merged(self._generations)) as outputs:
-            async for prompt_index, output in outputs:
-                index = prompt_index * self.order.num_choices + output.index
-                self._note(index, prompt_index, output)
-                choice = self.choices[index]
-                delta = choice.feed(output)
-                if delta is None:
-                    continue
-                if delta.finish_reason is not None:
-                    self._finish(index, prompt_index, output, delta.finish_reason)
-                yield index, delta
+        try:
+            async with aclosing(_merged(self._generations)) as outputs:
+                async for prompt_index, output in outputs:
+                    index = prompt_index * self.order.num_choices + output.index
+                    self._note(index, prompt_index, output)
+                    choice = self.choices[index]
+                    delta = choice.feed(output)
+                    if delta is None:
+                        continue
+                    if delta.finish_reason is not None:
+                        self._finish(index, prompt_index, output, delta.finish_reason)
+                    yield index, delta
+        except EngineDiedError:
+            self._unfinished = FinishReason.ERROR
+            raise
 
     async def whole(self) -> list[Delta]:
         """Wait for the end; by choice, all its deltas as one. Raises as `deltas` does."""
@@ -175,7 +186,8 @@ class Answer:
         self._timer.finish_choice(index, reason, self.choices[index].num_output_tokens)
         error = _failure(reason)
         if error is not None:
-            _log.error("the engine gave a request up: %s: %s", reason.name, output.message)
+            if reason is not FinishReason.TIMEOUT:  # that was the client's own wish
+                _log.error("the engine gave a request up: %s: %s", reason.name, output.message)
             raise error
         if output.finish_reason is None:
             self._generations[prompt_index].abort(output.index)

@@ -124,3 +124,34 @@ def test_a_failure_is_logged_with_the_engines_words(site: Any, caplog: pytest.Lo
     site.engine.finish = FinishReason.ERROR
     assert site.chat().status == 500
     assert "the engine gave a request up: ERROR" in caplog.text
+
+
+def test_a_deadline_is_not_logged_as_a_failure(site: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A request that its client's own deadline ended was an error in the log, as if the engine had failed."""
+    site.engine.finish = FinishReason.TIMEOUT
+    assert site.chat().status == 504
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"), [(None, FinishReason.ABORT), (EngineDiedError(), FinishReason.ERROR)], ids=["left", "died"]
+)
+def test_what_did_not_finish_is_counted_once(site: Any, end: Exception | None, reason: FinishReason) -> None:
+    """A client that left, or an engine that died, was in no metric: finished_reason="abort" stayed at zero."""
+    generation = Generation()
+    engine: Any = Engine([generation])
+
+    async def run() -> None:
+        answer = answer_for(site, 1)
+        await answer.open(engine)
+        generation.put.put_nowait(RequestOutput(0, 0, [97]) if end is None else end)
+        try:
+            await anext(answer.deltas())
+        except EngineDiedError:
+            assert end is not None
+        answer.close()
+        answer.close()
+
+    asyncio.run(run())
+    success = site.app.state.context.metrics.success
+    assert {r: counter._value.get() for r, counter in success.items() if counter._value.get()} == {reason: 1}
