@@ -23,7 +23,7 @@ from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.middleware import BodyLimitMiddleware, DrainMiddleware, RequestHeadersMiddleware
 from server.settings import Settings
-from server.validation import as_invalid_request
+from server.validation import as_invalid_request, as_malformed_body
 
 
 def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings) -> FastAPI:
@@ -76,6 +76,8 @@ def _install_error_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, exc: Any) -> Response:
         if exc.status_code == 413:
             return error_response(BodyTooLargeError(exc.detail))
+        if exc.status_code == 400:
+            return error_response(as_malformed_body(exc))
         if exc.status_code in (404, 405):
             what = "no such route" if exc.status_code == 404 else "method not allowed"
             message = f"{what}: {request.method} {request.url.path}"

@@ -98,7 +98,7 @@ def check_range(name: str, value: int, low: int, high: int | None, *, param: str
     """
     if value < low or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequestError(f"{name} must be {bound}, got {value}", param=param or name)
+        raise InvalidRequestError(f"{name} must be {bound}, got {shown(value)}", param=param or name)
     return value
 
 

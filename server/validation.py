@@ -29,6 +29,20 @@ def as_invalid_request(exc: RequestValidationError) -> InvalidRequestError:
     return _describe(errors[deepest], dotted_path(paths[deepest]))
 
 
+def as_malformed_body(exc: Exception) -> MalformedBodyError:
+    """The answer for a body that could not be parsed at all, for the reason that is the cause of `exc`."""
+    match exc.__cause__:
+        case UnicodeDecodeError():
+            fault = "it is not encoded in UTF-8"
+        case RecursionError():
+            fault = "it is nested too deeply"
+        case ValueError():
+            fault = "a number in it has too many digits"
+        case _:
+            fault = "it cannot be read"
+    return MalformedBodyError(f"the body is not valid JSON: {fault}")
+
+
 def dotted_path(steps: Sequence[str | int]) -> str:
     """Write ("messages", 2, "content") as messages[2].content."""
     path = ""

@@ -85,14 +85,16 @@ async def encode_messages(
     Raises:
         InvalidRequestError: The messages do not suit the template, or there is none.
     """
-    plain = template_messages(messages)
-    num_chars = sum(len(message["content"] or "") for message in plain)
     try:
+        plain = template_messages(messages)
+        num_chars = sum(len(message["content"] or "") for message in plain)
         return await off_loop(
             num_chars, context.tokenizer.encode_chat, plain, add_generation_prompt=add_generation_prompt
         )
     except ChatTemplateError as exc:
         raise InvalidRequestError(str(exc), param="messages") from exc
+    except RecursionError as exc:  # arguments of a call are JSON inside JSON, which the body's own parser did not see
+        raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
 
 
 def _max_tokens(body: ChatCompletionBody) -> int | None:

@@ -47,8 +47,9 @@ def test_a_missing_field(site: Any) -> None:
         (b"{", JSON, "not valid JSON"),
         (b"", JSON, "empty"),
         (b"[]", JSON, "the body"),
-        (b"[" * 100_000, JSON, "parsing"),
-        (b'{"messages": "\xff"}', JSON, "parsing"),
+        (b"[" * 100_000, JSON, "nested too deeply"),
+        (b'{"messages": "\xff"}', JSON, "not encoded in UTF-8"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", JSON, "too many digits"),
         (b"{}", {}, "Content-Type"),
         (b"{}", {"content-type": "text/plain"}, "Content-Type"),
     ],
@@ -62,6 +63,7 @@ def test_a_body_that_is_no_json(site: Any, content: bytes, headers: Any, told: s
 
 def test_a_long_value_is_not_quoted_at_length(site: Any) -> None:
     assert len(site.chat(temperature="x" * 10_000).error["message"]) < 200
+    assert len(site.chat(n=10**4000).error["message"]) < 200
 
 
 @pytest.mark.parametrize("metadata", [{str(i): "a" for i in range(17)}, {"a" * 65: "a"}, {"a": "a" * 513}, {"a": 1}])

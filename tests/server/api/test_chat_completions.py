@@ -172,6 +172,13 @@ def test_logprobs_of_a_character_come_with_it(site: Any) -> None:
     assert [(c["delta"]["content"], len(c["logprobs"]["content"])) for c in gained] == [("é", 2)]
 
 
+def test_arguments_that_are_nested_too_deeply(site: Any) -> None:
+    """JSON inside a string passes the body's parser: ten thousand brackets in the arguments of a call were a 500."""
+    call = {"type": "function", "function": {"name": "f", "arguments": "[" * 10_000 + "]" * 10_000}}
+    reply = site.chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+    assert (reply.status, reply.error["param"]) == (400, "messages")
+
+
 @pytest.mark.parametrize("body", [{"top_logprobs": 3}, {"logprobs": False, "top_logprobs": 1}])
 def test_top_logprobs_need_logprobs(site: Any, body: dict[str, Any]) -> None:
     assert site.chat(**body).error["param"] == "top_logprobs"
