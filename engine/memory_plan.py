@@ -49,6 +49,19 @@ class MemoryPlan:
         ]
 
 
+def check_fit(*, weights_bytes: int, activations_bytes: int, free_bytes: int) -> None:
+    """Refuse, before anything is loaded, a model that leaves nothing for the KV cache.
+
+    Raises:
+        ModelError: Weights and activations take all the free_bytes that there are now.
+    """
+    if weights_bytes + activations_bytes >= free_bytes:
+        raise ModelError(
+            f"the model does not fit: weights take {_size(weights_bytes)} and activations "
+            f"{_size(activations_bytes)}, but only {_size(free_bytes)} are free"
+        )
+
+
 def make_plan(
     config: EngineConfig, groups: tuple[KVGroup, ...], *, weights_bytes: int, activations_bytes: int, free_bytes: int
 ) -> MemoryPlan:

@@ -11,11 +11,12 @@ import msgspec
 
 from engine import config as engine_config
 from engine.attention.backend import group_layers
-from engine.memory_plan import estimate_activations_bytes, make_plan
+from engine.memory_plan import check_fit, estimate_activations_bytes, make_plan
 from engine.models.config import load_model_config
 from engine.models.decoder import kv_specs
 from engine.models.errors import ModelError
 from engine.protocol import OPTIONS_NAME, EngineOptions
+from engine.weights import count_weights_bytes
 
 
 def main(runtime_dir: pathlib.Path) -> int:
@@ -24,15 +25,16 @@ def main(runtime_dir: pathlib.Path) -> int:
     try:
         model = load_model_config(pathlib.Path(options.model))
         config = engine_config.resolve(options, model)
-        weights_bytes = model.num_parameters * config.dtype.itemsize
+        weights_bytes = count_weights_bytes(model, config.device, config.dtype)
         activations_bytes = estimate_activations_bytes(model, config)
-        free_bytes = engine_config.available_memory_bytes(config.device) - weights_bytes - activations_bytes
+        free_bytes = engine_config.available_memory_bytes(config.device)
+        check_fit(weights_bytes=weights_bytes, activations_bytes=activations_bytes, free_bytes=free_bytes)
         plan = make_plan(
             config,
             group_layers(kv_specs(model)),
             weights_bytes=weights_bytes,
             activations_bytes=activations_bytes,
-            free_bytes=free_bytes,
+            free_bytes=free_bytes - weights_bytes - activations_bytes,
         )
     except ModelError as error:
         print(f"weft: error: {error}", file=sys.stderr)

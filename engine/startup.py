@@ -13,20 +13,20 @@ import numpy as np
 import torch
 
 from engine import config as engine_config
-from engine.attention.backend import KVGroup, group_layers
+from engine.attention.backend import AttentionBackend, KVGroup, group_layers
 from engine.attention.sdpa import SdpaBackend
 from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv_cache_manager import KVCacheManager
-from engine.memory_plan import MemoryPlan, estimate_activations_bytes, make_plan
+from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from engine.model_runner import ModelRunner
 from engine.models.config import ModelConfig, load_model_config
 from engine.models.decoder import Decoder
 from engine.protocol import EngineInfo, EngineOptions
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel, StepLoad
-from engine.weights import load_weights
+from engine.weights import count_weights_bytes, load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ class Started:
     engine: Engine
     info: EngineInfo
     plan: MemoryPlan
-    model: ModelConfig
 
 
 def start(
@@ -64,6 +63,11 @@ def start(
     """
     model_config = load_model_config(Path(options.model))
     config = engine_config.resolve(options, model_config)
+    check_fit(
+        weights_bytes=count_weights_bytes(model_config, config.device, config.dtype),
+        activations_bytes=estimate_activations_bytes(model_config, config),
+        free_bytes=engine_config.available_memory_bytes(config.device),
+    )
     torch.set_grad_enabled(False)
     model = load_weights(
         config.model,
@@ -75,13 +79,7 @@ def start(
         progress=progress,
     )
     groups = group_layers(model.kv_specs)
-    plan = make_plan(
-        config,
-        groups,
-        weights_bytes=model.weights_bytes,
-        activations_bytes=_measure_activations(model, model_config, config, groups),
-        free_bytes=engine_config.available_memory_bytes(config.device),
-    )
+    plan = _plan_memory(model, model_config, config, groups)
     backend = SdpaBackend(groups, plan.num_blocks, config.block_size, config.dtype, config.device)
     runner = ModelRunner(model, backend, config.device)
     cost = StepCostModel()
@@ -105,7 +103,13 @@ def start(
         overlap=config.overlap,
         before_launch=before_launch,
     )
-    info = EngineInfo(
+    return Started(engine, _info(epoch, model_config, config, plan, backend), plan)
+
+
+def _info(
+    epoch: str, model_config: ModelConfig, config: EngineConfig, plan: MemoryPlan, backend: AttentionBackend
+) -> EngineInfo:
+    return EngineInfo(
         epoch=epoch,
         architecture=model_config.architecture,
         vocab_size=model_config.vocab_size,
@@ -119,7 +123,22 @@ def start(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )
-    return Started(engine, info, plan, model_config)
+
+
+def _plan_memory(
+    model: Decoder, model_config: ModelConfig, config: EngineConfig, groups: tuple[KVGroup, ...]
+) -> MemoryPlan:
+    """Divide what the weights have left over."""
+    activations_bytes = _measure_activations(model, model_config, config, groups)
+    if config.device.type == "cuda":
+        torch.cuda.empty_cache()  # what measuring took is free again, and counted once
+    return make_plan(
+        config,
+        groups,
+        weights_bytes=model.weights_bytes,
+        activations_bytes=activations_bytes,
+        free_bytes=engine_config.available_memory_bytes(config.device) - activations_bytes,
+    )
 
 
 def _measure_activations(

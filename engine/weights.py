@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.layers.linear import Linear, LinearPacker, choose_packer
+from engine.layers.linear import Linear, LinearPacker, choose_packer, keep_plain
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import HeadNorm, RMSNorm
 from engine.layers.rotary import RotaryTable
@@ -64,6 +64,14 @@ def load_weights(
         decoder = loader.load(max_model_len)
     source.close()
     return decoder
+
+
+def count_weights_bytes(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
+    """Bytes that `load_weights` takes, from the shapes alone; a tied head that is packed is a copy of the embedding."""
+    num_values = config.num_parameters
+    if config.tie_word_embeddings and choose_packer(device, dtype) is not keep_plain:
+        num_values += config.vocab_size * config.hidden_size
+    return num_values * dtype.itemsize
 
 
 class _TensorSource(Protocol):

@@ -1,0 +1,64 @@
+"""Start-up and `weft plan` on a tiny checkpoint."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from engine import config as engine_config
+from engine import plan, startup
+from engine.models.errors import ModelError
+from engine.protocol import OPTIONS_NAME, EngineOptions
+from engine.startup import start
+
+
+@pytest.fixture(autouse=True)
+def keep_torch_as_it_is() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+    torch.set_grad_enabled(True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_plan_before_loading_is_the_one_that_is_served(
+    checkpoint_folder: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+) -> None:
+    """A tied head that is packed was left out by `weft plan`, and the engine did not set activations aside."""
+    free_bytes = 20_000_000
+    folder = checkpoint_folder("qwen3")
+    options = EngineOptions(model=str(folder), device="cpu", dtype=dtype, max_num_seqs=64)
+    (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(options))
+    monkeypatch.setattr(engine_config, "available_memory_bytes", lambda device: free_bytes)
+    assert plan.main(tmp_path) == 0
+    said = capsys.readouterr().out.splitlines()
+
+    def load(*args: object, **options: object) -> object:
+        nonlocal free_bytes
+        model = load_weights(*args, **options)
+        free_bytes -= model.weights_bytes
+        return model
+
+    load_weights: Callable[..., startup.Decoder] = startup.load_weights
+    monkeypatch.setattr(startup, "load_weights", load)
+    assert said[-3:] == start(options, "epoch").plan.lines()
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
+    checkpoint_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights were loaded all the same, until the kernel ended the engine, which was started again for ever."""
+    folder = checkpoint_folder("qwen3")
+    options = EngineOptions(model=str(folder), device="cpu", dtype="float32", load_format="dummy")
+    monkeypatch.setattr(engine_config, "available_memory_bytes", lambda device: 300_000)
+    monkeypatch.delattr(startup, "load_weights")
+    with pytest.raises(ModelError, match=r"does not fit: weights take 289 kB and .* but only 300 kB are free"):
+        start(options, "epoch")
+    (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(options))
+    assert plan.main(tmp_path) == 2
