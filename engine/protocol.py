@@ -101,12 +101,12 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         prompt_token_ids: At least one id.
         sampling_params: How to sample; choice i draws from (seed, position, i).
         num_choices: Independent continuations; they share the blocks of the prompt.
-        tenant: Who asks, for fairness and accounting; empty when nobody is known.
+        tenant: Who asks, empty when nobody is known. On the wire for fairness and accounting to come; no effect yet.
         priority: Lower is served earlier.
         deadline: On the clock of `time.monotonic`; a request that still waits then ends with TIMEOUT. None: no limit.
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
-        extra_hash_keys: Anything else that must be equal for blocks to be shared.
+        extra_hash_keys: Anything else that must be equal for blocks to be shared, such as images; servers send none yet.
     """
 
     request_id: int
