@@ -17,6 +17,7 @@ from server.schemas.common import GenerationBody
 from server.validation import shown
 
 MAX_STOPS = 64
+MAX_BAD_WORDS = 1024
 MAX_LOGPROBS = 20
 _MAX_PRIORITY = 2**31 - 1
 
@@ -136,6 +137,7 @@ def _logit_bias(logit_bias: dict[str, float], info: EngineInfo) -> dict[int, flo
 
 
 def _bad_words(words: list[str], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], ...]:
+    check_range("the number of bad_words", len(words), 0, MAX_BAD_WORDS, param="bad_words")
     for i, word in enumerate(words):
         if not word.strip():
             raise InvalidRequestError("bad_words must not hold an empty word", param=f"bad_words[{i}]")

@@ -43,7 +43,9 @@ async def create_chat_completion(
     check_common(body, context.settings.max_n)
     max_tokens = _max_tokens(body)
     logprobs = _logprobs(body)
-    sampling_params = build_sampling_params(
+    sampling_params = await off_loop(
+        sum(map(len, body.bad_words or ())),  # which are encoded
+        build_sampling_params,
         body,
         max_tokens=max_tokens,
         logprobs=logprobs,
@@ -87,7 +89,7 @@ async def encode_messages(
     """
     try:
         plain = template_messages(messages)
-        num_chars = sum(len(message["content"] or "") for message in plain)
+        num_chars = len(repr(plain))  # not of the contents alone: calls and many short messages take their time, too
         return await off_loop(
             num_chars, context.tokenizer.encode_chat, plain, add_generation_prompt=add_generation_prompt
         )

@@ -50,7 +50,9 @@ async def create_completion(
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     check_range("max_tokens", max_tokens, 0 if body.echo else 1, None)
     logprobs = None if body.logprobs is None else check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
-    sampling_params = build_sampling_params(
+    sampling_params = await off_loop(
+        sum(map(len, body.bad_words or ())),  # which are encoded
+        build_sampling_params,
         body,
         max_tokens=max_tokens,
         logprobs=0 if logprobs is None and best_of > n else logprobs,  # ranking needs them
@@ -119,7 +121,8 @@ async def _prompts(body: CompletionBody, context: ServerContext, info: EngineInf
         named = _named_prompts(body.prompt)
         # More would never find room in the queue; refused before work is spent on them.
         check_range("the number of prompts", len(named), 0, context.settings.max_num_waiting, param="prompt")
-        prompts = [await _prompt(item, name, body, context, info) for name, item in named]
+        num_chars = sum(len(item) for _, item in named)  # many short ones take their time, too
+        prompts = [await _prompt(item, name, num_chars, body, context, info) for name, item in named]
     if not prompts or not all(prompt.token_ids for prompt in prompts):
         raise InvalidRequestError("prompt must hold at least one token, got none", param="prompt")
     return prompts
@@ -136,11 +139,11 @@ def _named_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[tuple[
 
 
 async def _prompt(
-    item: str | list[int], name: str, body: CompletionBody, context: ServerContext, info: EngineInfo
+    item: str | list[int], name: str, num_chars: int, body: CompletionBody, context: ServerContext, info: EngineInfo
 ) -> Prompt:
     if isinstance(item, str):
         with_special = body.add_special_tokens is not False
-        return Prompt(await off_loop(len(item), context.tokenizer.encode, item, with_special), item)
+        return Prompt(await off_loop(num_chars, context.tokenizer.encode, item, with_special), item)
     check_token_ids(item, info, name)
     return Prompt(item)
 

@@ -79,6 +79,7 @@ class ByteTokenizer:
         return ByteDetokenizer(skip_special_tokens)
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
+        self.threads.add(threading.current_thread().name)
         return tuple(word.encode()), tuple(f" {word}".encode())
 
 

@@ -71,6 +71,7 @@ def test_honoured(site: Any, endpoint: str, body: dict[str, Any], expected: dict
         ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]", ["-1"]),
         ({"allowed_token_ids": []}, "allowed_token_ids", ["at least one"]),
         ({"bad_words": ["a", " "]}, "bad_words[1]", ["empty"]),
+        ({"bad_words": ["a"] * 1025}, "bad_words", ["between 0 and 1024", "1025"]),
         ({"stop": ""}, "stop", ["empty"]),
         ({"stop": ["a", ""]}, "stop[1]", ["empty"]),
         ({"stop": ["a"] * 65}, "stop", ["64", "65"]),

@@ -244,6 +244,27 @@ def test_long_messages_are_encoded_off_the_event_loop(site: Any) -> None:
     assert len(site.tokenizer.threads) == 2
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "x"}] * 500,
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "x" * 5000}}]}],
+    ],
+    ids=["many", "arguments"],
+)
+def test_long_conversations_are_encoded_off_the_event_loop(site: Any, messages: Any) -> None:
+    """Only the contents were measured: long calls and many short messages held up every stream of the process."""
+    site.chat(messages=messages)
+    assert site.tokenizer.threads
+    assert "MainThread" not in site.tokenizer.threads
+
+
+def test_long_bad_words_are_encoded_off_the_event_loop(site: Any) -> None:
+    """They were encoded on the event loop, however long: megabytes of them held up every stream of the process."""
+    site.chat(bad_words=["x" * 5000])
+    assert len(site.tokenizer.threads) == 2
+
+
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.ABORT])
 def test_a_choice_that_the_engine_gives_up(site: Any, reason: FinishReason) -> None:
     expected = {

@@ -106,6 +106,13 @@ def test_long_prompts_are_encoded_off_the_event_loop(make_site: Any) -> None:
     assert "MainThread" not in site.tokenizer.threads
 
 
+def test_many_prompts_are_encoded_off_the_event_loop(site: Any) -> None:
+    """Each was measured alone: a thousand of moderate length held up every stream of the process."""
+    site.complete(prompt=["x" * 500] * 10)
+    assert site.tokenizer.threads
+    assert "MainThread" not in site.tokenizer.threads
+
+
 def test_when_one_prompt_is_not_accepted_none_stays(site: Any) -> None:
     assert site.complete(prompt=["x", "y" * 990]).error["code"] == "context_length_exceeded"
     assert not site.engine.asked
