@@ -106,7 +106,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         deadline: On the clock of `time.monotonic`; a request that still waits then ends with TIMEOUT. None: no limit.
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
-        extra_hash_keys: Anything else that must be equal for blocks to be shared, such as images; servers send none yet.
+        extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
     """
 
     request_id: int

@@ -12,7 +12,9 @@ import asyncio
 import itertools
 import logging
 import pathlib
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Protocol, Self, cast
 
 import msgspec
@@ -153,8 +155,12 @@ class SocketEngineClient:
         return self._connection.info if self._connection else None
 
     def status(self) -> Status:
-        """See `EngineClient.status`."""
-        return self._page.read()
+        """See `EngineClient.status`; an engine that does not answer a request has work, whatever its page says."""
+        status = self._page.read()
+        asked_time = self._connection.asked_time if self._connection else None
+        if asked_time is None or status.has_work:
+            return status
+        return replace(status, has_work=1, progress_time=max(status.progress_time, asked_time))
 
     async def generate(
         self,
@@ -296,6 +302,7 @@ class _Connection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.info: EngineInfo | None = None  # None: no handshake yet
         self.lost = asyncio.Event()
+        self.asked_time: float | None = None  # of the first request since the engine spoke last; None: it owes nothing
         self._transport: asyncio.WriteTransport | None = None  # None: not yet made, or lost
         self._frames = FrameReader()
         self._mailboxes: dict[int, _Mailbox] = {}
@@ -307,6 +314,7 @@ class _Connection(asyncio.Protocol):
     def add(self, request: AddRequest) -> _Mailbox:
         mailbox = _Mailbox(self, request)
         self._mailboxes[request.request_id] = mailbox
+        self.asked_time = self.asked_time or time.monotonic()
         self.send(request)
         return mailbox
 
@@ -321,6 +329,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's does not inherit from it
 
     def data_received(self, data: bytes) -> None:
+        self.asked_time = None
         try:
             for body in self._frames.feed(data):
                 self._receive(body)

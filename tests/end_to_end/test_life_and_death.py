@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 
 import server
 from tests.end_to_end.conftest import LiveServer, Serve
@@ -76,6 +77,48 @@ def test_an_engine_that_dies_fails_its_requests_at_once_and_comes_back(serve: Se
     wait_until_serving(server)
     assert server.children("engine.process") != [engine]
     assert server.stop() == 0
+
+
+@pytest.mark.parametrize("has_work", [True, False])
+def test_an_engine_that_hangs_is_not_healthy(serve: Serve, has_work: bool) -> None:
+    """One that hung without work looked idle for ever, even while a request waited for its answer."""
+    server = serve(WEFT_STALL_TIMEOUT_S="0.5")
+    (engine,) = server.children("engine.process")
+    if has_work:
+        stream = Stream(server, **(LONG | {"max_tokens": 500}))
+    os.kill(engine, signal.SIGSTOP)
+    asking = threading.Thread(target=complete, args=(server,))
+    asking.start()
+    wait_for_health(server, 503)
+    os.kill(engine, signal.SIGCONT)
+    wait_for_health(server, 200)
+    asking.join(20)
+    assert not asking.is_alive()
+    if has_work:
+        assert '"finish_reason":"length"' in stream.wait()
+
+
+def wait_for_health(server: LiveServer, status: int) -> None:
+    deadline = time.monotonic() + 5
+    while httpx.get(f"{server.base_url}/health").status_code != status:
+        assert time.monotonic() < deadline, f"/health does not turn {status}"
+        time.sleep(0.05)
+
+
+def test_nobody_works_while_there_is_nothing_to_do(serve: Serve) -> None:
+    server = serve()
+    assert complete(server).status_code == 200
+    pids = [server.process.pid, *server.children("engine.process"), *server.children("server.process")]
+    time.sleep(0.5)
+    before = cpu_seconds(pids)
+    time.sleep(3)
+    assert cpu_seconds(pids) - before <= 0.05  # the web server looks at the clock ten times a second
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """Time that processes have computed so far, all their threads together."""
+    fields = [pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(user) + int(system) for *_, user, system in (f[:13] for f in fields)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_request_that_kills_the_engine_alone_is_refused(serve: Serve) -> None:

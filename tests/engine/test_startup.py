@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
 from engine import config as engine_config
-from engine import plan, startup
+from engine import plan, startup, weights
+from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
 from engine.protocol import OPTIONS_NAME, EngineOptions
 from engine.startup import start
@@ -39,13 +41,12 @@ def test_the_plan_before_loading_is_the_one_that_is_served(
     assert plan.main(tmp_path) == 0
     said = capsys.readouterr().out.splitlines()
 
-    def load(*args: object, **options: object) -> object:
+    def load(*args: Any, **options: Any) -> Decoder:
         nonlocal free_bytes
-        model = load_weights(*args, **options)
+        model = weights.load_weights(*args, **options)
         free_bytes -= model.weights_bytes
         return model
 
-    load_weights: Callable[..., startup.Decoder] = startup.load_weights
     monkeypatch.setattr(startup, "load_weights", load)
     assert said[-3:] == start(options, "epoch").plan.lines()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import pathlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -9,6 +10,7 @@ import uvloop
 
 from engine.protocol import (
     SOCKET_NAME,
+    STATUS_NAME,
     AbortRequest,
     Accepted,
     AddRequest,
@@ -24,6 +26,7 @@ from engine.protocol import (
     encode,
 )
 from engine.sampling_params import SamplingParams
+from engine.status_page import Status, StatusPage
 from server.engine_client import (
     EngineDiedError,
     EngineUnavailableError,
@@ -289,6 +292,23 @@ def test_no_engine_is_said_at_once(tmp_path: pathlib.Path) -> None:
                 await asyncio.wait_for(client.generate([1], GREEDY), 0.1)
 
     uvloop.run(main())
+
+
+def test_an_engine_that_does_not_answer_is_no_idle_one(tmp_path: pathlib.Path) -> None:
+    """It was taken to be idle, and healthy for ever, when it hung before it could write that it has work."""
+
+    async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
+        StatusPage(tmp_path / STATUS_NAME).write(Status(is_ready=1, progress_time=time.monotonic() - 500))
+        task = asyncio.create_task(client.generate([1], GREEDY))
+        request = await engine.hear_add()
+        await asyncio.sleep(0.02)
+        assert client.status().is_alive(100)
+        assert not client.status().is_alive(0.01)
+        engine.say(Accepted(request.request_id))
+        await task
+        assert client.status().is_alive(0.01)
+
+    run(tmp_path, script)
 
 
 def test_death_mid_stream_hands_out_what_came_then_raises(tmp_path: pathlib.Path) -> None:
