@@ -112,7 +112,9 @@ def _walk(model: BaseModel, at: tuple[str | int, ...], generic: str) -> Iterator
     prefix = f"{generic}." if generic else ""
     for name, value in (model.model_extra or {}).items():
         yield dotted_path((*at, name)), prefix + name, value, True
-    for name in model.model_fields_set - (model.model_extra or {}).keys():
+    for name in type(model).model_fields:  # in the schema's order; that of a set differs from process to process
+        if name not in model.model_fields_set:
+            continue
         value = getattr(model, name)
         yield dotted_path((*at, name)), prefix + name, value, False
         if isinstance(value, BaseModel):

@@ -129,3 +129,9 @@ def test_strict_mode_refuses_unknown_fields(make_site: Any, body: Any, param: st
 
 def test_strict_mode_still_accepts_known_fields(make_site: Any) -> None:
     assert make_site(strict_params=True).chat(user="me", service_tier="auto").headers["x-ignored-params"] == "user"
+
+
+def test_the_order_of_ignored_fields_is_fixed(site: Any) -> None:
+    """It was that of a set of strings, which differs between the server processes of one server."""
+    reply = site.chat(store=False, b=1, user="u", verbosity="low", a=1, safety_identifier="s", metadata={})
+    assert reply.headers["x-ignored-params"] == "b,a,user,safety_identifier,metadata,store,verbosity"
