@@ -5,6 +5,7 @@ ends in order. Whatever way a stream ends, also when its body was never begun, i
 """
 
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
@@ -17,7 +18,16 @@ from server.errors import ApiError, InternalError, as_api_error, error_body
 
 DONE = b"data: [DONE]\n\n"
 
+
+class _Silence(ServerSentEvent):
+    """Takes the place of a keep-alive that is not needed."""
+
+    def encode(self) -> bytes:
+        return b""
+
+
 _PING = ServerSentEvent(comment="ping", sep="\n")
+_SILENCE = _Silence()
 _LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -62,15 +72,29 @@ class EventStream(EventSourceResponse):
         ping_s: float,
         close: Callable[[], None],
     ) -> None:
-        """Stream encoded events, with a keep-alive comment every ping_s seconds (0: none)."""
+        """Stream encoded events, with a keep-alive comment after ping_s to 2 ping_s seconds of silence (0: none).
+
+        A stream that flows gets none: some clients' parsers stumble over comments.
+        """
+        self._ping_s = ping_s
+        self._last_event_time = 0.0
         super().__init__(
-            with_ending(events),
+            self._timed(with_ending(events)),
             headers={**_HEADERS, **headers},
             ping=ping_s,
             sep="\n",
-            ping_message_factory=lambda: _PING,
+            ping_message_factory=self._keep_alive,
         )
         self._close = close
+
+    async def _timed(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        async with aclosing(events):
+            async for data in events:
+                self._last_event_time = time.monotonic()
+                yield data
+
+    def _keep_alive(self) -> ServerSentEvent:
+        return _PING if time.monotonic() - self._last_event_time >= self._ping_s else _SILENCE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all."""
