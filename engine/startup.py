@@ -83,7 +83,7 @@ def start(
     backend = SdpaBackend(groups, plan.num_blocks, config.block_size, config.dtype, config.device)
     runner = ModelRunner(model, backend, config.device)
     cost = StepCostModel()
-    _warm_up(runner, cost, config, groups)
+    _warm_up(runner, cost, config, plan, len(groups))
     scheduler = Scheduler(
         KVCacheManager(
             plan.num_blocks, config.block_size, [g.spec.sliding_window for g in groups], config.prefix_caching
@@ -161,12 +161,12 @@ def _measure_activations(
     return torch.cuda.max_memory_allocated(config.device) - before
 
 
-def _warm_up(runner: ModelRunner, cost: StepCostModel, config: EngineConfig, groups: tuple[KVGroup, ...]) -> None:
+def _warm_up(runner: ModelRunner, cost: StepCostModel, config: EngineConfig, plan: MemoryPlan, num_groups: int) -> None:
     """Run a few steps, as the first guess of the cost model, with the number of threads that decodes fastest."""
 
     def run(num_tokens: int) -> float:
         """Seconds of a step at its best; the first ones are slow."""
-        batch = dummy_batch(num_tokens, len(groups), config.block_size, 1)
+        batch = dummy_batch(num_tokens, num_groups, config.block_size, 1)
         seconds = []
         for _ in range(4 if num_tokens < _WARM_UP_TOKENS[-1] else 2):
             began = time.perf_counter()
@@ -174,7 +174,7 @@ def _warm_up(runner: ModelRunner, cost: StepCostModel, config: EngineConfig, gro
             seconds.append(time.perf_counter() - began)
         return min(seconds)
 
-    sizes = [min(n, config.max_model_len, config.max_num_batched_tokens) for n in _WARM_UP_TOKENS]
+    sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in _WARM_UP_TOKENS]
     num_threads = torch.get_num_threads()
     if config.device.type == "cpu" and num_threads > 1:
         together = run(sizes[0])

@@ -14,6 +14,7 @@ from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
 from engine.protocol import OPTIONS_NAME, EngineOptions
 from engine.startup import start
+from tests.engine.requests_for_tests import add_request
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +64,19 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
         start(options, "epoch")
     (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(options))
     assert plan.main(tmp_path) == 2
+
+
+def test_a_tiny_cache_is_enough_to_start_and_to_serve(checkpoint_folder: Callable[[str], Path]) -> None:
+    """The warm-up wrote behind the end of a cache that holds fewer tokens than its longest step."""
+    options = EngineOptions(
+        model=str(checkpoint_folder("qwen3-windows")), device="cpu", dtype="float32", kv_cache_memory_bytes=80_000
+    )
+    started = start(options, "epoch")
+    assert started.info.max_model_len == started.plan.num_tokens == 48
+    for request_id in range(6):
+        started.engine.add(0, add_request([7] * (8 + request_id), request_id, max_tokens=30))
+    num_finished = 0
+    while started.engine.has_work:
+        num_finished += sum(output.finish_reason is not None for _, output in started.engine.step())
+        started.engine.scheduler.check_integrity()
+    assert num_finished == 6

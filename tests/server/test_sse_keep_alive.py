@@ -25,7 +25,7 @@ async def streamed(pauses_s: list[float], ping_s: float) -> bytes:
         raise AssertionError
 
     stream = EventStream(events(), headers={}, ping_s=ping_s, close=lambda: None)
-    await stream({"type": "http"}, receive, send)
+    await stream({"type": "http", "method": "POST"}, receive, send)
     return body
 
 
