@@ -79,6 +79,33 @@ def test_an_engine_that_dies_fails_its_requests_at_once_and_comes_back(serve: Se
     assert server.stop() == 0
 
 
+def test_requests_that_had_no_token_yet_are_told_as_well(serve: Serve) -> None:
+    """Accepted, but still waiting when the engine dies."""
+    server = serve("--max-num-seqs", "1")
+    running = Stream(server, **LONG)
+    replies: list[httpx.Response] = []
+    waiting = [
+        threading.Thread(target=lambda stream=stream: replies.append(complete(server, stream=stream)))
+        for stream in (False, True)
+    ]
+    for thread in waiting:
+        thread.start()
+    server.wait_for_metric("weft:num_requests_waiting", 2)
+    os.kill(server.children("engine.process")[0], signal.SIGKILL)
+    for thread in waiting:
+        thread.join(2)
+        assert not thread.is_alive()
+    assert '"error"' in running.wait()
+    for reply in replies:
+        if reply.headers["content-type"].startswith("text/event-stream"):
+            assert '"code":"engine_restarting"' in reply.text
+            assert reply.text.endswith("data: [DONE]\n\n")
+        else:
+            assert reply.status_code == 503
+            assert reply.json()["error"]["code"] == "engine_restarting"
+    assert len(replies) == 2
+
+
 @pytest.mark.parametrize("has_work", [True, False])
 def test_an_engine_that_hangs_is_not_healthy(serve: Serve, has_work: bool) -> None:
     """One that hung without work looked idle for ever, even while a request waited for its answer."""
