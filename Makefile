@@ -4,19 +4,21 @@
 #   make test       the tests, without the slow ones      (ARGS=)
 #   make test-slow  the slow ones alone                   (ARGS=)
 #   make lint       format, lint and type checks
+#   make bench      what running streams feel while a long prompt is prefilled, at URL=      (ARGS=)
 #   make clean      remove caches and build products; `make distclean` removes .venv, too
 #
 # TORCH= chooses the build of torch, PYTHON= the interpreter (3.11 or newer) that .venv is made with.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := serve
-.PHONY: serve test test-slow lint clean distclean
+.PHONY: serve test test-slow lint bench clean distclean
 
 # Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
 MODEL ?=
 HOST ?=
 PORT ?=
 ARGS ?=
+URL ?= http://127.0.0.1:8000
 
 # Installed before anything else: of this very version pip takes a CPU build that its configuration offers, and what
 # follows is content with it, so nothing fetches CUDA packages onto a machine without a GPU.
@@ -45,6 +47,9 @@ lint: $(VENV)/.installed-test
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.long_prompt --url $(URL) $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
