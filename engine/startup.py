@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 _WARM_UP_TOKENS = (1, 8, 128)
 """Step sizes that are run before serving, so that the first request does not pay for it and times can be predicted."""
 
+_SMALL_MODEL_BYTES = 100_000_000
+"""Weights of which one thread may read its step sooner than several have met; larger ones always take all threads, or
+whatever else runs on the machine at that moment would decide for as long as the engine lives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -176,7 +180,7 @@ def _warm_up(runner: ModelRunner, cost: StepCostModel, config: EngineConfig, pla
 
     sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in _WARM_UP_TOKENS]
     num_threads = torch.get_num_threads()
-    if config.device.type == "cpu" and num_threads > 1:
+    if config.device.type == "cpu" and num_threads > 1 and plan.weights_bytes < _SMALL_MODEL_BYTES:
         together = run(sizes[0])
         torch.set_num_threads(1)
         if run(sizes[0]) > together:  # a small model loses more by sharing a step than it gains

@@ -1,5 +1,6 @@
 """Start-up and `weft plan` on a tiny checkpoint."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from engine import config as engine_config
 from engine import plan, startup, weights
+from engine.batch import Batch
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
 from engine.protocol import OPTIONS_NAME, EngineOptions
@@ -80,3 +82,31 @@ def test_a_tiny_cache_is_enough_to_start_and_to_serve(checkpoint_folder: Callabl
         num_finished += sum(output.finish_reason is not None for _, output in started.engine.step())
         started.engine.scheduler.check_integrity()
     assert num_finished == 6
+
+
+class CrowdedRunner:
+    """Another program has the second core, so that two threads take longer than one."""
+
+    def __init__(self, *parts: object) -> None:
+        pass
+
+    def launch(self, batch: Batch) -> None:
+        time.sleep(0.002 * torch.get_num_threads())
+
+    def collect(self, launched: None) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("small_model_bytes", "num_threads"), [(1 << 30, 1), (1, 2)])
+def test_only_a_small_model_may_be_left_with_one_thread(
+    checkpoint_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    small_model_bytes: int,
+    num_threads: int,
+) -> None:
+    """Load on the machine while a large model warmed up left it with one thread, half as fast, for ever."""
+    monkeypatch.setattr(startup, "_SMALL_MODEL_BYTES", small_model_bytes)
+    monkeypatch.setattr(startup, "ModelRunner", CrowdedRunner)
+    torch.set_num_threads(2)
+    start(EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu"), "epoch")
+    assert torch.get_num_threads() == num_threads
