@@ -44,7 +44,9 @@ class StepBudget:
         """
         limit = float(self._num_tokens_left)
         if self._target_s is not None:
-            limit = min(limit, self._cost.num_tokens_within(self._load, context, self._target_s))
+            limit = min(
+                limit, self._cost.num_tokens_within(self._load, context, self._target_s / self._cost.tail_ratio)
+            )
         granted = min(num_tokens, int(limit * share))
         if granted < min(num_tokens, self._block_size) and not self._has_granted:
             granted = min(num_tokens, self._block_size, self._num_tokens_left)

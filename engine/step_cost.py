@@ -17,6 +17,9 @@ _FORGETTING = 0.98
 _RIDGE = 1e-4
 """How strongly a fit is held at the one before it, relative to what recent steps say of each coefficient."""
 
+_TAIL, _TAIL_GAIN = 0.99, 0.05
+"""The quantile that `tail_ratio` follows, and how fast."""
+
 _NUM_FEATURES = 4
 _SCALES = np.array([1.0, 1e2, 1e4, 1e6])
 """Brings the features to like size, for the sake of rounding errors."""
@@ -52,16 +55,25 @@ class StepLoad:
 
 
 class StepCostModel:
-    """Fitted from `observe`; before the first observation it predicts zero, so nothing is limited by it."""
+    """Fitted from `observe`; before the first observation it predicts zero, so nothing is limited by it.
+
+    Attributes:
+        tail_ratio: Actual over predicted time that 99 of 100 steps stay below; whoever must keep a limit plans with it.
+    """
 
     def __init__(self) -> None:
         """Start with no observation."""
         self._gram = np.eye(_NUM_FEATURES) * 1e-9
         self._moment = np.zeros(_NUM_FEATURES)
         self._coefficients = np.zeros(_NUM_FEATURES)
+        self.tail_ratio = 1.25
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Take in the time of one step. Relative errors count alike, so short steps are not drowned by long ones."""
+        predicted = self.predict(load)
+        if predicted > 0:  # stochastic estimate of a quantile: up by much when exceeded, down by little when not
+            self.tail_ratio += _TAIL_GAIN * (_TAIL if seconds > predicted * self.tail_ratio else _TAIL - 1.0)
+            self.tail_ratio = min(max(self.tail_ratio, 1.0), 2.0)
         features = load.features() / max(seconds, 1e-6)
         self._gram *= _FORGETTING
         self._moment *= _FORGETTING

@@ -92,7 +92,7 @@ class Settings(BaseModel):
         default="auto", description="How weights load; dummy makes random ones."
     )
     itl_target_ms: float = Field(
-        default=250.0,
+        default=300.0,
         gt=0,
         description="Milliseconds between two tokens of a stream that prefill of others may cost at most.",
     )
@@ -120,7 +120,7 @@ class Settings(BaseModel):
         default=120.0, gt=0, description="Seconds without progress, with work at hand, after which /health says 503."
     )
     sse_ping_s: float = Field(
-        default=15.0, ge=0, description="Seconds between keep-alive comments in a stream; 0 for none."
+        default=25.0, ge=0, description="Seconds between keep-alive comments in a stream; 0 for none."
     )
 
 

@@ -16,7 +16,11 @@ from tests.engine.requests_for_tests import add_request, request
 
 
 class PerToken(StepCostModel):
-    """Every token takes a millisecond, whatever its context."""
+    """Every token takes a millisecond, whatever its context, and steps are never late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tail_ratio = 1.0
 
     def predict(self, load: StepLoad) -> float:
         return load.num_tokens * 1e-3

@@ -7,7 +7,11 @@ from engine.step_cost import StepCostModel, StepLoad
 
 
 class PerToken(StepCostModel):
-    """Every token takes a millisecond, whatever its context."""
+    """Every token takes a millisecond, whatever its context, and steps are never late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tail_ratio = 1.0
 
     def predict(self, load: StepLoad) -> float:
         return load.num_tokens * 1e-3

@@ -93,3 +93,16 @@ def test_it_follows_a_machine_that_becomes_slower() -> None:
         step = random_load(generator)
         model.observe(step, 2 * seconds(step))
     assert model.predict(load((512, 0))) == pytest.approx(2 * seconds(load((512, 0))), rel=0.05)
+
+
+def test_one_step_in_a_hundred_exceeds_the_tail() -> None:
+    generator = np.random.default_rng(2)
+    model = StepCostModel()
+    exceeded = []
+    for _ in range(3000):
+        step = random_load(generator)
+        actual = seconds(step) * (1 + 0.1 * abs(generator.standard_normal()))
+        exceeded.append(actual > model.predict(step) * model.tail_ratio)
+        model.observe(step, actual)
+    assert 0.002 < np.mean(exceeded[1000:]) < 0.03
+    assert 1.0 < model.tail_ratio < 1.5
