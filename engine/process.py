@@ -15,6 +15,7 @@ import sys
 import time
 
 import msgspec
+import torch
 
 from engine import logs
 from engine.crash_record import CrashRecord, Fingerprint, fingerprint
@@ -177,8 +178,8 @@ def main(runtime_dir: pathlib.Path) -> int:
     logs.configure(options.log_format, "engine")
     try:
         process = EngineProcess(runtime_dir, options)
-    except ModelError as error:
-        print(f"weft: error: {error}", file=sys.stderr)
+    except (ModelError, torch.OutOfMemoryError) as error:
+        print(f"weft: error: {str(error).splitlines()[0]}", file=sys.stderr)
         return EXIT_CANNOT_LOAD
     process.run()
     return 0
