@@ -83,7 +83,7 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
         block_size=options.block_size,
         prefix_caching=options.prefix_caching,
         load_dummy=options.load_format == "dummy",
-        itl_target_s=options.itl_target_ms / 1e3,
+        itl_target_s=(options.itl_target_ms or (50.0 if is_cuda else 500.0)) / 1e3,
         max_num_waiting=options.max_num_waiting,
         overlap=is_cuda,  # on the CPU a launch already computes the step
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,

@@ -71,7 +71,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     prefix_caching: bool = True
     load_format: str = "auto"
-    itl_target_ms: float = 300.0
+    itl_target_ms: float | None = None
     max_num_waiting: int = 1024
     log_format: str = "text"
 
