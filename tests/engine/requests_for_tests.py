@@ -1,10 +1,11 @@
-"""Short ways to make requests, so that tests say only what matters to them."""
+"""Short ways to make requests, and a cost model to read, so that tests say only what matters to them."""
 
 from collections.abc import Sequence
 
 from engine.protocol import AddRequest
 from engine.request import Request, make_request
 from engine.sampling_params import SamplingParams
+from engine.step_cost import StepCostModel, StepLoad
 
 
 def add_request(
@@ -45,3 +46,17 @@ def request(
         max_model_len=max_model_len,
         cache_seed=cache_seed,
     )
+
+
+class PerToken(StepCostModel):
+    """Every token takes a millisecond, whatever its context, and steps are never late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tail_ratio = 1.0
+
+    def predict(self, load: StepLoad) -> float:
+        return load.num_tokens * 1e-3
+
+    def num_tokens_within(self, load: StepLoad, context: int, seconds: float) -> int:
+        return max(0, round(seconds * 1e3) - load.num_tokens)

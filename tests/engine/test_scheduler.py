@@ -9,24 +9,10 @@ from engine.output_collector import Outputs, collect
 from engine.protocol import FinishReason
 from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
-from engine.step_cost import StepCostModel, StepLoad
+from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
 from tests.engine.fake_runner import make_engine
-from tests.engine.requests_for_tests import add_request, request
-
-
-class PerToken(StepCostModel):
-    """Every token takes a millisecond, whatever its context, and steps are never late."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tail_ratio = 1.0
-
-    def predict(self, load: StepLoad) -> float:
-        return load.num_tokens * 1e-3
-
-    def num_tokens_within(self, load: StepLoad, context: int, seconds: float) -> int:
-        return max(0, round(seconds * 1e3) - load.num_tokens)
+from tests.engine.requests_for_tests import PerToken, add_request, request
 
 
 class Careless(Scheduler):

@@ -3,21 +3,8 @@ import logging
 import pytest
 
 from engine.step_budget import StepBudget, TargetWarning
-from engine.step_cost import StepCostModel, StepLoad
-
-
-class PerToken(StepCostModel):
-    """Every token takes a millisecond, whatever its context, and steps are never late."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tail_ratio = 1.0
-
-    def predict(self, load: StepLoad) -> float:
-        return load.num_tokens * 1e-3
-
-    def num_tokens_within(self, load: StepLoad, context: int, seconds: float) -> int:
-        return max(0, round(seconds * 1e3) - load.num_tokens)
+from engine.step_cost import StepLoad
+from tests.engine.requests_for_tests import PerToken
 
 
 def budget(num_decodes: int, *, max_num_tokens: int = 1000, target_s: float = 0.1) -> StepBudget:
