@@ -79,9 +79,19 @@ def _serving(log: pathlib.Path, *arguments: str, ready: bool = True, **environme
             server.wait_ready()
         yield server
     finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Drain, then force, so that the runtime directory goes as well; kill only what does not listen."""
+    for _ in range(2):
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 Serve = Callable[..., LiveServer]
