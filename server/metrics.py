@@ -42,6 +42,9 @@ _ENGINE_METRICS: tuple[tuple[str, type[CounterMetricFamily] | type[GaugeMetricFa
     ("prefix_cache_queries", CounterMetricFamily, "Tokens looked up in the prefix cache.", "prefix_cache_queries"),
     ("prefix_cache_hits", CounterMetricFamily, "Tokens found in the prefix cache.", "prefix_cache_hits"),
     ("num_preemptions", CounterMetricFamily, "Times that a request lost its blocks.", "num_preemptions"),
+    ("kv_cache_indexed_blocks", GaugeMetricFamily, "Blocks that can be found by content.", "num_cached_blocks"),
+    ("engine_steps", CounterMetricFamily, "Steps of the engine.", "num_steps"),
+    ("engine_step_seconds", CounterMetricFamily, "Seconds spent in steps.", "step_seconds"),
 )
 """(name, kind, help, field of Status); the client library adds _total to counters."""
 

@@ -95,7 +95,9 @@ def test_clients_that_vanish_leave_no_blocks_behind(live_server: LiveServer) -> 
         async with client_of(live_server) as client:
             await asyncio.gather(*(vanish(client, number) for number in range(200)))
 
+    before = live_server.metric("weft:generation_tokens_total")
     asyncio.run(run())
+    assert live_server.metric("weft:generation_tokens_total") > before + 1000, "hardly anybody was served"
     live_server.wait_for_metric("weft:num_requests_running", 0)
     live_server.wait_for_metric("weft:num_requests_waiting", 0)
     live_server.wait_for_metric("weft:kv_cache_usage_perc", 0)

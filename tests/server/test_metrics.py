@@ -16,7 +16,7 @@ def values(text: str) -> dict[str, float]:
 
 
 def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
-    site.engine.page = Status(1, 1, 0.0, 0, 3, 4, 100, 25, 10, 5, 6, 7, 8, 9)
+    site.engine.page = Status(1, 1, 0.0, 0, 3, 4, 100, 25, 10, 5, 6, 7, 8, 9, 11, 2.5)
     shown = values(site.call("GET", "/metrics").text)
     assert {name.removeprefix("weft:"): value for name, value in shown.items() if "_bucket" not in name}.items() >= {
         "num_requests_running": 3,
@@ -27,6 +27,9 @@ def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
         "prefix_cache_queries_total": 7,
         "prefix_cache_hits_total": 8,
         "num_preemptions_total": 9,
+        "kv_cache_indexed_blocks": 10,
+        "engine_steps_total": 11,
+        "engine_step_seconds_total": 2.5,
     }.items()
 
 
