@@ -8,9 +8,10 @@ Knows no JSON.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
@@ -18,6 +19,8 @@ from server.choice_stream import ChoiceStream, Delta
 from server.engine_client import EngineClient, EngineDiedError, Generation
 from server.errors import ApiError, DeadlineError, EngineRestartingError, InternalError
 from server.metrics import RequestTimer
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -123,8 +126,12 @@ class Answer:
             if was_open and not choice.is_finished:
                 self._timer.finish_choice(index, self._unfinished, choice.num_output_tokens)
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        """Yield (choice, delta) as the engine produces; every choice's last delta has a finish reason.
+    def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Yield (choice, delta); otherwise as `rendered`."""
+        return self.rendered(lambda index, delta: (index, delta))
+
+    async def rendered(self, render: Callable[[int, Delta], T]) -> AsyncGenerator[T, None]:
+        """Yield render(choice, delta) as the engine produces; every choice's last delta has a finish reason.
 
         Raises:
             ApiError: The engine gave a choice up; nothing of the answer is of use then.
@@ -135,13 +142,12 @@ class Answer:
                 async for prompt_index, output in outputs:
                     index = prompt_index * self.order.num_choices + output.index
                     self._note(index, prompt_index, output)
-                    choice = self.choices[index]
-                    delta = choice.feed(output)
+                    delta = self.choices[index].feed(output)
                     if delta is None:
                         continue
                     if delta.finish_reason is not None:
                         self._finish(index, prompt_index, output, delta.finish_reason)
-                    yield index, delta
+                    yield render(index, delta)
         except EngineDiedError:
             self._unfinished = FinishReason.ERROR
             raise

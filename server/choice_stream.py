@@ -13,7 +13,7 @@ output.
 import enum
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
 
@@ -65,8 +65,7 @@ class Token:
     part: Part = Part.TEXT
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What a choice gained: text, and (if tracked) the tokens whose text this completes.
 
     Attributes:
@@ -112,6 +111,7 @@ class ChoiceStream:
         self._detokenizer = detokenizer
         self._stops = stops
         self._options = options
+        self._only_text = stops is None and not options.track_tokens
         self._pending: deque[tuple[int, Token]] = deque()  # (characters that must be released, token)
         self._num_produced = 0
         self._num_released = 0
@@ -127,6 +127,10 @@ class ChoiceStream:
         """
         if self.is_finished:
             return None
+        if self._only_text and output.finish_reason is None and output.logprobs is None:  # the usual case, made short
+            self.num_output_tokens += len(output.token_ids)
+            text = "".join(map(self._detokenizer.feed, output.token_ids))
+            return Delta(text, []) if text else None
         text = ""
         last = len(output.token_ids) - 1
         for i, token_id in enumerate(output.token_ids):

@@ -113,7 +113,7 @@ def system_fingerprint(info: EngineInfo) -> str:
     return "fp_" + hashlib.blake2s("|".join(parts).encode(), digest_size=5).hexdigest()
 
 
-def get_context(request: Request) -> ServerContext:
-    """The context of the app that serves this request, for FastAPI's Depends."""
+async def get_context(request: Request) -> ServerContext:
+    """The context of the app that serves this request, for Depends, which calls plain functions in a thread."""
     context: ServerContext = request.app.state.context
     return context

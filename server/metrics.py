@@ -5,8 +5,10 @@ processes share their timings through files (PROMETHEUS_MULTIPROC_DIR, which mus
 imported), and the engine's numbers come from shared memory, so that every process answers the same.
 """
 
+import collections
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -20,6 +22,9 @@ from engine.status_page import Status
 from server.engine_client import EngineClient
 
 PREFIX: Final = "weft:"
+
+FLUSH_S = 1.0
+"""How old an inter-token latency may be before it is counted, while tokens come."""
 
 _FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -47,6 +52,16 @@ _ENGINE_METRICS: tuple[tuple[str, type[CounterMetricFamily] | type[GaugeMetricFa
     ("engine_step_seconds", CounterMetricFamily, "Seconds spent in steps.", "step_seconds"),
 )
 """(name, kind, help, field of Status); the client library adds _total to counters."""
+
+
+class BatchHistogram(Histogram):
+    """A histogram that takes many amounts at once: for what happens with every token, `observe` takes too long."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Observe each amount."""
+        self._sum.inc(sum(amounts))
+        for index, count in collections.Counter(bisect_left(self._upper_bounds, a) for a in amounts).items():
+            self._buckets[index].inc(count)
 
 
 class EngineCollector(Collector):
@@ -85,7 +100,9 @@ class Metrics:
         self._engine = EngineCollector(engine_client, model_name)
         self._model_name = model_name
         self.first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN_BUCKETS)
-        self.inter_token = self._histogram("inter_token_latency_seconds", _INTER_TOKEN_BUCKETS)
+        self._inter_token = self._histogram("inter_token_latency_seconds", _INTER_TOKEN_BUCKETS)
+        self._inter_token_latencies: list[float] = []  # not yet observed
+        self._flush_time = 0.0
         self.request = self._histogram("e2e_request_latency_seconds", _REQUEST_BUCKETS)
         self.queue = self._histogram("request_queue_time_seconds", _REQUEST_BUCKETS)
         self.prefill = self._histogram("request_prefill_time_seconds", _REQUEST_BUCKETS)
@@ -97,8 +114,21 @@ class Metrics:
         )
         self.success = {reason: success.labels(model_name, reason.name.lower()) for reason in FinishReason}
 
+    def observe_inter_token(self, latency_s: float, now: float) -> None:
+        """Note the time between two tokens; it is counted within FLUSH_S of tokens, and before `render`."""
+        self._inter_token_latencies.append(latency_s)
+        if now >= self._flush_time:
+            self._flush_time = now + FLUSH_S
+            self.flush()
+
+    def flush(self) -> None:
+        """Count what is only noted, where other processes see it."""
+        self._inter_token.observe_all(self._inter_token_latencies)
+        self._inter_token_latencies.clear()
+
     def render(self) -> bytes:
         """Prometheus' text format."""
+        self.flush()
         registry = CollectorRegistry()
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # registers itself
@@ -108,9 +138,9 @@ class Metrics:
         registry.register(self._engine)
         return own + generate_latest(registry)
 
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> BatchHistogram:
         text = name.replace("_", " ").capitalize() + "."
-        histogram = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._own)
+        histogram = BatchHistogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._own)
         return histogram.labels(self._model_name)
 
 
@@ -144,12 +174,13 @@ class RequestTimer:
             if output.queue_time_s is not None:
                 metrics.prefill.observe(max(0.0, now - self._accept_time - output.queue_time_s))
         else:
-            metrics.inter_token.observe(now - self._last_times[index])
+            metrics.observe_inter_token(now - self._last_times[index], now)
         self._last_times[index] = now
 
     def finish_choice(self, index: int, reason: FinishReason, num_output_tokens: int) -> None:
         """Take note of the end of choice `index`."""
         metrics = self._metrics
+        metrics.flush()
         metrics.success[reason].inc()
         metrics.generation_tokens.observe(num_output_tokens)
         first_time = self._first_times[index]

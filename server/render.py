@@ -54,6 +54,11 @@ class RenderOptions:
     usage_on_every_chunk: bool
     obfuscation: bool
 
+    @property
+    def only_text_changes(self) -> bool:
+        """Whether the chunks between the first and the last of a choice differ in nothing else."""
+        return self.logprobs is None and not (self.token_ids or self.usage_on_every_chunk or self.obfuscation)
+
 
 def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
     """Read the options from a body."""

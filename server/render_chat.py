@@ -11,51 +11,58 @@ from server.choice_stream import Delta, Part, Token
 from server.context import TextTokenizer
 from server.render import FINISH_WORDS, MIN_LOGPROB, Envelope, RenderOptions, chunk_usage, obfuscation, usage
 from server.schemas import chat_completions as wire
-from server.schemas.common import Usage
-from server.sse import event
+from server.sse import TextEvent, event
 
 
 class ChatRenderer:
-    """Writes one answer. Mutated by `chunks`, which remembers the choices that have begun."""
+    """Writes one answer. Mutated by `chunks`, which remembers what has begun."""
 
-    def __init__(self, envelope: Envelope, options: RenderOptions, tokenizer: TextTokenizer) -> None:
+    def __init__(self, answer: Answer, envelope: Envelope, options: RenderOptions, tokenizer: TextTokenizer) -> None:
         """Nothing is written yet."""
+        self._answer = answer
         self._envelope = envelope
         self._options = options
         self._tokenizer = tokenizer
         self._begun: set[int] = set()
+        self._text_events: dict[int, TextEvent] = {}  # by choice that has begun; none unless only text changes
 
-    def chunks(self, index: int, delta: Delta, answer: Answer) -> bytes:
+    def chunks(self, index: int, delta: Delta) -> bytes:
         """The events for one delta: the role first, then the content, then the finish reason."""
+        if delta.finish_reason is None and (text_event := self._text_events.get(index)) is not None:
+            return text_event.fill(delta.text)
         events = b""
         if index not in self._begun:
             self._begun.add(index)
+            if self._options.only_text_changes:
+                self._text_events[index] = TextEvent(lambda text: self._text_chunk(index, text))
             role = wire.ChunkDelta(role="assistant", content="", refusal=None)
-            prompt_token_ids = answer.order.prompts[0].token_ids if self._options.token_ids else UNSET
-            events += self._event(wire.ChunkChoice(index, role), answer, prompt_token_ids=prompt_token_ids)
+            prompt_token_ids = self._answer.order.prompts[0].token_ids if self._options.token_ids else UNSET
+            events += self._event(wire.ChunkChoice(index, role), prompt_token_ids=prompt_token_ids)
         if delta.text or delta.tokens:
             choice = wire.ChunkChoice(index, wire.ChunkDelta(content=delta.text), self._logprobs(delta.tokens))
             if self._options.token_ids:
                 choice.token_ids = [token.token_id for token in delta.tokens]
-            events += self._event(choice, answer, text=delta.text)
+            events += self._event(choice, text=delta.text)
         if delta.finish_reason is not None:
             choice = wire.ChunkChoice(index, wire.ChunkDelta(), finish_reason=FINISH_WORDS[delta.finish_reason])
             choice.stop_reason = UNSET if delta.stop_reason is None else delta.stop_reason
-            events += self._event(choice, answer)
+            events += self._event(choice)
         return events
 
-    def last_chunk(self, answer: Answer) -> bytes:
+    def last_chunk(self) -> bytes:
         """The usage event, if it was asked for."""
         if not self._options.usage:
             return b""
-        return event(self._chunk([], usage(answer.counts())))
+        chunk = self._chunk([])
+        chunk.usage = usage(self._answer.counts())
+        return event(chunk)
 
-    def whole(self, deltas: Sequence[Delta], answer: Answer) -> bytes:
+    def whole(self, deltas: Sequence[Delta]) -> bytes:
         """The plain answer from each choice's joined delta."""
         choices = [self._choice(index, delta) for index, delta in enumerate(deltas)]
-        completion = wire.ChatCompletion(**self._envelope, choices=choices, usage=usage(answer.counts()))
+        completion = wire.ChatCompletion(**self._envelope, choices=choices, usage=usage(self._answer.counts()))
         if self._options.token_ids:
-            completion.prompt_token_ids = answer.order.prompts[0].token_ids
+            completion.prompt_token_ids = self._answer.order.prompts[0].token_ids
         return msgspec.json.encode(completion)
 
     def _choice(self, index: int, delta: Delta) -> wire.Choice:
@@ -73,19 +80,20 @@ class ChatRenderer:
     def _event(
         self,
         choice: wire.ChunkChoice,
-        answer: Answer,
         *,
         text: str = "",
         prompt_token_ids: list[int] | msgspec.UnsetType = UNSET,
     ) -> bytes:
-        chunk = self._chunk([choice], chunk_usage(self._options, answer))
+        chunk = self._chunk([choice])
         chunk.obfuscation = obfuscation(self._options, text)
         chunk.prompt_token_ids = prompt_token_ids
         return event(chunk)
 
-    def _chunk(
-        self, choices: list[wire.ChunkChoice], counts: Usage | msgspec.UnsetType | None
-    ) -> wire.ChatCompletionChunk:
+    def _text_chunk(self, index: int, text: str) -> wire.ChatCompletionChunk:
+        return self._chunk([wire.ChunkChoice(index, wire.ChunkDelta(content=text))])
+
+    def _chunk(self, choices: list[wire.ChunkChoice]) -> wire.ChatCompletionChunk:
+        counts = chunk_usage(self._options, self._answer)
         return wire.ChatCompletionChunk(**self._envelope, choices=choices, usage=counts)
 
     def _logprobs(self, tokens: Sequence[Token], *, always: bool = False) -> wire.ChoiceLogprobs | None:

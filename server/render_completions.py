@@ -13,7 +13,7 @@ from server.prompt_echo import PromptEcho
 from server.render import FINISH_WORDS, MIN_LOGPROB, Envelope, RenderOptions, chunk_usage, obfuscation, usage
 from server.schemas import completions as wire
 from server.schemas.common import Usage
-from server.sse import event
+from server.sse import TextEvent, event
 
 _Row = tuple[int, int, TokenLogprobs | None]
 """Token id, where its text begins, log-probabilities (None for the first token of a prompt)."""
@@ -24,6 +24,7 @@ class CompletionRenderer:
 
     def __init__(
         self,
+        answer: Answer,
         envelope: Envelope,
         options: RenderOptions,
         tokenizer: TextTokenizer,
@@ -32,45 +33,51 @@ class CompletionRenderer:
         echo: bool,
     ) -> None:
         """`echoes`, by prompt, are needed for `echo` and for logprobs; None when neither is asked for."""
+        self._answer = answer
         self._envelope = envelope
         self._options = options
         self._tokenizer = tokenizer
         self._echoes = echoes
         self._echo = echo
         self._begun: set[int] = set()
+        self._text_events: dict[int, TextEvent] = {}  # by choice that has begun; none unless only text changes
 
-    def chunks(self, index: int, delta: Delta, answer: Answer) -> bytes:
+    def chunks(self, index: int, delta: Delta) -> bytes:
         """The events for one delta: the echoed prompt first, then what the choice gained."""
+        if delta.finish_reason is None and (text_event := self._text_events.get(index)) is not None:
+            return text_event.fill(delta.text)
         events = b""
         is_first = index not in self._begun
         self._begun.add(index)
+        if is_first and self._options.only_text_changes:
+            self._text_events[index] = TextEvent(lambda text: self._text_chunk(index, text))
         if is_first and self._echo:
-            choice = wire.CompletionChoice(index, self._echo_of(index, answer).text, None, None)
-            choice.logprobs = self._logprobs(self._prompt_rows(index, answer))
-            events += self._event(choice, answer, is_first=True)
+            choice = wire.CompletionChoice(index, self._echo_of(index).text, None, None)
+            choice.logprobs = self._logprobs(self._prompt_rows(index))
+            events += self._event(choice, is_first=True)
             is_first = False
-        choice = self._choice(index, delta.text, self._output_rows(index, delta, answer), delta)
-        return events + self._event(choice, answer, is_first=is_first)
+        choice = self._choice(index, delta.text, self._output_rows(index, delta), delta)
+        return events + self._event(choice, is_first=is_first)
 
-    def last_chunk(self, answer: Answer) -> bytes:
+    def last_chunk(self) -> bytes:
         """The usage event, if it was asked for."""
         if not self._options.usage:
             return b""
-        return event(self._completion([], usage(answer.counts())))
+        return event(self._completion([], usage(self._answer.counts())))
 
-    def whole(self, deltas: Sequence[tuple[int, Delta]], answer: Answer) -> bytes:
+    def whole(self, deltas: Sequence[tuple[int, Delta]]) -> bytes:
         """The plain answer from (choice in the engine, its joined delta), in the order of the wire."""
         choices = []
         for position, (index, delta) in enumerate(deltas):
-            text, rows = delta.text, self._output_rows(index, delta, answer)
+            text, rows = delta.text, self._output_rows(index, delta)
             if self._echo:
-                text = self._echo_of(index, answer).text + text
-                rows = self._prompt_rows(index, answer) + rows
+                text = self._echo_of(index).text + text
+                rows = self._prompt_rows(index) + rows
             choice = self._choice(position, text, rows, delta)
             if self._options.token_ids:
-                choice.prompt_token_ids = self._prompt_token_ids(index, answer)
+                choice.prompt_token_ids = self._prompt_token_ids(index)
             choices.append(choice)
-        return msgspec.json.encode(self._completion(choices, usage(answer.counts())))
+        return msgspec.json.encode(self._completion(choices, usage(self._answer.counts())))
 
     def _choice(self, index: int, text: str, rows: Sequence[_Row], delta: Delta) -> wire.CompletionChoice:
         finish_reason = None if delta.finish_reason is None else FINISH_WORDS[delta.finish_reason]
@@ -79,35 +86,39 @@ class CompletionRenderer:
             choice.token_ids = [token.token_id for token in delta.tokens]
         return choice
 
-    def _event(self, choice: wire.CompletionChoice, answer: Answer, *, is_first: bool) -> bytes:
+    def _event(self, choice: wire.CompletionChoice, *, is_first: bool) -> bytes:
         options = self._options
         if options.token_ids and is_first:
-            choice.prompt_token_ids = self._prompt_token_ids(choice.index, answer)
-        completion = self._completion([choice], chunk_usage(options, answer))
+            choice.prompt_token_ids = self._prompt_token_ids(choice.index)
+        completion = self._completion([choice], chunk_usage(options, self._answer))
         completion.obfuscation = obfuscation(options, choice.text)
         return event(completion)
+
+    def _text_chunk(self, index: int, text: str) -> wire.Completion:
+        choice = wire.CompletionChoice(index, text, None, None)
+        return self._completion([choice], chunk_usage(self._options, self._answer))
 
     def _completion(self, choices: list[wire.CompletionChoice], counts: Usage | UnsetType | None) -> wire.Completion:
         return wire.Completion(**self._envelope, choices=choices, usage=counts)
 
-    def _echo_of(self, index: int, answer: Answer) -> PromptEcho:
+    def _echo_of(self, index: int) -> PromptEcho:
         assert self._echoes is not None, "made whenever echo or logprobs were asked for"
-        return self._echoes[index // answer.order.num_choices]
+        return self._echoes[index // self._answer.order.num_choices]
 
-    def _prompt_token_ids(self, index: int, answer: Answer) -> list[int]:
-        return answer.order.prompts[index // answer.order.num_choices].token_ids
+    def _prompt_token_ids(self, index: int) -> list[int]:
+        return self._answer.order.prompts[index // self._answer.order.num_choices].token_ids
 
-    def _prompt_rows(self, index: int, answer: Answer) -> list[_Row]:
+    def _prompt_rows(self, index: int) -> list[_Row]:
         if self._options.logprobs is None:
             return []
-        prompt_logprobs = answer.prompts[index // answer.order.num_choices].logprobs or []
-        starts = self._echo_of(index, answer).starts
-        return list(zip(self._prompt_token_ids(index, answer), starts, [None, *prompt_logprobs], strict=True))
+        prompt_logprobs = self._answer.prompts[index // self._answer.order.num_choices].logprobs or []
+        starts = self._echo_of(index).starts
+        return list(zip(self._prompt_token_ids(index), starts, [None, *prompt_logprobs], strict=True))
 
-    def _output_rows(self, index: int, delta: Delta, answer: Answer) -> list[_Row]:
+    def _output_rows(self, index: int, delta: Delta) -> list[_Row]:
         if self._options.logprobs is None:
             return []
-        base = len(self._echo_of(index, answer).text)
+        base = len(self._echo_of(index).text)
         return [(t.token_id, base + t.start, t.logprobs) for t in delta.tokens if t.part is not Part.CUT]
 
     def _logprobs(self, rows: Sequence[_Row]) -> wire.CompletionLogprobs | None:

@@ -7,8 +7,7 @@ it the answer belongs to exactly one reader, which closes it, also when the clie
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -36,11 +35,11 @@ T = TypeVar("T")
 class StreamRenderer(Protocol):
     """Writes the events of one stream."""
 
-    def chunks(self, index: int, delta: Delta, answer: Answer) -> bytes:
+    def chunks(self, index: int, delta: Delta) -> bytes:
         """The events for one delta."""
         ...
 
-    def last_chunk(self, answer: Answer) -> bytes:
+    def last_chunk(self) -> bytes:
         """The events after the last delta."""
         ...
 
@@ -133,14 +132,13 @@ def stream_response(
     answer: Answer, renderer: StreamRenderer, headers: Mapping[str, str], context: ServerContext
 ) -> Response:
     """Stream an answer; it is closed with the response."""
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        async with aclosing(answer.deltas()) as deltas:
-            async for index, delta in deltas:
-                yield renderer.chunks(index, delta, answer)
-        yield renderer.last_chunk(answer)
-
-    return EventStream(events(), headers=headers, ping_s=context.settings.sse_ping_s, close=answer.close)
+    return EventStream(
+        answer.rendered(renderer.chunks),
+        renderer.last_chunk,
+        headers=headers,
+        ping_s=context.settings.sse_ping_s,
+        close=answer.close,
+    )
 
 
 async def plain_response(

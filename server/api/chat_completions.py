@@ -72,11 +72,12 @@ async def create_chat_completion(
     answer = await open_answer(
         context, request, order, text_options, stops, skip_special_tokens=body.skip_special_tokens is not False
     )
-    renderer = ChatRenderer(new_envelope("chatcmpl", model, system_fingerprint(info)), options, context.tokenizer)
+    envelope = new_envelope("chatcmpl", model, system_fingerprint(info))
+    renderer = ChatRenderer(answer, envelope, options, context.tokenizer)
     headers = ignored_header(ignored)
     if body.stream:
         return stream_response(answer, renderer, headers, context)
-    return await plain_response(request, answer, lambda deltas: renderer.whole(deltas, answer), headers)
+    return await plain_response(request, answer, renderer.whole, headers)
 
 
 async def encode_messages(

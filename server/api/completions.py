@@ -80,13 +80,13 @@ async def create_completion(
     echoes = await _echoes(body, prompts, context, skip_special_tokens=skip_special_tokens)
     answer = await open_answer(context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens)
     envelope = new_envelope("cmpl", model, system_fingerprint(info))
-    renderer = CompletionRenderer(envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
+    renderer = CompletionRenderer(answer, envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
     headers = ignored_header(ignored)
     if body.stream:
         return stream_response(answer, renderer, headers, context)
 
     def render(deltas: list[Delta]) -> bytes:
-        return renderer.whole([(index, deltas[index]) for index in _best(answer, n)], answer)
+        return renderer.whole([(index, deltas[index]) for index in _best(answer, n)])
 
     return await plain_response(request, answer, render, headers)
 

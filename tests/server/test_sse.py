@@ -1,4 +1,5 @@
 import asyncio
+import functools
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -6,10 +7,17 @@ import msgspec
 import pytest
 
 from server.errors import InvalidRequestError
-from server.sse import EventStream, event, with_ending
+from server.sse import EventStream, TextEvent, event
 
 
 class Text(msgspec.Struct):
+    text: str
+
+
+class Named(msgspec.Struct):
+    """The name is the client's choice."""
+
+    name: str
     text: str
 
 
@@ -22,29 +30,16 @@ def test_an_event_is_one_line_to_every_client(text: str) -> None:
     assert msgspec.json.decode(line.removeprefix("data: "), type=Text).text == text
 
 
+@pytest.mark.parametrize("text", ["", "a", '"\\\n', "a\u2028b\u2029c", "\x85", "é😀", "\0text\0"])
+def test_an_event_of_which_only_the_text_is_encoded_is_the_same_event(text: str) -> None:
+    text_event = TextEvent(functools.partial(Named, "\0text\0\x85"))
+    assert text_event.fill(text) == event(Named("\0text\0\x85", text))
+    text_event = TextEvent(functools.partial(Named, "\0text\0"))
+    assert text_event.fill(text) == event(Named("\0text\0", text))
+
+
 def test_text_is_not_escaped_without_need() -> None:
     assert event(Text("é😀")) == 'data: {"text":"é😀"}\n\n'.encode()
-
-
-def test_an_error_is_an_event_and_the_end_comes_all_the_same() -> None:
-    closed = False
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        nonlocal closed
-        try:
-            yield b"data: 1\n\n"
-            raise InvalidRequestError("m", param="p")
-        finally:
-            closed = True
-
-    async def collect() -> list[bytes]:
-        return [data async for data in with_ending(events())]
-
-    first, error, done = asyncio.run(collect())
-    assert first == b"data: 1\n\n"
-    assert msgspec.json.decode(error.removeprefix(b"data: "))["error"]["param"] == "p"
-    assert done == b"data: [DONE]\n\n"
-    assert closed
 
 
 def run(stream: EventStream, messages: list[Any], disconnect_s: float) -> list[bytes]:
@@ -63,15 +58,39 @@ def run(stream: EventStream, messages: list[Any], disconnect_s: float) -> list[b
     return sent
 
 
+def end() -> bytes:
+    return b"data: end\n\n"
+
+
+def test_an_error_is_an_event_and_the_end_comes_all_the_same() -> None:
+    closed = False
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        nonlocal closed
+        try:
+            yield b"data: 1\n\n"
+            raise InvalidRequestError("m", param="p")
+        finally:
+            closed = True
+
+    sent = run(EventStream(events(), end, headers={}, ping_s=0, close=lambda: None), [], 5)
+    first, error, done, rest = b"".join(sent).split(b"\n\n")
+    assert first == b"data: 1"
+    assert msgspec.json.decode(error.removeprefix(b"data: "))["error"]["param"] == "p"
+    assert done == b"data: [DONE]"
+    assert rest == b""
+    assert closed
+
+
 def test_silence_is_filled_with_comments() -> None:
     async def events() -> AsyncGenerator[bytes, None]:
         await asyncio.sleep(0.12)
         yield b"data: 1\n\n"
 
     closed: list[bool] = []
-    stream = EventStream(events(), headers={}, ping_s=0.05, close=lambda: closed.append(True))
+    stream = EventStream(events(), end, headers={}, ping_s=0.05, close=lambda: closed.append(True))
     sent = run(stream, [], 5)
-    assert sent == [b"", b": ping\n\n", b": ping\n\n", b"data: 1\n\n", b"data: [DONE]\n\n", b""]
+    assert sent == [b"", b": ping\n\n", b": ping\n\n", b"data: 1\n\n", b"data: end\n\ndata: [DONE]\n\n"]
     assert closed == [True]
 
 
@@ -83,5 +102,5 @@ def test_a_stream_whose_client_leaves_before_its_first_event_is_closed() -> None
         yield b""
 
     closed: list[bool] = []
-    run(EventStream(events(), headers={}, ping_s=0, close=lambda: closed.append(True)), [], 0)
+    run(EventStream(events(), end, headers={}, ping_s=0, close=lambda: closed.append(True)), [], 0)
     assert closed == [True]

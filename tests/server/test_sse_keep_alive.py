@@ -24,7 +24,7 @@ async def streamed(pauses_s: list[float], ping_s: float) -> bytes:
         await asyncio.sleep(60)
         raise AssertionError
 
-    stream = EventStream(events(), headers={}, ping_s=ping_s, close=lambda: None)
+    stream = EventStream(events(), lambda: b"", headers={}, ping_s=ping_s, close=lambda: None)
     await stream({"type": "http", "method": "POST"}, receive, send)
     return body
 
