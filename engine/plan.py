@@ -11,6 +11,7 @@ import msgspec
 
 from engine import config as engine_config
 from engine.attention.backend import group_layers
+from engine.kernels import choose_kit
 from engine.memory_plan import check_fit, estimate_activations_bytes, make_plan
 from engine.models.config import load_model_config
 from engine.models.decoder import kv_specs
@@ -25,7 +26,7 @@ def main(runtime_dir: pathlib.Path) -> int:
     try:
         model = load_model_config(pathlib.Path(options.model))
         config = engine_config.resolve(options, model)
-        weights_bytes = count_weights_bytes(model, config.device, config.dtype)
+        weights_bytes = count_weights_bytes(model, choose_kit(model, config.dtype, config.device), config.dtype)
         activations_bytes = estimate_activations_bytes(model, config)
         free_bytes = engine_config.available_memory_bytes(config.device)
         check_fit(weights_bytes=weights_bytes, activations_bytes=activations_bytes, free_bytes=free_bytes)

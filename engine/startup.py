@@ -14,10 +14,10 @@ import torch
 
 from engine import config as engine_config
 from engine.attention.backend import AttentionBackend, KVGroup, group_layers
-from engine.attention.sdpa import SdpaBackend
 from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kernels import choose_kit, make_backend
 from engine.kv_cache_manager import KVCacheManager
 from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from engine.model_runner import ModelRunner
@@ -67,8 +67,9 @@ def start(
     """
     model_config = load_model_config(Path(options.model))
     config = engine_config.resolve(options, model_config)
+    kit = choose_kit(model_config, config.dtype, config.device)
     check_fit(
-        weights_bytes=count_weights_bytes(model_config, config.device, config.dtype),
+        weights_bytes=count_weights_bytes(model_config, kit, config.dtype),
         activations_bytes=estimate_activations_bytes(model_config, config),
         free_bytes=engine_config.available_memory_bytes(config.device),
     )
@@ -76,6 +77,7 @@ def start(
     model = load_weights(
         config.model,
         model_config,
+        kit,
         device=config.device,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
@@ -84,7 +86,8 @@ def start(
     )
     groups = group_layers(model.kv_specs)
     plan = _plan_memory(model, model_config, config, groups)
-    backend = SdpaBackend(groups, plan.num_blocks, config.block_size, config.dtype, config.device)
+    backend = make_backend(groups, plan.num_blocks, config)
+    logger.info("layers: %s; attention: %s", kit.name, backend.name)
     runner = ModelRunner(model, backend, config.device)
     cost = StepCostModel()
     _warm_up(runner, cost, config, plan, len(groups))
@@ -156,7 +159,7 @@ def _measure_activations(
     if config.device.type != "cuda":
         return estimate_activations_bytes(model_config, config)
     num_blocks = -(-config.max_num_batched_tokens // config.block_size) + 1
-    backend = SdpaBackend(groups, num_blocks, config.block_size, config.dtype, config.device)
+    backend = make_backend(groups, num_blocks, config)
     runner = ModelRunner(model, backend, config.device)
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)

@@ -13,9 +13,8 @@ from typing import Literal, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.layers.linear import Linear, LinearPacker, choose_packer, keep_plain
-from engine.layers.mlp import GatedMLP
-from engine.layers.norm import HeadNorm, RMSNorm
+from engine.layers.kit import Layer, LayerKit, Linear, embedding
+from engine.layers.norm import HeadNorm
 from engine.layers.rotary import RotaryTable
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, DecoderLayer, DecoderWeights
@@ -32,13 +31,13 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 def load_weights(
     folder: Path,
     config: ModelConfig,
+    kit: LayerKit,
     *,
     device: torch.device,
     dtype: torch.dtype,
     max_model_len: int,
     load_format: LoadFormat = "auto",
     seed: int = 0,
-    packer: LinearPacker | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
     """Build a decoder from the safetensors in folder.
@@ -46,12 +45,12 @@ def load_weights(
     Args:
         folder: Model folder in Hugging Face layout; not read when load_format is "dummy".
         config: Its configuration.
+        kit: Makes the layers.
         device: Where the weights go.
         dtype: What they are converted to.
         max_model_len: Longest context, in tokens, that positions are prepared for.
         load_format: "dummy" makes random weights.
         seed: Of the random weights.
-        packer: Exchanges the kernel of every linear layer; None chooses by device and dtype.
         progress: Told after every tensor; None tells nobody.
 
     Raises:
@@ -59,17 +58,17 @@ def load_weights(
     """
     source = _RandomSource(seed, dtype, device) if load_format == "dummy" else _SafetensorsSource(folder)
     total_bytes = config.num_parameters * dtype.itemsize
-    loader = _Loader(config, source, device, dtype, packer or choose_packer(device, dtype), progress, total_bytes)
+    loader = _Loader(config, kit, source, device, dtype, progress, total_bytes)
     with torch.inference_mode():
         decoder = loader.load(max_model_len)
     source.close()
     return decoder
 
 
-def count_weights_bytes(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
-    """Bytes that `load_weights` takes, from the shapes alone; a tied head that is packed is a copy of the embedding."""
+def count_weights_bytes(config: ModelConfig, kit: LayerKit, dtype: torch.dtype) -> int:
+    """Bytes that `load_weights` takes, from the shapes alone."""
     num_values = config.num_parameters
-    if config.tie_word_embeddings and choose_packer(device, dtype) is not keep_plain:
+    if config.tie_word_embeddings and kit.copies_tied_table:
         num_values += config.vocab_size * config.hidden_size
     return num_values * dtype.itemsize
 
@@ -170,37 +169,36 @@ class _Loader:
     def __init__(
         self,
         config: ModelConfig,
+        kit: LayerKit,
         source: _TensorSource,
         device: torch.device,
         dtype: torch.dtype,
-        packer: LinearPacker,
         progress: Progress | None,
         total_bytes: int,
     ) -> None:
         self._config = config
+        self._kit = kit
         self._source = source
         self._device = device
         self._dtype = dtype
-        self._packer = packer
         self._progress = progress
         self._done_bytes, self._total_bytes = 0, total_bytes
 
     def load(self, max_model_len: int) -> Decoder:
         config = self._config
         rotary = RotaryTable(config.rope, config.head_dim, max_model_len, self._dtype, self._device)
-        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        lookup, head = self._table_and_head()
         layers = tuple(self._layer(f"model.layers.{index}.") for index in range(config.num_layers))
         norm = self._norm("model.norm.weight", config.hidden_size)
+        num_bytes = count_weights_bytes(config, self._kit, self._dtype)
+        return Decoder(config, DecoderWeights(lookup, layers, norm, head, rotary, num_bytes))
+
+    def _table_and_head(self) -> tuple[Layer, Linear]:
+        config = self._config
+        table = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         if config.tie_word_embeddings:
-            head = Linear(embedding)
-            plain = head.kernel
-            self._packer(head)
-            copied_bytes = 0 if head.kernel is plain else embedding.nbytes
-        else:
-            head = self._linear(("lm_head",), config.hidden_size, (config.vocab_size,), has_bias=False)
-            copied_bytes = 0
-        num_bytes = self._done_bytes + copied_bytes
-        return Decoder(config, DecoderWeights(embedding, layers, norm, head, rotary, num_bytes))
+            return self._kit.tied(table)
+        return embedding(table), self._linear(("lm_head",), config.hidden_size, (config.vocab_size,), has_bias=False)
 
     def _layer(self, prefix: str) -> DecoderLayer:
         config = self._config
@@ -208,16 +206,18 @@ class _Loader:
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         qkv_names = tuple(f"{attention}{part}_proj" for part in "qkv")
-        gate_up = self._linear((f"{mlp}gate_proj", f"{mlp}up_proj"), hidden, (inner, inner), config.mlp_bias)
+        gate_up = self._stacked((f"{mlp}gate_proj", f"{mlp}up_proj"), hidden, (inner, inner), config.mlp_bias)
+        gated = self._kit.gated(*gate_up, config.activation)
+        del gate_up  # or the plain weight would outlive packing
+        head_norm = self._head_norm(attention) if config.qk_norm else None
         return DecoderLayer(
             input_norm=self._norm(f"{prefix}input_layernorm.weight", hidden),
             qkv=self._linear(qkv_names, hidden, (query_size, kv_size, kv_size), config.qkv_bias),
-            head_norm=self._head_norm(attention) if config.qk_norm else None,
+            heads=self._kit.heads(head_norm, config.num_heads, config.num_kv_heads),
             o=self._linear((f"{attention}o_proj",), query_size, (hidden,), config.o_bias),
             mlp_norm=self._norm(f"{prefix}post_attention_layernorm.weight", hidden),
-            mlp=GatedMLP(
-                gate_up, self._linear((f"{mlp}down_proj",), inner, (hidden,), config.mlp_bias), config.activation
-            ),
+            gated=gated,
+            down=self._linear((f"{mlp}down_proj",), inner, (hidden,), config.mlp_bias),
         )
 
     def _head_norm(self, prefix: str) -> HeadNorm:
@@ -226,11 +226,16 @@ class _Loader:
         key = self._tensor(f"{prefix}k_norm.weight", config.head_dim)
         return HeadNorm(query, key, config.num_heads, config.num_kv_heads, config.rms_norm_eps)
 
-    def _norm(self, name: str, size: int) -> RMSNorm:
-        return RMSNorm(self._tensor(name, size), self._config.rms_norm_eps)
+    def _norm(self, name: str, size: int) -> Layer:
+        return self._kit.norm(self._tensor(name, size), self._config.rms_norm_eps)
 
     def _linear(self, names: tuple[str, ...], in_features: int, sizes: tuple[int, ...], has_bias: bool) -> Linear:
-        """Stack the matrices of several projections along the outputs, and pack the result."""
+        return self._kit.linear(*self._stacked(names, in_features, sizes, has_bias))
+
+    def _stacked(
+        self, names: tuple[str, ...], in_features: int, sizes: tuple[int, ...], has_bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of several projections, stacked along the outputs."""
         weight = torch.empty(sum(sizes), in_features, dtype=self._dtype, device=self._device)
         bias = torch.empty(sum(sizes), dtype=self._dtype, device=self._device) if has_bias else None
         for index, name in enumerate(names):
@@ -238,10 +243,7 @@ class _Loader:
             self._fill(f"{name}.weight", weight[rows])
             if bias is not None:
                 self._fill(f"{name}.bias", bias[rows])
-        linear = Linear(weight, bias)
-        del weight  # or the plain weight would outlive packing
-        self._packer(linear)
-        return linear
+        return weight, bias
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -109,13 +109,13 @@ class RotaryTable:
         rows = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
         self._rows = rows.unsqueeze(2).to(device, dtype)
 
-    def gather(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and signed sine at positions (num_tokens,): twice (num_tokens, 1, head_dim)."""
-        rows = self._rows.index_select(0, positions)
-        return rows[:, 0], rows[:, 1]
+    def gather(self, positions: torch.Tensor) -> torch.Tensor:
+        """Cosine and signed sine at positions (num_tokens,): (num_tokens, 2, 1, head_dim)."""
+        return self._rows.index_select(0, positions)
 
 
-def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     """Rotate heads (num_tokens, num_heads, head_dim) by the angles that `RotaryTable.gather` gave."""
+    cos, sin = rotation.unbind(1)  # (num_tokens, 1, head_dim) each
     swapped = heads.roll(heads.shape[-1] // 2, -1)
     return (heads * cos).addcmul_(swapped, sin)

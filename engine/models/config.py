@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from engine.layers.mlp import ACTIVATIONS
+from engine.layers.gated import ACTIVATIONS
 from engine.layers.rotary import RopeConfig, YarnScaling
 from engine.models.errors import ModelError
 from engine.models.fields import Fields
@@ -32,7 +32,7 @@ class ModelConfig:
         qkv_bias, o_bias, mlp_bias: Which projections have a bias.
         qk_norm: RMSNorm over each head of queries and keys.
         sliding_windows: One entry per layer; None is full attention.
-        activation: Of the feed-forward layers, a key of `engine.layers.mlp.ACTIVATIONS`.
+        activation: Of the feed-forward layers, a key of `engine.layers.gated.ACTIVATIONS`.
         tie_word_embeddings: The output head is the embedding table.
         dtype: What the checkpoint declares; float32 when it declares nothing.
         eos_token_ids: Ids that end an answer, from generation_config.json, else config.json; may be empty.

@@ -9,43 +9,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from engine.attention.backend import AttentionStep, KVSpec
-from engine.layers.linear import Linear
-from engine.layers.mlp import GatedMLP
-from engine.layers.norm import HeadNorm, RMSNorm
-from engine.layers.rotary import RotaryTable, rotate
+from engine.layers.kit import HeadLayer, Layer, Linear
+from engine.layers.rotary import RotaryTable
 from engine.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """The weights of one layer.
+    """The parts of one layer.
 
     Attributes:
         qkv: Queries, keys and values stacked, ((num_heads + 2 * num_kv_heads) * head_dim, hidden_size).
-        head_norm: None in families without QK-norm.
+        heads: QK-norm, in families that have it, and rotary embedding.
+        gated: The feed-forward layer up to its inner size.
     """
 
-    input_norm: RMSNorm
+    input_norm: Layer
     qkv: Linear
-    head_norm: HeadNorm | None
+    heads: HeadLayer
     o: Linear
-    mlp_norm: RMSNorm
-    mlp: GatedMLP
+    mlp_norm: Layer
+    gated: Layer
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a decoder, and the bytes they take.
+    """All parts of a decoder, and the bytes that their weights take."""
 
-    With tied embeddings the head shares the table's memory, or is a packed copy of it.
-    """
-
-    embedding: torch.Tensor
+    embedding: Layer
     layers: Sequence[DecoderLayer]
-    norm: RMSNorm
+    norm: Layer
     head: Linear
     rotary: RotaryTable
     num_bytes: int
@@ -77,32 +73,15 @@ class Decoder:
         Returns:
             (num_tokens, hidden_size) hidden states after the final norm, in the model's dtype.
         """
-        hidden = F.embedding(token_ids, self._weights.embedding)
+        hidden = self._weights.embedding(token_ids)
         rotation = self._weights.rotary.gather(positions)
         for index, layer in enumerate(self._weights.layers):
-            hidden += self._attend(index, layer, layer.input_norm(hidden), rotation, attention)
-            hidden += layer.mlp(layer.mlp_norm(hidden))
+            qkv = layer.qkv(layer.input_norm(hidden)).view(len(token_ids), -1, self.config.head_dim)
+            attended = attention.attend(index, *layer.heads(qkv, rotation))
+            layer.o.add_to(hidden, attended.reshape(len(token_ids), -1))
+            layer.down.add_to(hidden, layer.gated(layer.mlp_norm(hidden)))
         return self._weights.norm(hidden)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size) hidden states of `forward` -> (num_rows, vocab_size) float32."""
-        return self._weights.head(hidden).float()
-
-    def _attend(
-        self,
-        index: int,
-        layer: DecoderLayer,
-        hidden: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        attention: AttentionStep,
-    ) -> torch.Tensor:
-        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
-        num_tokens = hidden.shape[0]
-        qkv = layer.qkv(hidden).view(num_tokens, -1, self.config.head_dim)
-        # Queries and keys go through norm and rotation as one tensor: half as many operations.
-        heads, values = qkv.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
-        if layer.head_norm is not None:
-            heads = layer.head_norm(heads)
-        queries, keys = rotate(heads, *rotation).split_with_sizes((num_heads, num_kv_heads), dim=1)
-        attended = attention.attend(index, queries, keys, values)
-        return layer.o(attended.reshape(num_tokens, -1))
+        return self._weights.head.to_float32(hidden)

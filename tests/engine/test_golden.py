@@ -19,6 +19,7 @@ from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
 from engine.engine import Engine
 from engine.kv_cache_manager import KVCacheManager
+from engine.layers.kit import TorchKit
 from engine.model_runner import ModelRunner
 from engine.models.config import load_model_config
 from engine.protocol import AddRequest, RequestOutput, TokenLogprobs
@@ -149,7 +150,7 @@ def build_engine(
     scheduler_type: type[Scheduler] = Scheduler,
 ) -> Engine:
     config = load_model_config(folder)
-    model = load_weights(folder, config, device=CPU, dtype=torch.float32, max_model_len=256)
+    model = load_weights(folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=256)
     groups = group_layers(model.kv_specs)
     backend = SdpaBackend(groups, num_blocks, block_size, torch.float32, CPU)
     scheduler = scheduler_type(

@@ -6,23 +6,56 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.layers.linear import Linear, PlainKernel, keep_plain
+from engine.layers.kit import Layer, Linear, TorchKit
+from engine.layers.linear import TorchLinear
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
-from engine.weights import Progress, load_weights
+from engine.weights import LoadFormat, Progress, load_weights
 from tests.checkpoints import Checkpoint, write_checkpoint
 
 CPU = torch.device("cpu")
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, progress: Progress | None = None) -> Decoder:
-    return load_weights(folder, load_model_config(folder), device=CPU, dtype=dtype, max_model_len=32, progress=progress)
+class RecordingKit(TorchKit):
+    """Keeps the matrices that it is given, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[torch.Tensor] = []
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
+        self.weights.append(weight)
+        return super().linear(weight, bias)
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
+        self.weights.append(weight)
+        return super().gated(weight, bias, activation)
+
+    def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
+        self.weights.append(table)
+        return super().tied(table)
 
 
-def plain_weight(linear: Linear) -> torch.Tensor:
-    assert isinstance(linear.kernel, PlainKernel)
-    return linear.kernel.weight
+def load(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+    kit: TorchKit | None = None,
+    seed: int = 0,
+    load_format: LoadFormat = "auto",
+) -> Decoder:
+    return load_weights(
+        folder,
+        load_model_config(folder),
+        kit or TorchKit(),
+        device=CPU,
+        dtype=dtype,
+        max_model_len=32,
+        load_format=load_format,
+        seed=seed,
+        progress=progress,
+    )
 
 
 @pytest.fixture
@@ -38,18 +71,17 @@ def change(folder: Path, changes: Callable[[dict[str, torch.Tensor]], None]) -> 
 
 
 def test_tensors_end_up_fused_in_the_dtype_asked_for(folder: Path) -> None:
-    layers: list[Linear] = []
-    config = load_model_config(folder)
-    load_weights(folder, config, device=CPU, dtype=torch.float16, max_model_len=8, packer=layers.append)
+    kit = RecordingKit()
+    load(folder, torch.float16, kit=kit)
     tensors = load_file(folder / "model.safetensors")
     prefix = "model.layers.0."
-    gate_up, qkv = map(plain_weight, layers[:2])
+    table, gate_up, qkv = kit.weights[:3]
     assert torch.equal(
         gate_up, torch.cat([tensors[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")]).half()
     )
     assert torch.equal(qkv, torch.cat([tensors[f"{prefix}self_attn.{part}_proj.weight"] for part in "qkv"]).half())
-    assert len(layers) == 4 * config.num_layers + 1
-    assert torch.equal(plain_weight(layers[-1]), tensors["model.embed_tokens.weight"].half())
+    assert len(kit.weights) == 4 * load_model_config(folder).num_layers + 1
+    assert torch.equal(table, tensors["model.embed_tokens.weight"].half())
 
 
 def test_progress_ends_at_the_size_of_the_weights(folder: Path) -> None:
@@ -63,13 +95,11 @@ def test_progress_ends_at_the_size_of_the_weights(folder: Path) -> None:
 
 
 def test_a_packed_copy_of_a_tied_head_counts(folder: Path) -> None:
-    def pack(linear: Linear) -> None:
-        linear.kernel = lambda inputs: inputs
-
     config = load_model_config(folder)
-    packed = load_weights(folder, config, device=CPU, dtype=torch.float32, max_model_len=8, packer=pack)
-    plain = load_weights(folder, config, device=CPU, dtype=torch.float32, max_model_len=8, packer=keep_plain)
-    assert packed.weights_bytes - plain.weights_bytes == config.vocab_size * config.hidden_size * 4
+    copying = TorchKit()
+    copying.copies_tied_table = True
+    difference = load(folder, kit=copying).weights_bytes - load(folder).weights_bytes
+    assert difference == config.vocab_size * config.hidden_size * 4
 
 
 def test_tensors_that_old_checkpoints_carry_are_passed_over(folder: Path) -> None:
@@ -126,21 +156,11 @@ def test_files_that_are_missing_or_broken(folder: Path) -> None:
 
 def test_dummy_weights_are_the_same_for_the_same_seed(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    config = load_model_config(folder)
 
     def gate_up(seed: int) -> torch.Tensor:
-        layers: list[Linear] = []
-        load_weights(
-            folder,
-            config,
-            device=CPU,
-            dtype=torch.float32,
-            max_model_len=8,
-            load_format="dummy",
-            seed=seed,
-            packer=layers.append,
-        )
-        return plain_weight(layers[0])
+        kit = RecordingKit()
+        load(folder, kit=kit, load_format="dummy", seed=seed)
+        return kit.weights[1]
 
     assert torch.equal(gate_up(1), gate_up(1))
     assert not torch.equal(gate_up(1), gate_up(2))

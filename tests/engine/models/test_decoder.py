@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
+from engine.layers.kit import TorchKit
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
 from engine.weights import load_weights
@@ -25,7 +26,7 @@ class Runner:
     def __init__(self, folder: Path) -> None:
         config = load_model_config(folder)
         self.decoder: Decoder = load_weights(
-            folder, config, device=CPU, dtype=torch.float32, max_model_len=MAX_POSITION_EMBEDDINGS
+            folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=MAX_POSITION_EMBEDDINGS
         )
         groups = group_layers(self.decoder.kv_specs)
         self.backend = SdpaBackend(groups, NUM_BLOCKS, BLOCK_SIZE, torch.float32, CPU)
@@ -82,7 +83,7 @@ def test_bfloat16_stays_close_to_float32(checkpoint_folder: Callable[[str], Path
     config = load_model_config(folder)
     (prompt,) = make_prompts(40)
     (exact,) = Runner(folder).run([prompt], 40)
-    decoder = load_weights(folder, config, device=CPU, dtype=torch.bfloat16, max_model_len=64)
+    decoder = load_weights(folder, config, TorchKit(), device=CPU, dtype=torch.bfloat16, max_model_len=64)
     backend = SdpaBackend(group_layers(decoder.kv_specs), NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16, CPU)
     paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, (None,))
     batch = paged.make_batch([(paged.add(prompt.numpy()), 40)])

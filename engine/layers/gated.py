@@ -1,12 +1,10 @@
-"""Gated feed-forward layer. Gate and up projection are one matrix, gate first."""
+"""First half of a gated feed-forward layer. Gate and up projection are one matrix, gate first."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-
-from engine.layers.linear import Linear
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -18,16 +16,15 @@ ACTIVATIONS: Mapping[str, Activation] = {
 """By their name in config.json."""
 
 
-class GatedMLP:
-    """down(activation(gate(x)) * up(x))."""
+class TorchGated:
+    """activation(gate(x)) * up(x)."""
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
-        """Stack gate_up (2 * intermediate_size, hidden_size) and down; `activation` is a key of ACTIVATIONS."""
+    def __init__(self, gate_up: Callable[[torch.Tensor], torch.Tensor], activation: str) -> None:
+        """Take gate_up (2 * intermediate_size, hidden_size); `activation` is a key of ACTIVATIONS."""
         self.gate_up = gate_up
-        self.down = down
         self._activation = ACTIVATIONS[activation]
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, hidden_size) -> the same."""
+        """(num_tokens, hidden_size) -> (num_tokens, intermediate_size)."""
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)  # (num_tokens, intermediate_size) each
-        return self.down(self._activation(gate).mul_(up))
+        return self._activation(gate).mul_(up)

@@ -1,0 +1,123 @@
+"""The seam between a model and the way its layers are computed.
+
+A kit makes layers from weights, which then belong to the layers alone: a kit that packs a weight frees the plain one.
+`TorchKit` runs on any device, `engine.native.layers` has faster ones for the CPU; quantization and sharding are further
+kits. Inputs of layers are (num_tokens, features) in the model's dtype.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from engine.layers.gated import TorchGated
+from engine.layers.linear import OnednnLinear, TorchLinear
+from engine.layers.norm import HeadNorm, RMSNorm
+from engine.layers.rotary import rotate
+
+Layer = Callable[[torch.Tensor], torch.Tensor]
+
+HeadLayer = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""(num_tokens, num_heads + 2 * num_kv_heads, head_dim) and the rotation of each token, from `RotaryTable.gather`
+-> queries, keys, values. May change its first argument."""
+
+
+class Linear(Protocol):
+    """A matrix of the model, possibly several that share their input, stacked along the outputs."""
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(num_tokens, in_features) -> (num_tokens, out_features)."""
+        ...
+
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add the layer's outputs to residual (num_tokens, out_features)."""
+        ...
+
+    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The layer's outputs in float32."""
+        ...
+
+
+class LayerKit(Protocol):
+    """Makes the layers of one model.
+
+    Attributes:
+        name: For the log.
+        copies_tied_table: Whether the output head is a copy of the embedding that it is tied to.
+    """
+
+    name: str
+    copies_tied_table: bool
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """Weight (out_features, in_features), bias (out_features,)."""
+        ...
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
+        """Weight (2 * intermediate_size, hidden_size), gate first -> activation(gate(x)) * up(x)."""
+        ...
+
+    def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
+        """Embedding and output head over one table (vocab_size, hidden_size)."""
+        ...
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Layer:
+        """RMSNorm over the last dimension."""
+        ...
+
+    def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
+        """Norm of queries and keys, where there is one, then rotary embedding."""
+        ...
+
+
+def embedding(table: torch.Tensor) -> Layer:
+    """Token ids (num_tokens,) -> rows of table (vocab_size, hidden_size)."""
+    return partial(F.embedding, weight=table)
+
+
+class TorchKit:
+    """torch's operations; matrices in oneDNN's layout where that is asked for."""
+
+    def __init__(self, use_onednn: bool = False) -> None:
+        """OneDNN's layout is for bfloat16 on CPUs that have instructions for it."""
+        self.name = "torch with oneDNN" if use_onednn else "torch"
+        self.copies_tied_table = use_onednn
+        self._linear = OnednnLinear if use_onednn else TorchLinear
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
+        """See `LayerKit`."""
+        return self._linear(weight, bias)
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
+        """See `LayerKit`."""
+        return TorchGated(self._linear(weight, bias), activation)
+
+    def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
+        """See `LayerKit`."""
+        return embedding(table), self._linear(table)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Layer:
+        """See `LayerKit`."""
+        return RMSNorm(weight, eps)
+
+    def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
+        """See `LayerKit`."""
+
+        def prepare(qkv: torch.Tensor, rotation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            # Queries and keys go through norm and rotation as one tensor: half as many operations.
+            heads, values = qkv.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
+            heads = rotate(norm(heads) if norm else heads, rotation)
+            queries, keys = heads.split_with_sizes((num_heads, num_kv_heads), dim=1)
+            return queries, keys, values
+
+        return prepare
+
+
+def torch_kit(device: torch.device, dtype: torch.dtype) -> TorchKit:
+    """With oneDNN's layout for bfloat16 on a CPU that has bfloat16 instructions."""
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return TorchKit()
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return TorchKit(use_onednn=has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,0 +1,62 @@
+/* What happens between the matrix products, each in one pass over memory; statistics in float32. */
+#include <math.h>
+#include <omp.h>
+
+#include "vectors.h"
+
+enum { VALUES_PER_THREAD = 1 << 14 }; /* fewer are not worth waking a second thread for */
+
+/* 1 / root mean square of size values, size a multiple of 16. */
+INLINE float inverse_rms(const bf16 *values, int64_t size, float eps) {
+    f32x16 squares = {0};
+    for (int64_t i = 0; i < size; i += LANES) {
+        const f32x16 part = load_bf16(values + i);
+        squares += part * part;
+    }
+    return 1.0f / sqrtf(reduce_add(squares) / (float)size + eps);
+}
+
+/* RMSNorm of the rows of inputs (rows, input_stride), scaled by weight (size): Zhang and Sennrich, 2019. */
+void weft_rms_norm(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t size, const bf16 *weight, float eps,
+                   bf16 *outputs) {
+#pragma omp parallel for schedule(static) if (rows * size > VALUES_PER_THREAD)
+    for (int64_t row = 0; row < rows; row++) {
+        const bf16 *from = inputs + row * input_stride;
+        bf16 *to = outputs + row * size;
+        const float scale = inverse_rms(from, size, eps);
+        for (int64_t i = 0; i < size; i += LANES)
+            store_bf16(to + i, load_bf16(from + i) * scale * load_bf16(weight + i));
+    }
+}
+
+/* One head: norm, unless weight is NULL, then rotation of the pairs (i, i + head_dim / 2). */
+static void prepare_head(bf16 *head, int64_t head_dim, const bf16 *cosines, const bf16 *sines, const bf16 *weight, float eps) {
+    const int64_t half = head_dim / 2;
+    const float scale = weight ? inverse_rms(head, head_dim, eps) : 1.0f;
+    for (int64_t i = 0; i < half; i += LANES) {
+        f32x16 first = load_bf16(head + i), second = load_bf16(head + half + i);
+        if (weight) {
+            first *= scale * load_bf16(weight + i);
+            second *= scale * load_bf16(weight + half + i);
+        }
+        /* the sign of the first half's sine sits in the table */
+        store_bf16(head + i, first * load_bf16(cosines + i) + second * load_bf16(sines + i));
+        store_bf16(head + half + i, second * load_bf16(cosines + half + i) + first * load_bf16(sines + half + i));
+    }
+}
+
+/* QK-norm and rotary embedding (Su et al., 2021), in place.
+ *
+ * heads (num_tokens, token_stride): the first num_heads heads of each token, queries and keys, are changed.
+ * rotation (num_tokens, 2, head_dim): cosines and signed sines. weights (num_heads, head_dim), or NULL for no norm.
+ * head_dim is a multiple of 32. */
+void weft_prepare_heads(bf16 *heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
+                        const bf16 *rotation, const bf16 *weights, float eps) {
+#pragma omp parallel for schedule(static) if (num_tokens * num_heads * head_dim > VALUES_PER_THREAD)
+    for (int64_t token = 0; token < num_tokens; token++) {
+        const bf16 *cosines = rotation + token * 2 * head_dim, *sines = cosines + head_dim;
+        for (int64_t head = 0; head < num_heads; head++)
+            prepare_head(heads + token * token_stride + head * head_dim, head_dim, cosines, sines,
+                         weights ? weights + head * head_dim : NULL, eps);
+    }
+}

@@ -1,0 +1,100 @@
+"""Loads Weft's native kernels: one shared object per instruction set, the best that this CPU runs.
+
+They are plain C over raw pointers. torch is imported first, so that its OpenMP runtime is the one that they find: two
+pools of threads would fight for the cores. Without a compiler at installation there are no shared objects, and the
+engine takes torch's own operations.
+"""
+
+import ctypes
+import functools
+import importlib.machinery
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import torch  # noqa: F401 - brings the OpenMP runtime
+
+logger = logging.getLogger(__name__)
+
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "bmi2"})
+
+VARIANTS: Final = {
+    "amx": _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
+    "avx512_bf16": _AVX512 | {"avx512_bf16"},
+    "avx512": _AVX512,
+    "avx2": frozenset({"avx2", "fma", "bmi2"}),
+    "portable": frozenset[str](),
+}
+"""Instruction sets, best first, and the flags in /proc/cpuinfo that they need."""
+
+
+class NativeLibrary:
+    """The functions of one variant. Arguments are checked by nobody: callers pass contiguous tensors' pointers.
+
+    Calls come from one thread at a time; each runs on torch's OpenMP threads.
+    """
+
+    def __init__(self, variant: str, path: Path) -> None:
+        """Load the shared object.
+
+        Raises:
+            OSError: It cannot be loaded, or the kernel does not let this process use the CPU's tiles.
+        """
+        self.variant = variant
+        functions = ctypes.CDLL(str(path))
+        if functions.weft_initialise() != 0:
+            raise OSError(f"{path.name}: the kernel does not grant the use of AMX tiles")
+        self._functions = functions
+
+    def function(self, name: str, *arguments: type) -> Callable[..., None]:
+        """A function that returns nothing, by name, with the ctypes of its arguments."""
+        function: ctypes._NamedFuncPointer = self._functions[name]
+        function.argtypes, function.restype = arguments, None
+        return function
+
+
+def runnable_variants() -> Iterator[str]:
+    """Names of the variants that this CPU runs and that were compiled, best first."""
+    flags = _cpu_flags()
+    for variant, needed in VARIANTS.items():
+        if needed <= flags and _path(variant) is not None:
+            yield variant
+
+
+@functools.cache
+def load(variant: str | None = None) -> NativeLibrary | None:
+    """The library of a variant, or the best one; None when there is none to be had, with the reason in the log."""
+    for name in [variant] if variant else runnable_variants():
+        path = _path(name)
+        try:
+            library = NativeLibrary(name, path) if path else None
+        except OSError as error:
+            logger.warning("native kernels %s left out: %s", name, error)
+            continue
+        if library and _num_openmp_runtimes() > 1:
+            logger.warning("native kernels left out: they would bring a second OpenMP runtime beside torch's")
+            return None
+        return library
+    return None
+
+
+def _path(variant: str) -> Path | None:
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_{variant}{suffix}")
+        if path.exists():
+            return path
+    return None
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def _num_openmp_runtimes() -> int:
+    maps = Path("/proc/self/maps").read_text()
+    return len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libomp" in line})

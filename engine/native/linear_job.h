@@ -1,0 +1,163 @@
+/* What the linear kernels share: how outputs are divided among threads, and what becomes of the sums.
+ *
+ * Weights are packed in panels of 16 outputs. A unit is four panels that lie far apart: memory serves four long
+ * streams faster than one. Each thread has a range of units, whose streams go on from unit to unit, and takes over
+ * what is left of the others' when it is through: the HTTP process runs on the same cores, so no thread is on time.
+ */
+#ifndef WEFT_LINEAR_JOB_H
+#define WEFT_LINEAR_JOB_H
+
+#include <omp.h>
+#include <stdatomic.h>
+
+#include "scratch.h"
+#include "tiles.h"
+
+enum { PANEL = LANES, TILE_K = 32, BLOCK_ROWS = 32, UNIT_PANELS = 4, BLOCK_COLUMNS = UNIT_PANELS * PANEL };
+enum { CHUNK_BYTES = 1 << 20 }; /* inputs that stay in the second-level cache while panels pass by */
+enum { MAX_THREADS = 1024 };
+
+typedef enum { STORE_BF16, STORE_F32, ADD_BF16, GATED_SILU } Epilogue;
+
+typedef struct {
+    const bf16 *inputs; /* (rows, input_stride) */
+    int64_t rows, input_stride, k, padded_k;
+    const void *weights;
+    int64_t panel_bytes;
+    const float *scales; /* (n padded to whole panels) factor of each output, or NULL */
+    const bf16 *bias;    /* (n) or NULL */
+    int64_t n;
+    void *outputs; /* (rows, output_stride) */
+    int64_t output_stride;
+    Epilogue epilogue;
+    int64_t columns, unit_columns, units_per_chunk, chunk_rows, num_units; /* in panels of outputs, and rows */
+} Job;
+
+/* Rows [row, row + rows) of the columns `column`, `column + job.units_per_chunk`, ... and the panels that they need. */
+typedef struct {
+    int64_t row, rows, column, columns;
+    const char *panels[UNIT_PANELS];
+} Unit;
+
+/* Divide the job; everything up to `epilogue` is set. */
+static inline void plan_job(Job *job) {
+    job->padded_k = (job->k + TILE_K - 1) / TILE_K * TILE_K;
+    job->columns = (job->n + PANEL - 1) / PANEL;
+    job->unit_columns = job->epilogue == GATED_SILU ? UNIT_PANELS / 2 : UNIT_PANELS;
+    job->units_per_chunk = (job->columns + job->unit_columns - 1) / job->unit_columns;
+    job->chunk_rows = CHUNK_BYTES / (job->padded_k * (int64_t)sizeof(bf16)) / BLOCK_ROWS * BLOCK_ROWS;
+    if (job->chunk_rows < BLOCK_ROWS) job->chunk_rows = BLOCK_ROWS;
+    job->num_units = job->units_per_chunk * ((job->rows + job->chunk_rows - 1) / job->chunk_rows);
+}
+
+/* Columns that a unit at the end lacks are computed from another panel of its own, and dropped. */
+static inline Unit unit_at(const Job *job, int64_t index) {
+    const int64_t step = job->units_per_chunk;
+    Unit unit = {.row = index / step * job->chunk_rows, .column = index % step};
+    unit.rows = job->rows - unit.row < job->chunk_rows ? job->rows - unit.row : job->chunk_rows;
+    unit.columns = (job->columns - unit.column + step - 1) / step;
+    for (int64_t p = 0; p < UNIT_PANELS; p++) {
+        const int64_t place = p % job->unit_columns < unit.columns ? p % job->unit_columns : 0;
+        const int64_t panel = unit.column + place * step + p / job->unit_columns * job->columns;
+        unit.panels[p] = (const char *)job->weights + panel * job->panel_bytes;
+    }
+    return unit;
+}
+
+typedef struct {
+    _Alignas(64) atomic_llong next;
+    int64_t end;
+} UnitRange;
+
+static UnitRange unit_ranges[MAX_THREADS];
+
+/* Before the parallel region: give every thread its range. */
+static inline void deal_units(int64_t num_units) {
+    const int64_t num_threads = omp_get_max_threads();
+    for (int64_t thread = 0; thread < num_threads; thread++) {
+        atomic_store(&unit_ranges[thread].next, num_units * thread / num_threads);
+        unit_ranges[thread].end = num_units * (thread + 1) / num_threads;
+    }
+}
+
+/* The next unit of the calling thread, -1 when all are taken. */
+static inline int64_t take_unit(void) {
+    const int num_threads = omp_get_num_threads(), own = omp_get_thread_num();
+    for (int turn = 0; turn < num_threads; turn++) {
+        UnitRange *range = &unit_ranges[(own + turn) % num_threads];
+        if (atomic_load(&range->next) >= range->end) continue;
+        const int64_t index = atomic_fetch_add(&range->next, 1);
+        if (index < range->end) return index;
+    }
+    return -1;
+}
+
+/* What becomes of 16 sums; scales and bias may be NULL. */
+INLINE void finish_lanes(Epilogue epilogue, f32x16 values, const bf16 *bias, void *to) {
+    if (bias) values += load_bf16(bias);
+    if (epilogue == ADD_BF16) values += load_bf16(to);
+    if (epilogue == STORE_F32)
+        store_f32(to, values);
+    else
+        store_bf16(to, values);
+}
+
+/* The same at the end of a row, where there are fewer outputs than lanes. */
+static inline void finish_some(Epilogue epilogue, f32x16 values, const bf16 *bias, void *to, size_t count) {
+    float whole[LANES] = {0};
+    bf16 whole_bias[LANES] = {0};
+    const size_t num_bytes = count * (epilogue == STORE_F32 ? sizeof(float) : sizeof(bf16));
+    memcpy(whole, to, num_bytes);
+    if (bias) memcpy(whole_bias, bias, count * sizeof(bf16));
+    finish_lanes(epilogue, values, whole_bias, whole);
+    memcpy(to, whole, num_bytes);
+}
+
+INLINE f32x16 scaled(const Job *job, f32x16 values, int64_t output) {
+    return job->scales ? values * load_f32(job->scales + output) : values;
+}
+
+/* Sums (rows, BLOCK_COLUMNS) of a unit's rows from `row` on, to the outputs. */
+static inline void finish_block(const Job *job, const Unit *unit, int64_t row, int64_t rows, const float *sums) {
+    const int64_t size = job->epilogue == STORE_F32 ? sizeof(float) : sizeof(bf16);
+    for (int64_t c = 0; c < unit->columns && c < job->unit_columns; c++) {
+        const int64_t first = (unit->column + c * job->units_per_chunk) * PANEL, left = job->n - first;
+        const bf16 *bias = job->bias ? job->bias + first : NULL;
+        const float *from = sums + c * PANEL;
+        char *to = (char *)job->outputs + (row * job->output_stride + first) * size;
+        for (int64_t r = 0; r < rows; r++, from += BLOCK_COLUMNS, to += job->output_stride * size) {
+            f32x16 values = scaled(job, load_f32(from), first);
+            if (job->epilogue == GATED_SILU)
+                values = values / (1.0f + vector_exp(-values)) *
+                         scaled(job, load_f32(from + UNIT_PANELS / 2 * PANEL), job->columns * PANEL + first);
+            if (left >= PANEL)
+                finish_lanes(job->epilogue, values, bias, to);
+            else
+                finish_some(job->epilogue, values, bias, to, (size_t)left);
+        }
+    }
+}
+
+#if defined(__AMX_BF16__)
+
+/* Inputs as tiles of 16 rows x 32 values, padded with zeros: [rows / 16][k / 32][16][32]. Called in a parallel region. */
+static inline void tile_inputs(const Job *job, bf16 *tiles) {
+    const int64_t num_rows = (job->rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < num_rows; row++) {
+        const bf16 *from = job->inputs + row * job->input_stride;
+        bf16 *to = tiles + row / TILE_ROWS * TILE_ROWS * job->padded_k + row % TILE_ROWS * TILE_K;
+        for (int64_t start = 0; start < job->padded_k; start += TILE_K, to += TILE_VALUES) {
+            int64_t left = row < job->rows ? job->k - start : 0;
+            if (left >= TILE_K) {
+                memcpy(to, from + start, TILE_K * sizeof(bf16));
+            } else {
+                memset(to, 0, TILE_K * sizeof(bf16));
+                if (left > 0) memcpy(to, from + start, (size_t)left * sizeof(bf16));
+            }
+        }
+    }
+}
+
+#endif
+#endif

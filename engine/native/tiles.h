@@ -1,0 +1,37 @@
+/* AMX: eight registers of 16 rows x 64 bytes, and the product of two of them (Intel SDM volume 1, chapter 18). */
+#ifndef WEFT_TILES_H
+#define WEFT_TILES_H
+
+#include "vectors.h"
+
+#if defined(__AMX_BF16__)
+
+#define TILE_ROWS 16
+#define TILE_PAIRS 16                     /* pairs of bfloat16 in a row of 64 bytes */
+#define TILE_VALUES (TILE_ROWS * 2 * TILE_PAIRS)
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} TileShapes;
+
+/* Give the calling thread eight full tiles. Other libraries shape them, too, so every parallel region starts here. */
+INLINE void open_tiles(void) {
+    TileShapes shapes = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) {
+        shapes.row_bytes[tile] = 64;
+        shapes.rows[tile] = TILE_ROWS;
+    }
+    _tile_loadconfig(&shapes);
+}
+
+INLINE void close_tiles(void) { _tile_release(); }
+
+#else
+
+INLINE void open_tiles(void) {}
+INLINE void close_tiles(void) {}
+
+#endif
+#endif

@@ -1,0 +1,136 @@
+/* Vectors of 16 lanes and bfloat16, for every instruction set from one source.
+ *
+ * The compiler lowers these vectors to what the target has (two AVX2 registers, say). Intrinsics appear only where an
+ * instruction has no other name. Everything here is inline; nothing allocates.
+ */
+#ifndef WEFT_VECTORS_H
+#define WEFT_VECTORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#pragma GCC diagnostic ignored "-Wpsabi" /* 64-byte vectors never cross the boundary of a shared object */
+
+typedef uint16_t bf16;
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+
+#define INLINE static inline __attribute__((always_inline))
+#define LANES 16
+
+INLINE f32x16 splat(float value) { return value - (f32x16){0}; }
+
+INLINE u32x16 splat_bits(uint32_t bits) { return bits - (u32x16){0}; }
+
+INLINE f32x16 load_f32(const float *from) {
+    f32x16 values;
+    memcpy(&values, from, sizeof values);
+    return values;
+}
+
+INLINE void store_f32(float *to, f32x16 values) { memcpy(to, &values, sizeof values); }
+
+INLINE u32x16 load_bits(const void *from) {
+    u32x16 bits;
+    memcpy(&bits, from, sizeof bits);
+    return bits;
+}
+
+INLINE void store_bits(void *to, u32x16 bits) { memcpy(to, &bits, sizeof bits); }
+
+INLINE float to_f32(bf16 value) {
+    uint32_t bits = (uint32_t)value << 16;
+    float result;
+    memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+/* 16 bfloat16 values, widened. */
+INLINE f32x16 load_bf16(const bf16 *from) {
+    u16x16 halves;
+    memcpy(&halves, from, sizeof halves);
+    return (f32x16)(__builtin_convertvector(halves, u32x16) << 16);
+}
+
+/* Round to the nearest bfloat16, ties to even; not-a-number stays one. */
+INLINE u16x16 to_bf16(f32x16 values) {
+#if defined(__AVX512BF16__)
+    return (u16x16)_mm512_cvtneps_pbh((__m512)values);
+#else
+    u32x16 bits = (u32x16)values;
+    u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    u32x16 is_number = (u32x16)(values == values);
+    return __builtin_convertvector((rounded & is_number) | (0x7fc0 & ~is_number), u16x16);
+#endif
+}
+
+INLINE void store_bf16(bf16 *to, f32x16 values) {
+    u16x16 halves = to_bf16(values);
+    memcpy(to, &halves, sizeof halves);
+}
+
+/* accumulator + a.low * b.low + a.high * b.high, for 16 pairs of bfloat16 in each of a and b. */
+INLINE f32x16 dot_pairs(f32x16 accumulator, u32x16 a, u32x16 b) {
+#if defined(__AVX512BF16__)
+    return (f32x16)_mm512_dpbf16_ps((__m512)accumulator, (__m512bh)a, (__m512bh)b);
+#else
+    accumulator += (f32x16)(a << 16) * (f32x16)(b << 16);
+    return accumulator + (f32x16)(a & 0xffff0000u) * (f32x16)(b & 0xffff0000u);
+#endif
+}
+
+/* Sum of the lanes, always in the same order. */
+INLINE float reduce_add(f32x16 values) {
+    float lanes[LANES];
+    store_f32(lanes, values);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int lane = 0; lane < width; lane++) lanes[lane] += lanes[lane + width];
+    return lanes[0];
+}
+
+INLINE float reduce_max(f32x16 values) {
+    float lanes[LANES];
+    store_f32(lanes, values);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int lane = 0; lane < width; lane++)
+            lanes[lane] = lanes[lane] > lanes[lane + width] ? lanes[lane] : lanes[lane + width];
+    return lanes[0];
+}
+
+/* e to the power of values, within 2 units in the last place between -87 and 88; below that zero.
+ *
+ * 2^(whole part) times a polynomial of the fractional part (Cephes' expf coefficients). */
+INLINE f32x16 vector_exp(f32x16 values) {
+    u32x16 is_tiny = (u32x16)(values < -87.0f);
+    values = (f32x16)(((u32x16)values & ~is_tiny)); /* zero where the result is replaced anyway */
+    i32x16 is_large = values > 88.0f;
+    values = (f32x16)(((i32x16)values & ~is_large) | ((i32x16)splat(88.0f) & is_large));
+    const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    f32x16 shifted = values * 1.44269504f + magic;
+    f32x16 whole = shifted - magic;
+    f32x16 rest = values - whole * 0.693359375f;
+    rest = rest + whole * 2.12194440e-4f;
+    f32x16 power = splat(1.9875691500e-4f);
+    power = power * rest + 1.3981999507e-3f;
+    power = power * rest + 8.3334519073e-3f;
+    power = power * rest + 4.1665795894e-2f;
+    power = power * rest + 1.6666665459e-1f;
+    power = power * rest + 5.0000001201e-1f;
+    power = power * rest * rest + rest + 1.0f;
+    i32x16 exponent = __builtin_convertvector(whole, i32x16) + 127;
+    return (f32x16)((u32x16)(power * (f32x16)(exponent << 23)) & ~is_tiny);
+}
+
+/* Bring 16 lines (1 KB) into the second-level cache. A hint for the first level, or a non-temporal one, reads memory
+ * at half the speed: the second level has three times as many requests in flight. */
+INLINE void prefetch_tile(const void *from) {
+    for (int line = 0; line < 16; line++) __builtin_prefetch((const char *)from + 64 * line, 0, 2);
+}
+
+#endif

@@ -1,0 +1,16 @@
+import pytest
+import torch
+from transformers.activations import ACT2FN
+
+from engine.layers.gated import ACTIVATIONS, TorchGated
+from engine.layers.linear import TorchLinear
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gated_layer_equals_its_definition(activation: str) -> None:
+    torch.manual_seed(0)
+    gate, up = torch.randn(24, 8), torch.randn(24, 8)
+    hidden = torch.randn(5, 8)
+    expected = ACT2FN[activation](hidden @ gate.T) * (hidden @ up.T)
+    gated = TorchGated(TorchLinear(torch.cat((gate, up))), activation)
+    torch.testing.assert_close(gated(hidden), expected, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,115 @@
+"""Every instruction set against float64, over sizes that fill panels, tiles and blocks, and that do not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.layers.norm import HeadNorm, RMSNorm
+from engine.layers.rotary import RopeConfig, RotaryTable, rotate
+from engine.native.layers import NativeKit, NativeLinear
+from engine.native.library import NativeLibrary
+
+ROWS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 49, 70, 600)
+SIZES = ((16, 32), (40, 64), (96, 48), (130, 256), (64, 98), (16 * 9, 1024))
+"""Outputs and inputs."""
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
+    """Within the rounding of a bfloat16 result; the sums themselves are float32."""
+    torch.testing.assert_close(ours.double(), exact, atol=0.02, rtol=0.006)
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SIZES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear(library: NativeLibrary, out_features: int, in_features: int, has_bias: bool) -> None:
+    torch.manual_seed(0)
+    weight, bias = random(out_features, in_features), random(out_features) if has_bias else None
+    linear = NativeLinear(library, weight, bias)
+    for num_rows in ROWS:
+        # Rows of a wider matrix: inputs may have a stride.
+        inputs, residual = random(num_rows, in_features + 16)[:, :in_features], random(num_rows, out_features)
+        exact = F.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
+        assert_close(linear(inputs), exact)
+        torch.testing.assert_close(linear.to_float32(inputs).double(), exact, atol=1e-3, rtol=1e-4)
+        sums = residual.clone()
+        linear.add_to(sums, inputs)
+        assert_close(sums, exact + residual.double())
+
+
+@pytest.mark.parametrize(("inner", "in_features"), SIZES)
+def test_gated(library: NativeLibrary, inner: int, in_features: int) -> None:
+    torch.manual_seed(0)
+    weight = random(2 * inner, in_features) * in_features**-0.5
+    gated = NativeKit(library).gated(weight, None, "silu")
+    for num_rows in ROWS:
+        inputs = random(num_rows, in_features)
+        gate, up = F.linear(inputs.double(), weight.double()).chunk(2, dim=1)
+        assert_close(gated(inputs), F.silu(gate) * up)
+
+
+def test_silu_of_large_values_stays_finite(library: NativeLibrary) -> None:
+    weight = torch.cat((torch.eye(16), torch.ones(16, 16))).bfloat16()
+    inputs = torch.zeros(4, 16).bfloat16()
+    inputs[0, 0], inputs[1, 0], inputs[2, 0], inputs[3, 0] = 1e4, -1e4, 88.5, -87.5
+    gate, up = F.linear(inputs.double(), weight.double()).chunk(2, dim=1)
+    ours = NativeKit(library).gated(weight, None, "silu")(inputs)
+    torch.testing.assert_close(ours.double(), F.silu(gate) * up, atol=1e-30, rtol=0.01)
+
+
+def test_other_activations_take_the_plain_way(library: NativeLibrary) -> None:
+    torch.manual_seed(0)
+    weight, bias, inputs = random(64, 32), random(64), random(3, 32)
+    gate, up = F.linear(inputs.double(), weight.double(), bias.double()).chunk(2, dim=1)
+    ours = NativeKit(library).gated(weight, bias, "gelu")(inputs).double()
+    torch.testing.assert_close(ours, F.gelu(gate) * up, atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int) -> None:
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    linear, inputs = NativeLinear(library, random(200, 160), None), random(70, 160)
+    alone = torch.cat([linear.to_float32(inputs[row : row + 1]) for row in range(70)])
+    for num_rows in (16, 17, 33, 70):
+        assert torch.equal(linear.to_float32(inputs[:num_rows]), alone[:num_rows])
+    torch.set_num_threads(before)
+
+
+def test_a_tied_table_gives_its_rows_back(library: NativeLibrary) -> None:
+    table = random(130, 98)
+    embedding, head = NativeKit(library).tied(table)
+    ids = torch.randint(0, 130, (100,))
+    assert torch.equal(embedding(ids), table[ids])
+    inputs = random(2, 98)
+    torch.testing.assert_close(head.to_float32(inputs), inputs.float() @ table.float().T, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_norm(library: NativeLibrary, num_rows: int) -> None:
+    torch.manual_seed(0)
+    inputs, weight = random(num_rows, 1040), random(1040)
+    exact = RMSNorm(weight.double(), 1e-6)(inputs.double())
+    assert_close(NativeKit(library).norm(weight, 1e-6)(inputs), exact)
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("num_tokens", [1, 33])
+def test_heads(library: NativeLibrary, has_norm: bool, head_dim: int, num_tokens: int) -> None:
+    torch.manual_seed(0)
+    norm = HeadNorm(random(head_dim), random(head_dim), 4, 2, 1e-6) if has_norm else None
+    qkv, positions = random(num_tokens, 8, head_dim), torch.randint(0, 100, (num_tokens,))
+    rotation = RotaryTable(RopeConfig(1e4), head_dim, 100, torch.bfloat16, torch.device("cpu")).gather(positions)
+    normed = qkv[:, :6].double()
+    if norm is not None:
+        normed = HeadNorm(norm.weight[0].double(), norm.weight[-1].double(), 4, 2, 1e-6)(normed)
+    exact = rotate(normed, rotation.double())
+    queries, keys, values = NativeKit(library).heads(norm, 4, 2)(qkv.clone(), rotation)
+    assert_close(queries, exact[:, :4])
+    assert_close(keys, exact[:, 4:])
+    assert torch.equal(values, qkv[:, 6:])
