@@ -1,0 +1,44 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compare import __main__ as command
+from benchmarks.compare.servers import ServerError
+
+MODELS = {"main": Path("/m"), "tiny": Path("/t")}
+
+
+@pytest.fixture(autouse=True)
+def no_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PEERS", str(tmp_path))
+    monkeypatch.setenv("LLAMA_SERVER", sys.executable)
+
+
+def test_workloads_are_chosen_and_shortened() -> None:
+    chosen = command.choose_workloads(command.parse(["--workloads", "DA", "--requests", "8"]))
+    assert [(workload.key, workload.num_requests) for workload in chosen] == [("A", 4), ("D", 8)]
+    running = command.choose_workloads(command.parse(["--url", "http://x"]))
+    assert [workload.key for workload in running] == ["A", "B", "C", "L"]
+    tiny = command.choose_workloads(command.parse(["--url", "http://x", "--workloads", "D"]))
+    assert [workload.key for workload in tiny] == ["D"]
+
+
+@pytest.mark.parametrize("flags", [["--workloads", "AX"], ["--runs", "0"], ["--requests", "0"]])
+def test_bad_flags_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.parse(flags)
+    assert "error: " in capsys.readouterr().err
+
+
+def test_servers_are_weft_its_variants_and_the_peers_that_are_there() -> None:
+    options = command.parse(["--variant", "Weft float32=--dtype float32", "--gguf", "/x/qwen3-q8_0.gguf"])
+    found = command.find_servers(options, MODELS)
+    assert [server.name for server in found] == ["Weft", "Weft float32", "llama.cpp q8_0"]
+    assert found[1].command[-2:] == ("--dtype", "float32")
+    assert found[2].models == {"main": Path("/x/qwen3-q8_0.gguf")}
+    options.servers = "Weft float32,weft"
+    assert [server.name for server in command.find_servers(options, MODELS)] == ["Weft float32", "Weft"]
+    options.servers = "weft,vllm"
+    with pytest.raises(ServerError, match=r"no server vllm: found are Weft, Weft float32, llama\.cpp q8_0"):
+        command.find_servers(options, MODELS)
