@@ -4,7 +4,8 @@
 #   make test       the tests, without the slow ones      (ARGS=)
 #   make test-slow  the slow ones alone                   (ARGS=)
 #   make lint       format, lint and type checks
-#   make bench      what running streams feel while a long prompt is prefilled, at URL=      (ARGS=)
+#   make bench      Weft beside the peers that are installed, or the server at URL=           (ARGS=)
+#                   BENCH=long_prompt: what running streams feel while a long prompt is prefilled, at URL=
 #   make clean      remove caches and build products; `make distclean` removes .venv, too
 #
 # TORCH= chooses the build of torch, PYTHON= the interpreter (3.11 or newer) that .venv is made with.
@@ -18,7 +19,8 @@ MODEL ?=
 HOST ?=
 PORT ?=
 ARGS ?=
-URL ?= http://127.0.0.1:8000
+URL ?=
+BENCH ?= compare
 
 # Installed before anything else: of this very version pip takes a CPU build that its configuration offers, and what
 # follows is content with it, so nothing fetches CUDA packages onto a machine without a GPU.
@@ -49,7 +51,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/python -m mypy
 
 bench: $(VENV)/.installed-test
-	$(BIN)/python -m benchmarks.long_prompt --url $(URL) $(ARGS)
+	$(BIN)/python -m benchmarks.$(BENCH) $(if $(URL),--url $(URL)) $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -115,7 +115,7 @@ def run(options: argparse.Namespace, console: Console) -> report.Report:
     names = [server.name for server in found] or [options.url]
     return report.Report(
         date=datetime.date.today().isoformat(),
-        command=shlex.join(["python", "-m", "benchmarks.compare", *sys.argv[1:]]),
+        command=f"make bench ARGS={shlex.quote(shlex.join(sys.argv[1:]))}" if sys.argv[1:] else "make bench",
         machine=here,
         models=sizes,
         workloads=workloads,
