@@ -14,10 +14,9 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import select
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +35,8 @@ TOKEN_TEXT, TOKEN_MARK, EVENT_MARK = " Zoe", b"Z", b"]"
 LOOK_S = 0.001
 """Clients look this often instead of waiting, so that no write of the server has to wake them: on a virtual machine
 that costs more than the write, and clients elsewhere would not be woken by it. Adds up to as much to each latency."""
+START_S = 30.0
+"""Seconds that anything may take before the watch begins."""
 END = b"0\r\n\r\n"
 BODIES: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Who is the best of them all?"}]},
@@ -43,28 +44,53 @@ BODIES: dict[str, dict[str, object]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many streams, tokens/s of each, and tokens of a request, give or take a half."""
+
+    num_streams: int
+    rate: float
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """What runs."""
+
+    port: int
+    server_pid: int
+    engine_pid: int
+    table: StepTable
+
+
 @dataclass(slots=True)
 class Stream:
     """One connection; it asks anew whenever its answer ends."""
 
     sock: socket.socket
-    seed: int
+    seed: int = 0
+    num_left: int = 0
     num_tokens: int = 0
+    has_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One row. Latencies in seconds, sorted; CPU time in seconds."""
+    """One row. `latencies` of every token that arrived, in seconds."""
 
     path: str
     window_s: float
     num_offered: int
-    num_tokens: int
     num_events: int
     num_bytes: int
     server_cpu_s: float
     load_cpu_s: float
     latencies: np.ndarray
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that arrived."""
+        return len(self.latencies)
 
     def quantile_ms(self, q: float) -> float:
         """Added latency in milliseconds."""
@@ -74,25 +100,29 @@ class Measurement:
 class Clients:
     """All streams in one loop; they count, and take note of when what arrived."""
 
-    def __init__(self, port: int, path: str, num_streams: int, num_output_tokens: int) -> None:
+    def __init__(self, port: int, path: str, load: Load) -> None:
         """Connect, and ask on every connection."""
         self._path = path
-        self._num_output_tokens = num_output_tokens
+        self._num_output_tokens = load.num_output_tokens
         self._num_asked = 0
+        self._random = random.Random(0)
         self._epoll = select.epoll()
         self._streams: dict[int, Stream] = {}
         self.arrivals: list[tuple[int, int, int, float]] = []  # (seed, tokens before, tokens, time)
         self.num_events = self.num_bytes = 0
-        for _ in range(num_streams):
+        for _ in range(load.num_streams):
             sock = socket.create_connection(("127.0.0.1", port))
-            stream = self._streams[sock.fileno()] = Stream(sock, 0)
+            stream = self._streams[sock.fileno()] = Stream(sock)
             self._epoll.register(sock, select.EPOLLIN)
             self._ask(stream)
 
-    @property
-    def all_flow(self) -> bool:
-        """Whether every stream has got a token."""
-        return all(stream.num_tokens for stream in self._streams.values())
+    def read_until_all_flow(self) -> None:
+        """Read until every connection has got a token."""
+        end_time = time.monotonic() + START_S
+        while any(not stream.has_begun for stream in self._streams.values()):
+            if time.monotonic() > end_time:
+                raise SystemExit(f"not every stream had a token after {START_S} s")
+            self.read_until(time.monotonic() + 0.1)
 
     def read_until(self, end_time: float) -> None:
         """Read whatever comes, until end_time on the clock of `time.monotonic`."""
@@ -100,6 +130,11 @@ class Clients:
             for number, _ in self._epoll.poll(0):
                 self._read(self._streams[number])
             time.sleep(LOOK_S)
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self.arrivals.clear()
+        self.num_events = self.num_bytes = 0
 
     def close(self) -> None:
         """Leave, in the middle of every stream."""
@@ -109,8 +144,9 @@ class Clients:
 
     def _ask(self, stream: Stream) -> None:
         stream.seed, stream.num_tokens = self._num_asked, 0
+        stream.num_left = max(1, int(self._num_output_tokens * self._random.uniform(0.5, 1.5)))
         self._num_asked += 1
-        options = {"stream": True, "seed": stream.seed, "max_tokens": self._num_output_tokens, "ignore_eos": True}
+        options = {"stream": True, "seed": stream.seed, "max_tokens": stream.num_left, "ignore_eos": True}
         body = json.dumps(BODIES[self._path] | options)
         head = f"POST {self._path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         stream.sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
@@ -125,7 +161,9 @@ class Clients:
         self.num_events += data.count(EVENT_MARK)
         self.num_bytes += len(data)
         stream.num_tokens += num_tokens
-        if stream.num_tokens == self._num_output_tokens and data.endswith(END):
+        stream.num_left -= num_tokens
+        stream.has_begun = stream.has_begun or num_tokens > 0
+        if stream.num_left == 0 and data.endswith(END):
             self._ask(stream)
 
 
@@ -136,71 +174,81 @@ def cpu_s(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def front_end(steps_per_s: float, port: int) -> Iterator[tuple[int, int, int, StepTable]]:
-    """A server process and a fake engine; yields port, pids of server and engine, and the table of steps."""
+def front_end(steps_per_s: float, port: int) -> Iterator[FrontEnd]:
+    """A server process alone on the last core, and a fake engine, which shares the others with the clients."""
     cores = sorted(os.sched_getaffinity(0))
     others = cores[:-1] or cores
-    model = CHECKPOINT
-    settings = Settings(served_model_name=("m",), max_num_waiting=1 << 16)
-    (token_id,) = Tokenizer.load(model).encode(TOKEN_TEXT, False)
+    settings = Settings(served_model_name=("m",))
+    (token_id,) = Tokenizer.load(CHECKPOINT).encode(TOKEN_TEXT, False)
     with runtime_directory() as runtime_dir, listen("127.0.0.1", port) as listener:
-        write_options(runtime_dir, settings, model)
+        write_options(runtime_dir, settings, CHECKPOINT)
         fd = listener.fileno()
         environment = python_environment({"PROMETHEUS_MULTIPROC_DIR": str(runtime_dir / METRICS_NAME)})
-        server = Child("server", [*python_command("server.process"), str(runtime_dir), str(fd)], environment, (fd,))
-        command = ["-m", "benchmarks.front_end_engine", str(runtime_dir), str(token_id), str(steps_per_s)]
-        engine = subprocess.Popen([sys.executable, *command], cwd=pathlib.Path(__file__).parents[1])
-        server.start()
-        assert server.pid is not None
-        os.sched_setaffinity(server.pid, cores[-1:])
-        for pid in (0, engine.pid):
-            os.sched_setaffinity(pid, others)
+        arguments = (str(runtime_dir), str(token_id), str(steps_per_s))
+        engine = Child("engine", python_command("benchmarks.front_end_engine", *arguments), environment)
+        server = Child("server", python_command("server.process", str(runtime_dir), str(fd)), environment, (fd,))
         try:
-            table = StepTable(runtime_dir)
-            while not (ready_file(runtime_dir, server.pid).exists() and (runtime_dir / "engine.sock").exists()):
+            for child, its_cores in ((engine, others), (server, cores[-1:])):
+                os.sched_setaffinity(0, its_cores)  # which a child inherits
+                child.start()
+            os.sched_setaffinity(0, others)
+            assert engine.pid is not None and server.pid is not None
+            end_time = time.monotonic() + START_S
+            while not (ready_file(runtime_dir, server.pid).exists() and is_ready(listener.getsockname()[1])):
+                if time.monotonic() > end_time:
+                    raise SystemExit(f"the server was not ready after {START_S} s")
                 time.sleep(0.05)
-            time.sleep(0.5)  # the two meet
-            yield listener.getsockname()[1], server.pid, engine.pid, table
+            yield FrontEnd(listener.getsockname()[1], server.pid, engine.pid, StepTable(runtime_dir))
         finally:
-            engine.kill()
-            engine.wait()
             server.kill()
+            engine.kill()
             os.sched_setaffinity(0, cores)
 
 
-def measure(path: str, streams: int, rate: float, output_tokens: int, window_s: float, port: int) -> Measurement:
-    """Run one load and watch it for window_s seconds, once every stream flows and a second more."""
-    with front_end(rate, port) as (port, server_pid, engine_pid, table):
-        clients = Clients(port, path, streams, output_tokens)
-        while not clients.all_flow:
-            clients.read_until(time.monotonic() + 0.1)
+def is_ready(port: int) -> bool:
+    """Whether the server has found its engine."""
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        return b" 200 " in sock.recv(1024).split(b"\r\n")[0]
+
+
+def measure(path: str, load: Load, window_s: float, port: int = 0) -> Measurement:
+    """Watch a load for window_s seconds, beginning a second after every stream flows."""
+    with front_end(load.rate, port) as running:
+        clients = Clients(running.port, path, load)
+        clients.read_until_all_flow()
         clients.read_until(time.monotonic() + 1)
-        clients.arrivals.clear()
-        clients.num_events = clients.num_bytes = 0
-        start_time, server_start_s = time.monotonic(), cpu_s(server_pid)
-        load_start_s = cpu_s(engine_pid) + time.process_time()
+        clients.forget()
+        start_time, server_cpu_s = time.monotonic(), -cpu_s(running.server_pid)
+        load_cpu_s = -cpu_s(running.engine_pid) - time.process_time()
         clients.read_until(start_time + window_s)
-        end_time, server_end_s = time.monotonic(), cpu_s(server_pid)
-        load_end_s = cpu_s(engine_pid) + time.process_time()
-        seeds, before, counts, times = (np.array(column) for column in zip(*clients.arrivals, strict=True))
+        end_time = time.monotonic()
+        server_cpu_s += cpu_s(running.server_pid)
+        load_cpu_s += cpu_s(running.engine_pid) + time.process_time()
         clients.close()
-        counts = counts.astype(np.int64)
-        # Token k of an arrival is number before + k of its request, which gets one in every step from its first on.
-        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        steps = np.repeat(table.first_steps[seeds] + before, counts) + offsets
-        latencies = np.sort(np.repeat(times, counts) - table.times[steps])
-        num_steps = int(np.count_nonzero((table.times >= start_time) & (table.times < end_time)))
+        table = running.table
+        num_offered = int(table.num_tokens[(table.times >= start_time) & (table.times < end_time)].sum())
+        latencies = added_latencies(clients.arrivals, table)
     return Measurement(
-        path,
-        end_time - start_time,
-        num_steps * streams,
-        int(counts.sum()),
-        clients.num_events,
-        clients.num_bytes,
-        server_end_s - server_start_s,
-        load_end_s - load_start_s,
-        latencies,
+        path=path,
+        window_s=end_time - start_time,
+        num_offered=num_offered,
+        num_events=clients.num_events,
+        num_bytes=clients.num_bytes,
+        server_cpu_s=server_cpu_s,
+        load_cpu_s=load_cpu_s,
+        latencies=latencies,
     )
+
+
+def added_latencies(arrivals: list[tuple[int, int, int, float]], table: StepTable) -> np.ndarray:
+    """Seconds from the hand-over of its step to its arrival, for each token."""
+    seeds, before, counts = np.array([arrival[:3] for arrival in arrivals], np.int64).T
+    times = np.array([arrival[3] for arrival in arrivals])
+    # Token k of an arrival is number before + k of its request, which gets one in every step from its first on.
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    steps = np.repeat(table.first_steps[seeds] + before, counts) + offsets
+    return np.asarray(np.repeat(times, counts) - table.times[steps])
 
 
 HEAD = f"{'':<22}{'offered/s':>10}{'tokens/s':>10}{'events/s':>10}{'B/event':>9}{'CPU us/token':>14}"
@@ -213,7 +261,8 @@ def row(m: Measurement) -> str:
         f"{m.path:<22}{m.num_offered / m.window_s:>10.0f}{m.num_tokens / m.window_s:>10.0f}"
         f"{m.num_events / m.window_s:>10.0f}{m.num_bytes / m.num_events:>9.0f}"
         f"{m.server_cpu_s / m.num_tokens * 1e6:>14.1f}{m.server_cpu_s / m.window_s:>8.0%}"
-        f"{m.load_cpu_s / m.window_s:>6.0%}{m.quantile_ms(0.5):>9.1f}{m.quantile_ms(0.99):>9.1f}{m.quantile_ms(1):>9.1f}"
+        f"{m.load_cpu_s / m.window_s:>6.0%}"
+        f"{m.quantile_ms(0.5):>9.1f}{m.quantile_ms(0.99):>9.1f}{m.quantile_ms(1):>9.1f}"
     )
 
 
@@ -221,7 +270,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--rate", type=float, nargs="+", default=[100.0], help="tokens/s of each stream")
-    parser.add_argument("--output-tokens", type=int, default=100_000, help="of a request; the next one follows at once")
+    parser.add_argument("--output-tokens", type=int, default=100_000, help="of a request, +- 50 %%; the next follows")
     parser.add_argument("--window", type=float, default=10.0, help="seconds to watch")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--path", nargs="+", choices=list(BODIES), default=list(BODIES))
@@ -229,8 +278,8 @@ def main() -> None:
     print(HEAD)
     for path in arguments.path:
         for rate in arguments.rate:
-            load = (arguments.streams, rate, arguments.output_tokens, arguments.window, arguments.port)
-            print(row(measure(path, *load)), flush=True)
+            load = Load(arguments.streams, rate, arguments.output_tokens)
+            print(row(measure(path, load, arguments.window, arguments.port)), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,14 +32,15 @@ MAX_NUM_REQUESTS = 1 << 16
 
 
 class StepTable:
-    """Shared memory: when each step was handed over (`time.monotonic`), and the first step of each request."""
+    """Shared memory: when each step was handed over (`time.monotonic`), its tokens, and each request's first step."""
 
     def __init__(self, runtime_dir: pathlib.Path) -> None:
         path = runtime_dir / "steps"
         with path.open("ab") as file:
-            file.truncate(8 * (MAX_NUM_STEPS + MAX_NUM_REQUESTS))
+            file.truncate(8 * (2 * MAX_NUM_STEPS + MAX_NUM_REQUESTS))
         self.times = np.memmap(path, np.float64, "r+", shape=(MAX_NUM_STEPS,))
-        self.first_steps = np.memmap(path, np.int64, "r+", 8 * MAX_NUM_STEPS, (MAX_NUM_REQUESTS,))  # by seed
+        self.num_tokens = np.memmap(path, np.int64, "r+", 8 * MAX_NUM_STEPS, (MAX_NUM_STEPS,))
+        self.first_steps = np.memmap(path, np.int64, "r+", 16 * MAX_NUM_STEPS, (MAX_NUM_REQUESTS,))  # by seed
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ class FakeEngine:
         outputs = [(request.connection, self._advance(request)) for request in list(self._running.values())]
         if outputs:
             self._table.times[self._num_steps] = time.monotonic()
+            self._table.num_tokens[self._num_steps] = len(outputs)
             self._num_steps += 1
             self._link.put_outputs(outputs)
 

@@ -171,3 +171,16 @@ def test_no_token_comes_before_its_text(ids: list[int], places: list[int]) -> No
         released += len(delta.text)
         if delta.finish_reason is None:
             assert all(token.start < released for token in delta.tokens)
+
+
+@given(texts, st.lists(st.integers(0, 12), max_size=6), st.booleans())
+def test_without_logprobs_and_tokens_the_text_is_the_same(ids: list[int], places: list[int], ends: bool) -> None:
+    """That case has a short way through the pipeline."""
+    reason, stop_id = (FinishReason.STOP, EOS) if ends else (FinishReason.LENGTH, None)
+    outputs = cut([*ids, EOS] if ends else ids, places, reason, stop_id)
+    tracked, bare = stream(), ChoiceStream(Bytes(), None, TextOptions())
+    expected = [(d.text, d.finish_reason) for d in run(tracked, outputs) if d.text or d.finish_reason is not None]
+    for each in outputs:
+        each.logprobs = None
+    assert [(d.text, d.finish_reason) for d in run(bare, outputs)] == expected
+    assert bare.num_output_tokens == tracked.num_output_tokens

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
+from engine.protocol import RequestOutput
 from engine.status_page import Status
+from server.metrics import FLUSH_S, BatchHistogram, RequestTimer
 
 
 def values(text: str) -> dict[str, float]:
@@ -67,6 +71,41 @@ def test_buckets(site: Any) -> None:
     ]
     assert bounds[:5] == ["0.01", "0.025", "0.05", "0.075", "0.1"]
     assert bounds[-2:] == ["80.0", "+Inf"]
+
+
+def test_many_amounts_at_once_are_counted_as_one_by_one() -> None:
+    amounts = [0.0, 0.5, 1.0, 1.0, 1.5, 2.0, 7.0]
+    registries = [CollectorRegistry(), CollectorRegistry()]
+    one_by_one, at_once = (BatchHistogram("h", "h", buckets=(1, 2), registry=registry) for registry in registries)
+    for amount in amounts:
+        one_by_one.observe(amount)
+    at_once.observe_all(amounts[:3])
+    at_once.observe_all([])
+    at_once.observe_all(amounts[3:])
+    counted = [
+        {(s.name, *s.labels.values()): s.value for m in r.collect() for s in m.samples if s.name != "h_created"}
+        for r in registries
+    ]
+    assert counted[1] == counted[0]
+    assert counted[1]["h_bucket", "1.0"] == 4
+
+
+def test_latencies_of_a_long_stream_are_counted_while_it_runs(site: Any) -> None:
+    """Other processes see nothing of this one but what it has counted."""
+    metrics = site.app.state.context.metrics
+    timer = RequestTimer(metrics, 0.0, 1)
+
+    def num_counted() -> float:
+        return sum(bucket.get() for bucket in metrics._inter_token._buckets)
+
+    for now in (10.0, 10.1, 10.2, 10.3):
+        timer.note_output(0, RequestOutput(0, 0, [97]), now)
+    assert num_counted() < 3
+    timer.note_output(0, RequestOutput(0, 0, [97]), 10.3 + FLUSH_S)
+    assert num_counted() == 4
+    timer.note_output(0, RequestOutput(0, 0, [97]), 10.4 + FLUSH_S)
+    assert num_counted() == 4
+    assert values(site.call("GET", "/metrics").text)["weft:inter_token_latency_seconds_count"] == 5
 
 
 CHILD = """
