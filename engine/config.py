@@ -31,7 +31,7 @@ class EngineConfig:
         block_size: Tokens in a block.
         prefix_caching: Whether blocks are found by content.
         load_dummy: Random weights instead of the checkpoint's.
-        itl_target_s: Longest predicted step while anything decodes.
+        itl_target_s: Longest predicted step while anything decodes; None follows the decodes (`LatencyTarget`).
         max_num_waiting: Length of the queue.
         overlap: Whether a step is launched before the one before it is collected.
         kv_cache_memory_bytes: Asked for by the user; None lets the plan decide.
@@ -46,7 +46,7 @@ class EngineConfig:
     block_size: int
     prefix_caching: bool
     load_dummy: bool
-    itl_target_s: float
+    itl_target_s: float | None
     max_num_waiting: int
     overlap: bool
     kv_cache_memory_bytes: int | None
@@ -83,7 +83,7 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
         block_size=options.block_size,
         prefix_caching=options.prefix_caching,
         load_dummy=options.load_format == "dummy",
-        itl_target_s=(options.itl_target_ms or (50.0 if is_cuda else 500.0)) / 1e3,
+        itl_target_s=options.itl_target_ms / 1e3 if options.itl_target_ms else 0.05 if is_cuda else None,
         max_num_waiting=options.max_num_waiting,
         overlap=is_cuda,  # on the CPU a launch already computes the step
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,

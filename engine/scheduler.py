@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.kv_cache_manager import KVCacheManager, StepBlocks
 from engine.request import Request, RequestKey, Status
-from engine.step_budget import SHARE_FOR_OTHERS, StepBudget, TargetWarning
+from engine.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from engine.step_cost import StepCostModel, StepLoad
 
 
@@ -75,9 +75,9 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        itl_target_s: float,
+        itl_target_s: float | None,
     ) -> None:
-        """Start with no requests; the limits are per step, itl_target_s applies while anything decodes."""
+        """Start with no requests; the limits are per step; itl_target_s: see `LatencyTarget`."""
         self.kv = kv
         self.cost = cost
         self.counters = Counters()
@@ -87,8 +87,7 @@ class Scheduler:
         self.mean_output_tokens = 64.0
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._target_s = itl_target_s
-        self._warning = TargetWarning(itl_target_s)
+        self._target = LatencyTarget(itl_target_s)
 
     @property
     def has_requests(self) -> bool:
@@ -211,12 +210,11 @@ class Scheduler:
                 request.draft_token_ids = request.draft_token_ids[:num_spare]
                 num_spare -= len(request.draft_token_ids)
             load.add(1 + len(request.draft_token_ids), request.num_computed_tokens)
-        self._warning.check(load, self.cost.predict(load))
         return StepBudget(
             self.cost,
             max_num_tokens=self._max_num_batched_tokens,
             block_size=self.kv.block_size,
-            target_s=self._target_s,
+            limit_s=self._target.limit_s(load, self.cost.predict(load)),
             decodes=load,
         )
 

@@ -11,6 +11,9 @@ from engine.step_cost import StepCostModel, StepLoad
 
 logger = logging.getLogger(__name__)
 
+SLOWDOWN = 1.8
+"""Without a target, a step may take so many times as long as its decodes alone: prefill gets nearly half the time."""
+
 SHARE_FOR_OTHERS = 0.25
 """Part of a step's prefill that the longest one leaves to others, so that a short prompt overtakes a long one."""
 
@@ -19,7 +22,7 @@ class StepBudget:
     """Made by the scheduler for each step; counts down as requests are scheduled."""
 
     def __init__(
-        self, cost: StepCostModel, *, max_num_tokens: int, block_size: int, target_s: float, decodes: StepLoad
+        self, cost: StepCostModel, *, max_num_tokens: int, block_size: int, limit_s: float | None, decodes: StepLoad
     ) -> None:
         """Charge the decodes of the step.
 
@@ -27,12 +30,12 @@ class StepBudget:
             cost: Predicts step times.
             max_num_tokens: Most tokens in a step.
             block_size: The least that a step grants to prefill, in tokens.
-            target_s: Longest predicted step while anything decodes.
+            limit_s: Longest predicted step; None when nothing decodes, and only tokens count.
             decodes: The load of the requests that decode in this step.
         """
         self._cost = cost
         self._load = decodes
-        self._target_s = target_s if decodes.num_tokens else None
+        self._limit_s = limit_s
         self._num_tokens_left = max(max_num_tokens - decodes.num_tokens, 0)
         self._block_size = block_size
         self._has_granted = False
@@ -43,10 +46,9 @@ class StepBudget:
         `share` of what is left is the most that is granted. Nothing is charged yet.
         """
         limit = float(self._num_tokens_left)
-        if self._target_s is not None:
-            limit = min(
-                limit, self._cost.num_tokens_within(self._load, context, self._target_s / self._cost.tail_ratio)
-            )
+        if self._limit_s is not None:
+            planned_s = self._limit_s / self._cost.tail_ratio
+            limit = min(limit, self._cost.num_tokens_within(self._load, context, planned_s))
         granted = min(num_tokens, int(limit * share))
         if granted < min(num_tokens, self._block_size) and not self._has_granted:
             granted = min(num_tokens, self._block_size, self._num_tokens_left)
@@ -59,21 +61,30 @@ class StepBudget:
         self._has_granted = True
 
 
-class TargetWarning:
-    """Says once that decoding alone takes longer than the target, so that no setting of Weft's can meet it."""
+class LatencyTarget:
+    """How long a step may be predicted to take while anything decodes.
 
-    def __init__(self, target_s: float) -> None:
-        """Watch for steps longer than target_s."""
-        self._target_s = target_s
+    Given as a time, or as None: then prefill may slow the streams that are running down by no more than a factor,
+    whatever the model and the machine are. Says once that a given time cannot be met by decoding alone.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        """Take the target; None follows the decodes."""
+        self._seconds = seconds
         self._is_said = False
 
-    def check(self, decodes: StepLoad, predicted_s: float) -> None:
-        """Log when the decodes of a step are predicted to take longer than the target."""
-        if decodes.num_tokens and predicted_s > self._target_s and not self._is_said:
+    def limit_s(self, decodes: StepLoad, predicted_s: float) -> float | None:
+        """Limit of a step whose decodes alone are predicted to take predicted_s; None when nothing decodes."""
+        if not decodes.num_tokens:
+            return None
+        if self._seconds is None:
+            return predicted_s * SLOWDOWN
+        if predicted_s > self._seconds and not self._is_said:
             self._is_said = True
             logger.warning(
                 "itl_target_ms=%.0f cannot be met: a step of %d decodes alone takes about %.0f ms",
-                self._target_s * 1e3,
+                self._seconds * 1e3,
                 decodes.num_tokens,
                 predicted_s * 1e3,
             )
+        return self._seconds

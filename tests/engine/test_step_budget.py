@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from engine.step_budget import StepBudget, TargetWarning
+from engine.step_budget import SLOWDOWN, LatencyTarget, StepBudget
 from engine.step_cost import StepLoad
 from tests.engine.requests_for_tests import PerToken
 
@@ -11,7 +11,8 @@ def budget(num_decodes: int, *, max_num_tokens: int = 1000, target_s: float = 0.
     decodes = StepLoad()
     for _ in range(num_decodes):
         decodes.add(1, 50)
-    return StepBudget(PerToken(), max_num_tokens=max_num_tokens, block_size=16, target_s=target_s, decodes=decodes)
+    limit_s = target_s if num_decodes else None
+    return StepBudget(PerToken(), max_num_tokens=max_num_tokens, block_size=16, limit_s=limit_s, decodes=decodes)
 
 
 def test_without_decodes_only_tokens_count() -> None:
@@ -53,11 +54,18 @@ def test_not_even_a_block_goes_beyond_the_token_limit() -> None:
 
 
 def test_a_target_that_cannot_be_met_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    warning = TargetWarning(0.1)
+    target = LatencyTarget(0.1)
     with caplog.at_level(logging.WARNING):
-        warning.check(StepLoad(), 5.0)
-        warning.check(StepLoad(num_tokens=8), 0.09)
+        assert target.limit_s(StepLoad(), 5.0) is None
+        assert target.limit_s(StepLoad(num_tokens=8), 0.09) == 0.1
         assert caplog.messages == []
-        warning.check(StepLoad(num_tokens=8), 0.123)
-        warning.check(StepLoad(num_tokens=8), 0.2)
+        assert target.limit_s(StepLoad(num_tokens=8), 0.123) == 0.1
+        target.limit_s(StepLoad(num_tokens=8), 0.2)
     assert caplog.messages == ["itl_target_ms=100 cannot be met: a step of 8 decodes alone takes about 123 ms"]
+
+
+def test_without_a_target_the_limit_follows_the_decodes() -> None:
+    target = LatencyTarget(None)
+    assert target.limit_s(StepLoad(), 5.0) is None
+    assert target.limit_s(StepLoad(num_tokens=8), 0.05) == 0.05 * SLOWDOWN
+    assert target.limit_s(StepLoad(num_tokens=8), 2.0) == 2.0 * SLOWDOWN
