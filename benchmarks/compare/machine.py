@@ -26,7 +26,7 @@ class Machine:
     memory_gib: float
     system: str
     memory_read_gb_per_s: float
-    """The best of some reads of one gigabyte with all cores."""
+    """The best of some reads of one gigabyte with all cores, before and after all else."""
     load_average: float
     """Of the last minute, before the measurement began: what else was going on."""
     commit: str | None
@@ -39,7 +39,7 @@ def describe() -> Machine:
         cpu=_cpu_name(),
         num_cores=len(os.sched_getaffinity(0)),
         memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        system=f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        system=f"{platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}",
         load_average=os.getloadavg()[0],
         memory_read_gb_per_s=round(read_bandwidth() / 1e9, 1),
         commit=_commit(),

@@ -140,7 +140,7 @@ class Sitting:
         with Progress(
             *columns, console=self._console, transient=True, refresh_per_second=1, disable=hidden
         ) as progress:
-            task = progress.add_task(f"{name}, {workload.key}: {workload.describe()}", total=len(requests.measured))
+            task = progress.add_task(f"{name}, {workload.title}: {workload.describe()}", total=len(requests.measured))
             load(url, requests.warm_up, 1, self._timeout_s)
             streams = load(
                 url, requests.measured, workload.concurrency, self._timeout_s, lambda: progress.advance(task)

@@ -86,7 +86,8 @@ class Report:
         return [
             f"{where}, reads {machine.memory_read_gb_per_s:g} GB/s. {self.date}, {runs}.",
             f"{names}; {versions}." if names else f"{versions}.",
-            *(f"{workload.key}: {workload.title}: {workload.describe()}." for workload in self.workloads),
+            *(f"{workload.title}: {workload.describe()}." for workload in self.workloads),
+            *([f"0.50x: {self.servers[0]}'s figure is half of this one."] if len(self.servers) > 1 else []),
             f"$ {self.command}",
         ]
 
@@ -149,8 +150,6 @@ def format_table(report: Report) -> Table:
         cells = [cell(line, name) if name in line.medians else "-" for name in report.servers]
         floor = "" if line.floor is None else format_value(line.floor, line.row.unit)
         table.add_row(line.row.title, *cells, floor)
-    if others:
-        table.caption = f"0.50x: {reference}'s figure is half of this one; green where {reference} does better"
     return table
 
 

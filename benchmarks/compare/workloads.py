@@ -38,11 +38,10 @@ class Workload:
         return self.prefix_tokens + self.input_tokens + self.output_tokens / 2
 
     def describe(self) -> str:
-        """Lengths and numbers in words."""
+        """Lengths and number in words; what runs at once is in the title."""
         shared = f"{self.prefix_tokens:,} common tokens + " if self.prefix_tokens else ""
         requests = "one request" if self.num_requests == 1 else f"{self.num_requests} requests"
-        many = f"{self.concurrency} at once, {requests}" if self.concurrency > 1 else requests
-        return f"{shared}{self.input_tokens:,} tokens in, {self.output_tokens} out, {many}"
+        return f"{shared}{self.input_tokens:,} tokens in, {self.output_tokens} out, {requests}"
 
 
 WORKLOADS = (

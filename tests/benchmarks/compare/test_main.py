@@ -24,6 +24,13 @@ def test_workloads_are_chosen_and_shortened() -> None:
     assert [workload.key for workload in tiny] == ["D"]
 
 
+def test_the_command_is_one_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert command.describe_command([]) == "make bench"
+    flags = ["--runs", "3", "--model", "/home/somebody/model"]
+    assert command.describe_command(flags) == "make bench ARGS='--runs 3 --model ~/model'"
+
+
 @pytest.mark.parametrize("flags", [["--workloads", "AX"], ["--runs", "0"], ["--requests", "0"]])
 def test_bad_flags_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
