@@ -214,7 +214,7 @@ class Scheduler:
             self.cost,
             max_num_tokens=self._max_num_batched_tokens,
             block_size=self.kv.block_size,
-            limit_s=self._target.limit_s(load, self.cost.predict(load)),
+            limit_s=self._target.limit_s(load, self.cost),
             decodes=load,
         )
 

@@ -11,8 +11,8 @@ from engine.step_cost import StepCostModel, StepLoad
 
 logger = logging.getLogger(__name__)
 
-SLOWDOWN = 1.8
-"""Without a target, a step may take so many times as long as its decodes alone: prefill gets nearly half the time."""
+SLOWDOWN = 1.5
+"""Without a target, a step may take so many times as long as its decodes alone: prefill gets a third of the time."""
 
 SHARE_FOR_OTHERS = 0.25
 """Part of a step's prefill that the longest one leaves to others, so that a short prompt overtakes a long one."""
@@ -47,8 +47,7 @@ class StepBudget:
         """
         limit = float(self._num_tokens_left)
         if self._limit_s is not None:
-            planned_s = self._limit_s / self._cost.tail_ratio
-            limit = min(limit, self._cost.num_tokens_within(self._load, context, planned_s))
+            limit = min(limit, self._cost.num_tokens_within(self._load, context, self._limit_s))
         granted = min(num_tokens, int(limit * share))
         if granted < min(num_tokens, self._block_size) and not self._has_granted:
             granted = min(num_tokens, self._block_size, self._num_tokens_left)
@@ -64,8 +63,8 @@ class StepBudget:
 class LatencyTarget:
     """How long a step may be predicted to take while anything decodes.
 
-    Given as a time, or as None: then prefill may slow the streams that are running down by no more than a factor,
-    whatever the model and the machine are. Says once that a given time cannot be met by decoding alone.
+    Given as a time, which 99 of 100 steps keep; or as None: then prefill may slow the streams that are running down by
+    a factor, whatever the model and the machine are. Says once that a given time cannot be met by decoding alone.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -73,10 +72,11 @@ class LatencyTarget:
         self._seconds = seconds
         self._is_said = False
 
-    def limit_s(self, decodes: StepLoad, predicted_s: float) -> float | None:
-        """Limit of a step whose decodes alone are predicted to take predicted_s; None when nothing decodes."""
+    def limit_s(self, decodes: StepLoad, cost: StepCostModel) -> float | None:
+        """Longest that a step with these decodes should be predicted to take; None when nothing decodes."""
         if not decodes.num_tokens:
             return None
+        predicted_s = cost.predict(decodes)
         if self._seconds is None:
             return predicted_s * SLOWDOWN
         if predicted_s > self._seconds and not self._is_said:
@@ -87,4 +87,4 @@ class LatencyTarget:
                 decodes.num_tokens,
                 predicted_s * 1e3,
             )
-        return self._seconds
+        return self._seconds / cost.tail_ratio

@@ -54,18 +54,25 @@ def test_not_even_a_block_goes_beyond_the_token_limit() -> None:
 
 
 def test_a_target_that_cannot_be_met_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    target = LatencyTarget(0.1)
+    target, cost = LatencyTarget(0.1), PerToken()
     with caplog.at_level(logging.WARNING):
-        assert target.limit_s(StepLoad(), 5.0) is None
-        assert target.limit_s(StepLoad(num_tokens=8), 0.09) == 0.1
+        assert target.limit_s(StepLoad(), cost) is None
+        assert target.limit_s(StepLoad(num_tokens=90), cost) == 0.1
         assert caplog.messages == []
-        assert target.limit_s(StepLoad(num_tokens=8), 0.123) == 0.1
-        target.limit_s(StepLoad(num_tokens=8), 0.2)
-    assert caplog.messages == ["itl_target_ms=100 cannot be met: a step of 8 decodes alone takes about 123 ms"]
+        assert target.limit_s(StepLoad(num_tokens=123), cost) == 0.1
+        target.limit_s(StepLoad(num_tokens=200), cost)
+    assert caplog.messages == ["itl_target_ms=100 cannot be met: a step of 123 decodes alone takes about 123 ms"]
+
+
+def test_a_target_is_planned_with_the_steps_that_take_longer_than_predicted() -> None:
+    cost = PerToken()
+    cost.tail_ratio = 1.25
+    assert LatencyTarget(0.1).limit_s(StepLoad(num_tokens=8), cost) == 0.08
 
 
 def test_without_a_target_the_limit_follows_the_decodes() -> None:
-    target = LatencyTarget(None)
-    assert target.limit_s(StepLoad(), 5.0) is None
-    assert target.limit_s(StepLoad(num_tokens=8), 0.05) == 0.05 * SLOWDOWN
-    assert target.limit_s(StepLoad(num_tokens=8), 2.0) == 2.0 * SLOWDOWN
+    target, cost = LatencyTarget(None), PerToken()
+    cost.tail_ratio = 2.0
+    assert target.limit_s(StepLoad(), cost) is None
+    assert target.limit_s(StepLoad(num_tokens=50), cost) == 0.05 * SLOWDOWN
+    assert target.limit_s(StepLoad(num_tokens=2000), cost) == 2.0 * SLOWDOWN
