@@ -11,8 +11,8 @@ from engine.step_cost import StepCostModel, StepLoad
 
 logger = logging.getLogger(__name__)
 
-SLOWDOWN = 1.5
-"""Without a target, a step may take so many times as long as its decodes alone: prefill gets a third of the time."""
+SLOWDOWN = 1.8
+"""Without a target, a step may take so many times as long as its decodes alone: prefill gets nearly half the time."""
 
 SHARE_FOR_OTHERS = 0.25
 """Part of a step's prefill that the longest one leaves to others, so that a short prompt overtakes a long one."""
