@@ -31,6 +31,7 @@ class EngineConfig:
         block_size: Tokens in a block.
         prefix_caching: Whether blocks are found by content.
         load_dummy: Random weights instead of the checkpoint's.
+        is_int8: Matrices are quantized to int8; activations and KV cache stay in dtype.
         itl_target_s: Longest predicted step while anything decodes; None follows the decodes (`LatencyTarget`).
         max_num_waiting: Length of the queue.
         overlap: Whether a step is launched before the one before it is collected.
@@ -46,6 +47,7 @@ class EngineConfig:
     block_size: int
     prefix_caching: bool
     load_dummy: bool
+    is_int8: bool
     itl_target_s: float | None
     max_num_waiting: int
     overlap: bool
@@ -73,16 +75,22 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
             f"max_model_len must be at most {model.max_position_embeddings}, which the model was made for, "
             f"got {max_model_len}"
         )
+    dtype = _DTYPES.get(options.dtype, model.dtype)
+    is_int8 = options.quantization == "int8"
+    if is_int8 and (device.type != "cpu" or dtype != torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        raise ModelError(f"quantization int8 needs device cpu and dtype bfloat16, got {device.type} and {name}")
     return EngineConfig(
         model=Path(options.model),
         device=device,
-        dtype=_DTYPES.get(options.dtype, model.dtype),
+        dtype=dtype,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=options.block_size,
         prefix_caching=options.prefix_caching,
         load_dummy=options.load_format == "dummy",
+        is_int8=is_int8,
         itl_target_s=options.itl_target_ms / 1e3 if options.itl_target_ms else 0.05 if is_cuda else None,
         max_num_waiting=options.max_num_waiting,
         overlap=is_cuda,  # on the CPU a launch already computes the step

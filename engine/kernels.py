@@ -2,8 +2,6 @@
 
 import logging
 
-import torch
-
 from engine.attention.backend import AttentionBackend, KVGroup
 from engine.attention.native import NativeBackend
 from engine.attention.native import supports as supports_attention
@@ -11,6 +9,7 @@ from engine.attention.sdpa import SdpaBackend
 from engine.config import EngineConfig
 from engine.layers.kit import LayerKit, torch_kit
 from engine.models.config import ModelConfig
+from engine.models.errors import ModelError
 from engine.native import library
 from engine.native.layers import NativeKit
 from engine.native.layers import supports as supports_layers
@@ -18,10 +17,20 @@ from engine.native.layers import supports as supports_layers
 logger = logging.getLogger(__name__)
 
 
-def choose_kit(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> LayerKit:
-    """Weft's own layers where they can compute the model, else torch's."""
-    native = library.load() if supports_layers(model, dtype, device) else None
-    return NativeKit(native) if native else torch_kit(device, dtype)
+def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
+    """Weft's own layers where they can compute the model, else torch's.
+
+    Raises:
+        ModelError: Matrices are to be int8, which only Weft's own layers compute, and they cannot.
+    """
+    native = library.load() if supports_layers(model, config.dtype, config.device) else None
+    if native:
+        return NativeKit(native, config.is_int8)
+    if config.is_int8:
+        raise ModelError(
+            "quantization int8 needs Weft's native kernels, and they were not compiled or cannot compute this model"
+        )
+    return torch_kit(config.device, config.dtype)
 
 
 def make_backend(groups: tuple[KVGroup, ...], num_blocks: int, config: EngineConfig) -> AttentionBackend:

@@ -26,7 +26,7 @@ def main(runtime_dir: pathlib.Path) -> int:
     try:
         model = load_model_config(pathlib.Path(options.model))
         config = engine_config.resolve(options, model)
-        weights_bytes = count_weights_bytes(model, choose_kit(model, config.dtype, config.device), config.dtype)
+        weights_bytes = count_weights_bytes(model, choose_kit(model, config), config.dtype)
         activations_bytes = estimate_activations_bytes(model, config)
         free_bytes = engine_config.available_memory_bytes(config.device)
         check_fit(weights_bytes=weights_bytes, activations_bytes=activations_bytes, free_bytes=free_bytes)
@@ -42,7 +42,7 @@ def main(runtime_dir: pathlib.Path) -> int:
         return 2
     dtype = str(config.dtype).removeprefix("torch.")
     print(f"model        {config.model.name} ({model.architecture})")
-    print(f"device       {config.device.type}, {dtype}")
+    print(f"device       {config.device.type}, {dtype}{', matrices in int8' if config.is_int8 else ''}")
     print("\n".join(plan.lines()))
     return 0
 

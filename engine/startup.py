@@ -30,7 +30,7 @@ from engine.weights import count_weights_bytes, load_weights
 
 logger = logging.getLogger(__name__)
 
-_WARM_UP_TOKENS = (1, 8, 128)
+_WARM_UP_TOKENS = (1, 64, 128)
 """Step sizes that are run before serving, so that the first request does not pay for it and times can be predicted."""
 
 _SMALL_MODEL_BYTES = 100_000_000
@@ -67,7 +67,7 @@ def start(
     """
     model_config = load_model_config(Path(options.model))
     config = engine_config.resolve(options, model_config)
-    kit = choose_kit(model_config, config.dtype, config.device)
+    kit = choose_kit(model_config, config)
     check_fit(
         weights_bytes=count_weights_bytes(model_config, kit, config.dtype),
         activations_bytes=estimate_activations_bytes(model_config, config),
@@ -175,7 +175,7 @@ def _warm_up(runner: ModelRunner, cost: StepCostModel, config: EngineConfig, pla
         """Seconds of a step at its best; the first ones are slow."""
         batch = dummy_batch(num_tokens, num_groups, config.block_size, 1)
         seconds = []
-        for _ in range(4 if num_tokens < _WARM_UP_TOKENS[-1] else 2):
+        for _ in range(4 if num_tokens == 1 else 2):
             began = time.perf_counter()
             runner.collect(runner.launch(batch))
             seconds.append(time.perf_counter() - began)

@@ -70,7 +70,10 @@ def count_weights_bytes(config: ModelConfig, kit: LayerKit, dtype: torch.dtype) 
     num_values = config.num_parameters
     if config.tie_word_embeddings and kit.copies_tied_table:
         num_values += config.vocab_size * config.hidden_size
-    return num_values * dtype.itemsize
+    num_bytes = num_values * dtype.itemsize
+    if kit.is_int8:
+        num_bytes -= sum(rows * (columns * (dtype.itemsize - 1) - 4) for rows, columns in config.matrix_shapes)
+    return num_bytes
 
 
 class _TensorSource(Protocol):

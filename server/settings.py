@@ -91,6 +91,9 @@ class Settings(BaseModel):
     load_format: Literal["auto", "dummy"] = Field(
         default="auto", description="How weights load; dummy makes random ones."
     )
+    quantization: Literal["none", "int8"] = Field(
+        default="none", description="How matrices are kept; int8 halves what a CPU reads for each token."
+    )
     itl_target_ms: float | None = Field(
         default=None,
         gt=0,
@@ -127,8 +130,8 @@ class Settings(BaseModel):
 
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
-    *("max_num_batched_tokens", "kv_cache_memory", "block_size", "prefix_caching", "load_format", "itl_target_ms"),
-    *("api_key", "server_processes", "log_format"),
+    *("max_num_batched_tokens", "kv_cache_memory", "block_size", "prefix_caching", "load_format", "quantization"),
+    *("itl_target_ms", "api_key", "server_processes", "log_format"),
 )
 """The settings that have a flag, in the order of the help text; the others are for YAML and environment only."""
 
@@ -245,6 +248,7 @@ def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
         block_size=settings.block_size,
         prefix_caching=settings.prefix_caching,
         load_format=settings.load_format,
+        quantization=settings.quantization,
         itl_target_ms=settings.itl_target_ms,
         max_num_waiting=settings.max_num_waiting,
         log_format=settings.log_format,

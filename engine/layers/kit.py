@@ -46,10 +46,12 @@ class LayerKit(Protocol):
     Attributes:
         name: For the log.
         copies_tied_table: Whether the output head is a copy of the embedding that it is tied to.
+        is_int8: Whether a matrix takes one byte a value and one float32 an output, instead of what its dtype takes.
     """
 
     name: str
     copies_tied_table: bool
+    is_int8: bool
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Weight (out_features, in_features), bias (out_features,)."""
@@ -79,6 +81,8 @@ def embedding(table: torch.Tensor) -> Layer:
 
 class TorchKit:
     """torch's operations; matrices in oneDNN's layout where that is asked for."""
+
+    is_int8 = False
 
     def __init__(self, use_onednn: bool = False) -> None:
         """OneDNN's layout is for bfloat16 on CPUs that have instructions for it."""

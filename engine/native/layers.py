@@ -1,7 +1,8 @@
-"""Layers of Weft's own kernels, for bfloat16 on the CPU; see `engine/native/linear.c` and `elementwise.c`.
+"""Layers of Weft's own kernels, for bfloat16 on the CPU; see `engine/native/packed.py` and `elementwise.c`.
 
-A row's outputs do not depend, bit for bit, on the other rows of a step. A packed matrix is the only copy of its
-weights: the embedding reads its rows from the output head when the two are tied.
+Matrices may be int8, everything else stays bfloat16. A row's outputs do not depend, bit for bit, on the other rows of a
+step. A packed matrix is the only copy of its weights: the embedding reads its rows from the output head when the two
+are tied.
 """
 
 import ctypes
@@ -14,10 +15,7 @@ from engine.layers.kit import HeadLayer, Layer, Linear
 from engine.layers.norm import HeadNorm
 from engine.models.config import ModelConfig
 from engine.native.library import NativeLibrary
-from engine.native.memory import allocate
-
-_PANEL, _TILE = 16, 32
-"""Outputs in a panel of packed weights, and what the inputs are padded to."""
+from engine.native.packed import PANEL, TILE, pack_bf16, pack_int8
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -33,7 +31,7 @@ class _Epilogue(IntEnum):
 
 def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the kernels can compute this model."""
-    sizes_fit = config.hidden_size % _PANEL == 0 and config.head_dim % _TILE == 0 and config.intermediate_size % 2 == 0
+    sizes_fit = config.hidden_size % PANEL == 0 and config.head_dim % TILE == 0 and config.intermediate_size % 2 == 0
     return device.type == "cpu" and dtype == torch.bfloat16 and sizes_fit
 
 
@@ -42,24 +40,25 @@ class NativeKit:
 
     copies_tied_table = False
 
-    def __init__(self, library: NativeLibrary) -> None:
-        """Take the functions of a loaded library."""
-        self.name = f"native ({library.variant})"
+    def __init__(self, library: NativeLibrary, is_int8: bool = False) -> None:
+        """Take the functions of a loaded library; is_int8 quantizes every matrix."""
+        self.name = f"native{' int8' if is_int8 else ''} ({library.variant})"
+        self.is_int8 = is_int8
         self._library = library
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """See `LayerKit`."""
-        return NativeLinear(self._library, weight, bias)
+        return NativeLinear(self._library, weight, bias, is_int8=self.is_int8)
 
     def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
         """See `LayerKit`."""
         if activation != "silu" or bias is not None:  # rare enough to do without a kernel of its own
             return TorchGated(self.linear(weight, bias), activation)
-        return NativeLinear(self._library, weight, None, is_gated=True)
+        return NativeLinear(self._library, weight, None, is_gated=True, is_int8=self.is_int8)
 
     def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
         """See `LayerKit`."""
-        head = NativeLinear(self._library, table, None)
+        head = NativeLinear(self._library, table, None, is_int8=self.is_int8)
         return head.gather, head
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
@@ -96,26 +95,22 @@ class NativeLinear:
     """A packed matrix; see `Linear`, and `LayerKit.gated` for the gated kind, which is only called."""
 
     def __init__(
-        self, library: NativeLibrary, weight: torch.Tensor, bias: torch.Tensor | None, is_gated: bool = False
+        self,
+        library: NativeLibrary,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        is_gated: bool = False,
+        is_int8: bool = False,
     ) -> None:
         """Pack a weight (out_features, in_features); of a gated one each half is packed by itself."""
         parts = weight.chunk(2) if is_gated else (weight,)
         self.out_features, self.in_features = parts[0].shape
         self._bias = bias
-        self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
-        panel_values = _PANEL * -(-self.in_features // _TILE) * _TILE
-        part_values = -(-self.out_features // _PANEL) * panel_values
-        self._packed = allocate(len(parts) * part_values, torch.bfloat16)
-        pack = library.function("weft_pack_linear", _POINTER, _SIZE, _SIZE, _POINTER)
-        for index, part in enumerate(parts):
-            target = self._packed[index * part_values :]
-            pack(part.contiguous().data_ptr(), self.out_features, self.in_features, target.data_ptr())
-        self._multiply = library.function(
-            "weft_linear", _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE
-        )
-        self._gather = library.function("weft_gather_rows", _POINTER, _SIZE, _POINTER, _SIZE, _POINTER)
-        self._weights = self._packed.data_ptr()
         self._bias_pointer = None if bias is None else bias.data_ptr()
+        self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
+        self.matrix = (pack_int8 if is_int8 else pack_bf16)(library, parts)
+        self._multiply, self._gather, self._pointers = self.matrix.multiply, self.matrix.gather, self.matrix.pointers
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """(num_tokens, in_features) -> (num_tokens, out_features)."""
@@ -136,7 +131,7 @@ class NativeLinear:
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` (n,) int64 of the weight, (n, in_features)."""
         rows = torch.empty(len(ids), self.in_features, dtype=torch.bfloat16)
-        self._gather(self._weights, self.in_features, ids.data_ptr(), len(ids), rows.data_ptr())
+        self._gather(*self._pointers, self.in_features, ids.data_ptr(), len(ids), rows.data_ptr())
         return rows
 
     def _run(self, inputs: torch.Tensor, outputs: torch.Tensor, epilogue: _Epilogue) -> None:
@@ -145,7 +140,7 @@ class NativeLinear:
             inputs.stride(0),
             len(inputs),
             self.in_features,
-            self._weights,
+            *self._pointers,
             self.out_features,
             self._bias_pointer,
             outputs.data_ptr(),

@@ -1,8 +1,9 @@
 /* What the linear kernels share: how outputs are divided among threads, and what becomes of the sums.
  *
- * Weights are packed in panels of 16 outputs. A unit is four panels that lie far apart: memory serves four long
- * streams faster than one. Each thread has a range of units, whose streams go on from unit to unit, and takes over
- * what is left of the others' when it is through: the HTTP process runs on the same cores, so no thread is on time.
+ * Weights are packed in panels of 16 outputs, and a unit is four panels. For few rows they lie far apart, because memory
+ * serves four long streams faster than one; for many rows side by side, so that whole cache lines of outputs are written.
+ * Each thread has a range of units, whose streams go on from unit to unit, and takes over what is left of the others'
+ * when it is through: the HTTP process runs on the same cores, so no thread is on time.
  */
 #ifndef WEFT_LINEAR_JOB_H
 #define WEFT_LINEAR_JOB_H
@@ -14,7 +15,8 @@
 #include "tiles.h"
 
 enum { PANEL = LANES, TILE_K = 32, BLOCK_ROWS = 32, UNIT_PANELS = 4, BLOCK_COLUMNS = UNIT_PANELS * PANEL };
-enum { CHUNK_BYTES = 1 << 20 }; /* inputs that stay in the second-level cache while panels pass by */
+enum { CHUNK_BYTES = 1 << 19 }; /* inputs that stay in the second-level cache while panels pass by */
+enum { FEW_ROWS = 16 };          /* up to so many, memory is what takes time */
 enum { MAX_THREADS = 1024 };
 
 typedef enum { STORE_BF16, STORE_F32, ADD_BF16, GATED_SILU } Epilogue;
@@ -30,21 +32,27 @@ typedef struct {
     void *outputs; /* (rows, output_stride) */
     int64_t output_stride;
     Epilogue epilogue;
-    int64_t columns, unit_columns, units_per_chunk, chunk_rows, num_units; /* in panels of outputs, and rows */
+    int64_t columns, unit_columns; /* panels of outputs, in all and in a unit */
+    int64_t column_step, unit_step; /* between the columns of a unit, and between units */
+    int64_t units_per_chunk, chunk_rows, num_units;
 } Job;
 
-/* Rows [row, row + rows) of the columns `column`, `column + job.units_per_chunk`, ... and the panels that they need. */
+/* Rows [row, row + rows) of the columns `column`, `column + job.column_step`, ... and the panels that they need. */
 typedef struct {
     int64_t row, rows, column, columns;
     const char *panels[UNIT_PANELS];
 } Unit;
 
-/* Divide the job; everything up to `epilogue` is set. */
-static inline void plan_job(Job *job) {
+/* Divide the job; everything else up to `epilogue` is set. Weights take value_bytes each. */
+static inline void plan_job(Job *job, int64_t value_bytes) {
     job->padded_k = (job->k + TILE_K - 1) / TILE_K * TILE_K;
+    job->panel_bytes = PANEL * job->padded_k * value_bytes;
     job->columns = (job->n + PANEL - 1) / PANEL;
     job->unit_columns = job->epilogue == GATED_SILU ? UNIT_PANELS / 2 : UNIT_PANELS;
     job->units_per_chunk = (job->columns + job->unit_columns - 1) / job->unit_columns;
+    const int is_far = job->rows <= FEW_ROWS;
+    job->column_step = is_far ? job->units_per_chunk : 1;
+    job->unit_step = is_far ? 1 : job->unit_columns;
     job->chunk_rows = CHUNK_BYTES / (job->padded_k * (int64_t)sizeof(bf16)) / BLOCK_ROWS * BLOCK_ROWS;
     if (job->chunk_rows < BLOCK_ROWS) job->chunk_rows = BLOCK_ROWS;
     job->num_units = job->units_per_chunk * ((job->rows + job->chunk_rows - 1) / job->chunk_rows);
@@ -52,13 +60,13 @@ static inline void plan_job(Job *job) {
 
 /* Columns that a unit at the end lacks are computed from another panel of its own, and dropped. */
 static inline Unit unit_at(const Job *job, int64_t index) {
-    const int64_t step = job->units_per_chunk;
-    Unit unit = {.row = index / step * job->chunk_rows, .column = index % step};
+    Unit unit = {.row = index / job->units_per_chunk * job->chunk_rows,
+                 .column = index % job->units_per_chunk * job->unit_step};
     unit.rows = job->rows - unit.row < job->chunk_rows ? job->rows - unit.row : job->chunk_rows;
-    unit.columns = (job->columns - unit.column + step - 1) / step;
+    unit.columns = (job->columns - unit.column + job->column_step - 1) / job->column_step;
     for (int64_t p = 0; p < UNIT_PANELS; p++) {
         const int64_t place = p % job->unit_columns < unit.columns ? p % job->unit_columns : 0;
-        const int64_t panel = unit.column + place * step + p / job->unit_columns * job->columns;
+        const int64_t panel = unit.column + place * job->column_step + p / job->unit_columns * job->columns;
         unit.panels[p] = (const char *)job->weights + panel * job->panel_bytes;
     }
     return unit;
@@ -121,7 +129,7 @@ INLINE f32x16 scaled(const Job *job, f32x16 values, int64_t output) {
 static inline void finish_block(const Job *job, const Unit *unit, int64_t row, int64_t rows, const float *sums) {
     const int64_t size = job->epilogue == STORE_F32 ? sizeof(float) : sizeof(bf16);
     for (int64_t c = 0; c < unit->columns && c < job->unit_columns; c++) {
-        const int64_t first = (unit->column + c * job->units_per_chunk) * PANEL, left = job->n - first;
+        const int64_t first = (unit->column + c * job->column_step) * PANEL, left = job->n - first;
         const bf16 *bias = job->bias ? job->bias + first : NULL;
         const float *from = sums + c * PANEL;
         char *to = (char *)job->outputs + (row * job->output_stride + first) * size;

@@ -10,6 +10,19 @@
 #define TILE_PAIRS 16                     /* pairs of bfloat16 in a row of 64 bytes */
 #define TILE_VALUES (TILE_ROWS * 2 * TILE_PAIRS)
 
+#if !defined(__clang__)
+/* GCC does not know that these instructions read memory, so stores before them would be free to move behind them. */
+#define READS_MEMORY __asm__ volatile("" ::: "memory")
+#undef _tile_loadd
+#define _tile_loadd(tile, from, stride)                  \
+    do {                                                 \
+        READS_MEMORY;                                    \
+        _tile_loadd_internal(tile, from, stride);        \
+    } while (0)
+#else
+#define READS_MEMORY
+#endif
+
 typedef struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -23,6 +36,7 @@ INLINE void open_tiles(void) {
         shapes.row_bytes[tile] = 64;
         shapes.rows[tile] = TILE_ROWS;
     }
+    READS_MEMORY;
     _tile_loadconfig(&shapes);
 }
 

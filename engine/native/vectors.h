@@ -20,6 +20,8 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef int16_t i16x16 __attribute__((vector_size(32)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 #define INLINE static inline __attribute__((always_inline))
 #define LANES 16
@@ -58,6 +60,13 @@ INLINE f32x16 load_bf16(const bf16 *from) {
     return (f32x16)(__builtin_convertvector(halves, u32x16) << 16);
 }
 
+/* Round to the nearest bfloat16, ties to even. */
+INLINE bf16 from_f32(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
 /* Round to the nearest bfloat16, ties to even; not-a-number stays one. */
 INLINE u16x16 to_bf16(f32x16 values) {
 #if defined(__AVX512BF16__)
@@ -75,6 +84,22 @@ INLINE void store_bf16(bf16 *to, f32x16 values) {
     memcpy(to, &halves, sizeof halves);
 }
 
+/* 16 values of int8 as float32. */
+INLINE f32x16 load_int8(const int8_t *from) {
+    i8x16 bytes;
+    memcpy(&bytes, from, sizeof bytes);
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes)); /* gcc 12 takes the lanes one by one */
+#else
+    return __builtin_convertvector(__builtin_convertvector(bytes, i16x16), f32x16);
+#endif
+}
+
+/* 16 values of int8, then 16 more, as pairs of one and one in bfloat16. Exact: 127 has seven bits. */
+INLINE u32x16 widen_pairs(const int8_t *from) {
+    return (u32x16)load_int8(from) >> 16 | (u32x16)load_int8(from + LANES);
+}
+
 /* accumulator + a.low * b.low + a.high * b.high, for 16 pairs of bfloat16 in each of a and b. */
 INLINE f32x16 dot_pairs(f32x16 accumulator, u32x16 a, u32x16 b) {
 #if defined(__AVX512BF16__)
@@ -85,13 +110,15 @@ INLINE f32x16 dot_pairs(f32x16 accumulator, u32x16 a, u32x16 b) {
 #endif
 }
 
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
+
 /* Sum of the lanes, always in the same order. */
 INLINE float reduce_add(f32x16 values) {
-    float lanes[LANES];
-    store_f32(lanes, values);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int lane = 0; lane < width; lane++) lanes[lane] += lanes[lane + width];
-    return lanes[0];
+    f32x8 eight = __builtin_shufflevector(values, values, 0, 1, 2, 3, 4, 5, 6, 7) +
+                  __builtin_shufflevector(values, values, 8, 9, 10, 11, 12, 13, 14, 15);
+    f32x4 four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 INLINE float reduce_max(f32x16 values) {

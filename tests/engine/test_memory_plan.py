@@ -24,6 +24,7 @@ CONFIG = EngineConfig(
     block_size=16,
     prefix_caching=True,
     load_dummy=False,
+    is_int8=False,
     itl_target_s=0.25,
     max_num_waiting=10,
     overlap=False,

@@ -1,0 +1,160 @@
+/* Linear layers over weights in int8 with one scale for each output: half the bytes of bfloat16 to read.
+ *
+ * Packed layout: panels of 16 outputs, [n / 16][k][16], k padded with zeros to whole tiles; scales are float32, and n
+ * of them padded with zeros to whole panels.
+ * A weight becomes bfloat16 on its way into the product, exactly (127 has seven bits); inputs stay bfloat16, sums
+ * float32, and the scale comes last. Few rows take weights straight from memory; many share panels widened once.
+ */
+#include "linear_product.h"
+
+enum { INT8_TILE_BYTES = PANEL * TILE_K, WIDE_TILE_BYTES = 2 * INT8_TILE_BYTES };
+
+/* ---- packing ------------------------------------------------------------------------------------------------- */
+
+/* Returns the scale: the largest magnitude of a row becomes 127. */
+static float pack_row(const bf16 *weights, int64_t k, int8_t *to) {
+    bf16 largest = 0;
+    for (int64_t i = 0; i < k; i++) {
+        const bf16 magnitude = weights[i] & 0x7fff; /* is in the order of its bits */
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    const float scale = to_f32(largest) / 127.0f, divisor = largest ? scale : 1.0f;
+    for (int64_t i = 0; i < k; i++) {
+        const float shifted = to_f32(weights[i]) / divisor + 12582912.0f; /* 1.5 * 2^23: adding it rounds */
+        memcpy(to + i * PANEL, &shifted, 1);
+    }
+    return scale;
+}
+
+/* Quantize and pack weights (n, k), k even, into packed, which is zero, and scales (n). */
+void weft_pack_linear_int8(const bf16 *weights, int64_t n, int64_t k, int8_t *packed, float *scales) {
+    const int64_t padded_k = (k + TILE_K - 1) / TILE_K * TILE_K;
+#pragma omp parallel for schedule(static, PANEL)
+    for (int64_t row = 0; row < n; row++)
+        scales[row] = pack_row(weights + row * k, k, packed + row / PANEL * PANEL * padded_k + row % PANEL);
+}
+
+/* The reverse for some outputs: rows `ids` of the packed matrix as (num_ids, k). */
+void weft_gather_rows_int8(const int8_t *packed, const float *scales, int64_t k, const int64_t *ids, int64_t num_ids,
+                           bf16 *to) {
+    const int64_t padded_k = (k + TILE_K - 1) / TILE_K * TILE_K;
+#pragma omp parallel for schedule(static) if (num_ids > 64)
+    for (int64_t row = 0; row < num_ids; row++) {
+        const int8_t *from = packed + ids[row] / PANEL * PANEL * padded_k + ids[row] % PANEL;
+        for (int64_t i = 0; i < k; i++) to[row * k + i] = from_f32((float)from[i * PANEL] * scales[ids[row]]);
+    }
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------ */
+
+/* The weights of 16 outputs for as many inputs as a tile has pairs of, from `from` on, as bfloat16. */
+INLINE void widen_tile(const char *from, char *to) {
+    for (int64_t line = 0; line < TILE_K / 2; line++) {
+        if (line % 2 == 0) __builtin_prefetch(from + line * 32 + AHEAD_BYTES, 0, 2);
+        store_bits(to + line * 64, widen_pairs((const int8_t *)from + line * 32));
+    }
+}
+
+static Scratch wide_scratch; /* for each thread the panels of a unit as bfloat16 */
+
+INLINE char *wide_panels(const Job *job) {
+    return (char *)wide_scratch.memory + omp_get_thread_num() * UNIT_PANELS * 2 * job->panel_bytes;
+}
+
+#if defined(__AMX_BF16__)
+
+/* In both products the weights of the next step are widened while those of this step are multiplied: a tile that is
+ * loaded before its stores have left for the cache waits. */
+
+/* One tile of rows times four panels. */
+static void multiply_1x4(const bf16 *tiles, const char *const panels[UNIT_PANELS], int64_t steps, float *sums) {
+    _Alignas(64) char buffers[2][UNIT_PANELS][WIDE_TILE_BYTES];
+    zero_sums();
+    for (int64_t p = 0; p < UNIT_PANELS; p++) widen_tile(panels[p], buffers[0][p]);
+    for (int64_t step = 0; step < steps; step++) {
+        const int64_t next = (step + 1 < steps ? step + 1 : step) * INT8_TILE_BYTES;
+        _tile_loadd(4, tiles + step * TILE_VALUES, 64);
+#define PANEL_STEP(P, REGISTER)                                   \
+    widen_tile(panels[P] + next, buffers[(step + 1) % 2][P]);     \
+    _tile_loadd(REGISTER, buffers[step % 2][P], 64);              \
+    _tile_dpbf16ps(P, 4, REGISTER);
+        PANEL_STEP(0, 5)
+        PANEL_STEP(1, 6)
+        PANEL_STEP(2, 7)
+        PANEL_STEP(3, 5)
+#undef PANEL_STEP
+    }
+    store_row_of_sums(sums);
+}
+
+/* Two tiles of rows times two panels, which are left behind as bfloat16 in wide[]. */
+static void multiply_and_widen_2x2(const bf16 *tiles, const char *const panels[2], int64_t steps, char *const wide[2],
+                                   float *sums) {
+    const bf16 *second = tiles + steps * TILE_VALUES;
+    zero_sums();
+    for (int64_t p = 0; p < 2; p++) widen_tile(panels[p], wide[p]);
+    for (int64_t step = 0; step < steps; step++) {
+        const int64_t next = step + 1 < steps ? step + 1 : step, at = step * WIDE_TILE_BYTES;
+        widen_tile(panels[0] + next * INT8_TILE_BYTES, wide[0] + next * WIDE_TILE_BYTES);
+        _tile_loadd(6, wide[0] + at, 64);
+        _tile_loadd(4, tiles + step * TILE_VALUES, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, second + step * TILE_VALUES, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        widen_tile(panels[1] + next * INT8_TILE_BYTES, wide[1] + next * WIDE_TILE_BYTES);
+        _tile_loadd(7, wide[1] + at, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    store_block_of_sums(sums);
+}
+
+static void compute_unit(const Job *job, const Unit *unit) {
+    _Alignas(64) float sums[BLOCK_ROWS * BLOCK_COLUMNS];
+    const bf16 *tiles = job->inputs + unit->row * job->padded_k;
+    const int64_t steps = job->padded_k / TILE_K;
+    if (unit->rows <= TILE_ROWS) {
+        multiply_1x4(tiles, unit->panels, steps, sums);
+        finish_block(job, unit, unit->row, unit->rows, sums);
+        return;
+    }
+    char *wide[UNIT_PANELS];
+    for (int64_t p = 0; p < UNIT_PANELS; p++) wide[p] = wide_panels(job) + p * 2 * job->panel_bytes;
+    for (int64_t p = 0; p < UNIT_PANELS; p += 2)
+        multiply_and_widen_2x2(tiles, unit->panels + p, steps, wide + p, sums + p * PANEL);
+    finish_block(job, unit, unit->row, unit->rows < BLOCK_ROWS ? unit->rows : BLOCK_ROWS, sums);
+    Unit rest = *unit;
+    rest.row += BLOCK_ROWS;
+    rest.rows -= BLOCK_ROWS;
+    if (rest.rows > 0) compute_blocks(job, &rest, (const char *const *)wide);
+}
+
+#else
+
+static void compute_unit(const Job *job, const Unit *unit) {
+    if (unit->rows <= ROWS_AT_ONCE) {
+        compute_groups(job, unit, unit->panels, sizeof(int8_t));
+        return;
+    }
+    const char *wide[UNIT_PANELS];
+    for (int64_t p = 0; p < UNIT_PANELS; p++) {
+        char *to = wide_panels(job) + p * 2 * job->panel_bytes;
+        for (int64_t step = 0; step < job->padded_k / TILE_K; step++)
+            widen_tile(unit->panels[p] + step * INT8_TILE_BYTES, to + step * WIDE_TILE_BYTES);
+        wide[p] = to;
+    }
+    compute_blocks(job, unit, wide);
+}
+
+#endif
+
+/* As `weft_linear`, with weights and scales from `weft_pack_linear_int8`. */
+void weft_linear_int8(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const int8_t *weights,
+                      const float *scales, int64_t n, const bf16 *bias, void *outputs, int64_t output_stride,
+                      int64_t epilogue) {
+    Job job = {.inputs = inputs, .rows = rows, .input_stride = input_stride, .k = k, .weights = weights, .scales = scales,
+               .bias = bias, .n = n, .outputs = outputs, .output_stride = output_stride, .epilogue = (Epilogue)epilogue};
+    plan_job(&job, sizeof(int8_t));
+    scratch_reserve(&wide_scratch, (size_t)(omp_get_max_threads() * UNIT_PANELS * 2 * job.panel_bytes));
+    run_job(&job, compute_unit);
+}

@@ -1,0 +1,186 @@
+/* Rows times panels of bfloat16, and the loop in which threads compute the units of a job.
+ *
+ * A file that includes this says how a unit is computed from its weights in memory. Every output is the sum over k in
+ * one order, whatever the number of rows: each product here takes the pairs of inputs one after another.
+ */
+#ifndef WEFT_LINEAR_PRODUCT_H
+#define WEFT_LINEAR_PRODUCT_H
+
+#include "linear_job.h"
+
+enum { AHEAD_BYTES = 2048 }; /* how far before its use a panel's weights are asked for */
+
+#if defined(__AMX_BF16__)
+
+enum { ROWS_AT_ONCE = TILE_ROWS };
+
+/* The sums are tiles 0 to 3. */
+INLINE void zero_sums(void) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+/* 16 rows times four panels. */
+INLINE void store_row_of_sums(float *sums) {
+    _tile_stored(0, sums, BLOCK_COLUMNS * sizeof(float));
+    _tile_stored(1, sums + PANEL, BLOCK_COLUMNS * sizeof(float));
+    _tile_stored(2, sums + 2 * PANEL, BLOCK_COLUMNS * sizeof(float));
+    _tile_stored(3, sums + 3 * PANEL, BLOCK_COLUMNS * sizeof(float));
+}
+
+/* 32 rows times two panels. */
+INLINE void store_block_of_sums(float *sums) {
+    float *lower = sums + TILE_ROWS * BLOCK_COLUMNS;
+    _tile_stored(0, sums, BLOCK_COLUMNS * sizeof(float));
+    _tile_stored(1, sums + PANEL, BLOCK_COLUMNS * sizeof(float));
+    _tile_stored(2, lower, BLOCK_COLUMNS * sizeof(float));
+    _tile_stored(3, lower + PANEL, BLOCK_COLUMNS * sizeof(float));
+}
+
+/* Two tiles of rows times two panels: each load feeds two products. Meanwhile `lines` lines a step from each `next`
+ * come into the second-level cache. */
+static void multiply_2x2(const bf16 *tiles, const char *const panels[2], int64_t steps, const char *const next[2],
+                         int64_t lines, float *sums) {
+    const bf16 *second = tiles + steps * TILE_VALUES;
+    const char *left = next[0], *right = next[1];
+    zero_sums();
+    for (int64_t step = 0; step < steps; step++) {
+        const int64_t at = step * 1024;
+        for (int64_t line = 0; line < lines; line++) {
+            __builtin_prefetch(left + 64 * line, 0, 2);
+            __builtin_prefetch(right + 64 * line, 0, 2);
+        }
+        left += 64 * lines;
+        right += 64 * lines;
+        _tile_loadd(6, panels[0] + at, 64);
+        _tile_loadd(4, tiles + step * TILE_VALUES, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, panels[1] + at, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, second + step * TILE_VALUES, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    store_block_of_sums(sums);
+}
+
+/* A unit of any number of rows, its panels as bfloat16. Meanwhile those of the next unit come, as they are in memory. */
+static void compute_blocks(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS]) {
+    _Alignas(64) float sums[BLOCK_ROWS * BLOCK_COLUMNS];
+    const int64_t steps = job->padded_k / TILE_K, num_blocks = (unit->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    int64_t lines = (job->panel_bytes / steps / 64 + num_blocks - 1) / num_blocks;
+    int64_t ahead = job->unit_step * job->panel_bytes;
+    if (num_blocks <= 2 && panels == unit->panels) { /* too few products to hide a unit's weights: ask shortly before */
+        ahead = AHEAD_BYTES;
+        lines = TILE_ROWS;
+    }
+    for (int64_t block = 0; block < num_blocks; block++) {
+        const int64_t row = unit->row + block * BLOCK_ROWS, left = unit->row + unit->rows - row;
+        const bf16 *tiles = job->inputs + row * job->padded_k;
+        for (int64_t p = 0; p < UNIT_PANELS; p += 2) {
+            const char *const next[2] = {unit->panels[p] + ahead, unit->panels[p + 1] + ahead};
+            multiply_2x2(tiles, panels + p, steps, next, lines, sums + p * PANEL);
+        }
+        finish_block(job, unit, row, left < BLOCK_ROWS ? left : BLOCK_ROWS, sums);
+        ahead += steps * lines * 64;
+        if (lines == TILE_ROWS) lines = 0; /* all is in the cache after the first block */
+    }
+}
+
+#else
+
+#if defined(__AVX512F__)
+enum { ROWS_AT_ONCE = 8 }; /* 8 rows x 2 panels of sums fit into 32 registers */
+#else
+enum { ROWS_AT_ONCE = 2 };
+#endif
+
+/* The weights of 16 outputs for one pair of inputs, from a panel of values that take 1 byte or 2. */
+INLINE u32x16 load_pairs(const char *panel, int64_t pair, int value_bytes) {
+    return value_bytes == 1 ? widen_pairs((const int8_t *)panel + pair * 32) : load_bits(panel + pair * 64);
+}
+
+/* Up to ROWS_AT_ONCE rows times two panels. */
+INLINE void multiply_block(const Job *job, const bf16 *inputs, int rows, const char *const panels[2], int value_bytes,
+                           float *sums) {
+    f32x16 totals[ROWS_AT_ONCE][2] = {0};
+    for (int64_t pair = 0; pair < job->k / 2; pair++) {
+        const int64_t at = pair * 2 * PANEL * value_bytes;
+        __builtin_prefetch(panels[0] + at + AHEAD_BYTES, 0, 2);
+        __builtin_prefetch(panels[1] + at + AHEAD_BYTES, 0, 2);
+        const u32x16 left = load_pairs(panels[0], pair, value_bytes), right = load_pairs(panels[1], pair, value_bytes);
+        for (int row = 0; row < rows; row++) {
+            uint32_t values;
+            memcpy(&values, inputs + row * job->input_stride + 2 * pair, sizeof values);
+            totals[row][0] = dot_pairs(totals[row][0], splat_bits(values), left);
+            totals[row][1] = dot_pairs(totals[row][1], splat_bits(values), right);
+        }
+    }
+    for (int row = 0; row < rows; row++) {
+        store_f32(sums + row * BLOCK_COLUMNS, totals[row][0]);
+        store_f32(sums + row * BLOCK_COLUMNS + PANEL, totals[row][1]);
+    }
+}
+
+INLINE void multiply_rows(const Job *job, const bf16 *inputs, int64_t rows, const char *const panels[2],
+                          int value_bytes, float *sums) {
+    switch (rows) {
+        case 1: multiply_block(job, inputs, 1, panels, value_bytes, sums); break;
+        case 2: multiply_block(job, inputs, 2, panels, value_bytes, sums); break;
+#if defined(__AVX512F__)
+        case 3: multiply_block(job, inputs, 3, panels, value_bytes, sums); break;
+        case 4: multiply_block(job, inputs, 4, panels, value_bytes, sums); break;
+        case 5: multiply_block(job, inputs, 5, panels, value_bytes, sums); break;
+        case 6: multiply_block(job, inputs, 6, panels, value_bytes, sums); break;
+        case 7: multiply_block(job, inputs, 7, panels, value_bytes, sums); break;
+        case 8: multiply_block(job, inputs, 8, panels, value_bytes, sums); break;
+#endif
+    }
+}
+
+/* A unit of any number of rows, from panels of values that take 1 byte or 2. */
+INLINE void compute_groups(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS], int value_bytes) {
+    float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
+    for (int64_t done = 0; done < unit->rows; done += ROWS_AT_ONCE) {
+        const int64_t row = unit->row + done, left = unit->rows - done;
+        const int64_t rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
+        const bf16 *inputs = job->inputs + row * job->input_stride;
+        for (int64_t p = 0; p < UNIT_PANELS; p += 2)
+            multiply_rows(job, inputs, rows, panels + p, value_bytes, sums + p * PANEL);
+        finish_block(job, unit, row, rows, sums);
+    }
+}
+
+static void compute_blocks(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS]) {
+    compute_groups(job, unit, panels, sizeof(bf16));
+}
+
+#endif
+
+/* Compute a job that `plan_job` has divided. */
+static void run_job(Job *job, void (*compute_unit)(const Job *, const Unit *)) {
+#if defined(__AMX_BF16__)
+    static Scratch scratch;
+    const int64_t padded_rows = (job->rows + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
+    bf16 *tiles = scratch_reserve(&scratch, (size_t)(padded_rows * job->padded_k) * sizeof(bf16));
+#endif
+    deal_units(job->num_units);
+#pragma omp parallel
+    {
+#if defined(__AMX_BF16__)
+        tile_inputs(job, tiles);
+#pragma omp single
+        job->inputs = tiles;
+#endif
+        open_tiles();
+        for (int64_t index = take_unit(); index >= 0; index = take_unit()) {
+            const Unit unit = unit_at(job, index);
+            compute_unit(job, &unit);
+        }
+        close_tiles();
+    }
+}
+
+#endif
