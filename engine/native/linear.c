@@ -8,14 +8,54 @@
 
 /* ---- packing ------------------------------------------------------------------------------------------------- */
 
-static void pack_panel(const bf16 *weights, int64_t rows, int64_t k, int64_t padded_k, uint32_t *to) {
-    const uint32_t *pairs[LANES];
-    for (int row = 0; row < LANES; row++) pairs[row] = row < rows ? (const uint32_t *)(weights + row * k) : NULL;
-    const int64_t num_pairs = k / 2;
-    for (int64_t start = 0; start < padded_k / 2; start += LANES)
-        for (int row = 0; row < LANES; row++)
-            for (int64_t pair = start; pair < start + LANES; pair++)
-                to[pair * LANES + row] = pairs[row] && pair < num_pairs ? pairs[row][pair] : 0;
+/* Exchange, in a square of 2 x 2 squares of so many lanes, the two off the diagonal. */
+INLINE void swap_8(u32x16 *upper, u32x16 *lower) {
+    const u32x16 first = *upper, second = *lower;
+    *upper = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    *lower = __builtin_shufflevector(first, second, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+
+INLINE void swap_4(u32x16 *upper, u32x16 *lower) {
+    const u32x16 first = *upper, second = *lower;
+    *upper = __builtin_shufflevector(first, second, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
+    *lower = __builtin_shufflevector(first, second, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+}
+
+INLINE void swap_2(u32x16 *upper, u32x16 *lower) {
+    const u32x16 first = *upper, second = *lower;
+    *upper = __builtin_shufflevector(first, second, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    *lower = __builtin_shufflevector(first, second, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+
+INLINE void swap_1(u32x16 *upper, u32x16 *lower) {
+    const u32x16 first = *upper, second = *lower;
+    *upper = __builtin_shufflevector(first, second, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+    *lower = __builtin_shufflevector(first, second, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+}
+
+/* Each round halves the squares that are still to be transposed in themselves. */
+static void transpose(u32x16 lines[LANES]) {
+    for (int row = 0; row < 8; row++) swap_8(&lines[row], &lines[row + 8]);
+    for (int row = 0; row < LANES; row += row % 4 == 3 ? 5 : 1) swap_4(&lines[row], &lines[row + 4]);
+    for (int row = 0; row < LANES; row += row % 2 == 1 ? 3 : 1) swap_2(&lines[row], &lines[row + 2]);
+    for (int row = 0; row < LANES; row += 2) swap_1(&lines[row], &lines[row + 1]);
+}
+
+/* 16 rows of weights, or fewer at the end, as one panel. */
+static void pack_panel(const bf16 *weights, int64_t rows, int64_t k, int64_t padded_k, char *to) {
+    for (int64_t start = 0; start < padded_k; start += 2 * LANES, to += sizeof(u32x16[LANES])) {
+        const int64_t left = k - start < 2 * LANES ? k - start : 2 * LANES;
+        u32x16 lines[LANES] = {0};
+        for (int row = 0; row < LANES && row < rows; row++) {
+            const bf16 *from = weights + row * k + start;
+            if (left == 2 * LANES)
+                lines[row] = load_bits(from);
+            else
+                memcpy(&lines[row], from, (size_t)left * sizeof(bf16));
+        }
+        transpose(lines);
+        for (int pair = 0; pair < LANES; pair++) store_bits(to + pair * sizeof(u32x16), lines[pair]);
+    }
 }
 
 /* Pack weights (n, k), k even. */
@@ -24,7 +64,7 @@ void weft_pack_linear(const bf16 *weights, int64_t n, int64_t k, bf16 *packed) {
 #pragma omp parallel for schedule(static)
     for (int64_t panel = 0; panel < (n + PANEL - 1) / PANEL; panel++)
         pack_panel(weights + panel * PANEL * k, n - panel * PANEL, k, padded_k,
-                   (uint32_t *)(packed + panel * PANEL * padded_k));
+                   (char *)(packed + panel * PANEL * padded_k));
 }
 
 /* The reverse for some outputs: rows `ids` of the packed matrix as (num_ids, k). */
