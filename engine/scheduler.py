@@ -177,7 +177,7 @@ class Scheduler:
         num_preemptions = self.counters.num_preemptions
         schedulable = [r for r in self.running if _is_schedulable(r)]
         prefills = [r for r in schedulable if r.num_new_tokens > 1]
-        budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1])
+        budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], len(prefills))
         if len(prefills) > 1:
             self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
         share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
@@ -201,7 +201,7 @@ class Scheduler:
         now = time.monotonic()
         return [r for r in self.waiting if r.deadline is not None and r.deadline < now and r.num_cached_tokens is None]
 
-    def _begin_budget(self, decodes: list[Request]) -> StepBudget:
+    def _begin_budget(self, decodes: list[Request], num_prefills: int) -> StepBudget:
         """The budget without the decodes; drafts are cut so that a block's worth of tokens is left to prefill."""
         load = StepLoad()
         num_spare = max(0, self._max_num_batched_tokens - len(decodes) - self.kv.block_size)
@@ -210,11 +210,12 @@ class Scheduler:
                 request.draft_token_ids = request.draft_token_ids[:num_spare]
                 num_spare -= len(request.draft_token_ids)
             load.add(1 + len(request.draft_token_ids), request.num_computed_tokens)
+        num_prompts = num_prefills + min(len(self.waiting), self._max_num_seqs - len(self.running))
         return StepBudget(
             self.cost,
             max_num_tokens=self._max_num_batched_tokens,
             block_size=self.kv.block_size,
-            limit_s=self._target.limit_s(load, self.cost),
+            limit_s=self._target.limit_s(load, self.cost, num_decodes=len(decodes), num_prompts=num_prompts),
             decodes=load,
         )
 

@@ -63,8 +63,10 @@ class StepBudget:
 class LatencyTarget:
     """How long a step may be predicted to take while anything decodes.
 
-    Given as a time, which 99 of 100 steps keep; or as None: then prefill may slow the streams that are running down by
-    a factor, whatever the model and the machine are. Says once that a given time cannot be met by decoding alone.
+    Given as a time, which 99 of 100 steps keep; or as None. Then whoever is more decides: while at least as many
+    requests wait for their first token as decode, prefill goes first, and is over soonest; else it may slow the streams
+    that are running down by a factor, whatever the model and the machine are. Says once that a given time cannot be
+    met by decoding alone.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -72,19 +74,26 @@ class LatencyTarget:
         self._seconds = seconds
         self._is_said = False
 
-    def limit_s(self, decodes: StepLoad, cost: StepCostModel) -> float | None:
-        """Longest that a step with these decodes should be predicted to take; None when nothing decodes."""
-        if not decodes.num_tokens:
+    def limit_s(self, decodes: StepLoad, cost: StepCostModel, *, num_decodes: int, num_prompts: int) -> float | None:
+        """Longest that a step should be predicted to take; None for no limit.
+
+        Args:
+            decodes: What the decodes of the step compute.
+            cost: Predicts step times.
+            num_decodes: Requests that decode in the step.
+            num_prompts: Requests that could go on with their prompts.
+        """
+        if not num_decodes:
             return None
         predicted_s = cost.predict(decodes)
         if self._seconds is None:
-            return predicted_s * SLOWDOWN
+            return None if num_prompts >= num_decodes else predicted_s * SLOWDOWN
         if predicted_s > self._seconds and not self._is_said:
             self._is_said = True
             logger.warning(
                 "itl_target_ms=%.0f cannot be met: a step of %d decodes alone takes about %.0f ms",
                 self._seconds * 1e3,
-                decodes.num_tokens,
+                num_decodes,
                 predicted_s * 1e3,
             )
         return self._seconds / cost.tail_ratio

@@ -98,7 +98,7 @@ class Settings(BaseModel):
         default=None,
         gt=0,
         description="Milliseconds between two tokens of a stream that prefill of others may cost at most; "
-        "unless set, 50 on CUDA, and on a CPU 1.8 times what the streams take by themselves.",
+        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, or no limit while as many prompts wait.",
     )
     api_key: Names = Field(
         default=(),

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from engine.step_budget import SLOWDOWN, LatencyTarget, StepBudget
-from engine.step_cost import StepLoad
+from engine.step_cost import StepCostModel, StepLoad
 from tests.engine.requests_for_tests import PerToken
 
 
@@ -13,6 +13,11 @@ def budget(num_decodes: int, *, max_num_tokens: int = 1000, target_s: float = 0.
         decodes.add(1, 50)
     limit_s = target_s if num_decodes else None
     return StepBudget(PerToken(), max_num_tokens=max_num_tokens, block_size=16, limit_s=limit_s, decodes=decodes)
+
+
+def limit(target: LatencyTarget, cost: StepCostModel, num_decodes: int, num_prompts: int = 1) -> float | None:
+    load = StepLoad(num_tokens=num_decodes)
+    return target.limit_s(load, cost, num_decodes=num_decodes, num_prompts=num_prompts)
 
 
 def test_without_decodes_only_tokens_count() -> None:
@@ -56,23 +61,27 @@ def test_not_even_a_block_goes_beyond_the_token_limit() -> None:
 def test_a_target_that_cannot_be_met_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     target, cost = LatencyTarget(0.1), PerToken()
     with caplog.at_level(logging.WARNING):
-        assert target.limit_s(StepLoad(), cost) is None
-        assert target.limit_s(StepLoad(num_tokens=90), cost) == 0.1
+        assert limit(target, cost, 0, num_prompts=5) is None
+        assert limit(target, cost, 90, num_prompts=500) == 0.1
         assert caplog.messages == []
-        assert target.limit_s(StepLoad(num_tokens=123), cost) == 0.1
-        target.limit_s(StepLoad(num_tokens=200), cost)
+        assert limit(target, cost, 123) == 0.1
+        limit(target, cost, 200)
     assert caplog.messages == ["itl_target_ms=100 cannot be met: a step of 123 decodes alone takes about 123 ms"]
 
 
 def test_a_target_is_planned_with_the_steps_that_take_longer_than_predicted() -> None:
     cost = PerToken()
     cost.tail_ratio = 1.25
-    assert LatencyTarget(0.1).limit_s(StepLoad(num_tokens=8), cost) == 0.08
+    assert limit(LatencyTarget(0.1), cost, 8) == 0.08
 
 
-def test_without_a_target_the_limit_follows_the_decodes() -> None:
+def test_without_a_target_the_limit_follows_the_decodes_while_they_are_more() -> None:
     target, cost = LatencyTarget(None), PerToken()
     cost.tail_ratio = 2.0
-    assert target.limit_s(StepLoad(), cost) is None
-    assert target.limit_s(StepLoad(num_tokens=50), cost) == 0.05 * SLOWDOWN
-    assert target.limit_s(StepLoad(num_tokens=2000), cost) == 2.0 * SLOWDOWN
+    assert limit(target, cost, 0, num_prompts=1) is None
+    assert limit(target, cost, 50, num_prompts=49) == 0.05 * SLOWDOWN
+    assert limit(target, cost, 2000, num_prompts=1) == 2.0 * SLOWDOWN
+
+
+def test_without_a_target_prompts_go_first_while_they_are_as_many_as_the_decodes() -> None:
+    assert limit(LatencyTarget(None), PerToken(), 8, num_prompts=8) is None
