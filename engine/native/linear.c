@@ -83,11 +83,13 @@ void weft_gather_rows(const bf16 *packed, int64_t k, const int64_t *ids, int64_t
 #if defined(__AMX_BF16__)
 
 /* One tile of rows times four panels, whose weights come from memory. */
-static void multiply_1x4(const bf16 *tiles, const char *const panels[UNIT_PANELS], int64_t steps, float *sums) {
+static void multiply_1x4(const Job *job, const Unit *unit, float *sums) {
+    const char *const *panels = unit->panels, *tiles = (const char *)(job->inputs + unit->row * job->padded_k);
+    const int64_t steps = job->padded_k / TILE_K;
     zero_sums();
     for (int64_t step = 0; step < steps; step++) {
         const int64_t at = step * 1024;
-        _tile_loadd(4, tiles + step * TILE_VALUES, 64);
+        _tile_loadd(4, tiles + step * job->tile_bytes, job->row_bytes);
 #define PANEL_STEP(P, REGISTER)                   \
     prefetch_tile(panels[P] + at + AHEAD_BYTES);  \
     _tile_loadd(REGISTER, panels[P] + at, 64);    \
@@ -107,7 +109,7 @@ static void compute_unit(const Job *job, const Unit *unit) {
         return;
     }
     _Alignas(64) float sums[TILE_ROWS * BLOCK_COLUMNS];
-    multiply_1x4(job->inputs + unit->row * job->padded_k, unit->panels, job->padded_k / TILE_K, sums);
+    multiply_1x4(job, unit, sums);
     finish_block(job, unit, unit->row, unit->rows, sums);
 }
 

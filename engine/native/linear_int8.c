@@ -67,13 +67,15 @@ INLINE char *wide_panels(const Job *job) {
  * loaded before its stores have left for the cache waits. */
 
 /* One tile of rows times four panels. */
-static void multiply_1x4(const bf16 *tiles, const char *const panels[UNIT_PANELS], int64_t steps, float *sums) {
+static void multiply_1x4(const Job *job, const Unit *unit, float *sums) {
+    const char *const *panels = unit->panels, *tiles = (const char *)(job->inputs + unit->row * job->padded_k);
+    const int64_t steps = job->padded_k / TILE_K;
     _Alignas(64) char buffers[2][UNIT_PANELS][WIDE_TILE_BYTES];
     zero_sums();
     for (int64_t p = 0; p < UNIT_PANELS; p++) widen_tile(panels[p], buffers[0][p]);
     for (int64_t step = 0; step < steps; step++) {
         const int64_t next = (step + 1 < steps ? step + 1 : step) * INT8_TILE_BYTES;
-        _tile_loadd(4, tiles + step * TILE_VALUES, 64);
+        _tile_loadd(4, tiles + step * job->tile_bytes, job->row_bytes);
 #define PANEL_STEP(P, REGISTER)                                   \
     widen_tile(panels[P] + next, buffers[(step + 1) % 2][P]);     \
     _tile_loadd(REGISTER, buffers[step % 2][P], 64);              \
@@ -111,13 +113,13 @@ static void multiply_and_widen_2x2(const bf16 *tiles, const char *const panels[2
 
 static void compute_unit(const Job *job, const Unit *unit) {
     _Alignas(64) float sums[BLOCK_ROWS * BLOCK_COLUMNS];
-    const bf16 *tiles = job->inputs + unit->row * job->padded_k;
-    const int64_t steps = job->padded_k / TILE_K;
     if (unit->rows <= TILE_ROWS) {
-        multiply_1x4(tiles, unit->panels, steps, sums);
+        multiply_1x4(job, unit, sums);
         finish_block(job, unit, unit->row, unit->rows, sums);
         return;
     }
+    const bf16 *tiles = job->inputs + unit->row * job->padded_k;
+    const int64_t steps = job->padded_k / TILE_K;
     char *wide[UNIT_PANELS];
     for (int64_t p = 0; p < UNIT_PANELS; p++) wide[p] = wide_panels(job) + p * 2 * job->panel_bytes;
     for (int64_t p = 0; p < UNIT_PANELS; p += 2)

@@ -35,6 +35,7 @@ typedef struct {
     int64_t columns, unit_columns; /* panels of outputs, in all and in a unit */
     int64_t column_step, unit_step; /* between the columns of a unit, and between units */
     int64_t units_per_chunk, chunk_rows, num_units;
+    int64_t tile_bytes, row_bytes; /* AMX: between the tiles of a row of inputs, and between the rows of a tile */
 } Job;
 
 /* Rows [row, row + rows) of the columns `column`, `column + job.column_step`, ... and the panels that they need. */

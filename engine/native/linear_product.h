@@ -165,16 +165,21 @@ static void run_job(Job *job, void (*compute_unit)(const Job *, const Unit *)) {
     static Scratch scratch;
     const int64_t padded_rows = (job->rows + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
     bf16 *tiles = scratch_reserve(&scratch, (size_t)(padded_rows * job->padded_k) * sizeof(bf16));
+    const int are_tiles = job->rows <= FEW_ROWS && job->k == job->padded_k; /* as they are, read with a stride */
+    job->tile_bytes = are_tiles ? TILE_K * sizeof(bf16) : TILE_VALUES * sizeof(bf16);
+    job->row_bytes = (are_tiles ? job->input_stride : TILE_K) * (int64_t)sizeof(bf16);
 #endif
     deal_units(job->num_units);
 #pragma omp parallel
     {
 #if defined(__AMX_BF16__)
-        tile_inputs(job, tiles);
+        if (!are_tiles) {
+            tile_inputs(job, tiles);
 #pragma omp single
-        job->inputs = tiles;
+            job->inputs = tiles;
+        }
+        shape_tiles(job->rows <= FEW_ROWS ? job->rows : TILE_ROWS);
 #endif
-        open_tiles();
         for (int64_t index = take_unit(); index >= 0; index = take_unit()) {
             const Unit unit = unit_at(job, index);
             compute_unit(job, &unit);

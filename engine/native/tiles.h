@@ -29,16 +29,19 @@ typedef struct {
     uint8_t rows[16];
 } TileShapes;
 
-/* Give the calling thread eight full tiles. Other libraries shape them, too, so every parallel region starts here. */
-INLINE void open_tiles(void) {
+/* Give the calling thread eight tiles, of which 0 to 4 have num_rows rows and the others are full: fewer rows are
+ * loaded, multiplied and stored sooner. Other libraries shape tiles, too, so every parallel region starts here. */
+INLINE void shape_tiles(int64_t num_rows) {
     TileShapes shapes = {.palette = 1};
     for (int tile = 0; tile < 8; tile++) {
         shapes.row_bytes[tile] = 64;
-        shapes.rows[tile] = TILE_ROWS;
+        shapes.rows[tile] = tile <= 4 ? (uint8_t)num_rows : TILE_ROWS;
     }
     READS_MEMORY;
     _tile_loadconfig(&shapes);
 }
+
+INLINE void open_tiles(void) { shape_tiles(TILE_ROWS); }
 
 INLINE void close_tiles(void) { _tile_release(); }
 
