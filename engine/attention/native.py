@@ -70,18 +70,17 @@ class NativeBackend:
         assert supports(groups, block_size, dtype, device)
         self._groups = groups
         self._block_size = block_size
-        self._caches: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._caches: dict[int, torch.Tensor] = {}
         for group in groups:
-            num_values = num_blocks * block_size * group.spec.num_kv_heads * group.spec.head_dim
             for layer in group.layers:
-                self._caches[layer] = (allocate(num_values, dtype), allocate(num_values, dtype))
-        self._pointers = {layer: (keys.data_ptr(), values.data_ptr()) for layer, (keys, values) in self._caches.items()}
+                self._caches[layer] = allocate(num_blocks * self._block_values(group), dtype)
+        self._pointers = {layer: cache.data_ptr() for layer, cache in self._caches.items()}
         # Kept, because fresh memory costs more than what is done with it (page faults).
         self._outputs = torch.empty(0, dtype=dtype)
         self._size_plan = library.function("weft_size_attention_plan", _POINTER)
         self._fill_plan = library.function("weft_plan_attention", _POINTER)
         rows = (_POINTER, _SIZE)
-        self._attend = library.function("weft_attend", _POINTER, _POINTER, _POINTER, *rows, *rows, *rows, _POINTER)
+        self._attend = library.function("weft_attend", _POINTER, _POINTER, *rows, *rows, *rows, _POINTER)
 
     def begin(self, batch: Batch) -> "NativeStep":
         """Copy the blocks that the batch asks for."""
@@ -120,18 +119,20 @@ class NativeBackend:
         if queries.numel() > len(self._outputs):
             self._outputs = torch.empty(queries.numel(), dtype=torch.bfloat16)
         inputs = (*_rows(queries), *_rows(keys), *_rows(values))
-        self._attend(plan.address, *self._pointers[layer], *inputs, self._outputs.data_ptr())
+        self._attend(plan.address, self._pointers[layer], *inputs, self._outputs.data_ptr())
         return self._outputs[: queries.numel()].view(queries.shape)
 
     def _copy_blocks(self, group: KVGroup, copies: Ints) -> None:
         if not len(copies):
             return
         sources, targets = torch.from_numpy(copies).unbind(1)
-        block_values = self._block_size * group.spec.num_kv_heads * group.spec.head_dim
         for layer in group.layers:
-            for cache in self._caches[layer]:
-                blocks = cache.view(-1, block_values)
-                blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+            blocks = self._caches[layer].view(-1, self._block_values(group))
+            blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+
+    def _block_values(self, group: KVGroup) -> int:
+        """Values of a block in one layer, K and V."""
+        return 2 * self._block_size * group.spec.num_kv_heads * group.spec.head_dim
 
 
 class _GroupPlan:

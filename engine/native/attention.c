@@ -5,7 +5,7 @@
  * ascending order. Every sum has one order that depends on positions alone, so a row's result does not depend, bit for
  * bit, on what else is in the step, on how a prompt was cut into steps, or on the number of threads.
  *
- * Cache of a layer, K and V alike [block][K/V head][16-token units of the block], each unit head_dim x 16 values:
+ * Cache of a layer: [block][K/V head][K, V][16-token units of the block], each unit head_dim x 16 values:
  *   K unit: [head_dim / 2][16 tokens][2], pairs along head_dim: 64 bytes times a pair of the query give 16 scores.
  *   V unit: [head_dim / 16][8][16 dims][2], pairs along tokens. Where the block size allows it, two units are woven
  *   into one of 32 tokens, [head_dim / 16][16][16][2]. So 1 KB of either is one AMX tile.
@@ -29,7 +29,7 @@ enum {
     BLOCK_ROWS = 32,         /* rows that are computed together: two tiles */
     ITEM_ROWS = 128,         /* rows of an item at most, unless one token has more */
     SPLIT_ROWS = 32,         /* requests with at most so many rows are split over their chunks */
-    AHEAD_UNITS = 4,         /* how far ahead of its use memory is asked for */
+    STREAMS = 8,             /* units that memory is asked for at a time */
     LEFT_ROWS = 16,          /* of a tile that stands on the left of a product */
     LEFT_VALUES = 16 * 32,
     RESULT_VALUES = 16 * 16, /* of a tile of results */
@@ -231,10 +231,13 @@ void weft_plan_attention(Plan *plan) {
 
 /* ---- the cache ----------------------------------------------------------------------------------------------- */
 
-/* Values between the start of a layer's cache and a unit. */
+/* Values between the start of a layer's cache and a unit of keys. */
 static int64_t unit_offset(const Plan *plan, int64_t block, int64_t head, int64_t unit) {
-    return ((block * plan->num_kv_heads + head) * (plan->block_size / UNIT) + unit) * plan->head_dim * UNIT;
+    return ((block * plan->num_kv_heads + head) * 2 * plan->block_size + unit * UNIT) * plan->head_dim;
 }
+
+/* Values between a unit of keys and the unit of values for the same tokens. */
+static int64_t values_offset(const Plan *plan) { return plan->block_size * plan->head_dim; }
 
 static bool is_woven(const Plan *plan) { return plan->block_size % STEP == 0; }
 
@@ -246,7 +249,8 @@ static void write_key(const Plan *plan, bf16 *cache, int64_t slot, int64_t head,
 
 static void write_value(const Plan *plan, bf16 *cache, int64_t slot, int64_t head, const bf16 *value) {
     int64_t tokens = is_woven(plan) ? STEP : UNIT, unit = slot % plan->block_size / tokens * (tokens / UNIT);
-    bf16 *to = cache + unit_offset(plan, slot / plan->block_size, head, unit) + slot % tokens / 2 * 2 * LANES;
+    bf16 *to = cache + unit_offset(plan, slot / plan->block_size, head, unit) + values_offset(plan);
+    to += slot % tokens / 2 * 2 * LANES;
     const uint32_t shift = slot % 2 * 16, kept = 0xffff0000u >> shift;
     for (int64_t dim = 0; dim < plan->head_dim; dim += LANES, to += tokens * LANES)
         store_bits(to, (load_bits(to) & kept) | ((u32x16)load_bf16(value + dim) >> (16 - shift)));
@@ -260,19 +264,22 @@ static int64_t pair_start(const Plan *plan, int64_t token) {
 
 /* ---- products ------------------------------------------------------------------------------------------------ */
 
-/* Tiles that memory is asked for while others are used. */
+/* Units that memory is asked for while others are used, several side by side: memory serves that faster than one. */
 typedef struct {
     const char *units[2 * CHUNK_UNITS];
     int64_t num_units, unit_bytes, unit, byte;
 } Ahead;
 
+/* Ask for 1 KB. */
 INLINE void prefetch_next(Ahead *ahead) {
-    if (!ahead || ahead->unit == ahead->num_units) return;
-    prefetch_tile(ahead->units[ahead->unit] + ahead->byte);
-    ahead->byte += TILE_BYTES;
+    if (!ahead || ahead->unit >= ahead->num_units) return;
+    for (int stream = 0; stream < STREAMS; stream++)
+        for (int line = 0; line < TILE_BYTES / STREAMS / 64; line++)
+            __builtin_prefetch(ahead->units[ahead->unit + stream] + ahead->byte + 64 * line, 0, 2);
+    ahead->byte += TILE_BYTES / STREAMS;
     if (ahead->byte < ahead->unit_bytes) return;
     ahead->byte = 0;
-    ahead->unit++;
+    ahead->unit += STREAMS;
 }
 
 /* One or two tiles of rows on the left, from left and left + second_left, each of `steps` operands side by side;
@@ -491,7 +498,7 @@ static void merge(Mass *mass, float *result, Mass part, const float *values, int
 /* What a call shares between threads. Strides are between tokens and count values. */
 typedef struct {
     const Plan *plan;
-    bf16 *key_cache, *value_cache;
+    bf16 *cache;
     const bf16 *queries, *keys, *values;
     int64_t query_stride, key_stride, value_stride;
     bf16 *outputs;
@@ -564,8 +571,8 @@ static void look_up(const Call *call, Visit *visit) {
     for (int64_t unit = 2 * visit->first_step; unit < visit->end_unit; unit++) {
         int64_t position = start + unit * UNIT, block = blocks[position / plan->block_size];
         int64_t offset = unit_offset(plan, block, visit->head, position % plan->block_size / UNIT);
-        visit->keys[unit] = (const char *)(call->key_cache + offset);
-        visit->values[unit] = (const char *)(call->value_cache + offset);
+        visit->keys[unit] = (const char *)(call->cache + offset);
+        visit->values[unit] = (const char *)(call->cache + offset + values_offset(plan));
     }
     if (visit->end_unit % 2) visit->keys[visit->end_unit] = visit->keys[visit->end_unit - 1]; /* its scores are hidden */
 }
@@ -587,14 +594,16 @@ static Visit next_visit(const Call *call, const Visit *visit) {
     return next;
 }
 
-/* Memory is asked for a chunk ahead: the values while scores are computed, then the next visit's keys. */
-static void look_ahead(const Plan *plan, const Visit *visit, const Visit *next, Ahead *ahead) {
+/* While a chunk is computed, memory is asked for the next one's keys and values. */
+static void look_ahead(const Plan *plan, const Visit *next, Ahead *ahead) {
     *ahead = (Ahead){.unit_bytes = plan->head_dim * UNIT * (int64_t)sizeof(bf16)};
-    for (int64_t unit = 2 * visit->first_step; unit < visit->end_unit; unit++)
-        ahead->units[ahead->num_units++] = visit->values[unit];
     if (!next->item) return;
-    for (int64_t unit = 2 * next->first_step; unit < next->end_unit; unit++)
+    for (int64_t unit = 2 * next->first_step; unit < next->end_unit; unit++) {
         ahead->units[ahead->num_units++] = next->keys[unit];
+        ahead->units[ahead->num_units++] = next->values[unit];
+    }
+    /* Asking twice costs nothing. */
+    for (int64_t unit = ahead->num_units; unit % STREAMS; unit++) ahead->units[unit] = ahead->units[0];
 }
 
 static void open_item(const Call *call, Worker *worker, const Visit *visit) {
@@ -775,22 +784,25 @@ static void write_cache(const Call *call) {
         int64_t head = index / pieces, piece = index % pieces, offset = head * plan->head_dim;
         int64_t end = pair_start(plan, min_of((piece + 1) * WRITE_TOKENS, plan->num_tokens));
         for (int64_t token = pair_start(plan, piece * WRITE_TOKENS); token < end; token++) {
-            write_key(plan, call->key_cache, slots[token], head, call->keys + token * call->key_stride + offset);
-            write_value(plan, call->value_cache, slots[token], head, call->values + token * call->value_stride + offset);
+            write_key(plan, call->cache, slots[token], head, call->keys + token * call->key_stride + offset);
+            write_value(plan, call->cache, slots[token], head, call->values + token * call->value_stride + offset);
         }
     }
 }
 
 static void run_worker(const Call *call, Worker *worker) {
     Visit visit = next_visit(call, &(Visit){.item = NULL});
+    Ahead ahead;
+    look_ahead(call->plan, &visit, &ahead);
+    while (ahead.unit < ahead.num_units) prefetch_next(&ahead);
     while (visit.item) {
         Visit next = next_visit(call, &visit);
-        Ahead ahead;
-        look_ahead(call->plan, &visit, &next, &ahead);
+        look_ahead(call->plan, &next, &ahead);
         if (visit.chunk == visit.item->first_chunk) open_item(call, worker, &visit);
         const int64_t rows = num_rows(call->plan, visit.item);
         for (int64_t row = 0; row < rows; row += BLOCK_ROWS)
             compute_block(call, worker, &visit, row, min_of(rows - row, BLOCK_ROWS), &ahead);
+        while (ahead.unit < ahead.num_units) prefetch_next(&ahead);
         if (visit.chunk + 1 == visit.item->end_chunk) close_item(call, worker, &visit);
         visit = next;
     }
@@ -798,14 +810,14 @@ static void run_worker(const Call *call, Worker *worker) {
 
 /* Write this step's keys and values (num_tokens, num_kv_heads, head_dim) of one layer to its cache, then attend with
  * queries (num_tokens, num_heads, head_dim) into outputs of that shape, contiguous. Strides are between tokens. */
-void weft_attend(const Plan *plan, bf16 *key_cache, bf16 *value_cache, const bf16 *queries, int64_t query_stride,
+void weft_attend(const Plan *plan, bf16 *cache, const bf16 *queries, int64_t query_stride,
                  const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride, bf16 *outputs) {
     static Scratch worker_scratch, part_scratch;
     Worker sizes;
     const size_t worker_bytes = (lay_out(plan, NULL, &sizes) + 4095) & ~(size_t)4095;
     char *memory = scratch_reserve(&worker_scratch, worker_bytes * (size_t)omp_get_max_threads());
     size_t part_bytes = (size_t)(plan->num_parts * plan->num_heads * part_values(plan)) * sizeof(float);
-    const Call call = {.plan = plan, .key_cache = key_cache, .value_cache = value_cache, .queries = queries,
+    const Call call = {.plan = plan, .cache = cache, .queries = queries,
                        .keys = keys, .values = values, .query_stride = query_stride, .key_stride = key_stride,
                        .value_stride = value_stride, .outputs = outputs,
                        .parts = scratch_reserve(&part_scratch, part_bytes)};
