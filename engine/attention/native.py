@@ -35,7 +35,8 @@ class _Plan(ctypes.Structure):
         ("scale", ctypes.c_double),
         *((name, _POINTER) for name in (*_ARRAYS, "memory")),
         ("memory_size", _SIZE),
-        ("kept_by_the_kernels", _SIZE * 10),
+        ("num_items", _SIZE),
+        ("kept_by_the_kernels", _SIZE * 9),
     )
 
 

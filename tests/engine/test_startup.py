@@ -9,14 +9,18 @@ import msgspec
 import pytest
 import torch
 
+import server
 from engine import config as engine_config
 from engine import plan, startup, weights
 from engine.batch import Batch
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
+from engine.native import library
 from engine.protocol import OPTIONS_NAME, EngineOptions
 from engine.startup import start
 from tests.engine.requests_for_tests import add_request
+
+DEMO = Path(server.__file__).parent / "demo_model"
 
 
 @pytest.fixture(autouse=True)
@@ -27,18 +31,21 @@ def keep_torch_as_it_is() -> Iterator[None]:
     torch.set_grad_enabled(True)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("float32", "none"), ("bfloat16", "int8")])
 def test_the_plan_before_loading_is_the_one_that_is_served(
     checkpoint_folder: Callable[[str], Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     dtype: str,
+    quantization: str,
 ) -> None:
     """A tied head that is packed was left out by `weft plan`, and the engine did not set activations aside."""
-    free_bytes = 20_000_000
-    folder = checkpoint_folder("qwen3")
-    options = EngineOptions(model=str(folder), device="cpu", dtype=dtype, max_num_seqs=64)
+    if quantization == "int8" and library.load() is None:
+        pytest.skip("no native kernels on this machine")
+    free_bytes = 60_000_000
+    folder = checkpoint_folder("qwen3") if quantization == "none" else DEMO
+    options = EngineOptions(model=str(folder), device="cpu", dtype=dtype, quantization=quantization, max_num_seqs=64)
     (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(options))
     monkeypatch.setattr(engine_config, "available_memory_bytes", lambda device: free_bytes)
     assert plan.main(tmp_path) == 0

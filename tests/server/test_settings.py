@@ -110,3 +110,7 @@ def test_engine_is_told_what_concerns_it() -> None:
     options = engine_options(resolve(flags, {"WEFT_MAX_NUM_WAITING": "9"}).settings, pathlib.Path("/m"))
     assert (options.model, options.max_num_seqs, options.prefix_caching) == ("/m", 3, False)
     assert (options.kv_cache_memory_bytes, options.log_format, options.max_num_waiting) == (1024, "json", 9)
+    assert options.quantization == "none"
+    settings = resolve({}, {"WEFT_QUANTIZATION": "int8"}).settings
+    assert engine_options(settings, pathlib.Path("/m")).quantization == "int8"
+    assert len(FLAGS) <= 25

@@ -1,0 +1,86 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import server
+from engine import config as engine_config
+from engine.kernels import choose_kit
+from engine.layers.kit import LayerKit
+from engine.models.config import load_model_config
+from engine.models.errors import ModelError
+from engine.native import library
+from engine.native.layers import NativeKit, NativeLinear
+from engine.protocol import EngineOptions
+from engine.weights import count_weights_bytes, load_weights
+
+DEMO = Path(server.__file__).parent / "demo_model"
+BF16, CPU = torch.bfloat16, torch.device("cpu")
+
+
+def choose(folder: Path, quantization: str = "none", dtype: str = "auto") -> LayerKit:
+    model = load_model_config(folder)
+    options = EngineOptions(model=str(folder), device="cpu", quantization=quantization, dtype=dtype)
+    return choose_kit(model, engine_config.resolve(options, model))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_int8_is_refused_beside_other_types(dtype: str) -> None:
+    with pytest.raises(
+        ModelError, match=f"^quantization int8 needs device cpu and dtype bfloat16, got cpu and {dtype}$"
+    ):
+        choose(DEMO, quantization="int8", dtype=dtype)
+
+
+def test_int8_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = EngineOptions(model=str(DEMO), device="cuda", quantization="int8")
+    with pytest.raises(ModelError, match="needs device cpu and dtype bfloat16, got cuda and bfloat16"):
+        engine_config.resolve(options, load_model_config(DEMO))
+
+
+def test_int8_is_refused_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "load", lambda: None)
+    assert "torch" in choose(DEMO).name
+    with pytest.raises(
+        ModelError, match=r"^quantization int8 needs Weft's native kernels, and they were not compiled or "
+    ):
+        choose(DEMO, quantization="int8")
+
+
+def test_int8_is_refused_for_sizes_that_the_kernels_do_not_compute(checkpoint_folder: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match="cannot compute this model"):
+        choose(checkpoint_folder("qwen3"), quantization="int8", dtype="bfloat16")
+
+
+class MeasuringKit(NativeKit):
+    """Adds up the memory of the matrices that it makes."""
+
+    num_bytes = 0
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeLinear:
+        return self._measured(NativeLinear(self._library, weight, bias, is_int8=self.is_int8))
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> NativeLinear:
+        return self._measured(NativeLinear(self._library, weight, bias, is_gated=True, is_int8=self.is_int8))
+
+    def tied(self, table: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], NativeLinear]:
+        head = self._measured(NativeLinear(self._library, table, None, is_int8=self.is_int8))
+        return head.gather, head
+
+    def _measured(self, linear: NativeLinear) -> NativeLinear:
+        self.num_bytes += sum(tensor.nbytes for tensor in linear.matrix.tensors)
+        return linear
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_the_bytes_that_are_planned_are_those_that_are_taken(is_int8: bool) -> None:
+    native = library.load()
+    if native is None:
+        pytest.skip("no native kernels on this machine")
+    model, kit = load_model_config(DEMO), MeasuringKit(native, is_int8)
+    load_weights(DEMO, model, kit, device=CPU, dtype=BF16, max_model_len=64)
+    num_values = sum(rows * columns for rows, columns in model.matrix_shapes)
+    assert count_weights_bytes(model, kit, BF16) == kit.num_bytes + (model.num_parameters - num_values) * 2
+    assert is_int8 == (kit.num_bytes < 1.1 * num_values)
