@@ -21,6 +21,11 @@ RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))
     > requirements.txt
 
 FROM build AS wheel
+# For the CPU kernels. Debian keeps no old versions, so a pinned one would break the build within weeks.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 COPY pyproject.toml README.md LICENSE ./
 COPY engine engine
 COPY server server
