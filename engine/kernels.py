@@ -1,6 +1,4 @@
-"""Which kernels compute a model: chosen once, by device, dtype and sizes, and said in the log."""
-
-import logging
+"""Which kernels compute a model: chosen once, by device, dtype and sizes."""
 
 from engine.attention.backend import AttentionBackend, KVGroup
 from engine.attention.native import NativeBackend
@@ -13,8 +11,6 @@ from engine.models.errors import ModelError
 from engine.native import library
 from engine.native.layers import NativeKit
 from engine.native.layers import supports as supports_layers
-
-logger = logging.getLogger(__name__)
 
 
 def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:

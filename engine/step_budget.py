@@ -30,7 +30,7 @@ class StepBudget:
             cost: Predicts step times.
             max_num_tokens: Most tokens in a step.
             block_size: The least that a step grants to prefill, in tokens.
-            limit_s: Longest predicted step; None when nothing decodes, and only tokens count.
+            limit_s: Longest predicted step, from `LatencyTarget`; None when only tokens count.
             decodes: The load of the requests that decode in this step.
         """
         self._cost = cost

@@ -62,7 +62,7 @@ class AttentionStep(Protocol):
             values: (num_tokens, num_kv_heads, head_dim).
 
         Returns:
-            (num_tokens, num_heads, head_dim)
+            (num_tokens, num_heads, head_dim), valid until the next call: the memory may be used again.
         """
         ...
 

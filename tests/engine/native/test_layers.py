@@ -14,6 +14,17 @@ SIZES = ((16, 32), (40, 64), (96, 48), (130, 256), (64, 98), (16 * 9, 1024))
 """Outputs and inputs."""
 
 
+both_formats = pytest.mark.parametrize("is_int8", [False, True], ids=["bfloat16", "int8"])
+
+
+def kept(weight: torch.Tensor, is_int8: bool) -> torch.Tensor:
+    """What packing leaves of a weight, in float64: all of it, or what int8 with a scale for each output can say."""
+    if not is_int8:
+        return weight.double()
+    scales = weight.float().abs().amax(dim=1, keepdim=True) / 127
+    return (weight.float() / scales).round().nan_to_num().double() * scales.double()
+
+
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).bfloat16()
 
@@ -23,16 +34,17 @@ def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
     torch.testing.assert_close(ours.double(), exact, atol=0.02, rtol=0.006)
 
 
+@both_formats
 @pytest.mark.parametrize(("out_features", "in_features"), SIZES)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_linear(library: NativeLibrary, out_features: int, in_features: int, has_bias: bool) -> None:
+def test_linear(library: NativeLibrary, out_features: int, in_features: int, has_bias: bool, is_int8: bool) -> None:
     torch.manual_seed(0)
     weight, bias = random(out_features, in_features), random(out_features) if has_bias else None
-    linear = NativeLinear(library, weight, bias)
+    linear = NativeLinear(library, weight, bias, is_int8=is_int8)
     for num_rows in ROWS:
         # Rows of a wider matrix: inputs may have a stride.
         inputs, residual = random(num_rows, in_features + 16)[:, :in_features], random(num_rows, out_features)
-        exact = F.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
+        exact = F.linear(inputs.double(), kept(weight, is_int8), None if bias is None else bias.double())
         assert_close(linear(inputs), exact)
         torch.testing.assert_close(linear.to_float32(inputs).double(), exact, atol=1e-3, rtol=1e-4)
         sums = residual.clone()
@@ -40,14 +52,15 @@ def test_linear(library: NativeLibrary, out_features: int, in_features: int, has
         assert_close(sums, exact + residual.double())
 
 
+@both_formats
 @pytest.mark.parametrize(("inner", "in_features"), SIZES)
-def test_gated(library: NativeLibrary, inner: int, in_features: int) -> None:
+def test_gated(library: NativeLibrary, inner: int, in_features: int, is_int8: bool) -> None:
     torch.manual_seed(0)
     weight = random(2 * inner, in_features) * in_features**-0.5
-    gated = NativeKit(library).gated(weight, None, "silu")
+    gated = NativeKit(library, is_int8).gated(weight, None, "silu")
     for num_rows in ROWS:
         inputs = random(num_rows, in_features)
-        gate, up = F.linear(inputs.double(), weight.double()).chunk(2, dim=1)
+        gate, up = F.linear(inputs.double(), kept(weight, is_int8)).chunk(2, dim=1)
         assert_close(gated(inputs), F.silu(gate) * up)
 
 
@@ -68,25 +81,32 @@ def test_other_activations_take_the_plain_way(library: NativeLibrary) -> None:
     torch.testing.assert_close(ours, F.gelu(gate) * up, atol=0.05, rtol=0.02)
 
 
+@both_formats
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int) -> None:
+def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int, is_int8: bool) -> None:
     torch.manual_seed(0)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    linear, inputs = NativeLinear(library, random(200, 160), None), random(70, 160)
+    linear, inputs = NativeLinear(library, random(200, 160), None, is_int8=is_int8), random(70, 160)
     alone = torch.cat([linear.to_float32(inputs[row : row + 1]) for row in range(70)])
-    for num_rows in (16, 17, 33, 70):
+    for num_rows in (2, 9, 16, 17, 33, 70):
         assert torch.equal(linear.to_float32(inputs[:num_rows]), alone[:num_rows])
     torch.set_num_threads(before)
 
 
-def test_a_tied_table_gives_its_rows_back(library: NativeLibrary) -> None:
+@both_formats
+def test_a_tied_table_gives_its_rows_back(library: NativeLibrary, is_int8: bool) -> None:
+    torch.manual_seed(0)
     table = random(130, 98)
-    embedding, head = NativeKit(library).tied(table)
+    embedding, head = NativeKit(library, is_int8).tied(table)
     ids = torch.randint(0, 130, (100,))
-    assert torch.equal(embedding(ids), table[ids])
+    if is_int8:
+        torch.testing.assert_close(embedding(ids), kept(table, is_int8)[ids].bfloat16(), atol=0, rtol=2**-7)
+    else:
+        assert torch.equal(embedding(ids), table[ids])
     inputs = random(2, 98)
-    torch.testing.assert_close(head.to_float32(inputs), inputs.float() @ table.float().T, atol=1e-3, rtol=1e-4)
+    logits = inputs.double() @ kept(table, is_int8).T
+    torch.testing.assert_close(head.to_float32(inputs).double(), logits, atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("num_rows", [1, 40])
