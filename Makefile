@@ -55,10 +55,14 @@ bench: $(VENV)/.installed-test
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f engine/native/*.so $(VENV)/.installed*
 	find server engine tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV)
+
+# What is compiled at installation.
+SOURCES := pyproject.toml $(wildcard engine/native/*.[ch])
 
 # Each stamp is written last, so an interrupted installation is taken up again.
 $(VENV)/.torch:
@@ -73,12 +77,12 @@ $(VENV)/.torch:
 	@$(PIP) $(QUIET) '$(TORCH)'
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml $(VENV)/.torch
+$(VENV)/.installed: $(SOURCES) $(VENV)/.torch
 	@echo 'Installing Weft and what it needs: about a minute, once'
 	@$(PIP) --quiet --editable .
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml $(VENV)/.torch
+$(VENV)/.installed-test: $(SOURCES) $(VENV)/.torch
 	@echo 'Installing Weft, what it needs and what its tests need: about a minute, once'
 	@$(PIP) --quiet --editable '.[test]'
 	@touch $(VENV)/.installed $@

@@ -87,7 +87,8 @@ class LatencyTarget:
             return None
         predicted_s = cost.predict(decodes)
         if self._seconds is None:
-            return None if num_prompts >= num_decodes else predicted_s * SLOWDOWN
+            is_free = num_prompts >= num_decodes or not predicted_s  # nothing is known before the first step
+            return None if is_free else predicted_s * SLOWDOWN
         if predicted_s > self._seconds and not self._is_said:
             self._is_said = True
             logger.warning(

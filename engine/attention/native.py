@@ -22,12 +22,12 @@ _ARRAYS = ("query_starts", "seq_lens", "block_tables", "slots")
 _BLOCK_TOKENS = 16
 """Blocks hold a multiple of so many tokens: the lanes of a vector of scores."""
 
-_HEAD_VALUES = 32
-"""Heads have a multiple of so many values: what one AMX product sums over."""
+_HEAD_VALUES, _MAX_HEAD_VALUES = 32, 256
+"""Heads have a multiple of so many values, what one AMX product sums over, and at most eight times as many."""
 
 
 class _Plan(ctypes.Structure):
-    """`Plan` of attention.c: what the caller fills in, then what the kernels keep there."""
+    """`Plan` of attention_plan.h: what the caller fills in, then what the kernels keep there."""
 
     _fields_ = (
         *((name, _SIZE) for name in ("num_requests", "num_tokens", "table_width", "block_size", "num_heads")),
@@ -36,7 +36,7 @@ class _Plan(ctypes.Structure):
         *((name, _POINTER) for name in (*_ARRAYS, "memory")),
         ("memory_size", _SIZE),
         ("num_items", _SIZE),
-        ("kept_by_the_kernels", _SIZE * 9),
+        ("kept_by_the_kernels", _SIZE * 10),
     )
 
 
@@ -46,7 +46,7 @@ def supports(groups: tuple[KVGroup, ...], block_size: int, dtype: torch.dtype, d
         device.type == "cpu"
         and dtype == torch.bfloat16
         and block_size % _BLOCK_TOKENS == 0
-        and all(group.spec.head_dim % _HEAD_VALUES == 0 for group in groups)
+        and all(group.spec.head_dim in range(_HEAD_VALUES, _MAX_HEAD_VALUES + 1, _HEAD_VALUES) for group in groups)
     )
 
 

@@ -28,6 +28,9 @@ VARIANTS: Final = {
 }
 """Instruction sets, best first, and the flags in /proc/cpuinfo that they need."""
 
+_INSTALLATION_S = 60
+"""Within this time all files of an installation are written, in any order."""
+
 
 class NativeLibrary:
     """The functions of one variant. Arguments are checked by nobody: callers pass contiguous tensors' pointers.
@@ -64,9 +67,17 @@ def runnable_variants() -> Iterator[str]:
 
 @functools.cache
 def load(variant: str | None = None) -> NativeLibrary | None:
-    """The library of a variant, or the best one; None when there is none to be had, with the reason in the log."""
+    """The library of a variant, or the best one; None when there is none to be had, with the reason in the log.
+
+    The portable one is only had by name: on machines that run nothing better, torch's operations are faster.
+    """
     for name in [variant] if variant else runnable_variants():
+        if name == "portable" and not variant:
+            continue
         path = _path(name)
+        if path and _is_outdated(path):
+            logger.warning("native kernels %s left out: their source has changed since; install Weft again", name)
+            continue
         try:
             library = NativeLibrary(name, path) if path else None
         except OSError as error:
@@ -76,6 +87,7 @@ def load(variant: str | None = None) -> NativeLibrary | None:
             logger.warning("native kernels left out: they would bring a second OpenMP runtime beside torch's")
             return None
         return library
+    logger.info("native kernels: none were compiled for this CPU")
     return None
 
 
@@ -87,6 +99,12 @@ def _path(variant: str) -> Path | None:
     return None
 
 
+def _is_outdated(path: Path) -> bool:
+    """Whether a source file was changed after the compilation: what it expects may no longer be what callers pass."""
+    latest = path.stat().st_mtime + _INSTALLATION_S
+    return any(file.stat().st_mtime > latest for file in path.parent.glob("*.[ch]"))
+
+
 def _cpu_flags() -> frozenset[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -96,5 +114,5 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _num_openmp_runtimes() -> int:
-    maps = Path("/proc/self/maps").read_text()
-    return len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libomp" in line})
+    paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    return sum(Path(path).name.startswith(("libgomp", "libomp", "libiomp")) for path in paths)

@@ -17,7 +17,7 @@
 enum { PANEL = LANES, TILE_K = 32, BLOCK_ROWS = 32, UNIT_PANELS = 4, BLOCK_COLUMNS = UNIT_PANELS * PANEL };
 enum { CHUNK_BYTES = 1 << 19 }; /* inputs that stay in the second-level cache while panels pass by */
 enum { FEW_ROWS = 16 };          /* up to so many, memory is what takes time */
-enum { MAX_THREADS = 1024 };
+enum { MAX_RANGES = 1024 };
 
 typedef enum { STORE_BF16, STORE_F32, ADD_BF16, GATED_SILU } Epilogue;
 
@@ -78,22 +78,23 @@ typedef struct {
     int64_t end;
 } UnitRange;
 
-static UnitRange unit_ranges[MAX_THREADS];
+static UnitRange unit_ranges[MAX_RANGES];
+static int num_ranges;
 
-/* Before the parallel region: give every thread its range. */
+/* Before the parallel region: a range for every thread. Should fewer come, they take over the ranges of the others. */
 static inline void deal_units(int64_t num_units) {
-    const int64_t num_threads = omp_get_max_threads();
-    for (int64_t thread = 0; thread < num_threads; thread++) {
-        atomic_store(&unit_ranges[thread].next, num_units * thread / num_threads);
-        unit_ranges[thread].end = num_units * (thread + 1) / num_threads;
+    num_ranges = omp_get_max_threads() < MAX_RANGES ? omp_get_max_threads() : MAX_RANGES;
+    for (int64_t index = 0; index < num_ranges; index++) {
+        atomic_store(&unit_ranges[index].next, num_units * index / num_ranges);
+        unit_ranges[index].end = num_units * (index + 1) / num_ranges;
     }
 }
 
 /* The next unit of the calling thread, -1 when all are taken. */
 static inline int64_t take_unit(void) {
-    const int num_threads = omp_get_num_threads(), own = omp_get_thread_num();
-    for (int turn = 0; turn < num_threads; turn++) {
-        UnitRange *range = &unit_ranges[(own + turn) % num_threads];
+    const int own = omp_get_thread_num();
+    for (int turn = 0; turn < num_ranges; turn++) {
+        UnitRange *range = &unit_ranges[(own + turn) % num_ranges];
         if (atomic_load(&range->next) >= range->end) continue;
         const int64_t index = atomic_fetch_add(&range->next, 1);
         if (index < range->end) return index;

@@ -38,7 +38,8 @@ def pack_bf16(library: NativeLibrary, parts: Sequence[torch.Tensor]) -> PackedMa
     packed = _allocate(parts, torch.bfloat16)
     pack = library.function("weft_pack_linear", _POINTER, _SIZE, _SIZE, _POINTER)
     for part, target in zip(parts, packed, strict=True):
-        pack(part.contiguous().data_ptr(), *part.shape, target.data_ptr())
+        plain = part.contiguous()
+        pack(plain.data_ptr(), *plain.shape, target.data_ptr())
     return _packed(library, "", packed)
 
 
@@ -48,7 +49,8 @@ def pack_int8(library: NativeLibrary, parts: Sequence[torch.Tensor]) -> PackedMa
     scales = torch.zeros(len(parts), -(-len(parts[0]) // PANEL) * PANEL)
     pack = library.function("weft_pack_linear_int8", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER)
     for part, target, target_scales in zip(parts, packed, scales, strict=True):
-        pack(part.contiguous().data_ptr(), *part.shape, target.data_ptr(), target_scales.data_ptr())
+        plain = part.contiguous()
+        pack(plain.data_ptr(), *plain.shape, target.data_ptr(), target_scales.data_ptr())
     return _packed(library, "_int8", packed, scales)
 
 

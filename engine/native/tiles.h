@@ -10,7 +10,6 @@
 #define TILE_PAIRS 16                     /* pairs of bfloat16 in a row of 64 bytes */
 #define TILE_VALUES (TILE_ROWS * 2 * TILE_PAIRS)
 
-#if !defined(__clang__)
 /* GCC does not know that these instructions read memory, so stores before them would be free to move behind them. */
 #define READS_MEMORY __asm__ volatile("" ::: "memory")
 #undef _tile_loadd
@@ -19,9 +18,6 @@
         READS_MEMORY;                                    \
         _tile_loadd_internal(tile, from, stride);        \
     } while (0)
-#else
-#define READS_MEMORY
-#endif
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];

@@ -110,25 +110,28 @@ INLINE f32x16 dot_pairs(f32x16 accumulator, u32x16 a, u32x16 b) {
 #endif
 }
 
-typedef float f32x8 __attribute__((vector_size(32)));
-typedef float f32x4 __attribute__((vector_size(16)));
-
-/* Sum of the lanes, always in the same order. */
-INLINE float reduce_add(f32x16 values) {
-    f32x8 eight = __builtin_shufflevector(values, values, 0, 1, 2, 3, 4, 5, 6, 7) +
-                  __builtin_shufflevector(values, values, 8, 9, 10, 11, 12, 13, 14, 15);
-    f32x4 four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
-    return (four[0] + four[2]) + (four[1] + four[3]);
+INLINE f32x16 larger(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    i32x16 is_larger = a > b;
+    return (f32x16)(((i32x16)a & is_larger) | ((i32x16)b & ~is_larger));
+#endif
 }
 
-INLINE float reduce_max(f32x16 values) {
-    float lanes[LANES];
-    store_f32(lanes, values);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int lane = 0; lane < width; lane++)
-            lanes[lane] = lanes[lane] > lanes[lane + width] ? lanes[lane] : lanes[lane + width];
-    return lanes[0];
-}
+/* Sum and maximum of the lanes, always in the same order. */
+#define REDUCE(NAME, COMBINE)                                                                                          \
+    INLINE float NAME(f32x16 values) {                                                                                 \
+        values = COMBINE(values, __builtin_shuffle(values, (i32x16){8, 9, 10, 11, 12, 13, 14, 15, 0}));                \
+        values = COMBINE(values, __builtin_shuffle(values, (i32x16){4, 5, 6, 7, 0}));                                  \
+        values = COMBINE(values, __builtin_shuffle(values, (i32x16){2, 3, 0}));                                        \
+        return COMBINE(values, __builtin_shuffle(values, (i32x16){1, 0}))[0];                                          \
+    }
+#define ADD(A, B) ((A) + (B))
+REDUCE(reduce_add, ADD)
+REDUCE(reduce_max, larger)
+#undef ADD
+#undef REDUCE
 
 /* e to the power of values, within 2 units in the last place between -87 and 88; below that zero.
  *

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.native.library import NativeLibrary, load, runnable_variants
 from tests.checkpoints import CHECKPOINTS, write_checkpoint
 
 
@@ -18,3 +19,11 @@ def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
         return folder
 
     return find
+
+
+@pytest.fixture(params=list(runnable_variants()))
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
+    """Each instruction set that was compiled and that this machine runs."""
+    loaded = load(request.param)
+    assert loaded is not None
+    return loaded

@@ -1,5 +1,6 @@
 """native.py, in every instruction set that runs here: against attention in float64, and bit for bit against itself."""
 
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,20 +11,13 @@ import torch
 
 from engine.attention.backend import KVGroup, KVSpec
 from engine.attention.native import NativeBackend, supports
-from engine.native.library import NativeLibrary, load, runnable_variants
+from engine.native.library import NativeLibrary, load
 from tests.engine.paged import NO_COPIES, PagedRequest, PagedRequests
 
 NUM_BLOCKS = 250
 CPU = torch.device("cpu")
 TOLERANCE = 2e-2
 """Weights and results are bfloat16, which has 8 bits of mantissa."""
-
-
-@pytest.fixture(params=list(runnable_variants()))
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    loaded = load(request.param)
-    assert loaded is not None
-    return loaded
 
 
 @pytest.fixture
@@ -120,10 +114,23 @@ SHAPES = [
     Shape(2, 4, 256, 16, 300),
     Shape(2, 1, 64, 64, 1),
     Shape(1, 40, 32, 32),
+    Shape(1, 7, 160, 256),
+    Shape(1, 6, 224, 272, 290),
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def random_shape(seed: int) -> Shape:
+    chance = random.Random(seed)
+    return Shape(
+        num_kv_heads=chance.randint(1, 3),
+        num_shared=chance.randint(1, 8),
+        head_dim=chance.randrange(32, 257, 32),
+        block_size=16 * chance.randint(1, 20),
+        window=chance.choice((None, chance.randint(1, 400))),
+    )
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *map(random_shape, range(10))], ids=str)
 def test_mixed_steps_equal_naive_attention(library: NativeLibrary, shape: Shape) -> None:
     chance = random.Random(str(shape))
     harness = Harness(library, shape)
@@ -201,16 +208,16 @@ def share(owner: Tokens, other: Tokens, num_tokens: int, block_size: int) -> Non
     other.request.num_computed_tokens = num_tokens
 
 
-@pytest.mark.parametrize(("num_requests", "block_size"), [(3, 16), (5, 32)])
+@pytest.mark.parametrize(("num_requests", "block_size", "num_shared"), [(3, 16, 512), (5, 32, 512), (4, 16, 400)])
 def test_a_shared_prefix_is_read_once_and_changes_no_bit(
-    library: NativeLibrary, num_requests: int, block_size: int
+    library: NativeLibrary, num_requests: int, block_size: int, num_shared: int
 ) -> None:
     harness = Harness(library, Shape(block_size=block_size))
     requests = [harness.add(530 + index, index) for index in range(num_requests)]
-    harness.step([(requests[0], 512)])
+    harness.step([(requests[0], num_shared)])
     for other in requests[1:]:
-        share(requests[0], other, 512, block_size)
-    harness.step([(tokens, len(tokens.qkv) - 513) for tokens in requests])
+        share(requests[0], other, num_shared, block_size)
+    harness.step([(tokens, len(tokens.qkv) - num_shared - 1) for tokens in requests])
     decodes = [(tokens, 1) for tokens in requests]
     for tokens, outputs in zip(requests, harness.step(decodes), strict=True):
         lone = Harness(library, Shape(block_size=block_size))
@@ -222,7 +229,21 @@ def test_a_shared_prefix_is_read_once_and_changes_no_bit(
         tokens.request.num_computed_tokens -= 1
     batch = harness.paged.make_batch([(tokens.request, 1) for tokens in requests])
     plan, _ = harness.backend.plan(batch, 0, harness.shape.num_heads)._kept
-    assert plan.num_items == 512 // 256 + num_requests, "two chunks for all, and one for each"
+    num_whole = num_shared // 256
+    assert plan.num_items == num_whole + (3 - num_whole) * num_requests, "whole chunks once for all"
+
+
+@pytest.mark.parametrize(("num_requests", "is_split"), [(2, True), (14, False)])
+def test_parts_are_kept_only_while_they_fit(library: NativeLibrary, num_requests: int, is_split: bool) -> None:
+    """A part of 40 heads of 256 values takes 43 kB, so 128 MB hold 3,084 parts."""
+    shape = Shape(1, 40, 256, 272)
+    harness = Harness(library, shape)
+    owner = harness.paged.add(np.zeros(60_000, np.int64))
+    owner.num_computed_tokens = 59_999
+    batch = harness.paged.make_batch([(dataclasses.replace(owner), 1) for _ in range(num_requests)])
+    plan, _ = harness.backend.plan(batch, 0, shape.num_heads)._kept
+    num_chunks = -(-60_000 // 256)
+    assert plan.num_items == (num_chunks if is_split else num_requests)
 
 
 def test_equal_blocks_that_are_filled_differently_are_not_shared(library: NativeLibrary) -> None:
@@ -274,7 +295,7 @@ def test_what_the_kernels_can_serve() -> None:
         return supports((KVGroup(KVSpec(2, head_dim), (0,)),), block_size, dtype, device)
 
     assert can_serve() and can_serve(head_dim=96) and can_serve(block_size=48)
-    assert not can_serve(head_dim=80)
+    assert not can_serve(head_dim=80) and not can_serve(head_dim=288)
     assert not can_serve(block_size=8)
     assert not can_serve(dtype=torch.float32)
     assert not can_serve(device=torch.device("cuda"))

@@ -1,5 +1,7 @@
 """Every instruction set against float64, over sizes that fill panels, tiles and blocks, and that do not."""
 
+import random as random_module
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,9 +12,12 @@ from engine.native.layers import NativeKit, NativeLinear
 from engine.native.library import NativeLibrary
 
 ROWS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 33, 49, 70, 600)
-SIZES = ((16, 32), (40, 64), (96, 48), (130, 256), (64, 98), (16 * 9, 1024))
-"""Outputs and inputs."""
-
+CHANCE = random_module.Random(0)
+SIZES = [
+    *((16, 32), (40, 64), (96, 48), (130, 256), (64, 98), (16 * 9, 1024)),
+    *((CHANCE.randint(1, 300), 2 * CHANCE.randint(1, 300)) for _ in range(4)),
+]
+"""Outputs and inputs, the latter even."""
 
 both_formats = pytest.mark.parametrize("is_int8", [False, True], ids=["bfloat16", "int8"])
 

@@ -1,25 +1,80 @@
 import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from engine.native import library
+from engine.native import library as kernels
 from engine.native.library import VARIANTS, NativeLibrary, load, runnable_variants
 
 
 def test_variants_are_those_that_the_cpu_runs_best_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = {variant for variant in VARIANTS if library._path(variant)}
-    monkeypatch.setattr(library, "_cpu_flags", lambda: VARIANTS["avx512_bf16"] | {"avx2", "sse2"})
+    compiled = {variant for variant in VARIANTS if kernels._path(variant)}
+    monkeypatch.setattr(kernels, "_cpu_flags", lambda: VARIANTS["avx512_bf16"] | {"avx2", "sse2"})
     assert list(runnable_variants()) == [
         variant for variant in ("avx512_bf16", "avx512", "avx2", "portable") if variant in compiled
     ]
-    monkeypatch.setattr(library, "_cpu_flags", frozenset[str])
+    monkeypatch.setattr(kernels, "_cpu_flags", frozenset[str])
     assert list(runnable_variants()) == [variant for variant in ("portable",) if variant in compiled]
+
+
+def test_all_are_compiled_where_the_compiler_knows_them() -> None:
+    """A kernel that does not compile is left out without an error."""
+    if platform.machine() != "x86_64" or not shutil.which("gcc"):
+        pytest.skip("no compiler for all of them")
+    if int(subprocess.check_output(["gcc", "-dumpversion"]).split(b".")[0]) < 11:
+        pytest.skip("this compiler does not know AMX")
+    assert [variant for variant in VARIANTS if kernels._path(variant) is None] == []
+
+
+def test_the_portable_kernels_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    load.cache_clear()
+    monkeypatch.setattr(kernels, "_cpu_flags", frozenset[str])
+    assert load() is None
+    load.cache_clear()
+
+
+def test_objects_older_than_their_source_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: NativeLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Callers may pass by now what the old functions do not expect."""
+    compiled = kernels._path(library.variant)
+    assert compiled is not None
+    copy = tmp_path / compiled.name
+    shutil.copy2(compiled, copy)
+    source = tmp_path / "linear.c"
+    source.touch()
+    os.utime(source, (copy.stat().st_mtime + 3600,) * 2)
+    monkeypatch.setattr(kernels, "_path", lambda variant: copy)
+    load.cache_clear()
+    assert load(library.variant) is None
+    assert "source has changed" in caplog.text
+    load.cache_clear()
+
+
+MULTIPLY = """
+import torch
+from engine.native.layers import NativeLinear
+from engine.native.library import load
+linear = NativeLinear(load(), torch.eye(512).bfloat16(), None)
+inputs = torch.arange(512).bfloat16().expand(3, -1).contiguous()
+assert torch.equal(linear(inputs), inputs)
+"""
+
+
+@pytest.mark.skipif(load() is None, reason="no native kernels on this machine")
+def test_fewer_threads_than_were_asked_for_compute_everything() -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "4", "OMP_THREAD_LIMIT": "1"}
+    subprocess.run([sys.executable, "-c", MULTIPLY], env=environment, check=True, timeout=60)
 
 
 def test_without_a_compiled_object_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     load.cache_clear()
-    monkeypatch.setattr(library, "_path", lambda variant: None)
+    monkeypatch.setattr(kernels, "_path", lambda variant: None)
     assert load() is None
     load.cache_clear()
 
@@ -29,7 +84,7 @@ def test_an_object_that_does_not_load_is_left_out(
 ) -> None:
     load.cache_clear()
     (tmp_path / "broken.so").write_bytes(b"no library")
-    monkeypatch.setattr(library, "_path", lambda variant: tmp_path / "broken.so")
+    monkeypatch.setattr(kernels, "_path", lambda variant: tmp_path / "broken.so")
     assert load() is None
     assert "left out" in caplog.text
     load.cache_clear()

@@ -22,3 +22,17 @@ def test_large_arrays_start_on_a_huge_page_and_take_no_memory_until_written() ->
     array = allocate(1 << 30, torch.bfloat16)
     assert array.data_ptr() % (2 << 20) == 0
     assert resident_bytes() - before < 100 << 20
+
+
+def test_large_arrays_are_in_huge_pages() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("the kernel gives no huge pages")
+
+    def huge_kilobytes() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("AnonHugePages")))
+
+    before = huge_kilobytes()
+    array = allocate(16 << 20, torch.bfloat16).fill_(1)
+    assert huge_kilobytes() - before > array.nbytes // 1024 // 2

@@ -1,0 +1,46 @@
+/* Where keys and values of a token lie in the cache; attention.c says in what order. */
+#ifndef WEFT_ATTENTION_CACHE_H
+#define WEFT_ATTENTION_CACHE_H
+
+#include "attention_plan.h"
+#include "vectors.h"
+
+enum {
+    UNIT = 16, /* tokens */
+    STEP = 32, /* tokens that one product of weights and values covers */
+    CHUNK_UNITS = CHUNK / UNIT,
+    CHUNK_STEPS = CHUNK / STEP,
+};
+
+/* Values between the start of a layer's cache and a unit of keys. */
+static inline int64_t unit_offset(const Plan *plan, int64_t block, int64_t head, int64_t unit) {
+    return ((block * plan->num_kv_heads + head) * 2 * plan->block_size + unit * UNIT) * plan->head_dim;
+}
+
+/* Values between a unit of keys and the unit of values for the same tokens. */
+static inline int64_t values_offset(const Plan *plan) { return plan->block_size * plan->head_dim; }
+
+static inline bool is_woven(const Plan *plan) { return plan->block_size % STEP == 0; }
+
+static inline void write_key(const Plan *plan, bf16 *cache, int64_t slot, int64_t head, const bf16 *key) {
+    int64_t unit = slot % plan->block_size / UNIT;
+    bf16 *to = cache + unit_offset(plan, slot / plan->block_size, head, unit) + slot % UNIT * 2;
+    for (int64_t pair = 0; pair < plan->head_dim / 2; pair++) memcpy(to + pair * 2 * UNIT, key + 2 * pair, 4);
+}
+
+static inline void write_value(const Plan *plan, bf16 *cache, int64_t slot, int64_t head, const bf16 *value) {
+    int64_t tokens = is_woven(plan) ? STEP : UNIT, unit = slot % plan->block_size / tokens * (tokens / UNIT);
+    bf16 *to = cache + unit_offset(plan, slot / plan->block_size, head, unit) + values_offset(plan);
+    to += slot % tokens / 2 * 2 * LANES;
+    const uint32_t shift = slot % 2 * 16, kept = 0xffff0000u >> shift;
+    for (int64_t dim = 0; dim < plan->head_dim; dim += LANES, to += tokens * LANES)
+        store_bits(to, (load_bits(to) & kept) | ((u32x16)load_bf16(value + dim) >> (16 - shift)));
+}
+
+/* The first token at or after `token` that does not share a pair of the V cache with the token before it. */
+static inline int64_t pair_start(const Plan *plan, int64_t token) {
+    bool is_second = token > 0 && token < plan->num_tokens && plan->slots[token] % 2 == 1;
+    return is_second && plan->slots[token] == plan->slots[token - 1] + 1 ? token + 1 : token;
+}
+
+#endif

@@ -1,0 +1,125 @@
+/* Rows times keys, and weights times values, in tiles: 16 x 32 bfloat16 on the left, 16 x 16 float32 as the result. */
+#ifndef WEFT_ATTENTION_PRODUCT_H
+#define WEFT_ATTENTION_PRODUCT_H
+
+#include "attention_cache.h"
+#include "tiles.h"
+
+enum {
+    STREAMS = 8,             /* units that memory is asked for at a time */
+    LEFT_ROWS = 16,          /* of a tile that stands on the left of a product */
+    LEFT_VALUES = 16 * 32,
+    RESULT_VALUES = 16 * 16, /* of a tile of results */
+    TILE_BYTES = 1024,
+};
+
+/* Units that memory is asked for while others are used, several side by side: memory serves that faster than one. */
+typedef struct {
+    const char *units[2 * CHUNK_UNITS];
+    int64_t num_units, unit_bytes, unit, byte;
+} Ahead;
+
+/* Ask for 1 KB. */
+INLINE void prefetch_next(Ahead *ahead) {
+    if (!ahead || ahead->unit >= ahead->num_units) return;
+    for (int stream = 0; stream < STREAMS; stream++)
+        for (int line = 0; line < TILE_BYTES / STREAMS / 64; line++)
+            __builtin_prefetch(ahead->units[ahead->unit + stream] + ahead->byte + 64 * line, 0, 2);
+    ahead->byte += TILE_BYTES / STREAMS;
+    if (ahead->byte < ahead->unit_bytes) return;
+    ahead->byte = 0;
+    ahead->unit += STREAMS;
+}
+
+/* head_dim has as many operands as a chunk, at most. One or two tiles of rows on the left, from left and left + second_left, each of `steps` operands side by side;
+ * two columns of operands on the right; four results, two for each tile of rows, to and to + second_to. */
+typedef struct {
+    int64_t rows, steps;
+    const bf16 *left;
+    int64_t second_left;
+    const char *right[2][CHUNK_STEPS];
+    float *to;
+    int64_t next_column, second_to;
+} Product;
+
+#if defined(__AMX_BF16__)
+
+INLINE void multiply_tiles(const Product *product, int row_tiles, Ahead *ahead) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (row_tiles > 1) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t step = 0; step < product->steps; step++) {
+        const bf16 *left = product->left + step * LEFT_VALUES;
+        prefetch_next(ahead);
+        prefetch_next(ahead);
+        _tile_loadd(4, left, 64);
+        _tile_stream_loadd(6, product->right[0][step], 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_stream_loadd(7, product->right[1][step], 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if (row_tiles > 1) {
+            _tile_loadd(5, left + product->second_left, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, product->to, 64);
+    _tile_stored(1, product->to + product->next_column, 64);
+    if (row_tiles > 1) {
+        _tile_stored(2, product->to + product->second_to, 64);
+        _tile_stored(3, product->to + product->second_to + product->next_column, 64);
+    }
+}
+
+static void multiply(const Product *product, Ahead *ahead) {
+    __asm__ volatile("" ::: "memory"); /* the compiler does not know that tiles are loaded from memory */
+    if (product->rows > LEFT_ROWS)
+        multiply_tiles(product, 2, ahead);
+    else
+        multiply_tiles(product, 1, ahead);
+}
+
+#else
+
+INLINE void multiply_rows(const Product *product, const bf16 *left, float *to, int rows, Ahead *ahead) {
+    f32x16 sums[4][2] = {0};
+    for (int64_t step = 0; step < product->steps; step++, left += LEFT_VALUES) {
+        prefetch_next(ahead);
+        prefetch_next(ahead);
+        const char *right[2] = {product->right[0][step], product->right[1][step]};
+        for (int pair = 0; pair < 16; pair++) {
+            u32x16 lines[2] = {load_bits(right[0] + 64 * pair), load_bits(right[1] + 64 * pair)};
+            for (int row = 0; row < rows; row++) {
+                uint32_t value;
+                memcpy(&value, left + row * STEP + 2 * pair, sizeof value);
+                sums[row][0] = dot_pairs(sums[row][0], splat_bits(value), lines[0]);
+                sums[row][1] = dot_pairs(sums[row][1], splat_bits(value), lines[1]);
+            }
+        }
+    }
+    for (int row = 0; row < rows; row++) {
+        store_f32(to + row * LANES, sums[row][0]);
+        store_f32(to + product->next_column + row * LANES, sums[row][1]);
+    }
+}
+
+static void multiply(const Product *product, Ahead *ahead) {
+    for (int64_t row = 0; row < product->rows; row += 4) {
+        const bf16 *left = product->left + row / 16 * product->second_left + row % 16 * STEP;
+        float *to = product->to + row / 16 * product->second_to + row % 16 * LANES;
+        switch (product->rows - row) {
+            case 1: multiply_rows(product, left, to, 1, ahead); break;
+            case 2: multiply_rows(product, left, to, 2, ahead); break;
+            case 3: multiply_rows(product, left, to, 3, ahead); break;
+            default: multiply_rows(product, left, to, 4, ahead);
+        }
+        ahead = NULL;
+    }
+}
+
+#endif
+
+#endif

@@ -1,0 +1,108 @@
+/* Scores to weights, and the weighted sums of several chunks to one (online softmax: Milakov and Gimelshein, 2018). */
+#ifndef WEFT_ATTENTION_SOFTMAX_H
+#define WEFT_ATTENTION_SOFTMAX_H
+
+#include <math.h>
+
+#include "attention_product.h"
+
+enum { ODD_UNITS = CHUNK_UNITS / 2 * RESULT_VALUES }; /* where scores of odd units lie, after those of even ones */
+
+/* 2 to the power of values <= 0, relative error below 3e-6, exactly 1 for 0. */
+INLINE f32x16 power_of_two(f32x16 values) {
+#if defined(__AVX512DQ__)
+    f32x16 rest = (f32x16)_mm512_reduce_ps((__m512)values, 9); /* values - floor(values), 0 for -infinity */
+#else
+    i32x16 is_tiny = values < -126.0f;
+    f32x16 clamped = (f32x16)(((i32x16)values & ~is_tiny) | ((i32x16)splat(-126.0f) & is_tiny));
+    const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    f32x16 whole = (clamped - 0.5f + magic) - magic, rest = clamped - whole;
+#endif
+    f32x16 power = splat(0.013426688f);
+    power = power * rest + 0.052242469f;
+    power = power * rest + 0.24128021f;
+    power = power * rest + 0.69304484f;
+    power = power * rest + 1.0f;
+#if defined(__AVX512DQ__)
+    return (f32x16)_mm512_scalef_ps((__m512)power, (__m512)values);
+#else
+    i32x16 exponent = (__builtin_convertvector(whole, i32x16) + 127) << 23;
+    return (f32x16)((i32x16)(power * (f32x16)exponent) & ~is_tiny);
+#endif
+}
+
+/* Round 32 values to bfloat16. */
+INLINE void store_bf16_pair(bf16 *to, f32x16 low, f32x16 high) {
+#if defined(__AVX512BF16__)
+    store_bits(to, (u32x16)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+#else
+    store_bf16(to, low);
+    store_bf16(to + LANES, high);
+#endif
+}
+
+/* What a row knows of a chunk, or of all chunks so far: maximum of the scaled scores, and the sum of their powers of
+ * two relative to it. */
+typedef struct {
+    float maximum, sum;
+} Mass;
+
+/* Hide what a row does not see: positions of the chunk before `first` and from `last` on. */
+static void mask_row(float *scores, int64_t first_unit, int64_t end_unit, int64_t first, int64_t last) {
+    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int64_t unit = first_unit; unit < end_unit; unit++) {
+        int64_t start = unit * UNIT;
+        if (start >= first && start + UNIT <= last) continue;
+        i32x16 seen = (lanes >= (int32_t)(first - start)) & (lanes < (int32_t)(last - start));
+        float *at = scores + unit % 2 * ODD_UNITS + unit / 2 * RESULT_VALUES;
+        store_f32(at, (f32x16)(((i32x16)load_f32(at) & seen) | ((i32x16)splat(-INFINITY) & ~seen)));
+    }
+}
+
+/* Where a row of a block lies in tiles of `values` each, of which a tile of rows has `tiles`. */
+INLINE int64_t row_start(int64_t row, int64_t tiles, int64_t values) {
+    return (row / LEFT_ROWS * tiles * LEFT_ROWS + row % LEFT_ROWS) * (values / LEFT_ROWS);
+}
+
+/* Turn the scores of a block of rows into weights (bfloat16), in the steps [first_step, end_step) of a chunk.
+ *
+ * All maxima come first: a row's exponentials wait for its maximum, and meanwhile the CPU can work on other rows. */
+static void soften(const float *scores, bf16 *weights, int64_t rows, int64_t first_step, int64_t end_step, float scale,
+                   Mass *masses) {
+    for (int64_t row = 0; row < rows; row++) {
+        const float *at = scores + row_start(row, CHUNK_UNITS, RESULT_VALUES);
+        f32x16 highest = splat(-INFINITY);
+        for (int64_t step = first_step; step < end_step; step++) {
+            highest = larger(load_f32(at + step * RESULT_VALUES), highest);
+            highest = larger(load_f32(at + ODD_UNITS + step * RESULT_VALUES), highest);
+        }
+        masses[row].maximum = reduce_max(highest) * scale;
+    }
+    for (int64_t row = 0; row < rows; row++) {
+        const float *at = scores + row_start(row, CHUNK_UNITS, RESULT_VALUES), maximum = masses[row].maximum;
+        bf16 *to = weights + row_start(row, CHUNK_STEPS, LEFT_VALUES);
+        f32x16 sums = {0};
+        for (int64_t step = first_step; step < end_step; step++) {
+            f32x16 low = power_of_two(load_f32(at + step * RESULT_VALUES) * scale - maximum);
+            f32x16 high = power_of_two(load_f32(at + ODD_UNITS + step * RESULT_VALUES) * scale - maximum);
+            sums += low;
+            sums += high;
+            store_bf16_pair(to + step * LEFT_VALUES, low, high);
+        }
+        masses[row].sum = reduce_add(sums);
+    }
+}
+
+/* Add a chunk's result to what a row has of the chunks before it. The part's vectors lie part_stride values apart. */
+static void merge(Mass *mass, float *result, Mass part, const float *values, int64_t part_stride, int64_t head_dim) {
+    if (part.maximum == -INFINITY) return; /* the row sees nothing of the chunk */
+    bool is_higher = part.maximum > mass->maximum;
+    float lower = power_of_two(splat(-fabsf(part.maximum - mass->maximum)))[0];
+    float kept = is_higher ? lower : 1.0f, added = is_higher ? 1.0f : lower;
+    mass->maximum = is_higher ? part.maximum : mass->maximum;
+    mass->sum = mass->sum * kept + part.sum * added;
+    for (int64_t dim = 0; dim < head_dim; dim += LANES, values += part_stride)
+        store_f32(result + dim, load_f32(result + dim) * kept + load_f32(values) * added);
+}
+
+#endif
