@@ -63,7 +63,8 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
     device = _device(options.device)
     is_cuda = device.type == "cuda"
     max_num_seqs = options.max_num_seqs or (256 if is_cuda else 128)
-    least = max_num_seqs + options.block_size
+    block_size = options.block_size or (16 if is_cuda else 32)  # the CPU's attention reads 32 tokens at a time
+    least = max_num_seqs + block_size
     max_num_batched_tokens = options.max_num_batched_tokens or max(8192 if is_cuda else 2048, least)
     if max_num_batched_tokens < least:
         raise ModelError(
@@ -87,7 +88,7 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        block_size=options.block_size,
+        block_size=block_size,
         prefix_caching=options.prefix_caching,
         load_dummy=options.load_format == "dummy",
         is_int8=is_int8,

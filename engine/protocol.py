@@ -69,7 +69,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     prefix_caching: bool = True
     load_format: str = "auto"
     quantization: str = "none"

@@ -86,7 +86,12 @@ class Settings(BaseModel):
     kv_cache_memory: Size | None = Field(
         default=None, description="Memory for the KV cache (4GiB, 512MB, bytes); a share of what is free if not given."
     )
-    block_size: int = Field(default=16, ge=1, le=1024, description="Tokens in a block of the KV cache.")
+    block_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Tokens in a block of the KV cache; 16 on CUDA, 32 on a CPU if not given.",
+    )
     prefix_caching: bool = Field(default=True, description="Let requests share the blocks of equal prefixes.")
     load_format: Literal["auto", "dummy"] = Field(
         default="auto", description="How weights load; dummy makes random ones."

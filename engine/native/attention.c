@@ -12,10 +12,10 @@
  *
  * "Tiles" are operands of a product with 16 rows: 16 x 32 bfloat16 on the left, 16 x 16 float32 as the result.
  */
-#include <omp.h>
 #include <stdatomic.h>
 
 #include "attention_softmax.h"
+#include "pool.h"
 #include "scratch.h"
 
 enum { WRITE_TOKENS = 16 }; /* tokens that a thread writes to the cache at a time */
@@ -30,6 +30,8 @@ typedef struct {
     int64_t query_stride, key_stride, value_stride;
     bf16 *outputs;
     float *parts; /* (num_parts, num_heads, part_values): result, maximum, sum */
+    char *memory; /* worker_bytes for every thread */
+    size_t worker_bytes;
 } Call;
 
 /* One chunk of an item for one K/V head. */
@@ -299,21 +301,26 @@ static void close_item(const Call *call, Worker *worker, const Visit *visit) {
 
 /* ---- the call ------------------------------------------------------------------------------------------------ */
 
-static void write_cache(const Call *call) {
+/* Pieces are the K/V heads of some tokens. */
+static void write_cache(const void *context, int64_t first, int64_t end) {
+    const Call *call = context;
     const Plan *plan = call->plan;
-    const int64_t *slots = plan->slots, pieces = ceil_div(plan->num_tokens, WRITE_TOKENS);
-#pragma omp for schedule(static)
-    for (int64_t index = 0; index < pieces * plan->num_kv_heads; index++) {
-        int64_t head = index / pieces, piece = index % pieces, offset = head * plan->head_dim;
-        int64_t end = pair_start(plan, min_of((piece + 1) * WRITE_TOKENS, plan->num_tokens));
-        for (int64_t token = pair_start(plan, piece * WRITE_TOKENS); token < end; token++) {
+    const int64_t *slots = plan->slots, spans = ceil_div(plan->num_tokens, WRITE_TOKENS);
+    for (int64_t index = first; index < end; index++) {
+        int64_t head = index / spans, span = index % spans, offset = head * plan->head_dim;
+        int64_t end_token = pair_start(plan, min_of((span + 1) * WRITE_TOKENS, plan->num_tokens));
+        for (int64_t token = pair_start(plan, span * WRITE_TOKENS); token < end_token; token++) {
             write_key(plan, call->cache, slots[token], head, call->keys + token * call->key_stride + offset);
             write_value(plan, call->cache, slots[token], head, call->values + token * call->value_stride + offset);
         }
     }
 }
 
-static void run_worker(const Call *call, Worker *worker) {
+static void run_worker(void *context, int thread) {
+    const Call *call = context;
+    Worker memory, *worker = &memory;
+    lay_out(call->plan, call->memory + call->worker_bytes * (size_t)thread, worker);
+    open_tiles();
     Visit visit = next_visit(call, &(Visit){.item = NULL});
     Ahead ahead;
     look_ahead(call->plan, &visit, &ahead);
@@ -329,6 +336,7 @@ static void run_worker(const Call *call, Worker *worker) {
         if (visit.chunk + 1 == visit.item->end_chunk) close_item(call, worker, &visit);
         visit = next;
     }
+    close_tiles();
 }
 
 /* Write this step's keys and values (num_tokens, num_kv_heads, head_dim) of one layer to its cache, then attend with
@@ -338,20 +346,14 @@ void weft_attend(const Plan *plan, bf16 *cache, const bf16 *queries, int64_t que
     static Scratch worker_scratch, part_scratch;
     Worker sizes;
     const size_t worker_bytes = (lay_out(plan, NULL, &sizes) + 4095) & ~(size_t)4095;
-    char *memory = scratch_reserve(&worker_scratch, worker_bytes * (size_t)omp_get_max_threads());
-    size_t part_bytes = (size_t)(plan->num_parts * plan->num_heads * part_values(plan)) * sizeof(float);
-    const Call call = {.plan = plan, .cache = cache, .queries = queries,
-                       .keys = keys, .values = values, .query_stride = query_stride, .key_stride = key_stride,
-                       .value_stride = value_stride, .outputs = outputs,
-                       .parts = scratch_reserve(&part_scratch, part_bytes)};
+    const size_t part_bytes = (size_t)(plan->num_parts * plan->num_heads * part_values(plan)) * sizeof(float);
+    Call call = {.plan = plan, .cache = cache, .queries = queries,
+                 .keys = keys, .values = values, .query_stride = query_stride, .key_stride = key_stride,
+                 .value_stride = value_stride, .outputs = outputs,
+                 .parts = scratch_reserve(&part_scratch, part_bytes), .worker_bytes = worker_bytes,
+                 .memory = scratch_reserve(&worker_scratch, worker_bytes * (size_t)num_threads())};
+    const int64_t pieces = ceil_div(plan->num_tokens, WRITE_TOKENS) * plan->num_kv_heads;
+    run_loop(pieces, plan->num_tokens < 4 ? pieces : 1, write_cache, &call);
     atomic_store(&next_work, 0);
-#pragma omp parallel
-    {
-        Worker worker;
-        lay_out(plan, memory + worker_bytes * (size_t)omp_get_thread_num(), &worker);
-        write_cache(&call); /* ends with a barrier */
-        open_tiles();
-        run_worker(&call, &worker);
-        close_tiles();
-    }
+    run_on_all(run_worker, &call);
 }

@@ -1,8 +1,8 @@
 /* Planning a step's attention; see attention_plan.h, and attention.c for what comes of it. */
-#include <omp.h>
 #include <string.h>
 
 #include "attention_plan.h"
+#include "pool.h"
 #include "scratch.h"
 
 enum { SPLIT_ROWS = 32 };            /* requests with at most so many rows are split over their chunks */
@@ -172,7 +172,7 @@ void weft_plan_attention(Plan *plan) {
     plan->tokens = plan->work + num_items * plan->num_kv_heads;
     const int64_t group = group_size(plan);
     /* Smaller items where the whole step would else be too few for the threads. */
-    int64_t rows = min_of(max_of(num_rows / (4 * omp_get_max_threads()), BLOCK_ROWS), ITEM_ROWS);
+    int64_t rows = min_of(max_of(num_rows / (4 * num_threads()), BLOCK_ROWS), ITEM_ROWS);
     for (int64_t request = 0; request < plan->num_requests; request++)
         if (!is_split(plan, request)) plan_whole(plan, request, max_of(rows / group, 1));
     int64_t first_split = plan->num_items;

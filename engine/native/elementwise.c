@@ -1,10 +1,11 @@
 /* What happens between the matrix products, each in one pass over memory; statistics in float32. */
 #include <math.h>
-#include <omp.h>
 
+#include "pool.h"
 #include "vectors.h"
 
-enum { VALUES_PER_THREAD = 1 << 14 }; /* fewer are not worth waking a second thread for */
+/* Rows that are worth handing to another thread. */
+static int64_t grain(int64_t row_values) { return (1 << 14) / row_values + 1; }
 
 /* 1 / root mean square of size values, size a multiple of 16. */
 INLINE float inverse_rms(const bf16 *values, int64_t size, float eps) {
@@ -16,17 +17,30 @@ INLINE float inverse_rms(const bf16 *values, int64_t size, float eps) {
     return 1.0f / sqrtf(reduce_add(squares) / (float)size + eps);
 }
 
+typedef struct {
+    const bf16 *inputs;
+    int64_t input_stride, size;
+    const bf16 *weight;
+    float eps;
+    bf16 *outputs;
+} Norm;
+
+static void normalise_rows(const void *context, int64_t first, int64_t end) {
+    const Norm *call = context;
+    for (int64_t row = first; row < end; row++) {
+        const bf16 *from = call->inputs + row * call->input_stride;
+        bf16 *to = call->outputs + row * call->size;
+        const float scale = inverse_rms(from, call->size, call->eps);
+        for (int64_t i = 0; i < call->size; i += LANES)
+            store_bf16(to + i, load_bf16(from + i) * scale * load_bf16(call->weight + i));
+    }
+}
+
 /* RMSNorm of the rows of inputs (rows, input_stride), scaled by weight (size): Zhang and Sennrich, 2019. */
 void weft_rms_norm(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t size, const bf16 *weight, float eps,
                    bf16 *outputs) {
-#pragma omp parallel for schedule(static) if (rows * size > VALUES_PER_THREAD)
-    for (int64_t row = 0; row < rows; row++) {
-        const bf16 *from = inputs + row * input_stride;
-        bf16 *to = outputs + row * size;
-        const float scale = inverse_rms(from, size, eps);
-        for (int64_t i = 0; i < size; i += LANES)
-            store_bf16(to + i, load_bf16(from + i) * scale * load_bf16(weight + i));
-    }
+    const Norm call = {inputs, input_stride, size, weight, eps, outputs};
+    run_loop(rows, grain(size), normalise_rows, &call);
 }
 
 /* One head: norm, unless weight is NULL, then rotation of the pairs (i, i + head_dim / 2). */
@@ -45,6 +59,24 @@ static void prepare_head(bf16 *head, int64_t head_dim, const bf16 *cosines, cons
     }
 }
 
+typedef struct {
+    bf16 *heads;
+    int64_t token_stride, num_heads, head_dim;
+    const bf16 *rotation, *weights;
+    float eps;
+} Preparation;
+
+static void prepare_tokens(const void *context, int64_t first, int64_t end) {
+    const Preparation *call = context;
+    const int64_t dim = call->head_dim;
+    for (int64_t token = first; token < end; token++) {
+        const bf16 *cosines = call->rotation + token * 2 * dim, *sines = cosines + dim;
+        for (int64_t head = 0; head < call->num_heads; head++)
+            prepare_head(call->heads + token * call->token_stride + head * dim, dim, cosines, sines,
+                         call->weights ? call->weights + head * dim : NULL, call->eps);
+    }
+}
+
 /* QK-norm and rotary embedding (Su et al., 2021), in place.
  *
  * heads (num_tokens, token_stride): the first num_heads heads of each token, queries and keys, are changed.
@@ -52,11 +84,6 @@ static void prepare_head(bf16 *head, int64_t head_dim, const bf16 *cosines, cons
  * head_dim is a multiple of 32. */
 void weft_prepare_heads(bf16 *heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
                         const bf16 *rotation, const bf16 *weights, float eps) {
-#pragma omp parallel for schedule(static) if (num_tokens * num_heads * head_dim > VALUES_PER_THREAD)
-    for (int64_t token = 0; token < num_tokens; token++) {
-        const bf16 *cosines = rotation + token * 2 * head_dim, *sines = cosines + head_dim;
-        for (int64_t head = 0; head < num_heads; head++)
-            prepare_head(heads + token * token_stride + head * head_dim, head_dim, cosines, sines,
-                         weights ? weights + head * head_dim : NULL, eps);
-    }
+    const Preparation call = {heads, token_stride, num_heads, head_dim, rotation, weights, eps};
+    run_loop(num_tokens, grain(num_heads * head_dim), prepare_tokens, &call);
 }

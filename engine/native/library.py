@@ -1,8 +1,8 @@
 """Loads Weft's native kernels: one shared object per instruction set, the best that this CPU runs.
 
-They are plain C over raw pointers. torch is imported first, so that its OpenMP runtime is the one that they find: two
-pools of threads would fight for the cores. Without a compiler at installation there are no shared objects, and the
-engine takes torch's own operations.
+They are plain C over raw pointers, with threads of their own (`pool.h`), as many as torch uses: torch is imported
+first, so that its OpenMP runtime is the one that tells how many. Without a compiler at installation there are no shared
+objects, and the engine takes torch's own operations.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _INSTALLATION_S = 60
 class NativeLibrary:
     """The functions of one variant. Arguments are checked by nobody: callers pass contiguous tensors' pointers.
 
-    Calls come from one thread at a time; each runs on torch's OpenMP threads.
+    Calls come from one thread at a time.
     """
 
     def __init__(self, variant: str, path: Path) -> None:
@@ -84,7 +84,7 @@ def load(variant: str | None = None) -> NativeLibrary | None:
             logger.warning("native kernels %s left out: %s", name, error)
             continue
         if library and _num_openmp_runtimes() > 1:
-            logger.warning("native kernels left out: they would bring a second OpenMP runtime beside torch's")
+            logger.warning("native kernels left out: they would ask another OpenMP runtime than torch's")
             return None
         return library
     logger.info("native kernels: none were compiled for this CPU")

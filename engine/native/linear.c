@@ -58,24 +58,46 @@ static void pack_panel(const bf16 *weights, int64_t rows, int64_t k, int64_t pad
     }
 }
 
+typedef struct {
+    const bf16 *weights;
+    int64_t n, k, padded_k;
+    bf16 *packed;
+} Packing;
+
+static void pack_panels(const void *context, int64_t first, int64_t end) {
+    const Packing *call = context;
+    for (int64_t panel = first; panel < end; panel++)
+        pack_panel(call->weights + panel * PANEL * call->k, call->n - panel * PANEL, call->k, call->padded_k,
+                   (char *)(call->packed + panel * PANEL * call->padded_k));
+}
+
 /* Pack weights (n, k), k even. */
 void weft_pack_linear(const bf16 *weights, int64_t n, int64_t k, bf16 *packed) {
-    const int64_t padded_k = (k + TILE_K - 1) / TILE_K * TILE_K;
-#pragma omp parallel for schedule(static)
-    for (int64_t panel = 0; panel < (n + PANEL - 1) / PANEL; panel++)
-        pack_panel(weights + panel * PANEL * k, n - panel * PANEL, k, padded_k,
-                   (char *)(packed + panel * PANEL * padded_k));
+    const Packing call = {weights, n, k, (k + TILE_K - 1) / TILE_K * TILE_K, packed};
+    run_loop((n + PANEL - 1) / PANEL, 8, pack_panels, &call);
+}
+
+typedef struct {
+    const bf16 *packed;
+    int64_t k, padded_k;
+    const int64_t *ids;
+    bf16 *to;
+} Gathering;
+
+static void gather_rows(const void *context, int64_t first, int64_t end) {
+    const Gathering *call = context;
+    for (int64_t row = first; row < end; row++) {
+        const int64_t id = call->ids[row];
+        const uint32_t *from = (const uint32_t *)(call->packed + id / PANEL * PANEL * call->padded_k) + id % PANEL;
+        uint32_t *pairs = (uint32_t *)(call->to + row * call->k);
+        for (int64_t pair = 0; pair < call->k / 2; pair++) pairs[pair] = from[pair * PANEL];
+    }
 }
 
 /* The reverse for some outputs: rows `ids` of the packed matrix as (num_ids, k). */
 void weft_gather_rows(const bf16 *packed, int64_t k, const int64_t *ids, int64_t num_ids, bf16 *to) {
-    const int64_t padded_k = (k + TILE_K - 1) / TILE_K * TILE_K;
-#pragma omp parallel for schedule(static) if (num_ids > 64)
-    for (int64_t row = 0; row < num_ids; row++) {
-        const uint32_t *from = (const uint32_t *)(packed + ids[row] / PANEL * PANEL * padded_k) + ids[row] % PANEL;
-        uint32_t *pairs = (uint32_t *)(to + row * k);
-        for (int64_t pair = 0; pair < k / 2; pair++) pairs[pair] = from[pair * PANEL];
-    }
+    const Gathering call = {packed, k, (k + TILE_K - 1) / TILE_K * TILE_K, ids, to};
+    run_loop(num_ids, 32, gather_rows, &call);
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------ */
@@ -103,7 +125,8 @@ static void multiply_1x4(const Job *job, const Unit *unit, float *sums) {
     store_row_of_sums(sums);
 }
 
-static void compute_unit(const Job *job, const Unit *unit) {
+static void compute_unit(const Job *job, const Unit *unit, int thread) {
+    (void)thread;
     if (job->rows > FEW_ROWS) {
         compute_blocks(job, unit, unit->panels);
         return;
@@ -115,7 +138,10 @@ static void compute_unit(const Job *job, const Unit *unit) {
 
 #else
 
-static void compute_unit(const Job *job, const Unit *unit) { compute_blocks(job, unit, unit->panels); }
+static void compute_unit(const Job *job, const Unit *unit, int thread) {
+    (void)thread;
+    compute_blocks(job, unit, unit->panels);
+}
 
 #endif
 

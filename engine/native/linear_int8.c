@@ -26,23 +26,49 @@ static float pack_row(const bf16 *weights, int64_t k, int8_t *to) {
     return scale;
 }
 
+typedef struct {
+    const bf16 *weights;
+    int64_t k, padded_k;
+    int8_t *packed;
+    float *scales;
+} Packing;
+
+static void pack_rows(const void *context, int64_t first, int64_t end) {
+    const Packing *call = context;
+    for (int64_t row = first; row < end; row++)
+        call->scales[row] = pack_row(call->weights + row * call->k, call->k,
+                                     call->packed + row / PANEL * PANEL * call->padded_k + row % PANEL);
+}
+
 /* Quantize and pack weights (n, k), k even, into packed, which is zero, and scales (n). */
 void weft_pack_linear_int8(const bf16 *weights, int64_t n, int64_t k, int8_t *packed, float *scales) {
-    const int64_t padded_k = (k + TILE_K - 1) / TILE_K * TILE_K;
-#pragma omp parallel for schedule(static, PANEL)
-    for (int64_t row = 0; row < n; row++)
-        scales[row] = pack_row(weights + row * k, k, packed + row / PANEL * PANEL * padded_k + row % PANEL);
+    const Packing call = {weights, k, (k + TILE_K - 1) / TILE_K * TILE_K, packed, scales};
+    run_loop(n, PANEL, pack_rows, &call);
+}
+
+typedef struct {
+    const int8_t *packed;
+    const float *scales;
+    int64_t k, padded_k;
+    const int64_t *ids;
+    bf16 *to;
+} Gathering;
+
+static void gather_rows(const void *context, int64_t first, int64_t end) {
+    const Gathering *call = context;
+    for (int64_t row = first; row < end; row++) {
+        const int64_t id = call->ids[row];
+        const int8_t *from = call->packed + id / PANEL * PANEL * call->padded_k + id % PANEL;
+        bf16 *to = call->to + row * call->k;
+        for (int64_t i = 0; i < call->k; i++) to[i] = from_f32((float)from[i * PANEL] * call->scales[id]);
+    }
 }
 
 /* The reverse for some outputs: rows `ids` of the packed matrix as (num_ids, k). */
 void weft_gather_rows_int8(const int8_t *packed, const float *scales, int64_t k, const int64_t *ids, int64_t num_ids,
                            bf16 *to) {
-    const int64_t padded_k = (k + TILE_K - 1) / TILE_K * TILE_K;
-#pragma omp parallel for schedule(static) if (num_ids > 64)
-    for (int64_t row = 0; row < num_ids; row++) {
-        const int8_t *from = packed + ids[row] / PANEL * PANEL * padded_k + ids[row] % PANEL;
-        for (int64_t i = 0; i < k; i++) to[row * k + i] = from_f32((float)from[i * PANEL] * scales[ids[row]]);
-    }
+    const Gathering call = {packed, scales, k, (k + TILE_K - 1) / TILE_K * TILE_K, ids, to};
+    run_loop(num_ids, 32, gather_rows, &call);
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------ */
@@ -57,8 +83,8 @@ INLINE void widen_tile(const char *from, char *to) {
 
 static Scratch wide_scratch; /* for each thread the panels of a unit as bfloat16 */
 
-INLINE char *wide_panels(const Job *job) {
-    return (char *)wide_scratch.memory + omp_get_thread_num() * UNIT_PANELS * 2 * job->panel_bytes;
+INLINE char *wide_panels(const Job *job, int thread) {
+    return (char *)wide_scratch.memory + thread * UNIT_PANELS * 2 * job->panel_bytes;
 }
 
 #if defined(__AMX_BF16__)
@@ -111,7 +137,7 @@ static void multiply_and_widen_2x2(const bf16 *tiles, const char *const panels[2
     store_block_of_sums(sums);
 }
 
-static void compute_unit(const Job *job, const Unit *unit) {
+static void compute_unit(const Job *job, const Unit *unit, int thread) {
     _Alignas(64) float sums[BLOCK_ROWS * BLOCK_COLUMNS];
     if (unit->rows <= TILE_ROWS) {
         multiply_1x4(job, unit, sums);
@@ -121,7 +147,7 @@ static void compute_unit(const Job *job, const Unit *unit) {
     const bf16 *tiles = job->inputs + unit->row * job->padded_k;
     const int64_t steps = job->padded_k / TILE_K;
     char *wide[UNIT_PANELS];
-    for (int64_t p = 0; p < UNIT_PANELS; p++) wide[p] = wide_panels(job) + p * 2 * job->panel_bytes;
+    for (int64_t p = 0; p < UNIT_PANELS; p++) wide[p] = wide_panels(job, thread) + p * 2 * job->panel_bytes;
     for (int64_t p = 0; p < UNIT_PANELS; p += 2)
         multiply_and_widen_2x2(tiles, unit->panels + p, steps, wide + p, sums + p * PANEL);
     finish_block(job, unit, unit->row, unit->rows < BLOCK_ROWS ? unit->rows : BLOCK_ROWS, sums);
@@ -133,14 +159,14 @@ static void compute_unit(const Job *job, const Unit *unit) {
 
 #else
 
-static void compute_unit(const Job *job, const Unit *unit) {
+static void compute_unit(const Job *job, const Unit *unit, int thread) {
     if (unit->rows <= ROWS_AT_ONCE) {
         compute_groups(job, unit, unit->panels, sizeof(int8_t));
         return;
     }
     const char *wide[UNIT_PANELS];
     for (int64_t p = 0; p < UNIT_PANELS; p++) {
-        char *to = wide_panels(job) + p * 2 * job->panel_bytes;
+        char *to = wide_panels(job, thread) + p * 2 * job->panel_bytes;
         for (int64_t step = 0; step < job->padded_k / TILE_K; step++)
             widen_tile(unit->panels[p] + step * INT8_TILE_BYTES, to + step * WIDE_TILE_BYTES);
         wide[p] = to;
@@ -157,6 +183,6 @@ void weft_linear_int8(const bf16 *inputs, int64_t input_stride, int64_t rows, in
     Job job = {.inputs = inputs, .rows = rows, .input_stride = input_stride, .k = k, .weights = weights, .scales = scales,
                .bias = bias, .n = n, .outputs = outputs, .output_stride = output_stride, .epilogue = (Epilogue)epilogue};
     plan_job(&job, sizeof(int8_t));
-    scratch_reserve(&wide_scratch, (size_t)(omp_get_max_threads() * UNIT_PANELS * 2 * job.panel_bytes));
+    scratch_reserve(&wide_scratch, (size_t)(num_threads() * UNIT_PANELS * 2 * job.panel_bytes));
     run_job(&job, compute_unit);
 }

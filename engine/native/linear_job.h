@@ -2,22 +2,18 @@
  *
  * Weights are packed in panels of 16 outputs, and a unit is four panels. For few rows they lie far apart, because memory
  * serves four long streams faster than one; for many rows side by side, so that whole cache lines of outputs are written.
- * Each thread has a range of units, whose streams go on from unit to unit, and takes over what is left of the others'
- * when it is through: the HTTP process runs on the same cores, so no thread is on time.
+ * Each thread has a range of units, whose streams go on from unit to unit, and takes over what is left of the others'.
  */
 #ifndef WEFT_LINEAR_JOB_H
 #define WEFT_LINEAR_JOB_H
 
-#include <omp.h>
-#include <stdatomic.h>
-
+#include "pool.h"
 #include "scratch.h"
 #include "tiles.h"
 
 enum { PANEL = LANES, TILE_K = 32, BLOCK_ROWS = 32, UNIT_PANELS = 4, BLOCK_COLUMNS = UNIT_PANELS * PANEL };
 enum { CHUNK_BYTES = 1 << 19 }; /* inputs that stay in the second-level cache while panels pass by */
 enum { FEW_ROWS = 16 };          /* up to so many, memory is what takes time */
-enum { MAX_RANGES = 1024 };
 
 typedef enum { STORE_BF16, STORE_F32, ADD_BF16, GATED_SILU } Epilogue;
 
@@ -73,35 +69,6 @@ static inline Unit unit_at(const Job *job, int64_t index) {
     return unit;
 }
 
-typedef struct {
-    _Alignas(64) atomic_llong next;
-    int64_t end;
-} UnitRange;
-
-static UnitRange unit_ranges[MAX_RANGES];
-static int num_ranges;
-
-/* Before the parallel region: a range for every thread. Should fewer come, they take over the ranges of the others. */
-static inline void deal_units(int64_t num_units) {
-    num_ranges = omp_get_max_threads() < MAX_RANGES ? omp_get_max_threads() : MAX_RANGES;
-    for (int64_t index = 0; index < num_ranges; index++) {
-        atomic_store(&unit_ranges[index].next, num_units * index / num_ranges);
-        unit_ranges[index].end = num_units * (index + 1) / num_ranges;
-    }
-}
-
-/* The next unit of the calling thread, -1 when all are taken. */
-static inline int64_t take_unit(void) {
-    const int own = omp_get_thread_num();
-    for (int turn = 0; turn < num_ranges; turn++) {
-        UnitRange *range = &unit_ranges[(own + turn) % num_ranges];
-        if (atomic_load(&range->next) >= range->end) continue;
-        const int64_t index = atomic_fetch_add(&range->next, 1);
-        if (index < range->end) return index;
-    }
-    return -1;
-}
-
 /* What becomes of 16 sums; scales and bias may be NULL. */
 INLINE void finish_lanes(Epilogue epilogue, f32x16 values, const bf16 *bias, void *to) {
     if (bias) values += load_bf16(bias);
@@ -150,15 +117,20 @@ static inline void finish_block(const Job *job, const Unit *unit, int64_t row, i
 
 #if defined(__AMX_BF16__)
 
-/* Inputs as tiles of 16 rows x 32 values, padded with zeros: [rows / 16][k / 32][16][32]. Called in a parallel region. */
-static inline void tile_inputs(const Job *job, bf16 *tiles) {
-    const int64_t num_rows = (job->rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < num_rows; row++) {
+typedef struct {
+    const Job *job;
+    bf16 *tiles;
+} TileInputs;
+
+/* Inputs as tiles of 16 rows x 32 values, padded with zeros: [rows / 16][k / 32][16][32]. */
+static void tile_inputs(const void *context, int64_t first, int64_t end) {
+    const TileInputs *call = context;
+    const Job *job = call->job;
+    for (int64_t row = first; row < end; row++) {
         const bf16 *from = job->inputs + row * job->input_stride;
-        bf16 *to = tiles + row / TILE_ROWS * TILE_ROWS * job->padded_k + row % TILE_ROWS * TILE_K;
+        bf16 *to = call->tiles + row / TILE_ROWS * TILE_ROWS * job->padded_k + row % TILE_ROWS * TILE_K;
         for (int64_t start = 0; start < job->padded_k; start += TILE_K, to += TILE_VALUES) {
-            int64_t left = row < job->rows ? job->k - start : 0;
+            const int64_t left = row < job->rows ? job->k - start : 0;
             if (left >= TILE_K) {
                 memcpy(to, from + start, TILE_K * sizeof(bf16));
             } else {

@@ -1,4 +1,4 @@
-/* Rows times panels of bfloat16, and the loop in which threads compute the units of a job.
+/* Rows times panels of bfloat16, and the way in which threads compute the units of a job.
  *
  * A file that includes this says how a unit is computed from its weights in memory. Every output is the sum over k in
  * one order, whatever the number of rows: each product here takes the pairs of inputs one after another.
@@ -159,33 +159,43 @@ static void compute_blocks(const Job *job, const Unit *unit, const char *const p
 
 #endif
 
+typedef void ComputeUnit(const Job *job, const Unit *unit, int thread);
+
+typedef struct {
+    const Job *job;
+    ComputeUnit *compute_unit;
+} RunJob;
+
+static void run_units(void *context, int thread) {
+    const RunJob *call = context;
+    const Job *job = call->job;
+#if defined(__AMX_BF16__)
+    shape_tiles(job->rows <= FEW_ROWS ? job->rows : TILE_ROWS);
+#endif
+    for (int64_t index = take_piece(thread); index >= 0; index = take_piece(thread)) {
+        const Unit unit = unit_at(job, index);
+        call->compute_unit(job, &unit, thread);
+    }
+    close_tiles();
+}
+
 /* Compute a job that `plan_job` has divided. */
-static void run_job(Job *job, void (*compute_unit)(const Job *, const Unit *)) {
+static void run_job(Job *job, ComputeUnit *compute_unit) {
 #if defined(__AMX_BF16__)
     static Scratch scratch;
     const int64_t padded_rows = (job->rows + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
-    bf16 *tiles = scratch_reserve(&scratch, (size_t)(padded_rows * job->padded_k) * sizeof(bf16));
     const int are_tiles = job->rows <= FEW_ROWS && job->k == job->padded_k; /* as they are, read with a stride */
     job->tile_bytes = are_tiles ? TILE_K * sizeof(bf16) : TILE_VALUES * sizeof(bf16);
     job->row_bytes = (are_tiles ? job->input_stride : TILE_K) * (int64_t)sizeof(bf16);
-#endif
-    deal_units(job->num_units);
-#pragma omp parallel
-    {
-#if defined(__AMX_BF16__)
-        if (!are_tiles) {
-            tile_inputs(job, tiles);
-#pragma omp single
-            job->inputs = tiles;
-        }
-        shape_tiles(job->rows <= FEW_ROWS ? job->rows : TILE_ROWS);
-#endif
-        for (int64_t index = take_unit(); index >= 0; index = take_unit()) {
-            const Unit unit = unit_at(job, index);
-            compute_unit(job, &unit);
-        }
-        close_tiles();
+    if (!are_tiles) {
+        const TileInputs call = {job, scratch_reserve(&scratch, (size_t)(padded_rows * job->padded_k) * sizeof(bf16))};
+        run_loop((job->rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS, TILE_ROWS, tile_inputs, &call);
+        job->inputs = call.tiles;
     }
+#endif
+    RunJob call = {job, compute_unit};
+    deal_pieces(job->num_units);
+    run_on_all(run_units, &call);
 }
 
 #endif

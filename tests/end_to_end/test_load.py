@@ -69,7 +69,7 @@ def test_a_common_prefix_is_computed_once(live_server: LiveServer) -> None:
     queries = live_server.metric("weft:prefix_cache_queries_total") - before["prefix_cache_queries_total"]
     hits = live_server.metric("weft:prefix_cache_hits_total") - before["prefix_cache_hits_total"]
     assert queries == 8 * 1001
-    assert hits == 7 * (1000 // 16) * 16
+    assert hits == 7 * (1000 // 32) * 32
 
 
 def test_clients_that_vanish_leave_no_blocks_behind(live_server: LiveServer) -> None:

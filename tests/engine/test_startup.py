@@ -78,7 +78,11 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
 def test_a_tiny_cache_is_enough_to_start_and_to_serve(checkpoint_folder: Callable[[str], Path]) -> None:
     """The warm-up wrote behind the end of a cache that holds fewer tokens than its longest step."""
     options = EngineOptions(
-        model=str(checkpoint_folder("qwen3-windows")), device="cpu", dtype="float32", kv_cache_memory_bytes=50_000
+        model=str(checkpoint_folder("qwen3-windows")),
+        device="cpu",
+        dtype="float32",
+        block_size=16,
+        kv_cache_memory_bytes=50_000,
     )
     started = start(options, "epoch")
     assert started.info.max_model_len == started.plan.num_tokens == 48

@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.backend import KVGroup, KVSpec
 from engine.attention.native import NativeBackend, supports
-from engine.native.library import NativeLibrary, load
+from engine.native.library import NativeLibrary
 from tests.engine.paged import NO_COPIES, PagedRequest, PagedRequests
 
 NUM_BLOCKS = 250

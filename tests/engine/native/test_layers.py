@@ -1,6 +1,7 @@
 """Every instruction set against float64, over sizes that fill panels, tiles and blocks, and that do not."""
 
 import random as random_module
+import time
 
 import pytest
 import torch
@@ -96,6 +97,21 @@ def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int
     alone = torch.cat([linear.to_float32(inputs[row : row + 1]) for row in range(70)])
     for num_rows in (2, 9, 16, 17, 33, 70):
         assert torch.equal(linear.to_float32(inputs[:num_rows]), alone[:num_rows])
+    torch.set_num_threads(before)
+
+
+def test_calls_in_quick_succession_on_changing_numbers_of_threads(library: NativeLibrary) -> None:
+    """Threads come late, early and in vain; whoever comes, all is computed, and nobody waits for ever."""
+    torch.manual_seed(0)
+    before, chance = torch.get_num_threads(), random_module.Random(0)
+    linear, inputs = NativeLinear(library, random(400, 64), None), random(40, 64)
+    expected = linear.to_float32(inputs)
+    for index in range(3000):
+        if index % 100 == 0:
+            torch.set_num_threads(chance.randint(1, 5))
+            time.sleep(chance.choice((0, 0.002)))  # long enough for threads to sleep
+        num_rows = chance.choice((1, 2, 17, 40))
+        assert torch.equal(linear.to_float32(inputs[:num_rows]), expected[:num_rows])
     torch.set_num_threads(before)
 
 

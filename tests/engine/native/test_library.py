@@ -3,7 +3,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,22 +55,6 @@ def test_objects_older_than_their_source_are_left_out(
     load.cache_clear()
 
 
-MULTIPLY = """
-import torch
-from engine.native.layers import NativeLinear
-from engine.native.library import load
-linear = NativeLinear(load(), torch.eye(512).bfloat16(), None)
-inputs = torch.arange(512).bfloat16().expand(3, -1).contiguous()
-assert torch.equal(linear(inputs), inputs)
-"""
-
-
-@pytest.mark.skipif(load() is None, reason="no native kernels on this machine")
-def test_fewer_threads_than_were_asked_for_compute_everything() -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "4", "OMP_THREAD_LIMIT": "1"}
-    subprocess.run([sys.executable, "-c", MULTIPLY], env=environment, check=True, timeout=60)
-
-
 def test_without_a_compiled_object_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     load.cache_clear()
     monkeypatch.setattr(kernels, "_path", lambda variant: None)
@@ -90,7 +73,7 @@ def test_an_object_that_does_not_load_is_left_out(
     load.cache_clear()
 
 
-def test_kernels_share_the_threads_of_torch(library: NativeLibrary) -> None:
+def test_kernels_ask_torch_how_many_threads_to_take(library: NativeLibrary) -> None:
     maps = Path("/proc/self/maps").read_text()
     assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line}) == 1
     assert isinstance(library.function("weft_rms_norm", ctypes.c_void_p), ctypes._CFuncPtr)
