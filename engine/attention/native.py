@@ -117,7 +117,7 @@ class NativeBackend:
         self, plan: "_GroupPlan", layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
-        if queries.numel() > len(self._outputs):
+        if queries.numel() > self._outputs.numel():
             self._outputs = torch.empty(queries.numel(), dtype=torch.bfloat16)
         inputs = (*_rows(queries), *_rows(keys), *_rows(values))
         self._attend(plan.address, self._pointers[layer], *inputs, self._outputs.data_ptr())

@@ -73,12 +73,13 @@ class Decoder:
         Returns:
             (num_tokens, hidden_size) hidden states after the final norm, in the model's dtype.
         """
+        num_tokens = token_ids.size(0)
         hidden = self._weights.embedding(token_ids)
         rotation = self._weights.rotary.gather(positions)
         for index, layer in enumerate(self._weights.layers):
-            qkv = layer.qkv(layer.input_norm(hidden)).view(len(token_ids), -1, self.config.head_dim)
+            qkv = layer.qkv(layer.input_norm(hidden)).view(num_tokens, -1, self.config.head_dim)
             attended = attention.attend(index, *layer.heads(qkv, rotation))
-            layer.o.add_to(hidden, attended.reshape(len(token_ids), -1))
+            layer.o.add_to(hidden, attended.reshape(num_tokens, -1))
             layer.down.add_to(hidden, layer.gated(layer.mlp_norm(hidden)))
         return self._weights.norm(hidden)
 
