@@ -210,7 +210,7 @@ class Scheduler:
                 request.draft_token_ids = request.draft_token_ids[:num_spare]
                 num_spare -= len(request.draft_token_ids)
             load.add(1 + len(request.draft_token_ids), request.num_computed_tokens)
-        num_prompts = num_prefills + min(len(self.waiting), self._max_num_seqs - len(self.running))
+        num_prompts = num_prefills + self._num_fitting()
         return StepBudget(
             self.cost,
             max_num_tokens=self._max_num_batched_tokens,
@@ -218,6 +218,14 @@ class Scheduler:
             limit_s=self._target.limit_s(load, self.cost, num_decodes=len(decodes), num_prompts=num_prompts),
             decodes=load,
         )
+
+    def _num_fitting(self) -> int:
+        """About how many of the waiting requests there is room for."""
+        if not self.waiting:
+            return 0
+        num_blocks = self.kv.num_free_blocks - sum(map(self._expected_growth, self.running))
+        num_fitting = max(num_blocks, 0) // max(self._expected_growth(self.waiting[0]), 1)
+        return min(num_fitting, len(self.waiting), self._max_num_seqs - len(self.running))
 
     def _has_admissible(self) -> bool:
         """Whether the first waiting request could be admitted, so that running prefills should leave it a share."""

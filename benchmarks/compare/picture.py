@@ -35,7 +35,7 @@ def draw(report: Report) -> str:
         x += 45 + 8 * len(name)
     if any(line.floor is not None for line in report.lines):
         parts.append(f'<line class="floor" x1="{x + 6}" x2="{x + 6}" y1="{y - 12}" y2="{y + 3}"/>')
-        parts.append(_text(x + 15, y, "what reading weights and cache takes", "small"))
+        parts.append(_text(x + 15, y, "what reading weights, as stored, and cache takes", "small"))
     y += 16
     for line in report.lines:
         drawn, y = _draw_line(line, report.servers, y)

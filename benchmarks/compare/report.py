@@ -145,7 +145,7 @@ def format_table(report: Report) -> Table:
     table.add_column(reference, justify="right", style="bold")
     for name in others:
         table.add_column(name, justify="right")
-    table.add_column("memory floor", justify="right", style="dim")
+    table.add_column("memory floor, as stored", justify="right", style="dim")
     for line in report.lines:
         cells = [cell(line, name) if name in line.medians else "-" for name in report.servers]
         floor = "" if line.floor is None else format_value(line.floor, line.row.unit)

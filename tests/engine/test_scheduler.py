@@ -28,7 +28,7 @@ def make_scheduler(
     num_blocks: int = 1000,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 100,
-    target_s: float = 10.0,
+    target_s: float | None = 10.0,
     cost: StepCostModel | None = None,
 ) -> Scheduler:
     return kind(
@@ -118,6 +118,17 @@ def test_a_decode_limits_prefill_to_the_target() -> None:
     assert run_step(scheduler) == [(0, 90)]  # nothing decodes: only tokens count
     add(scheduler, 1, 100)
     assert run_step(scheduler) == [(0, 1), (1, 29)]
+
+
+@pytest.mark.parametrize(("num_blocks", "granted"), [(1000, 40), (30, 4)])
+def test_prompts_go_first_only_while_there_is_room_for_as_many_as_decode(num_blocks: int, granted: int) -> None:
+    scheduler = make_scheduler(num_blocks=num_blocks, target_s=None, cost=PerToken())
+    for request_id in range(3):
+        add(scheduler, request_id, 8, max_tokens=8)
+    run_step(scheduler)
+    for request_id in range(3, 8):
+        add(scheduler, request_id, 40, max_tokens=4)
+    assert run_step(scheduler)[:4] == [(0, 1), (1, 1), (2, 1), (3, granted)]
 
 
 def test_prefill_gets_a_block_though_decodes_alone_miss_the_target() -> None:
