@@ -107,11 +107,7 @@ def run(options: argparse.Namespace, console: Console) -> report.Report:
     logs.mkdir(parents=True, exist_ok=True)
     vocab_sizes = {w.model: sizes[w.model].vocab_size if sizes else UNKNOWN_VOCAB_SIZE for w in workloads}
     sitting = Sitting(console, workloads, vocab_sizes, logs, options.seed, options.timeout)
-    for number in range(1, options.runs + 1):
-        if options.url:
-            sitting.measure_url(options.url, options.url, number)
-        for server in found:
-            sitting.measure(server, number)
+    num_runs = measure(sitting, found, options)
     best = max(here.memory_read_gb_per_s, round(machine.read_bandwidth() / 1e9, 1))
     here = dataclasses.replace(here, memory_read_gb_per_s=best)
     names = [server.name for server in found] or [options.url]
@@ -122,10 +118,30 @@ def run(options: argparse.Namespace, console: Console) -> report.Report:
         models=sizes,
         workloads=workloads,
         servers=names,
-        num_runs=options.runs,
+        num_runs=num_runs,
         lines=report.make_lines(sitting.results, names, workloads, sizes, here.memory_read_gb_per_s * 1e9),
         results=sitting.results,
     )
+
+
+def measure(sitting: Sitting, found: list[Server], options: argparse.Namespace) -> int:
+    """Run it all; returns how many rounds count. When interrupted, those do that were complete.
+
+    Raises:
+        KeyboardInterrupt: Not even one was.
+    """
+    for number in range(1, options.runs + 1):
+        try:
+            if options.url:
+                sitting.measure_url(options.url, options.url, number)
+            for server in found:
+                sitting.measure(server, number)
+        except KeyboardInterrupt:
+            if number == 1:
+                raise
+            sitting.results.forget(number)
+            return number - 1
+    return options.runs
 
 
 def describe_command(arguments: list[str]) -> str:

@@ -52,6 +52,12 @@ class Results:
     """By server; one that says no version is not in it."""
     faults: list[str] = field(default_factory=list)
 
+    def forget(self, number: int) -> None:
+        """Drop a round that was not completed."""
+        self.starts = [start for start in self.starts if start.run != number]
+        self.runs = [run for run in self.runs if run.run != number]
+        self.faults.append(f"interrupted in round {number}")
+
 
 class Sitting:
     """Measures servers and shows how far it is."""

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.compare import __main__ as command
-from benchmarks.compare.servers import ServerError
+from benchmarks.compare.measure import Results, Sitting, Start
+from benchmarks.compare.servers import Server, ServerError
 
 MODELS = {"main": Path("/m"), "tiny": Path("/t")}
 
@@ -49,3 +50,26 @@ def test_servers_are_weft_its_variants_and_the_peers_that_are_there() -> None:
     options.servers = "weft,vllm"
     with pytest.raises(ServerError, match=r"no server vllm: found are Weft, Weft float32, llama\.cpp q8_0"):
         command.find_servers(options, MODELS)
+
+
+class Interrupted(Sitting):
+    """Ctrl-C comes while the second server is measured, in some round."""
+
+    def __init__(self, number: int) -> None:
+        self.results = Results()
+        self._number = number
+
+    def measure(self, server: Server, number: int) -> None:
+        if (server.name, number) == ("B", self._number):
+            raise KeyboardInterrupt
+        self.results.starts.append(Start(server.name, number, "main", 1.0))
+
+
+def test_rounds_that_were_complete_survive_an_interruption() -> None:
+    found, options = [Server(name, (), {}, "/") for name in "AB"], command.parse(["--runs", "3"])
+    sitting = Interrupted(3)
+    assert command.measure(sitting, found, options) == 2
+    assert [(start.server, start.run) for start in sitting.results.starts] == [("A", 1), ("B", 1), ("A", 2), ("B", 2)]
+    assert sitting.results.faults == ["interrupted in round 3"]
+    with pytest.raises(KeyboardInterrupt):
+        command.measure(Interrupted(1), found, options)
