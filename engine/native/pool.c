@@ -77,10 +77,28 @@ static void *serve(void *argument) {
     return NULL;
 }
 
+/* In a child that was forked there are no threads but the caller. */
+static void forget_threads(void) {
+    pool.num_started = 1;
+    pool.caller_core = -1;
+    atomic_store(&pool.num_sleeping, 0);
+    atomic_fetch_and(&pool.state, ~(uint64_t)(IS_OPEN | INSIDE));
+    pthread_mutex_init(&pool.mutex, NULL);
+    pthread_cond_init(&pool.is_published, NULL);
+}
+
+/* New threads inherit the mask: signals are the program's, not theirs, but for those that a fault raises. */
 static void start_threads(void) {
+    static bool is_prepared;
+    if (!is_prepared) pthread_atfork(NULL, NULL, forget_threads);
+    is_prepared = true;
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* new threads inherit it: signals are the program's, not theirs */
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; pool.num_started < pool.num_threads; pool.num_started++) {
         pthread_t *id = &pool.threads[pool.num_started];
         if (pthread_create(id, NULL, serve, (void *)(intptr_t)pool.num_started)) break; /* fewer will do */

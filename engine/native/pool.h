@@ -9,6 +9,8 @@
 
 #include <stdint.h>
 
+#pragma GCC visibility push(hidden) /* each shared object has threads of its own */
+
 /* What a thread does in a call: takes pieces until there are none. Threads count from 0, which is the caller. */
 typedef void Body(void *context, int thread);
 
@@ -29,5 +31,7 @@ int64_t take_piece(int thread);
 
 /* Share pieces out, `grain` at a time. */
 void run_loop(int64_t num_pieces, int64_t grain, Loop *loop, const void *context);
+
+#pragma GCC visibility pop
 
 #endif
