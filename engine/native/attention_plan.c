@@ -35,14 +35,11 @@ static void choose_split_rows(Plan *plan) {
 /* Say how many int32 the plan's memory must hold. */
 void weft_size_attention_plan(Plan *plan) {
     choose_split_rows(plan);
-    int64_t items = 0, listed = 0;
-    for (int64_t request = 0; request < plan->num_requests; request++) {
-        int64_t queries = num_queries(plan, request), chunks = ceil_div(plan->seq_lens[request], CHUNK);
-        items += is_split(plan, request) ? chunks * queries : queries;
-        listed += is_split(plan, request) ? chunks * queries : queries;
-    }
-    int64_t item_values = sizeof(Item) / sizeof(int32_t) + plan->num_kv_heads;
-    plan->memory_size = items * item_values + listed + plan->num_tokens * (3 + plan->num_kv_heads);
+    int64_t items = 0; /* at most, each with one token at least */
+    for (int64_t request = 0; request < plan->num_requests; request++)
+        items += num_queries(plan, request) * (is_split(plan, request) ? ceil_div(plan->seq_lens[request], CHUNK) : 1);
+    const int64_t item_values = sizeof(Item) / sizeof(int32_t) + plan->num_kv_heads + 1;
+    plan->memory_size = items * item_values + plan->num_tokens * (3 + plan->num_kv_heads);
 }
 
 static Item *add_item(Plan *plan, int64_t request, int64_t first_chunk, int64_t end_chunk, bool split) {
