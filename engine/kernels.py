@@ -1,5 +1,7 @@
 """Which kernels compute a model: chosen once, by device, dtype and sizes."""
 
+import torch
+
 from engine.attention.backend import AttentionBackend, KVGroup
 from engine.attention.native import NativeBackend
 from engine.attention.native import supports as supports_attention
@@ -34,3 +36,15 @@ def make_backend(groups: tuple[KVGroup, ...], num_blocks: int, config: EngineCon
     cache = (groups, num_blocks, config.block_size, config.dtype, config.device)
     native = library.load() if supports_attention(groups, config.block_size, config.dtype, config.device) else None
     return NativeBackend(*cache, native) if native else SdpaBackend(*cache)
+
+
+def set_num_threads(kit: LayerKit, backend: AttentionBackend, number: int) -> None:
+    """Let the layers and the attention of a model share the work of a step among so many threads.
+
+    Where both are Weft's own, torch is left the caller's thread for the little that it still does: its threads go on
+    spinning for some 20 ms after each operation, on the cores that Weft's threads are to run on.
+    """
+    are_native = isinstance(kit, NativeKit), isinstance(backend, NativeBackend)
+    if any(are_native) and (native := library.load()):
+        native.set_num_threads(number)
+    torch.set_num_threads(1 if all(are_native) else number)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from engine.attention.backend import AttentionBackend, KVGroup, group_layers
 from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.kernels import choose_kit, make_backend
+from engine.kernels import choose_kit, make_backend, set_num_threads
 from engine.kv_cache_manager import KVCacheManager
 from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from engine.model_runner import ModelRunner
@@ -90,7 +91,7 @@ def start(
     logger.info("layers: %s; attention: %s", kit.name, backend.name)
     runner = ModelRunner(model, backend, config.device)
     cost = StepCostModel()
-    _warm_up(runner, cost, config, plan, len(groups))
+    num_threads = _warm_up(runner, cost, config, plan, len(groups), partial(set_num_threads, kit, backend))
     scheduler = Scheduler(
         KVCacheManager(
             plan.num_blocks, config.block_size, [g.spec.sliding_window for g in groups], config.prefix_caching
@@ -110,11 +111,16 @@ def start(
         overlap=config.overlap,
         before_launch=before_launch,
     )
-    return Started(engine, _info(epoch, model_config, config, plan, backend), plan)
+    return Started(engine, _info(epoch, model_config, config, plan, backend, num_threads), plan)
 
 
 def _info(
-    epoch: str, model_config: ModelConfig, config: EngineConfig, plan: MemoryPlan, backend: AttentionBackend
+    epoch: str,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    plan: MemoryPlan,
+    backend: AttentionBackend,
+    num_threads: int,
 ) -> EngineInfo:
     return EngineInfo(
         epoch=epoch,
@@ -122,7 +128,7 @@ def _info(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         eos_token_ids=model_config.eos_token_ids,
-        device=_device_name(config.device),
+        device=_device_name(config.device, num_threads),
         dtype=str(config.dtype).removeprefix("torch."),
         attention_backend=backend.name,
         block_size=config.block_size,
@@ -168,8 +174,19 @@ def _measure_activations(
     return torch.cuda.max_memory_allocated(config.device) - before
 
 
-def _warm_up(runner: ModelRunner, cost: StepCostModel, config: EngineConfig, plan: MemoryPlan, num_groups: int) -> None:
-    """Run a few steps, as the first guess of the cost model, with the number of threads that decodes fastest."""
+def _warm_up(
+    runner: ModelRunner,
+    cost: StepCostModel,
+    config: EngineConfig,
+    plan: MemoryPlan,
+    num_groups: int,
+    share_among: Callable[[int], None],
+) -> int:
+    """Run a few steps, as the first guess of the cost model, with the number of threads that decodes fastest.
+
+    Returns:
+        That number; `share_among` was told of it.
+    """
 
     def run(num_tokens: int) -> float:
         """Seconds of a step at its best; the first ones are slow."""
@@ -183,15 +200,19 @@ def _warm_up(runner: ModelRunner, cost: StepCostModel, config: EngineConfig, pla
 
     sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in _WARM_UP_TOKENS]
     num_threads = torch.get_num_threads()
+    share_among(num_threads)
     if config.device.type == "cpu" and num_threads > 1 and plan.weights_bytes < _SMALL_MODEL_BYTES:
         together = run(sizes[0])
-        torch.set_num_threads(1)
-        if run(sizes[0]) > together:  # a small model loses more by sharing a step than it gains
-            torch.set_num_threads(num_threads)
+        share_among(1)
+        if run(sizes[0]) > together:
+            share_among(num_threads)
+        else:  # a small model loses more by sharing a step than it gains
+            num_threads = 1
     for size in sizes:
         load = StepLoad()
         load.add(size, 0)
         cost.observe(load, run(size))
+    return num_threads
 
 
 def dummy_batch(num_tokens: int, num_groups: int, block_size: int, num_rows: int) -> Batch:
@@ -230,7 +251,7 @@ def dummy_batch(num_tokens: int, num_groups: int, block_size: int, num_rows: int
     )
 
 
-def _device_name(device: torch.device) -> str:
+def _device_name(device: torch.device, num_threads: int) -> str:
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads)"
+    return f"cpu ({num_threads} threads)"

@@ -1,8 +1,7 @@
 """Loads Weft's native kernels: one shared object per instruction set, the best that this CPU runs.
 
-They are plain C over raw pointers, with threads of their own (`pool.h`), as many as torch uses: torch is imported
-first, so that its OpenMP runtime is the one that tells how many. Without a compiler at installation there are no shared
-objects, and the engine takes torch's own operations.
+They are plain C over raw pointers, with threads of their own (`pool.h`). Without a compiler at installation there are
+no shared objects, and the engine takes torch's own operations.
 """
 
 import ctypes
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-import torch  # noqa: F401 - brings the OpenMP runtime
+import torch
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +48,12 @@ class NativeLibrary:
         if functions.weft_initialise() != 0:
             raise OSError(f"{path.name}: the kernel does not grant the use of AMX tiles")
         self._functions = functions
+        self._set_num_threads = self.function("weft_set_num_threads", ctypes.c_int64)
+        self.set_num_threads(torch.get_num_threads())
+
+    def set_num_threads(self, number: int) -> None:
+        """Let so many threads, the caller's among them, share the work of a call; at first as many as torch uses."""
+        self._set_num_threads(number)
 
     def function(self, name: str, *arguments: type) -> Callable[..., None]:
         """A function that returns nothing, by name, with the ctypes of its arguments."""
@@ -83,9 +88,6 @@ def load(variant: str | None = None) -> NativeLibrary | None:
         except OSError as error:
             logger.warning("native kernels %s left out: %s", name, error)
             continue
-        if library and _num_openmp_runtimes() > 1:
-            logger.warning("native kernels left out: they would ask another OpenMP runtime than torch's")
-            return None
         return library
     logger.info("native kernels: none were compiled for this CPU")
     return None
@@ -111,8 +113,3 @@ def _cpu_flags() -> frozenset[str]:
     except OSError:  # not Linux
         return frozenset()
     return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
-
-
-def _num_openmp_runtimes() -> int:
-    paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    return sum(Path(path).name.startswith(("libgomp", "libomp", "libiomp")) for path in paths)

@@ -1,6 +1,5 @@
 /* The threads of pool.h. They look out for work for a while after a call, then sleep. */
 #define _GNU_SOURCE
-#include <omp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -11,6 +10,8 @@
 #include "pool.h"
 
 enum { MAX_THREADS = 1024 };
+static int num_wanted = 1;
+
 enum { SPINS = 4000 }; /* looks for the next call before a thread sleeps, some 0.1 ms: calls of a step are closer */
 
 typedef struct {
@@ -43,10 +44,9 @@ static void pause_briefly(void) {
 #endif
 }
 
-int num_threads(void) {
-    const int wanted = omp_get_max_threads();
-    return wanted < MAX_THREADS ? wanted : MAX_THREADS;
-}
+void weft_set_num_threads(int64_t number) { num_wanted = number < MAX_THREADS ? (int)number : MAX_THREADS; }
+
+int num_threads(void) { return num_wanted; }
 
 static bool is_new(uint64_t state, uint64_t last) { return (state & IS_OPEN) && state >> NUMBER_SHIFT != last; }
 

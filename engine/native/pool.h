@@ -17,7 +17,7 @@ typedef void Body(void *context, int thread);
 /* What is done with the pieces [first, end). */
 typedef void Loop(const void *context, int64_t first, int64_t end);
 
-/* Threads that take part at most: as many as torch uses. */
+/* Threads that take part at most; `weft_set_num_threads` says how many. */
 int num_threads(void);
 
 /* Run body on every thread that comes before the caller's own is through. One call at a time. */

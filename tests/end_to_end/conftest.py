@@ -40,8 +40,7 @@ class LiveServer:
     def children(self, module: str) -> list[int]:
         """Process ids of the children that run a module."""
         pids = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        commands = {int(pid): pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
-        return [pid for pid, command in commands.items() if module.encode() in command]
+        return [int(pid) for pid in pids if module.encode() in _command(pid)]
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
@@ -61,6 +60,13 @@ class LiveServer:
         if self.process.poll() is None:
             self.process.send_signal(signum)
         return self.process.wait(timeout_s)
+
+
+def _command(pid: str) -> list[bytes]:
+    """A process's arguments; none if it ended after it was listed."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return []
 
 
 @contextlib.contextmanager

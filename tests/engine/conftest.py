@@ -1,7 +1,8 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.native.library import NativeLibrary, load, runnable_variants
 from tests.checkpoints import CHECKPOINTS, write_checkpoint
@@ -22,8 +23,9 @@ def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
 
 @pytest.fixture(params=list(runnable_variants()))
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    """Each instruction set that was compiled and that this machine runs."""
+def library(request: pytest.FixtureRequest) -> Iterator[NativeLibrary]:
+    """Each instruction set that was compiled and that this machine runs, with the threads that it had at first."""
     loaded = load(request.param)
     assert loaded is not None
-    return loaded
+    yield loaded
+    loaded.set_num_threads(torch.get_num_threads())

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -6,9 +6,12 @@ import torch
 
 import server
 from engine import config as engine_config
-from engine.kernels import choose_kit
-from engine.layers.kit import LayerKit
+from engine.attention.backend import group_layers
+from engine.attention.sdpa import SdpaBackend
+from engine.kernels import choose_kit, make_backend, set_num_threads
+from engine.layers.kit import LayerKit, TorchKit
 from engine.models.config import load_model_config
+from engine.models.decoder import kv_specs
 from engine.models.errors import ModelError
 from engine.native import library
 from engine.native.layers import NativeKit, NativeLinear
@@ -84,3 +87,19 @@ def test_the_bytes_that_are_planned_are_those_that_are_taken(is_int8: bool) -> N
     num_values = sum(rows * columns for rows, columns in model.matrix_shapes)
     assert count_weights_bytes(model, kit, BF16) == kit.num_bytes + (model.num_parameters - num_values) * 2
     assert is_int8 == (kit.num_bytes < 1.1 * num_values)
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    set_num_threads(TorchKit(), SdpaBackend((), 1, 16, BF16, CPU), before)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, dtype: str) -> None:
+    model = load_model_config(DEMO)
+    config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", dtype=dtype), model)
+    kit, backend = choose_kit(model, config), make_backend(group_layers(kv_specs(model)), 2, config)
+    set_num_threads(kit, backend, 3)
+    assert torch.get_num_threads() == (1 if isinstance(kit, NativeKit) else 3)

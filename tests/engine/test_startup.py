@@ -98,11 +98,13 @@ def test_a_tiny_cache_is_enough_to_start_and_to_serve(checkpoint_folder: Callabl
 class CrowdedRunner:
     """Another program has the second core, so that two threads take longer than one."""
 
+    num_threads = 0
+
     def __init__(self, *parts: object) -> None:
         pass
 
     def launch(self, batch: Batch) -> None:
-        time.sleep(0.002 * torch.get_num_threads())
+        time.sleep(0.002 * self.num_threads)
 
     def collect(self, launched: None) -> None:
         pass
@@ -118,6 +120,8 @@ def test_only_a_small_model_may_be_left_with_one_thread(
     """Load on the machine while a large model warmed up left it with one thread, half as fast, for ever."""
     monkeypatch.setattr(startup, "_SMALL_MODEL_BYTES", small_model_bytes)
     monkeypatch.setattr(startup, "ModelRunner", CrowdedRunner)
+    monkeypatch.setattr(startup, "set_num_threads", lambda kit, backend, n: setattr(CrowdedRunner, "num_threads", n))
     torch.set_num_threads(2)
-    start(EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu"), "epoch")
-    assert torch.get_num_threads() == num_threads
+    started = start(EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu"), "epoch")
+    assert num_threads == CrowdedRunner.num_threads
+    assert started.info.device == f"cpu ({num_threads} threads)"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +18,6 @@ NUM_BLOCKS = 250
 CPU = torch.device("cpu")
 TOLERANCE = 2e-2
 """Weights and results are bfloat16, which has 8 bits of mantissa."""
-
-
-@pytest.fixture
-def restored_threads() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @dataclass(frozen=True)
@@ -181,10 +174,10 @@ def test_neighbours_change_no_bit(library: NativeLibrary, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("shape", INVARIANCE_SHAPES, ids=str)
-def test_the_number_of_threads_changes_no_bit(library: NativeLibrary, shape: Shape, restored_threads: None) -> None:
+def test_the_number_of_threads_changes_no_bit(library: NativeLibrary, shape: Shape) -> None:
     outputs = []
     for num_threads in (1, 2, 3):
-        torch.set_num_threads(num_threads)
+        library.set_num_threads(num_threads)
         harness = Harness(library, shape)
         outputs.append(harness.run(harness.add(300, 0), (150, 1, 1, 100, 1)))
     assert all(is_same(outputs[0], other) for other in outputs[1:])

@@ -1,5 +1,6 @@
 """Every instruction set against float64, over sizes that fill panels, tiles and blocks, and that do not."""
 
+import os
 import random as random_module
 import time
 
@@ -91,28 +92,38 @@ def test_other_activations_take_the_plain_way(library: NativeLibrary) -> None:
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int, is_int8: bool) -> None:
     torch.manual_seed(0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
+    library.set_num_threads(num_threads)
     linear, inputs = NativeLinear(library, random(200, 160), None, is_int8=is_int8), random(70, 160)
     alone = torch.cat([linear.to_float32(inputs[row : row + 1]) for row in range(70)])
     for num_rows in (2, 9, 16, 17, 33, 70):
         assert torch.equal(linear.to_float32(inputs[:num_rows]), alone[:num_rows])
-    torch.set_num_threads(before)
 
 
 def test_calls_in_quick_succession_on_changing_numbers_of_threads(library: NativeLibrary) -> None:
     """Threads come late, early and in vain; whoever comes, all is computed, and nobody waits for ever."""
     torch.manual_seed(0)
-    before, chance = torch.get_num_threads(), random_module.Random(0)
+    chance = random_module.Random(0)
     linear, inputs = NativeLinear(library, random(400, 64), None), random(40, 64)
     expected = linear.to_float32(inputs)
     for index in range(3000):
         if index % 100 == 0:
-            torch.set_num_threads(chance.randint(1, 5))
+            library.set_num_threads(chance.randint(1, 5))
             time.sleep(chance.choice((0, 0.002)))  # long enough for threads to sleep
         num_rows = chance.choice((1, 2, 17, 40))
         assert torch.equal(linear.to_float32(inputs[:num_rows]), expected[:num_rows])
-    torch.set_num_threads(before)
+
+
+def test_a_call_takes_as_many_threads_as_it_may(library: NativeLibrary) -> None:
+    linear, inputs = NativeLinear(library, random(400, 64), None), random(40, 64)
+
+    def count_threads(number: int) -> int:
+        library.set_num_threads(number)
+        linear(inputs)
+        return len(os.listdir("/proc/self/task"))
+
+    before = count_threads(9)
+    assert count_threads(12) == before + 3
+    assert count_threads(9) == before + 3  # they stay for later calls
 
 
 @both_formats

@@ -1,4 +1,3 @@
-import ctypes
 import os
 import platform
 import shutil
@@ -71,9 +70,3 @@ def test_an_object_that_does_not_load_is_left_out(
     assert load() is None
     assert "left out" in caplog.text
     load.cache_clear()
-
-
-def test_kernels_ask_torch_how_many_threads_to_take(library: NativeLibrary) -> None:
-    maps = Path("/proc/self/maps").read_text()
-    assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line}) == 1
-    assert isinstance(library.function("weft_rms_norm", ctypes.c_void_p), ctypes._CFuncPtr)
