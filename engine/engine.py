@@ -7,7 +7,7 @@ clock but the one that times steps. Owns scheduler and runner.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.batch import Batch
@@ -64,7 +64,7 @@ class Engine:
         max_num_waiting: int,
         eos_token_ids: tuple[int, ...] = (),
         overlap: bool = False,
-        drafter: Drafter | None = None,
+        drafters: Sequence[Drafter] = (),
         before_launch: Callable[[ScheduledStep], None] = lambda step: None,
     ) -> None:
         """Put the parts together.
@@ -77,7 +77,7 @@ class Engine:
             max_num_waiting: Further requests are rejected.
             eos_token_ids: End an output unless the request ignores them.
             overlap: Launch a step before the one before it is collected.
-            drafter: Where guesses come from; None for plain decoding.
+            drafters: Where guesses come from, the best first; empty for plain decoding.
             before_launch: Told of every step right before it is launched.
         """
         self.scheduler = scheduler
@@ -87,7 +87,7 @@ class Engine:
         self._max_num_waiting = max_num_waiting
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = overlap
-        self._drafter = drafter
+        self._drafters = drafters
         self._before_launch = before_launch
         self._launched: deque[tuple[ScheduledStep, LaunchedStep, float]] = deque()
         self._last_end = 0.0
@@ -159,7 +159,7 @@ class Engine:
         self._observe(step, launch_time)
         outputs = collect(self.scheduler, step, result)
         self._launched.popleft()
-        if self._drafter is not None:
+        if self._drafters:
             for scheduled in step.requests:
                 self._draft(scheduled.request)
         return outputs
@@ -174,9 +174,10 @@ class Engine:
         self.scheduler.cost.observe(step.load, seconds)
 
     def _draft(self, request: Request) -> None:
-        if self._drafter is not None and not request.is_finished and not request.num_placeholders:
+        if not request.is_finished and not request.num_placeholders:
             most = max(0, request.num_remaining_tokens - 1)
-            request.draft_token_ids = self._drafter.propose(request)[:most]
+            proposals = (drafter.propose(request)[:most] for drafter in self._drafters)
+            request.draft_token_ids = next(filter(None, proposals), [])
 
     def _check(self, add: AddRequest) -> None:
         num_prompt, params = len(add.prompt_token_ids), add.sampling_params

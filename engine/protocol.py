@@ -40,6 +40,7 @@ class RejectReason(enum.IntEnum):
     CONTEXT_LENGTH = 1
     QUEUE_FULL = 2
     POISON = 3
+    GRAMMAR = 4
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +96,30 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
     max_num_batched_tokens: int
 
 
+class ReasoningBudget(msgspec.Struct, frozen=True):
+    """After so many output tokens, unless they hold `end_token_ids` already, these come next."""
+
+    max_tokens: int
+    end_token_ids: tuple[int, ...]
+
+
+class Guidance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an output has to look like, and what it is expected to look like.
+
+    Attributes:
+        grammar: The text of the output follows this: Lark or JSON, as `llguidance` reads them; None: any text.
+        prediction_token_ids: What the output will probably hold; makes it faster, never different.
+        reasoning_budget: None: the model thinks as long as it likes.
+    """
+
+    grammar: str | None = None
+    prediction_token_ids: tuple[int, ...] = ()
+    reasoning_budget: ReasoningBudget | None = None
+
+
+UNGUIDED = Guidance()
+
+
 class AddRequest(msgspec.Struct, tag="add", frozen=True):
     """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
 
@@ -109,6 +134,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
         extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
+        guidance: What the output must or may follow.
     """
 
     request_id: int
@@ -121,6 +147,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     cache_salt: str = ""
     adapter: str | None = None
     extra_hash_keys: tuple[str, ...] = ()
+    guidance: Guidance = UNGUIDED
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
@@ -166,6 +193,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
         num_cached_tokens: Prompt tokens found in the prefix cache; set on the first message of a choice.
         queue_time_s: Seconds from arrival to the first step; set on the first message of a choice.
         message: What went wrong, with FinishReason.ERROR.
+        num_accepted_predictions: Ids of the prediction that were tried and are part of token_ids.
+        num_rejected_predictions: Those that were tried in vain.
     """
 
     request_id: int
@@ -178,6 +207,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     num_cached_tokens: int | None = None
     queue_time_s: float | None = None
     message: str | None = None
+    num_accepted_predictions: int = 0
+    num_rejected_predictions: int = 0
 
     def merge(self, later: "RequestOutput") -> None:
         """Append a later output of the same choice."""
@@ -193,6 +224,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
             self.num_cached_tokens = later.num_cached_tokens
         if self.queue_time_s is None:
             self.queue_time_s = later.queue_time_s
+        self.num_accepted_predictions += later.num_accepted_predictions
+        self.num_rejected_predictions += later.num_rejected_predictions
 
 
 class StepOutput(msgspec.Struct, tag="step"):

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
+from engine.protocol import UNGUIDED, FinishReason, Guidance, RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from server.choice_stream import ChoiceStream, Delta
 from server.engine_client import EngineClient, EngineDiedError, Generation
@@ -44,6 +44,7 @@ class Order:
     priority: int = 0
     deadline: float | None = None
     cache_salt: str = ""
+    guidance: Guidance = UNGUIDED
 
 
 @dataclass(slots=True)
@@ -102,6 +103,7 @@ class Answer:
                 priority=order.priority,
                 deadline=order.deadline,
                 cache_salt=order.cache_salt,
+                guidance=order.guidance,
             )
 
         order = self.order

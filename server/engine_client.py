@@ -22,11 +22,13 @@ import msgspec
 from engine.protocol import (
     SOCKET_NAME,
     STATUS_NAME,
+    UNGUIDED,
     AbortRequest,
     Accepted,
     AddRequest,
     EngineInfo,
     FrameReader,
+    Guidance,
     Rejected,
     RejectReason,
     RequestOutput,
@@ -106,6 +108,7 @@ class EngineClient(Protocol):
         priority: int = 0,
         deadline: float | None = None,
         cache_salt: str = "",
+        guidance: Guidance = UNGUIDED,
     ) -> Generation:
         """Have one prompt continued; returns once the engine has accepted. Fields as in `AddRequest`.
 
@@ -172,6 +175,7 @@ class SocketEngineClient:
         priority: int = 0,
         deadline: float | None = None,
         cache_salt: str = "",
+        guidance: Guidance = UNGUIDED,
     ) -> Generation:
         """See `EngineClient.generate`."""
         connection = self._connection
@@ -186,6 +190,7 @@ class SocketEngineClient:
             priority=priority,
             deadline=deadline,
             cache_salt=cache_salt,
+            guidance=guidance,
         )
         mailbox = connection.add(request)
         try:

@@ -10,6 +10,7 @@ bound and the value given; what went wrong inside is logged, never sent.
         UnknownParameterError         a field that nobody knows, in strict mode
         ContextLengthError            prompt and requested output do not fit the context
         PoisonRequestError            killed the engine when it ran alone
+        GrammarError                  a JSON schema or grammar that cannot be compiled
         RouteError                    404, 405: no such route or method
         ModelNotFoundError       404
         BodyTooLargeError        413
@@ -100,6 +101,13 @@ class PoisonRequestError(InvalidRequestError):
     headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
 
 
+class GrammarError(InvalidRequestError):
+    """What the output is to follow cannot be compiled. A 400 that no client tries again."""
+
+    code = "invalid_grammar"
+    headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
+
+
 class ModelNotFoundError(InvalidRequestError):
     """The model is not the one that is served."""
 
@@ -176,6 +184,7 @@ _REJECTIONS: Mapping[RejectReason, type[ApiError]] = {
     RejectReason.CONTEXT_LENGTH: ContextLengthError,
     RejectReason.QUEUE_FULL: QueueFullError,
     RejectReason.POISON: PoisonRequestError,
+    RejectReason.GRAMMAR: GrammarError,
 }
 
 

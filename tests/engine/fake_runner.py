@@ -138,6 +138,6 @@ def make_engine(
         max_num_waiting=max_num_waiting,
         eos_token_ids=eos_token_ids,
         overlap=overlap,
-        drafter=drafter,  # type: ignore[arg-type]
+        drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]
     )
     return FakeEngine(engine, runner, list(windows))

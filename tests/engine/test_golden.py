@@ -168,7 +168,7 @@ def build_engine(
         max_num_waiting=100,
         eos_token_ids=config.eos_token_ids,
         overlap=overlap,
-        drafter=drafter,  # type: ignore[arg-type]
+        drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]
     )
 
 

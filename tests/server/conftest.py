@@ -15,7 +15,7 @@ import httpx
 import pytest
 import uvicorn
 
-from engine.protocol import EngineInfo, FinishReason, RequestOutput, TokenLogprobs
+from engine.protocol import EngineInfo, FinishReason, Guidance, RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.status_page import Status
 from server.app import create_app
@@ -118,6 +118,7 @@ class Asked:
     priority: int
     deadline: float | None
     cache_salt: str
+    guidance: Guidance
     generation: FakeGeneration
 
 
