@@ -97,10 +97,14 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True):
-    """After so many output tokens, unless they hold `end_token_ids` already, these come next."""
+    """After so many tokens of reasoning, unless they hold `end_token_ids` already, these come next.
+
+    Reasoning begins with the output, or, where there are any, behind `begin_token_ids` at the output's beginning.
+    """
 
     max_tokens: int
     end_token_ids: tuple[int, ...]
+    begin_token_ids: tuple[int, ...] = ()
 
 
 class Guidance(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -64,6 +64,8 @@ class Counts:
     cached_tokens: int
     cache_write_tokens: int
     output_tokens: int
+    accepted_predictions: int = 0
+    rejected_predictions: int = 0
 
 
 class Answer:
@@ -85,6 +87,7 @@ class Answer:
         self._generations: dict[int, Generation] = {}
         self._unfinished = FinishReason.ABORT  # how choices count that have not finished when it is closed
         self._is_open = False
+        self._num_accepted = self._num_rejected = 0  # ids of the prediction
 
     async def open(self, engine_client: EngineClient) -> None:
         """Have every prompt accepted; when one is not, none stays behind.
@@ -177,7 +180,7 @@ class Answer:
         block = self._cached_block_size  # only whole blocks can be found again
         written = [max(0, t // block * block - c) if block else 0 for t, c in zip(totals, cached, strict=True)]
         num_output_tokens = sum(choice.num_output_tokens for choice in self.choices)
-        return Counts(sum(totals), sum(cached), sum(written), num_output_tokens)
+        return Counts(sum(totals), sum(cached), sum(written), num_output_tokens, self._num_accepted, self._num_rejected)
 
     def _note(self, index: int, prompt_index: int, output: RequestOutput) -> None:
         state = self.prompts[prompt_index]
@@ -186,6 +189,8 @@ class Answer:
         if output.prompt_logprobs is not None and state.logprobs_source in (None, output.index):
             state.logprobs_source = output.index
             state.logprobs = (state.logprobs or []) + output.prompt_logprobs
+        self._num_accepted += output.num_accepted_predictions
+        self._num_rejected += output.num_rejected_predictions
         if not self.choices[index].is_finished:
             self._timer.note_output(index, output, time.monotonic())
 

@@ -18,6 +18,7 @@ from server.auth import AuthMiddleware
 from server.context import VERSION, ServerContext, TextTokenizer
 from server.engine_client import EngineClient, EngineDiedError, EngineUnavailableError, RequestRejectedError
 from server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError, as_api_error, error_response
+from server.formats import choose_formats
 from server.generation_defaults import GenerationDefaults, read_generation_defaults
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
@@ -50,6 +51,7 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
         lifecycle=app.state.lifecycle,
         metrics=Metrics(engine_client, model_names[0]),
         defaults=defaults,
+        formats=choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format),
         model_names=model_names,
         created=int(time.time()),
     )

@@ -79,6 +79,7 @@ class ChatTemplate:
     """One compiled template; rendering changes nothing, so threads may share it.
 
     Attributes:
+        source: What was compiled.
         names: Words by which the template looks up keys and compares values.
     """
 
@@ -93,6 +94,7 @@ class ChatTemplate:
             self._template = _environment().from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"the chat template is invalid at line {error.lineno}: {error.message}") from error
+        self.source = source
         self._knows_developer = "developer" in source
         self.names = _names(tree)
 

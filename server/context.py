@@ -1,7 +1,7 @@
 """What every route needs, in one frozen object that the app owns: there are no globals."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from engine.protocol import EngineInfo
 from server.choice_stream import Detokenizer
 from server.engine_client import EngineClient
 from server.errors import EngineRestartingError, ModelNotFoundError
+from server.formats import OutputFormats
 from server.generation_defaults import GenerationDefaults
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
@@ -38,8 +39,22 @@ class TextTokenizer(Protocol):
         """Plain text to ids."""
         ...
 
-    def encode_chat(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, object] = ...,
+    ) -> list[int]:
         """Messages to ids through the chat template."""
+        ...
+
+    def template_source(self, has_tools: bool) -> str:
+        """The chat template; empty when there is none."""
+        ...
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a control token, or of another added one, by its text."""
         ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -54,8 +69,12 @@ class TextTokenizer(Protocol):
         """The bytes that one id stands for."""
         ...
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """Start the text of one output."""
+    def is_special(self, token_id: int) -> bool:
+        """Whether `skip_special_tokens` leaves this id out."""
+        ...
+
+    def detokenizer(self, skip_special_tokens: bool = True, kept: Set[int] = ...) -> Detokenizer:
+        """Start the text of one output; `kept` ids are in it, whatever they are."""
         ...
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
@@ -78,6 +97,7 @@ class ServerContext:
     lifecycle: Lifecycle
     metrics: Metrics
     defaults: GenerationDefaults
+    formats: OutputFormats
     model_names: tuple[str, ...]
     created: int
 

@@ -108,6 +108,12 @@ class GrammarError(InvalidRequestError):
     headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
 
 
+class JsonSchemaError(GrammarError):
+    """The same of a JSON schema."""
+
+    code = "invalid_json_schema"
+
+
 class ModelNotFoundError(InvalidRequestError):
     """The model is not the one that is served."""
 

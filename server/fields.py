@@ -20,22 +20,13 @@ MAX_REPORTED = 32
 _NOTHING: tuple[object, ...] = (None,)
 
 REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": _NOTHING,
-    "guided_json": _NOTHING,
-    "guided_regex": _NOTHING,
-    "guided_choice": _NOTHING,
-    "guided_grammar": _NOTHING,
     "prompt_logprobs": _NOTHING,
     "logprob_token_ids": (None, []),
     "use_beam_search": (None, False),
     "length_penalty": (None, 1.0),
     "truncate_prompt_tokens": _NOTHING,
-    "prediction": _NOTHING,
     "prompt_cache_options": (None, {}, {"mode": "implicit"}),
     "service_tier": (None, "auto", "default"),
-    "thinking_token_budget": _NOTHING,
-    "reasoning_budget_tokens": _NOTHING,
     "return_prompt_text": (None, False),
     "moderation": _NOTHING,
 }
@@ -43,15 +34,8 @@ REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
 
 REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
     **REFUSED_EVERYWHERE,
-    "tools": _NOTHING,
-    "tool_choice": (None, "none", "auto"),
-    "functions": _NOTHING,
-    "function_call": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
-    "reasoning_effort": _NOTHING,
     "reasoning": _NOTHING,
     "chat_template": _NOTHING,
-    "chat_template_kwargs": (None, {}),
     "documents": (None, []),
     "continue_final_message": (None, False),
     "add_generation_prompt": (None, True),
@@ -62,9 +46,15 @@ REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
     "web_search_options": _NOTHING,
 }
 
-REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {**REFUSED_EVERYWHERE, "suffix": (None, "")}
+REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
+    **REFUSED_EVERYWHERE,
+    "suffix": (None, ""),
+    "prediction": _NOTHING,
+    "thinking_token_budget": _NOTHING,
+    "reasoning_budget_tokens": _NOTHING,
+}
 REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {
-    name: REFUSED_IN_CHAT[name] for name in ("tools", "chat_template", "chat_template_kwargs", "continue_final_message")
+    name: REFUSED_IN_CHAT[name] for name in ("chat_template", "continue_final_message")
 }
 
 _ACCEPTED = frozenset(
@@ -112,10 +102,10 @@ def _walk(model: BaseModel, at: tuple[str | int, ...], generic: str) -> Iterator
     prefix = f"{generic}." if generic else ""
     for name, value in (model.model_extra or {}).items():
         yield dotted_path((*at, name)), prefix + name, value, True
-    for name in type(model).model_fields:  # in the schema's order; that of a set differs from process to process
-        if name not in model.model_fields_set:
+    for field, info in type(model).model_fields.items():  # in the schema's order; that of a set is different each time
+        if field not in model.model_fields_set:
             continue
-        value = getattr(model, name)
+        name, value = info.alias or field, getattr(model, field)
         yield dotted_path((*at, name)), prefix + name, value, False
         if isinstance(value, BaseModel):
             yield from _walk(value, (*at, name), prefix + name)

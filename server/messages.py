@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from server.errors import InvalidRequestError, UnsupportedValueError
-from server.schemas.chat_completions import ContentPart, FunctionCall, Message
+from server.schemas.chat_completions import ContentPart, FunctionCall, Message, ToolCall
+from server.tool_use import CUSTOM_INPUT
 from server.validation import shown
 
 _UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
@@ -36,7 +37,7 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
         raise InvalidRequestError(f"{at}.content is required for role {message.role}", param=f"{at}.content")
     result: dict[str, Any] = {
         "role": "tool" if message.role == "function" else message.role,
-        "content": message.refusal if message.content is None else _text(message.content, f"{at}.content"),
+        "content": message.refusal if message.content is None else text_of(message.content, f"{at}.content"),
     }
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     if reasoning is not None:
@@ -44,15 +45,16 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             result[name] = getattr(message, name)
-    calls = [(call.id, call.function) for call in message.tool_calls or ()]
+    calls = [_template_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
     if message.function_call is not None:
-        calls.append((None, message.function_call))
+        calls.append(_function_call(message.function_call))
     if calls:
-        result["tool_calls"] = [_template_call(call_id, function) for call_id, function in calls]
+        result["tool_calls"] = calls
     return result
 
 
-def _text(content: str | list[ContentPart], at: str) -> str:
+def text_of(content: str | list[ContentPart], at: str) -> str:
+    """Content as one string; `at` is its path in the body."""
     if isinstance(content, str):
         return content
     return "\n".join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
@@ -69,10 +71,23 @@ def _part_text(part: ContentPart, at: str) -> str:
     return text
 
 
-def _template_call(call_id: str | None, function: FunctionCall) -> dict[str, Any]:
+def _template_call(call: ToolCall, at: str) -> dict[str, Any]:
+    if call.function is not None:
+        shown_call = _function_call(call.function)
+    elif call.custom is not None:
+        shown_call = _call(call.custom.name, {CUSTOM_INPUT: call.custom.input})
+    else:
+        raise InvalidRequestError(f"{at}.{call.type} is required", param=f"{at}.{call.type}")
+    return shown_call if call.id is None else {"id": call.id, **shown_call}
+
+
+def _function_call(function: FunctionCall) -> dict[str, Any]:
     try:
         arguments: Any = msgspec.json.decode(function.arguments)
     except msgspec.DecodeError:
         arguments = function.arguments  # what the model wrote was no JSON: show it as it was
-    call: dict[str, Any] = {"type": "function", "function": {"name": function.name, "arguments": arguments}}
-    return call if call_id is None else {"id": call_id, **call}
+    return _call(function.name, arguments)
+
+
+def _call(name: str, arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}

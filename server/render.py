@@ -72,21 +72,21 @@ def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
     )
 
 
-def usage(counts: Counts) -> Usage:
+def usage(counts: Counts, num_reasoning_tokens: int = 0) -> Usage:
     """Usage as OpenAI writes it."""
     return Usage(
         counts.prompt_tokens,
         counts.output_tokens,
         counts.prompt_tokens + counts.output_tokens,
         CachedTokens(counts.cached_tokens, counts.cache_write_tokens),
-        OutputTokens(),
+        OutputTokens(num_reasoning_tokens, counts.accepted_predictions, counts.rejected_predictions),
     )
 
 
-def chunk_usage(options: RenderOptions, answer: Answer) -> Usage | UnsetType | None:
+def chunk_usage(options: RenderOptions, answer: Answer, num_reasoning_tokens: int = 0) -> Usage | UnsetType | None:
     """The usage member of a chunk that is not the last: so far, null, or absent."""
     if options.usage_on_every_chunk:
-        return usage(answer.counts())
+        return usage(answer.counts(), num_reasoning_tokens)
     return None if options.usage else UNSET
 
 

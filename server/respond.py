@@ -7,7 +7,7 @@ it the answer belongs to exactly one reader, which closes it, also when the clie
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -111,11 +111,12 @@ async def open_answer(
     stops: Sequence[str],
     *,
     skip_special_tokens: bool,
+    kept_ids: Set[int] = frozenset(),
 ) -> Answer:
-    """Have an order accepted. Whoever gets the answer closes it."""
+    """Have an order accepted. Whoever gets the answer closes it. `kept_ids` stay in the text, whatever they are."""
 
     def choice() -> ChoiceStream:
-        detokenizer = context.tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+        detokenizer = context.tokenizer.detokenizer(skip_special_tokens, kept_ids)
         matcher = StopStrings(stops, text_options.include_stop) if stops else None
         return ChoiceStream(detokenizer, matcher, text_options)
 

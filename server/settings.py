@@ -49,6 +49,12 @@ def _split_names(value: object) -> object:
     return names
 
 
+# fmt: off
+ToolFormatName = Literal[
+    "auto", "hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "granite", "phi4", "qwen3_coder", "glm",
+    "pythonic", "harmony",
+]
+# fmt: on
 Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_names)]
 
@@ -99,6 +105,9 @@ class Settings(BaseModel):
     quantization: Literal["none", "int8"] = Field(
         default="none", description="How matrices are kept; int8 halves what a CPU reads for each token."
     )
+    tool_format: ToolFormatName = Field(
+        default="auto", description="How the model writes tool calls; auto reads it off the chat template."
+    )
     itl_target_ms: float | None = Field(
         default=None,
         gt=0,
@@ -136,7 +145,7 @@ class Settings(BaseModel):
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "block_size", "prefix_caching", "load_format", "quantization"),
-    *("itl_target_ms", "api_key", "server_processes", "log_format"),
+    *("tool_format", "itl_target_ms", "api_key", "server_processes", "log_format"),
 )
 """The settings that have a flag, in the order of the help text; the others are for YAML and environment only."""
 

@@ -10,7 +10,7 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TypeAlias
 
@@ -59,6 +59,7 @@ class Tokenizer:
         self._templates = templates
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self._shield = Shield([token.content for token in added.values() if token.special])
         self._table = read_token_table(backend, frozenset(token.content for token in added.values()))
         self._newline_ids = self._ids("\n", add_special_tokens=False)
@@ -144,9 +145,9 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens)
         return "".join([detokenizer.feed(token_id) for token_id in token_ids]) + detokenizer.finish()
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """Return a new decoder for one output, whose pieces join to what `decode` returns."""
-        skipped = self._special_ids if skip_special_tokens else frozenset()
+    def detokenizer(self, skip_special_tokens: bool = True, kept: Set[int] = frozenset()) -> Detokenizer:
+        """Return a new decoder for one output, whose pieces join to what `decode` returns; `kept` are never skipped."""
+        skipped = self._special_ids - kept if skip_special_tokens else frozenset()
         if self._table is not None:
             return BytesDetokenizer(self._table, skipped)
         return WindowDetokenizer(self._backend, skipped)
@@ -161,6 +162,17 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         r"""Return one token as OpenAI's logprobs show it: bytes that are no character by themselves read \xe4."""
         return self.token_bytes(token_id).decode("utf-8", "backslashreplace")
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of a control token, or of another token that was added to the vocabulary, by its text."""
+        return self._added_ids.get(text)
+
+    def template_source(self, has_tools: bool) -> str:
+        """Return the source of the chat template that `encode_chat` takes; empty when there is none."""
+        try:
+            return self._templates.select(None, has_tools).source
+        except ChatTemplateError:
+            return ""
 
     def is_special(self, token_id: int) -> bool:
         """Tell whether `skip_special_tokens` leaves this id out."""

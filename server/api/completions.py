@@ -14,6 +14,7 @@ from server.choice_stream import Delta
 from server.context import ServerContext, get_context, system_fingerprint
 from server.errors import InvalidRequestError
 from server.fields import REFUSED_IN_COMPLETIONS, ignored_fields, ignored_header
+from server.output_plan import naming_the_grammar, structured_guidance
 from server.params import MAX_LOGPROBS, build_sampling_params, build_text_options, check_common, check_range, stop_list
 from server.prompt_echo import PromptEcho, echo_prompt
 from server.render import new_envelope, render_options
@@ -31,6 +32,7 @@ from server.respond import (
     tenant,
 )
 from server.schemas.completions import CompletionBody
+from server.structured_output import structure_of
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -62,7 +64,7 @@ async def create_completion(
         info=info,
         seed=secrets.randbits(64),
     )
-    stops = stop_list(body)
+    stops, structure = stop_list(body), structure_of(body)
     prompts = await _prompts(body, context, info)
     check_context(prompts, max_tokens, info, "prompt")
     order = Order(
@@ -73,12 +75,16 @@ async def create_completion(
         priority=body.priority or 0,
         deadline=deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
+        guidance=structured_guidance(structure),
     )
     options = render_options(body, logprobs)
     text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
     skip_special_tokens = body.skip_special_tokens is not False
     echoes = await _echoes(body, prompts, context, skip_special_tokens=skip_special_tokens)
-    answer = await open_answer(context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens)
+    with naming_the_grammar(structure):
+        answer = await open_answer(
+            context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens
+        )
     envelope = new_envelope("cmpl", model, system_fingerprint(info))
     renderer = CompletionRenderer(answer, envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
     headers = ignored_header(ignored)

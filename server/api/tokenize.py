@@ -11,7 +11,9 @@ from server.context import ServerContext, get_context
 from server.errors import InvalidRequestError
 from server.fields import REFUSED_IN_TOKENIZE, ignored_fields, ignored_header
 from server.respond import check_token_ids, off_loop
+from server.schemas.chat_completions import ChatCompletionBody
 from server.schemas.tokenize import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from server.tool_use import tool_use
 
 router = APIRouter()
 
@@ -30,7 +32,11 @@ async def tokenize(body: TokenizeBody, context: Annotated[ServerContext, Depends
                 "add_special_tokens is for prompt; a chat template adds its own", param="add_special_tokens"
             )
         with_opening = body.add_generation_prompt is not False
-        token_ids = await encode_messages(context, body.messages, add_generation_prompt=with_opening)
+        variables = body.chat_template_kwargs or {}
+        use = tool_use(ChatCompletionBody(messages=body.messages, tools=body.tools))
+        token_ids = await encode_messages(
+            context, body.messages, use=use, variables=variables, add_generation_prompt=with_opening
+        )
     else:
         prompt = body.prompt or ""
         token_ids = await off_loop(len(prompt), tokenizer.encode, prompt, body.add_special_tokens is not False)

@@ -57,16 +57,20 @@ class Tool:
 
 
 class ToolFormat(Protocol):
-    """How one family of models writes calls.
+    """How one family of models writes calls."""
 
-    Attributes:
-        name: For `--tool-format` and the log.
-        markers: Texts that begin or end something, which are control tokens in most vocabularies of the family: the
-            parser has to see them, so they stay in the text even when control tokens are left out of it.
-    """
+    @property
+    def name(self) -> str:
+        """For `--tool-format` and the log."""
+        ...
 
-    name: str
-    markers: tuple[str, ...]
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that begin or end something, which are control tokens in most vocabularies of the family.
+
+        The parser has to see them, so they stay in the text even when control tokens are left out of it.
+        """
+        ...
 
     def is_used_by(self, template: str) -> bool:
         """Tell from the source of its chat template whether a model writes calls like this."""

@@ -6,7 +6,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, Tag
 
-from server.schemas.common import GenerationBody, Text, Usage, WireModel
+from server.schemas.common import Text, Usage, WireModel
+from server.schemas.structured_output import GuidedBody
+from server.schemas.tools import FunctionChoice, FunctionDefinition, ToolChoice, ToolDefinition
 
 
 class ContentPart(WireModel):
@@ -35,12 +37,20 @@ class FunctionCall(WireModel):
     arguments: Text
 
 
+class CustomCall(WireModel):
+    """A call of a custom tool that the model made in an earlier turn."""
+
+    name: Text
+    input: Text
+
+
 class ToolCall(WireModel):
     """A tool call of an earlier turn."""
 
     id: Text | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
 
 
 class Message(WireModel):
@@ -58,12 +68,19 @@ class Message(WireModel):
     audio: dict[str, Any] | None = None
 
 
+class Prediction(WireModel):
+    """What the answer will probably hold."""
+
+    type: Literal["content"]
+    content: Content
+
+
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 
 
-class ChatCompletionBody(GenerationBody):
+class ChatCompletionBody(GuidedBody):
     """The body of POST /v1/chat/completions."""
 
     messages: list[Message]
@@ -71,6 +88,19 @@ class ChatCompletionBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     prompt_cache_key: Text | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[FunctionDefinition] | None = None
+    function_call: FunctionChoice | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    prediction: Prediction | None = None
+
+    # extensions
+    chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    reasoning_budget_tokens: int | None = None
+    include_reasoning: bool | None = None
 
     # accepted, not honoured
     safety_identifier: Text | None = None
@@ -101,13 +131,41 @@ class ChoiceLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class AssistantMessage(msgspec.Struct):
-    """What the model answered."""
+class CalledFunction(msgspec.Struct):
+    """A function with its arguments as JSON text; what is absent was told by an earlier chunk."""
 
-    content: str
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class CalledCustom(msgspec.Struct):
+    """A custom tool with its input."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
+class AnsweredCall(msgspec.Struct, kw_only=True):
+    """A call, whole or what it gained; `index` in streams only, the rest of a call's head in its first chunk only."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
+
+
+class AssistantMessage(msgspec.Struct):
+    """What the model answered. Reasoning goes by both names that clients look for."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     annotations: list[None] = []
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[AnsweredCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct):
@@ -141,6 +199,10 @@ class ChunkDelta(msgspec.Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[AnsweredCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):

@@ -6,7 +6,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Tag
 
-from server.schemas.common import GenerationBody, Text, Usage
+from server.schemas.common import Text, Usage
+from server.schemas.structured_output import GuidedBody
 
 
 def _prompt_shape(value: object) -> str:
@@ -27,7 +28,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(GuidedBody):
     """The body of POST /v1/completions. A prompt that is absent or null is the beginning-of-text token alone."""
 
     prompt: Prompt | None = None

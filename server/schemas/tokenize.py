@@ -1,9 +1,12 @@
 """Wire shapes of POST /tokenize and /detokenize, as vLLM has them."""
 
+from typing import Any
+
 import msgspec
 
 from server.schemas.chat_completions import Message
 from server.schemas.common import Text, WireModel
+from server.schemas.tools import ToolDefinition
 
 
 class TokenizeBody(WireModel):
@@ -14,6 +17,8 @@ class TokenizeBody(WireModel):
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    tools: list[ToolDefinition] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 

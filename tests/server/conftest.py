@@ -24,6 +24,7 @@ from server.engine_client import EngineUnavailableError
 from server.settings import Settings
 
 BOS, EOS, END = 256, 257, 258
+NO_KWARGS: dict[str, Any] = {}
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 1000
 MODEL = "org/fake model"
@@ -51,15 +52,20 @@ class ByteTokenizer:
 
     def __init__(self) -> None:
         self.rendered: list[dict[str, Any]] = []
+        self.template_kwargs: dict[str, Any] = {}
+        self.template = ""
         self.threads: set[str] = set()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.threads.add(threading.current_thread().name)
         return [BOS] * add_special_tokens + list(text.encode())
 
-    def encode_chat(self, messages: Any, *, add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self, messages: Any, *, add_generation_prompt: bool = True, template_kwargs: Any = NO_KWARGS
+    ) -> list[int]:
         self.threads.add(threading.current_thread().name)
         self.rendered = list(messages)
+        self.template_kwargs = dict(template_kwargs)
         if any(message["content"] == "refuse me" for message in messages):
             raise ChatTemplateError("the chat template refuses these messages: no")
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
@@ -75,7 +81,13 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self.token_text(token_id).encode() if token_id >= 256 else bytes([token_id])
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> ByteDetokenizer:
+    def template_source(self, has_tools: bool) -> str:
+        return self.template
+
+    def token_id(self, text: str) -> int | None:
+        return None
+
+    def detokenizer(self, skip_special_tokens: bool = True, kept: Any = frozenset()) -> ByteDetokenizer:
         return ByteDetokenizer(skip_special_tokens)
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:

@@ -1,0 +1,156 @@
+"""How an output is guided and read: the one place where reasoning, tools and structure meet.
+
+An output is reasoning, then calls or content. What of it is not free text becomes one grammar for the engine, and a
+parser takes each choice's text apart again; both come from the same formats, so they agree.
+"""
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from engine.protocol import Guidance, ReasoningBudget, RejectReason
+from server.context import TextTokenizer
+from server.engine_client import RequestRejectedError
+from server.errors import GrammarError, JsonSchemaError, UnsupportedParameterError
+from server.formats import OutputFormats
+from server.parsers.parser import OutputParser, ToolFormat
+from server.parsers.reasoning import Block, ContentParser, ReasoningFormat
+from server.render_chat import Reading
+from server.structured_output import Structure
+from server.thinking import Thinking
+from server.tool_use import ToolUse
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """What follows from a request for its output.
+
+    Attributes:
+        guidance: For the engine.
+        reading: For the renderer; None when all text is content.
+        kept_ids: Control tokens that the parser has to see.
+        counts_tokens: Usage tells tokens apart by what they were spent on.
+    """
+
+    guidance: Guidance
+    reading: Reading | None
+    kept_ids: frozenset[int]
+    counts_tokens: bool
+
+
+def plan_output(
+    formats: OutputFormats,
+    tokenizer: TextTokenizer,
+    *,
+    use: ToolUse | None,
+    structure: Structure | None,
+    thinking: Thinking,
+    prompt_tail: str,
+    prediction_token_ids: tuple[int, ...],
+) -> OutputPlan:
+    """Decide on grammar and parser.
+
+    Args:
+        formats: Those of the model.
+        tokenizer: Knows the markers.
+        use: The tools; None when there are none to call.
+        structure: What the content has to follow; None for free text.
+        thinking: How much the model may think, and whether that is shown.
+        prompt_tail: The end of the prompt as text: templates open or close the reasoning there.
+        prediction_token_ids: What the output will probably hold.
+
+    Raises:
+        UnsupportedParameterError: There are tools, and the model has no way to be shown them.
+    """
+    if use is not None and formats.tools is None:
+        raise UnsupportedParameterError(
+            f"{use.param} cannot be used: the chat template of this model shows no tools", param=use.param
+        )
+    reasoning = formats.reasoning
+    block = reasoning.block(prompt_tail) if reasoning else Block.CLOSED
+    tools = formats.tools if use is not None or formats.tools_read_all else None
+
+    def new_parser() -> OutputParser:
+        answer = tools.parser(use.tools if use else ()) if tools else ContentParser()
+        return reasoning.parser(block, answer) if reasoning else answer
+
+    markers = (*(reasoning.markers if reasoning else ()), *(tools.markers if tools else ()))
+    guidance = Guidance(
+        grammar=_grammar(tokenizer, reasoning, block, tools, use, structure) if use or structure else None,
+        prediction_token_ids=prediction_token_ids,
+        reasoning_budget=_budget(tokenizer, reasoning, block, thinking.max_tokens),
+    )
+    return OutputPlan(
+        guidance=guidance,
+        reading=Reading(new_parser, use, thinking.is_shown) if tools or reasoning else None,
+        kept_ids=frozenset(i for marker in markers if (i := tokenizer.token_id(marker)) is not None),
+        counts_tokens=block is not Block.CLOSED or formats.tools_read_all,
+    )
+
+
+def structured_guidance(structure: Structure | None) -> Guidance:
+    """The guidance of an output that is nothing but the structure."""
+    return Guidance(json.dumps({"grammars": [structure.grammar]})) if structure else Guidance()
+
+
+def _grammar(
+    tokenizer: TextTokenizer,
+    reasoning: ReasoningFormat | None,
+    block: Block,
+    tools: ToolFormat | None,
+    use: ToolUse | None,
+    structure: Structure | None,
+) -> str:
+    """Everything as `llguidance` reads it: Lark for the frame, the caller's own grammar beside it."""
+
+    def mark(text: str) -> str:
+        token_id = tokenizer.token_id(text)
+        return json.dumps(text) if token_id is None else f"<[{token_id}]>"
+
+    rules = [f"start: {'reasoning ' if reasoning else ''}answer"]
+    if reasoning:
+        rules.append(reasoning.grammar(block, mark))
+    if tools:
+        answer = tools.grammar(
+            use.tools if use else (),
+            content="content" if structure else None,
+            is_required=use is not None and use.is_required,
+            allows_many=use is not None and use.allows_many,
+            mark=mark,
+        )
+        rules.append(answer)
+    else:
+        rules.append("answer: content")
+    grammars = [{"name": "output", "lark_grammar": "\n".join(rules)}]
+    if structure:
+        grammars[0]["lark_grammar"] += "\ncontent: @structure"
+        grammars.append({"name": "structure", **structure.grammar})
+    return json.dumps({"grammars": grammars})
+
+
+def _budget(
+    tokenizer: TextTokenizer, reasoning: ReasoningFormat | None, block: Block, max_tokens: int | None
+) -> ReasoningBudget | None:
+    if reasoning is None or block is Block.CLOSED or max_tokens is None:
+        return None
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    begin = ids(reasoning.begin) if block is Block.NOT_BEGUN else ()
+    return ReasoningBudget(max_tokens, ids(reasoning.end), begin)
+
+
+@contextmanager
+def naming_the_grammar(structure: Structure | None, use: ToolUse | None = None) -> Generator[None, None, None]:
+    """Say of a grammar that the engine does not take from which field it came."""
+    try:
+        yield
+    except RequestRejectedError as error:
+        if error.reason is not RejectReason.GRAMMAR:
+            raise
+        is_schema = structure.is_schema if structure else use is not None
+        param = structure.param if structure else use.param if use else None
+        kind = JsonSchemaError if is_schema else GrammarError
+        raise kind(f"{param}: {error.message}", param=param) from None

@@ -1,0 +1,100 @@
+"""One choice's text as what it means: reasoning, content and calls, each with the tokens that it is made of.
+
+Text is handed to the parser token by token where tokens are tracked, so that what a token counts as does not depend on
+how the engine's outputs were merged.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from server.choice_stream import Delta, Token
+from server.parsers.parser import Kind, OutputParser, Piece
+
+
+@dataclass(slots=True)
+class Call:
+    """A call so far."""
+
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Message:
+    """All pieces of a choice, joined."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> None:
+        """Append a piece."""
+        match piece.kind:
+            case Kind.REASONING:
+                self.reasoning += piece.text
+            case Kind.CONTENT:
+                self.content += piece.text
+            case Kind.CALL:
+                self.calls.append(Call(piece.text))
+            case Kind.ARGUMENTS:
+                self.calls[-1].arguments += piece.text
+
+
+class ParsedChoice:
+    """The parser of one choice. Mutated by `feed` alone.
+
+    Attributes:
+        num_reasoning_tokens: Tracked tokens that were spent on reasoning, its markers included.
+        num_calls: Calls that have begun.
+    """
+
+    def __init__(self, parser: OutputParser) -> None:
+        """Nothing is fed yet."""
+        self._parser = parser
+        self._num_fed = 0
+        self.num_reasoning_tokens = 0
+        self.num_calls = 0
+
+    def feed(self, delta: Delta) -> tuple[list[Piece], list[Token]]:
+        """Take what the choice gained.
+
+        Returns:
+            What is certain now, without neighbours of the same kind, and the tokens that are content.
+        """
+        pieces: list[Piece] = []
+        content_tokens: list[Token] = []
+        for token, text in self._slices(delta.text, delta.tokens):
+            before = self._parser.region
+            pieces += self._parser.feed(text) if text else []
+            after = self._parser.region
+            if token is None:
+                continue
+            if Kind.REASONING in (before, after):
+                self.num_reasoning_tokens += 1
+            elif after is Kind.CONTENT:
+                content_tokens.append(token)
+        if delta.finish_reason is not None:
+            pieces += self._parser.finish()
+        self.num_calls += sum(piece.kind is Kind.CALL for piece in pieces)
+        return joined(pieces), content_tokens
+
+    def _slices(self, text: str, tokens: Sequence[Token]) -> Iterator[tuple[Token | None, str]]:
+        """Cut the text where tokens begin; what comes before the first one belongs to earlier tokens."""
+        starts = [max(0, token.start - self._num_fed) for token in tokens]
+        self._num_fed += len(text)
+        ends = [*starts, len(text)]
+        if ends[0]:
+            yield None, text[: ends[0]]
+        for token, start, end in zip(tokens, starts, ends[1:], strict=True):
+            yield token, text[start:end]
+
+
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """Join neighbours of the same kind; every call stays by itself."""
+    result: list[Piece] = []
+    for piece in pieces:
+        if result and result[-1].kind is piece.kind and piece.kind is not Kind.CALL:
+            result[-1] = Piece(piece.kind, result[-1].text + piece.text)
+        else:
+            result.append(piece)
+    return result

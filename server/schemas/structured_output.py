@@ -1,0 +1,73 @@
+"""Wire shapes of what an answer has to look like: OpenAI's response_format, vLLM's structured_outputs."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from server.schemas.common import GenerationBody, Text, WireModel
+
+
+def _text_or_object(value: object) -> str:
+    return "text" if isinstance(value, str) else "object"
+
+
+ObjectOrText = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[dict[str, Any], Tag("object")], Discriminator(_text_or_object)
+]
+"""A JSON object, or the same as JSON text."""
+
+
+class JsonSchema(WireModel):
+    """A schema with OpenAI's label around it."""
+
+    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TaggedStructure(WireModel):
+    """Between `begin` and `end` stands what the schema describes."""
+
+    begin: Text
+    schema_: dict[str, Any] = Field(alias="schema")
+    end: Text
+
+
+class ResponseFormat(WireModel):
+    """The kind of answer; `structures` and `triggers` belong to structural_tag, an extension."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    structures: list[TaggedStructure] | None = None
+    triggers: list[Text] | None = None
+
+
+class StructuralTag(WireModel):
+    """The same as a part of structured_outputs, where it stands as JSON text or as an object."""
+
+    type: Literal["structural_tag"] = "structural_tag"
+    structures: list[TaggedStructure]
+    triggers: list[Text]
+
+
+class StructuredOutputs(WireModel):
+    """Exactly one of these is given."""
+
+    json_: ObjectOrText | None = Field(default=None, alias="json")
+    regex: Text | None = None
+    choice: list[Text] | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+    structural_tag: ObjectOrText | None = None
+
+
+class GuidedBody(GenerationBody):
+    """Fields of both endpoints that say what the answer has to follow; the last ones are names that others dropped."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: ObjectOrText | None = None
+    guided_regex: Text | None = None
+    guided_choice: list[Text] | None = None
+    guided_grammar: Text | None = None

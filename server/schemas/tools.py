@@ -1,0 +1,94 @@
+"""Wire shapes of tools: what a request declares, and which of it may be called."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from server.schemas.common import Text, WireModel
+
+ToolName = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class FunctionDefinition(WireModel):
+    """A function; without parameters it takes none."""
+
+    name: ToolName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class GrammarDefinition(WireModel):
+    """What the input of a custom tool has to follow."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Text
+
+
+class CustomFormat(WireModel):
+    """Free text, or text under a grammar."""
+
+    type: Literal["text", "grammar"]
+    grammar: GrammarDefinition | None = None
+
+
+class CustomDefinition(WireModel):
+    """A tool whose input is text."""
+
+    name: ToolName
+    description: Text | None = None
+    format: CustomFormat | None = None
+
+
+class ToolDefinition(WireModel):
+    """One entry of `tools`."""
+
+    type: Literal["function", "custom"]
+    function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
+
+
+class NamedTool(WireModel):
+    """Names a tool."""
+
+    name: Text
+
+
+class ToolReference(WireModel):
+    """A tool by kind and name."""
+
+    type: Literal["function", "custom"]
+    function: NamedTool | None = None
+    custom: NamedTool | None = None
+
+
+class AllowedTools(WireModel):
+    """Some of the tools, and whether one must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ToolReference]
+
+
+class ToolChoiceObject(WireModel):
+    """One tool that must be called, or the ones that may be."""
+
+    type: Literal["function", "custom", "allowed_tools"]
+    function: NamedTool | None = None
+    custom: NamedTool | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+def _word_or_object(value: object) -> str:
+    return "word" if isinstance(value, str) else "object"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[ToolChoiceObject, Tag("object")],
+    Discriminator(_word_or_object),
+]
+
+FunctionChoice = Annotated[
+    Annotated[Literal["none", "auto"], Tag("word")] | Annotated[NamedTool, Tag("object")],
+    Discriminator(_word_or_object),
+]
+"""The deprecated `function_call`."""

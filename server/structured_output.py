@@ -1,0 +1,181 @@
+"""From a body to the grammar that its answer follows, whichever of the fields asks for one.
+
+A grammar is one entry of `llguidance`'s list of grammars: {"json_schema": ...} or {"lark_grammar": ...}. JSON is
+written as templates and Python write it, with one space after colons and commas: a model that may choose its white
+space may also never stop to write it.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from server.errors import InvalidRequestError
+from server.schemas.structured_output import (
+    GuidedBody,
+    ResponseFormat,
+    StructuralTag,
+    StructuredOutputs,
+    TaggedStructure,
+)
+from server.validation import shown
+
+JSON_STYLE: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+MAX_CHOICES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the text of an answer has to follow; `param` is the field that says so."""
+
+    grammar: dict[str, Any]
+    param: str
+
+    @property
+    def is_schema(self) -> bool:
+        """Whether it is a JSON schema."""
+        return "json_schema" in self.grammar
+
+
+def structure_of(body: GuidedBody) -> Structure | None:
+    """Read the one structure that a body asks for; None for free text.
+
+    Raises:
+        InvalidRequestError: Several are asked for, or one is not complete.
+    """
+    structures = list(_structures(body))
+    if len(structures) > 1:
+        first, second = structures[0].param, structures[1].param
+        raise InvalidRequestError(f"{second} cannot be used together with {first}", param=second)
+    return structures[0] if structures else None
+
+
+def _structures(body: GuidedBody) -> Iterator[Structure]:
+    if body.response_format is not None and body.response_format.type != "text":
+        yield _response_format(body.response_format)
+    if body.structured_outputs is not None:
+        yield _structured_outputs(body.structured_outputs)
+    yield from _fields(
+        json_=("guided_json", body.guided_json),
+        regex=("guided_regex", body.guided_regex),
+        choice=("guided_choice", body.guided_choice),
+        grammar=("guided_grammar", body.guided_grammar),
+    )
+
+
+def _response_format(wanted: ResponseFormat) -> Structure:
+    if wanted.type == "json_object":
+        return _json({"type": "object"}, "response_format")
+    if wanted.type == "structural_tag":
+        for name in ("structures", "triggers"):
+            if getattr(wanted, name) is None:
+                raise InvalidRequestError(f"response_format.{name} is required", param=f"response_format.{name}")
+        return _tags(wanted.structures or [], wanted.triggers or [], "response_format")
+    if wanted.json_schema is None:
+        raise InvalidRequestError("response_format.json_schema is required", param="response_format.json_schema")
+    schema = {"type": "object"} if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
+    is_lenient = not wanted.json_schema.strict
+    return _json(schema, "response_format.json_schema.schema", is_lenient=is_lenient)
+
+
+def _structured_outputs(wanted: StructuredOutputs) -> Structure:
+    at = "structured_outputs"
+    found = list(
+        _fields(
+            json_=(f"{at}.json", wanted.json_),
+            regex=(f"{at}.regex", wanted.regex),
+            choice=(f"{at}.choice", wanted.choice),
+            grammar=(f"{at}.grammar", wanted.grammar),
+        )
+    )
+    if wanted.json_object:
+        found.append(_json({"type": "object"}, f"{at}.json_object"))
+    if wanted.structural_tag is not None:
+        found.append(_structural_tag(wanted.structural_tag, f"{at}.structural_tag"))
+    if len(found) != 1:
+        raise InvalidRequestError(f"{at} must hold exactly one of its members, got {len(found)}", param=at)
+    return found[0]
+
+
+def _fields(
+    *,
+    json_: tuple[str, str | dict[str, Any] | None],
+    regex: tuple[str, str | None],
+    choice: tuple[str, list[str] | None],
+    grammar: tuple[str, str | None],
+) -> Iterator[Structure]:
+    """The members that two places share, each with its path."""
+    if json_[1] is not None:
+        yield _json(_object(json_[1], json_[0]), json_[0])
+    if regex[1] is not None:
+        yield Structure({"lark_grammar": f"start: /{_in_slashes(regex[1])}/"}, regex[0])
+    if choice[1] is not None:
+        if not 1 <= len(choice[1]) <= MAX_CHOICES:
+            message = f"{choice[0]} must hold 1 to {MAX_CHOICES} texts, got {len(choice[1])}"
+            raise InvalidRequestError(message, param=choice[0])
+        yield Structure({"lark_grammar": f"start: {' | '.join(map(_literal, choice[1]))}"}, choice[0])
+    if grammar[1] is not None:
+        yield Structure({"lark_grammar": grammar[1]}, grammar[0])
+
+
+def _json(schema: dict[str, Any], param: str, *, is_lenient: bool = False) -> Structure:
+    style = JSON_STYLE | ({"lenient": True} if is_lenient else {})
+    return Structure({"json_schema": schema | {"x-guidance": style}}, param)
+
+
+def _structural_tag(given: str | dict[str, Any], param: str) -> Structure:
+    try:
+        tag = StructuralTag.model_validate(_object(given, param))
+    except ValidationError as exc:
+        error = exc.errors()[0]
+        at = ".".join(map(str, (param, *error["loc"])))
+        raise InvalidRequestError(f"{at}: {error['msg'].lower()}", param=at) from None
+    return _tags(tag.structures, tag.triggers, param)
+
+
+def _tags(structures: list[TaggedStructure], triggers: list[str], param: str) -> Structure:
+    """Free text in which a trigger begins one of the structures that begin with it."""
+    by_trigger: dict[str, list[str]] = {trigger: [] for trigger in triggers if trigger}
+    for i, structure in enumerate(structures):
+        trigger = next((trigger for trigger in by_trigger if structure.begin.startswith(trigger)), None)
+        if trigger is None:
+            at = f"{param}.structures[{i}].begin"
+            raise InvalidRequestError(
+                f"{at} must begin with one of the triggers, got {shown(structure.begin)}", param=at
+            )
+        schema = json.dumps(structure.schema_ | {"x-guidance": JSON_STYLE}, ensure_ascii=False)
+        parts = (_literal(structure.begin[len(trigger) :]), f"%json {schema}", _literal(structure.end))
+        by_trigger[trigger].append(" ".join(part for part in parts if part != '""'))
+    rules = ["TEXT: /(.|\\n)*/"]
+    used = [(trigger, bodies) for trigger, bodies in by_trigger.items() if bodies]
+    for i, (trigger, bodies) in enumerate(used):
+        rules.append(f"open_{i}[lazy]: TEXT {_literal(trigger)}")
+        rules.append(f"tag_{i}: open_{i} ({' | '.join(bodies)})")
+    tags = " | ".join(f"tag_{i}" for i in range(len(used)))
+    start = f"start: ({tags})* tail\ntail: TEXT" if tags else "start: TEXT"
+    return Structure({"lark_grammar": "\n".join([start, *rules])}, param)
+
+
+def _object(given: str | dict[str, Any], param: str) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    try:
+        value = msgspec.json.decode(given)
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"{param} must be a JSON object, got {shown(given)}", param=param)
+    return value
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _in_slashes(regex: str) -> str:
+    r"""A regex as it stands between slashes in Lark: a slash that is not escaped becomes \/."""
+    parts = regex.split("\\\\")  # what follows an escaped backslash is not escaped itself
+    return "\\\\".join(part.replace("\\/", "/").replace("/", "\\/") for part in parts).replace("\n", "\\n")
