@@ -21,6 +21,7 @@ from engine.batch import (
     SamplingBatch,
     ScoreBatch,
 )
+from engine.reasoning_budget import forced_token_id
 from engine.request import RequestKey
 from engine.sampling.random import uniforms
 from engine.scheduler import ScheduledRequest, ScheduledStep
@@ -171,14 +172,18 @@ class _LogitEdits:
         """Take in one row; source_row is where its last input id comes from when the host does not know it."""
         request = scheduled.request
         params = request.params
+        if request.reasoning_budget is not None:
+            output_ids = request.token_ids[request.num_prompt_tokens :] + list(scheduled.draft_token_ids[:offset])
+            forced = forced_token_id(request.reasoning_budget, output_ids)
+            if forced is not None:
+                self._allow(row, (forced,))
+                return
         if params.logit_bias:
             self._bias(row, list(params.logit_bias), list(params.logit_bias.values()))
         if scheduled.num_context_tokens + offset - request.num_prompt_tokens < params.min_tokens:
             self._bias(row, list(request.stop_ids), [-np.inf] * len(request.stop_ids))
         if params.allowed_token_ids is not None:
-            self.allowed_entries += [len(self.allowed_rows)] * len(params.allowed_token_ids)
-            self.allowed_rows.append(row)
-            self.allowed_ids += params.allowed_token_ids
+            self._allow(row, params.allowed_token_ids)
         if params.bad_words_token_ids:
             longest = max(map(len, params.bad_words_token_ids))
             context = request.token_ids[-longest:] + list(scheduled.draft_token_ids[:offset])
@@ -191,6 +196,11 @@ class _LogitEdits:
             return None
         rows, ids, source_rows, required_ids = np.array(self._conditional, np.int64).T
         return ConditionalBans(rows=rows, ids=ids, source_rows=source_rows, required_ids=required_ids)
+
+    def _allow(self, row: int, ids: tuple[int, ...]) -> None:
+        self.allowed_entries += [len(self.allowed_rows)] * len(ids)
+        self.allowed_rows.append(row)
+        self.allowed_ids += ids
 
     def _bias(self, row: int, ids: list[int], values: list[float]) -> None:
         self.bias_rows += [row] * len(ids)

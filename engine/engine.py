@@ -8,14 +8,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from engine.batch import Batch
 from engine.batch_builder import build_batch
+from engine.grammar.errors import GrammarError
+from engine.grammar.masks import MaskComputer
+from engine.grammar.pending import Compiled, PendingGrammars
 from engine.model_runner import LaunchedStep
 from engine.output_collector import Outputs, collect, end, fail
 from engine.protocol import AddRequest, FinishReason, RejectReason
 from engine.request import Request, make_request
+from engine.sampling.masks import RowMasks
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_result import StepResult
 
@@ -25,8 +30,8 @@ logger = logging.getLogger(__name__)
 class Runner(Protocol):
     """What the engine needs of a model runner."""
 
-    def launch(self, batch: Batch) -> LaunchedStep:
-        """Queue a step."""
+    def launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> LaunchedStep:
+        """Queue a step; masks are those of its rows that follow a grammar."""
         ...
 
     def collect(self, launched: LaunchedStep) -> StepResult:
@@ -65,6 +70,8 @@ class Engine:
         eos_token_ids: tuple[int, ...] = (),
         overlap: bool = False,
         drafters: Sequence[Drafter] = (),
+        grammars: PendingGrammars | None = None,
+        masks: MaskComputer | None = None,
         before_launch: Callable[[ScheduledStep], None] = lambda step: None,
     ) -> None:
         """Put the parts together.
@@ -78,6 +85,8 @@ class Engine:
             eos_token_ids: End an output unless the request ignores them.
             overlap: Launch a step before the one before it is collected.
             drafters: Where guesses come from, the best first; empty for plain decoding.
+            grammars: Where requests wait for their grammar; None rejects those that bring one.
+            masks: Computes what grammars allow; needed with `grammars`.
             before_launch: Told of every step right before it is launched.
         """
         self.scheduler = scheduler
@@ -88,6 +97,8 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = overlap
         self._drafters = drafters
+        self.grammars = grammars
+        self._masks = masks
         self._before_launch = before_launch
         self._launched: deque[tuple[ScheduledStep, LaunchedStep, float]] = deque()
         self._last_end = 0.0
@@ -98,15 +109,23 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.scheduler.has_requests or bool(self._launched)
+        return self.scheduler.has_requests or bool(self._launched) or bool(self.grammars)
 
     @property
     def launched_steps(self) -> list[ScheduledStep]:
         """Steps on the device, in order, that are not collected yet."""
         return [step for step, _, _ in self._launched]
 
-    def add(self, connection: int, add: AddRequest, *, runs_alone: bool = False) -> None:
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to be admitted or for their grammar."""
+        return len(self.scheduler.waiting) + len(self.grammars or ())
+
+    def add(self, connection: int, add: AddRequest, *, runs_alone: bool = False) -> bool:
         """Take a request in.
+
+        Returns:
+            False when it first waits for its grammar: `take_compiled` says how that ended.
 
         Raises:
             RejectedError: It can never run, or the queue is full.
@@ -123,7 +142,33 @@ class Engine:
         )
         request.runs_alone = runs_alone
         self._num_arrivals += 1
+        if add.guidance.grammar is not None:
+            self._compile(request, add.guidance.grammar)
+            return False
         self.scheduler.add(request)
+        return True
+
+    def take_compiled(self) -> list[Compiled]:
+        """Requests that have waited long enough for their grammar; those without a fault now wait to be admitted."""
+        ready = self.grammars.take_ready() if self.grammars else []
+        for compiled in ready:
+            if compiled.fault is None:
+                self.scheduler.add(compiled.request)
+            for index in compiled.aborted_choices:
+                self.scheduler.abort(*compiled.request.key[:2], index)
+        return ready
+
+    def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
+        """End one choice, or all choices, of a request. Unknown ones have ended already: nothing happens."""
+        self.scheduler.abort(connection, request_id, index)
+        if self.grammars is not None:
+            self.grammars.abort(connection, request_id, index)
+
+    def abort_connection(self, connection: int) -> None:
+        """End all requests of a server that has gone."""
+        self.scheduler.abort_connection(connection)
+        if self.grammars is not None:
+            self.grammars.abort_connection(connection)
 
     def step(self) -> Outputs:
         """Run one step and return what the requests gained.
@@ -151,7 +196,8 @@ class Engine:
         batch = build_batch(step, previous, self.scheduler.kv.block_size)
         self._before_launch(step)
         launch_time = time.perf_counter()
-        self._launched.append((step, self._runner.launch(batch), launch_time))
+        masks = self._masks.begin(step) if self._masks is not None else None
+        self._launched.append((step, self._runner.launch(batch, masks), launch_time))
 
     def _collect(self) -> Outputs:
         step, launched, launch_time = self._launched[0]
@@ -179,6 +225,14 @@ class Engine:
             proposals = (drafter.propose(request)[:most] for drafter in self._drafters)
             request.draft_token_ids = next(filter(None, proposals), [])
 
+    def _compile(self, request: Request, text: str) -> None:
+        try:
+            if self.grammars is None:
+                raise GrammarError("this engine follows no grammars")
+            self.grammars.submit(request, text)
+        except GrammarError as error:
+            raise RejectedError(RejectReason.GRAMMAR, str(error)) from error
+
     def _check(self, add: AddRequest) -> None:
         num_prompt, params = len(add.prompt_token_ids), add.sampling_params
         if not add.prompt_token_ids:
@@ -187,6 +241,10 @@ class Engine:
             raise RejectedError(RejectReason.INVALID, f"num_choices must be at least 1, got {add.num_choices}")
         if add.adapter is not None:
             raise RejectedError(RejectReason.INVALID, f"adapter {add.adapter!r} is not loaded")
+        budget = add.guidance.reasoning_budget
+        if budget is not None and (budget.max_tokens < 0 or not budget.end_token_ids):
+            message = f"reasoning_budget must be at least 0 and have an end, got {budget.max_tokens} and "
+            raise RejectedError(RejectReason.INVALID, f"{message}{len(budget.end_token_ids)} end token ids")
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:
             raise RejectedError(
@@ -200,11 +258,12 @@ class Engine:
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids or ()),
             ("bad_words", [i for word in params.bad_words_token_ids for i in word]),
+            ("reasoning_budget", budget.end_token_ids if budget is not None else ()),
         ):
             for token_id in (min(ids), max(ids)) if ids else ():
                 if not 0 <= token_id < self._vocab_size:
                     message = f"{name} must hold token ids from 0 to {self._vocab_size - 1}, got {token_id}"
                     raise RejectedError(RejectReason.INVALID, message)
-        if len(self.scheduler.waiting) >= self._max_num_waiting:
-            message = f"{len(self.scheduler.waiting)} requests are waiting, at most {self._max_num_waiting} may"
+        if self.num_waiting >= self._max_num_waiting:
+            message = f"{self.num_waiting} requests are waiting, at most {self._max_num_waiting} may"
             raise RejectedError(RejectReason.QUEUE_FULL, message)

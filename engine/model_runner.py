@@ -2,11 +2,13 @@
 
 `launch` queues a step on the device and returns at once (on the CPU: when it is computed); `collect` waits for it.
 Ids that the previous step sampled are taken from the device, so a step can be launched before the one before it is
-collected. Sees batches, never requests. The only host sync is in `collect`.
+collected. Sees batches, never requests. The host waits for the device
+in `collect` only, and for the masks of grammars in `launch`.
 """
 
 import dataclasses
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +17,7 @@ import torch
 from engine.attention.backend import AttentionBackend, AttentionStep
 from engine.batch import Batch, ScoreBatch
 from engine.sampling.logprobs import LogprobTensors, score, token_logprobs
+from engine.sampling.masks import RowMasks
 from engine.sampling.sampler import SampleResult, sample
 from engine.sampling.transfer import to_device
 from engine.step_result import StepResult
@@ -54,10 +57,11 @@ class ModelRunner:
         self._previous_token_ids: torch.Tensor | None = None
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> LaunchedStep:
+    def launch(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
         """Queue forward pass and sampling of one step.
 
-        Steps run in the order in which they are launched; placeholders come from the step launched before.
+        Steps run in the order in which they are launched; placeholders come from the step launched before. Masks are
+        waited for between the two.
         """
         token_ids = to_device(batch.token_ids, self._device)  # (num_tokens,)
         if len(batch.placeholders.targets):
@@ -67,7 +71,7 @@ class ModelRunner:
             token_ids = token_ids.index_copy(0, targets, self._previous_token_ids[rows])
         attention = self._backend.begin(batch)
         hidden_states = self._model.forward(token_ids, to_device(batch.positions, self._device), attention)
-        samples = self._sample(batch, hidden_states) if len(batch.row_indices) else None
+        samples = self._sample(batch, hidden_states, masks) if len(batch.row_indices) else None
         self._previous_token_ids = samples.token_ids if samples else None
         scores = list(self._score(batch.scores, hidden_states)) if batch.scores else []
         return LaunchedStep(samples, scores)
@@ -83,9 +87,10 @@ class ModelRunner:
             logprobs = dict(zip(samples.logprobs.rows.tolist(), token_logprobs(samples.logprobs), strict=True))
         return StepResult(samples.token_ids.tolist(), logprobs, scores)
 
-    def _sample(self, batch: Batch, hidden_states: torch.Tensor) -> SampleResult:
+    def _sample(self, batch: Batch, hidden_states: torch.Tensor, masks: "Future[RowMasks] | None") -> SampleResult:
         rows = hidden_states[to_device(batch.row_indices, self._device)]
-        return sample(self._model.compute_logits(rows), batch.sampling, self._previous_token_ids)
+        logits = self._model.compute_logits(rows)
+        return sample(logits, batch.sampling, self._previous_token_ids, masks.result() if masks is not None else None)
 
     def _score(self, scores: ScoreBatch, hidden_states: torch.Tensor) -> Iterator[LogprobTensors]:
         for start in range(0, len(scores.token_indices), _SCORES_AT_ONCE):

@@ -100,9 +100,13 @@ def _append(
     request: Request, result: StepResult, row: int, output: RequestOutput, logprobs: list[TokenLogprobs]
 ) -> None:
     token_id = result.token_ids[row]
+    output.message = request.grammar.accept(token_id) if request.grammar is not None else None
+    if output.message is not None:
+        output.finish_reason = FinishReason.ERROR
+        return
     output.token_ids.append(token_id)
     output.finish_reason = request.append(token_id)
-    if output.finish_reason is FinishReason.STOP:
+    if output.finish_reason is FinishReason.STOP and token_id in request.stop_ids:
         output.stop_token_id = token_id
     row_logprobs = result.logprobs.get(row)
     if row_logprobs is not None:

@@ -78,6 +78,7 @@ class EngineProcess:
             timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else None
             for connection, message in self._link.poll(timeout):
                 self._apply(connection, message)
+            self._answer_compiled()
             if self._engine.has_work:
                 num_steps = self._engine.num_steps
                 self._write_status()
@@ -95,9 +96,9 @@ class EngineProcess:
 
     def _apply(self, connection: int, message: ToEngine | None) -> None:
         if message is None:
-            self._engine.scheduler.abort_connection(connection)
+            self._engine.abort_connection(connection)
         elif isinstance(message, AbortRequest):
-            self._engine.scheduler.abort(connection, message.request_id, message.index)
+            self._engine.abort(connection, message.request_id, message.index)
         else:
             self._add(connection, message)
 
@@ -106,22 +107,37 @@ class EngineProcess:
         try:
             if self._record.is_condemned(mark):
                 raise RejectedError(RejectReason.POISON, "this request ended the engine twice and is not run again")
-            self._engine.add(connection, add, runs_alone=self._record.is_suspect(mark))
+            is_accepted = self._engine.add(connection, add, runs_alone=self._record.is_suspect(mark))
         except RejectedError as error:
             self._link.put(connection, Rejected(add.request_id, error.reason, str(error)))
             return
         self._fingerprints[connection, add.request_id] = mark
-        self._link.put(connection, Accepted(add.request_id))
+        if is_accepted:
+            self._link.put(connection, Accepted(add.request_id))
+        else:
+            self._write_suspects()
 
-    def _write_suspects(self, step: ScheduledStep) -> None:
-        """Record the step that is about to be launched, and those that still run on the device."""
-        scheduled = (s for launched in (*self._engine.launched_steps, step) for s in launched.requests)
-        keys = dict.fromkeys(s.request.key[:2] for s in scheduled)
+    def _answer_compiled(self) -> None:
+        """Tell the servers whose grammars are compiled, and whose cannot be."""
+        for compiled in self._engine.take_compiled():
+            connection, request_id, _ = compiled.request.key
+            if compiled.fault is None:
+                self._link.put(connection, Accepted(request_id))
+            else:
+                self._link.put(connection, Rejected(request_id, RejectReason.GRAMMAR, compiled.fault))
+
+    def _write_suspects(self, *steps: ScheduledStep) -> None:
+        """Record the steps that are about to be launched or run on the device, and whose grammar is being compiled."""
+        requests = [s.request for step in (*self._engine.launched_steps, *steps) for s in step.requests]
+        if self._engine.grammars is not None:
+            requests += self._engine.grammars.requests
+        keys = dict.fromkeys(request.key[:2] for request in requests)
         self._record.begin_step([self._fingerprints[key] for key in keys if key in self._fingerprints])
 
     def _forget_ended(self, outputs: Outputs) -> None:
         """Drop the fingerprints of requests that are gone; a suspect is cleared only if it ran to its end."""
         live = {key[:2] for key in self._engine.scheduler.requests}
+        live |= {request.key[:2] for request in self._engine.grammars.requests} if self._engine.grammars else set()
         ran = {(c, o.request_id) for c, o in outputs if o.finish_reason not in (None, FinishReason.TIMEOUT)}
         for key in [key for key in self._fingerprints if key not in live]:
             mark = self._fingerprints.pop(key)
@@ -139,7 +155,7 @@ class EngineProcess:
                 progress_time=time.monotonic(),
                 has_work=int(self._engine.has_work),
                 num_requests_running=len(scheduler.running),
-                num_requests_waiting=len(scheduler.waiting),
+                num_requests_waiting=self._engine.num_waiting,
                 num_blocks=self._num_blocks - 1,
                 num_used_blocks=max(pool.num_used for pool in pools),
                 num_cached_blocks=max(pool.num_indexed for pool in pools),

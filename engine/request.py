@@ -10,7 +10,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.protocol import AddRequest, FinishReason
+from engine.grammar.matcher import GrammarMatcher
+from engine.protocol import AddRequest, FinishReason, ReasoningBudget
 from engine.sampling_params import SamplingParams
 
 
@@ -62,6 +63,8 @@ class Request:
         num_preemptions: How often it has been preempted.
         stop_ids: Ids that end the output: end-of-sequence ids and the caller's.
         penalised_prompt_ids: Different ids of the prompt; empty without a repetition penalty.
+        reasoning_budget: When the end of reasoning is forced; None means never.
+        grammar: Has consumed the known output ids; None when any text will do.
     """
 
     key: RequestKey
@@ -92,6 +95,8 @@ class Request:
     num_preemptions: int = 0
     stop_ids: frozenset[int] = frozenset()
     penalised_prompt_ids: "array[int]" = field(default_factory=lambda: array("q"))
+    reasoning_budget: ReasoningBudget | None = None
+    grammar: GrammarMatcher | None = None
 
     def __post_init__(self) -> None:
         """Start from the prompt alone."""
@@ -131,6 +136,11 @@ class Request:
         return (self.priority, self.arrival, self.key.choice)
 
     @property
+    def needs_known_ids(self) -> bool:
+        """Whether what may come next depends on the ids before it, so that none of them may be a placeholder."""
+        return self.grammar is not None or self.reasoning_budget is not None
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.status is Status.FINISHED
@@ -140,6 +150,8 @@ class Request:
         self.token_ids.append(token_id)
         if token_id in self.stop_ids and len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens:
             return FinishReason.STOP
+        if self.grammar is not None and self.grammar.is_stopped:
+            return FinishReason.STOP  # nothing but the end can follow, whatever min_tokens and ignore_eos say
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_num_tokens else None
 
 
@@ -170,4 +182,5 @@ def make_request(
         priority=add.priority,
         deadline=add.deadline,
         pending_indices=list(range(1, add.num_choices)),
+        reasoning_budget=add.guidance.reasoning_budget,
     )

@@ -146,6 +146,7 @@ class Scheduler:
             num_free_window_blocks=[],
             num_indexed_blocks=0,
             num_scored_tokens=request.num_prompt_tokens,
+            grammar=request.grammar.copy() if request.grammar is not None else None,
         )
 
     def fork(self, parent: Request) -> None:
@@ -369,7 +370,7 @@ class Scheduler:
 
 def _is_schedulable(request: Request) -> bool:
     """Not while drafts are being verified (how many tokens it has is unknown), nor once it has all its tokens."""
-    is_verifying = bool(request.draft_token_ids) and request.num_placeholders > 0
+    is_verifying = request.num_placeholders > 0 and (bool(request.draft_token_ids) or request.needs_known_ids)
     return (
         request.num_new_tokens > 0
         and not is_verifying

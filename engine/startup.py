@@ -18,6 +18,11 @@ from engine.attention.backend import AttentionBackend, KVGroup, group_layers
 from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.drafter import ForcedTokens
+from engine.grammar.masks import MaskComputer
+from engine.grammar.pending import PendingGrammars
+from engine.grammar.vocabulary import load_vocabulary
 from engine.kernels import choose_kit, make_backend, set_num_threads
 from engine.kv_cache_manager import KVCacheManager
 from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
@@ -101,6 +106,7 @@ def start(
         max_num_batched_tokens=config.max_num_batched_tokens,
         itl_target_s=config.itl_target_s,
     )
+    vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(
         scheduler,
         runner,
@@ -109,6 +115,9 @@ def start(
         max_num_waiting=config.max_num_waiting,
         eos_token_ids=model_config.eos_token_ids,
         overlap=config.overlap,
+        drafters=(ForcedTokens(),),
+        grammars=PendingGrammars(GrammarCompiler(vocabulary)),
+        masks=MaskComputer(model_config.vocab_size, config.device),
         before_launch=before_launch,
     )
     return Started(engine, _info(epoch, model_config, config, plan, backend, num_threads), plan)

@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 from engine.protocol import TokenLogprobs
 
+NO_TOKEN_ID = -1
+"""What a row with a mask yields when bans and mask together leave nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Results in the order of the batch.
 
     Attributes:
-        token_ids: Sampled id of every row.
+        token_ids: Sampled id of every row, or NO_TOKEN_ID.
         logprobs: By row, for the rows that asked.
         scores: One entry per scored prompt position.
     """

@@ -15,6 +15,7 @@ from engine.batch import Floats, Ints, SamplingBatch
 from engine.sampling import chunks, filters
 from engine.sampling.logits_processors import edit_logits
 from engine.sampling.logprobs import LogprobTensors, pick
+from engine.sampling.masks import RowMasks
 from engine.sampling.transfer import to_device
 
 
@@ -31,32 +32,47 @@ class SampleResult:
     logprobs: LogprobTensors | None
 
 
-def sample(logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor | None) -> SampleResult:
+def sample(
+    logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor | None, masks: RowMasks | None = None
+) -> SampleResult:
     """Pick one id for every row.
 
     1. Log-probabilities of the rows that ask, from the logits as the model gave them.
-    2. Penalties, then bias, allowed ids and bans (`edit_logits`).
+    2. Masks, penalties, then bias, allowed ids and bans (`edit_logits`).
     3. Rows of temperature 0: the most probable id, the lowest of equals. Done.
     4. Temperature.
     5. min-p and top-k, each of the distribution after 4.
     6. top-p, of what 5 left.
     7. Inverse CDF in vocabulary order with the row's uniform number.
 
-    Filters keep ids that tie with the last one they keep. When everything is banned the row yields the lowest id.
+    Filters keep ids that tie with the last one they keep. When everything is banned the row yields the lowest id,
+    or NO_TOKEN_ID where there is a mask.
 
     Args:
         logits: (num_rows, vocab_size) float32; overwritten.
         batch: How each row is sampled.
         previous_token_ids: (num_previous_rows,) int64, what the previous step sampled; None when nothing needs it.
+        masks: Of the rows that follow a grammar; None when none does.
     """
     reporting = np.flatnonzero(batch.num_logprobs >= 0)
     all_logprobs = torch.log_softmax(filters.select_rows(logits, reporting), -1) if len(reporting) else None
+    if masks is not None:
+        masks.apply(logits)
     edit_logits(logits, batch, previous_token_ids)
+    is_empty = masks.are_empty(logits) if masks is not None and _has_bans(batch) else None
     token_ids = _pick_ids(logits, batch)
-    if all_logprobs is None:
-        return SampleResult(token_ids, None)
-    reported_ids = filters.select_rows(token_ids, reporting)
-    return SampleResult(token_ids, pick(all_logprobs, reported_ids, reporting, batch.num_logprobs[reporting]))
+    logprobs = None
+    if all_logprobs is not None:
+        reported_ids = filters.select_rows(token_ids, reporting)
+        logprobs = pick(all_logprobs, reported_ids, reporting, batch.num_logprobs[reporting])
+    if masks is not None and is_empty is not None:
+        masks.withdraw(token_ids, is_empty)
+    return SampleResult(token_ids, logprobs)
+
+
+def _has_bans(batch: SamplingBatch) -> bool:
+    """Whether anything but a mask bans ids; by itself a mask always leaves some."""
+    return bool(len(batch.bias_ids) or len(batch.allowed_rows)) or batch.conditional_bans is not None
 
 
 def _pick_ids(logits: Tensor, batch: SamplingBatch) -> Tensor:

@@ -47,7 +47,7 @@ class FakeRunner:
         self.num_computed_tokens = 0
         self.batches: list[Batch] = []
 
-    def launch(self, batch: Batch) -> FakeLaunched:
+    def launch(self, batch: Batch, masks: object = None) -> FakeLaunched:
         self.batches.append(batch)
         assert batch.num_tokens <= self._max_num_tokens
         if self.fails_at_launch:

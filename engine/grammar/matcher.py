@@ -1,0 +1,77 @@
+"""Where one output stands in its grammar.
+
+Owns the parser's state, which has consumed exactly the known output ids. Never raises for what a grammar or an output
+does: `accept` says in words that an output cannot go on.
+"""
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.step_result import NO_TOKEN_ID
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Bits = npt.NDArray[np.int32]
+
+_SOURCE_LINE = re.compile(r"\s*(\d+ \||\^+\s*$|<)")
+_MAX_FAULT_CHARS = 300
+
+
+class GrammarMatcher:
+    """A grammar and the output so far. Used by one thread at a time."""
+
+    def __init__(self, matcher: "LLMatcher") -> None:
+        """Take over a matcher without errors."""
+        self._matcher = matcher
+
+    def copy(self) -> "GrammarMatcher":
+        """Return a matcher of its own in the same state."""
+        return GrammarMatcher(self._matcher.deep_copy())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing but the end can follow."""
+        return self._matcher.is_stopped()
+
+    def accept(self, token_id: int) -> str | None:
+        """Move on by one sampled id; return why that cannot be, or None."""
+        if token_id == NO_TOKEN_ID:
+            return "no token is left that both the grammar and the other parameters of the request allow"
+        if not self._matcher.is_error() and self._matcher.consume_token(token_id):
+            return None
+        return f"the grammar cannot be followed any further: {one_line(self._matcher.get_error())}"
+
+    def forced_token_ids(self) -> list[int]:
+        """Ids that have to follow, as far as they are the only way that the tokenizer writes them; often none."""
+        return [] if self.is_stopped else self._matcher.compute_ff_tokens()
+
+    def fill_masks(self, draft_token_ids: tuple[int, ...], masks: Bits) -> None:
+        """Write which ids may follow the output, and which may follow it behind each draft. Leaves the state alone.
+
+        Args:
+            draft_token_ids: Guesses for the next ids, in order.
+            masks: (1 + num_drafts, vocab_size / 32) one bit per id; C-contiguous. The rows behind a draft that the
+                grammar refuses, or with which it ends, stay as they are: nothing is sampled from them.
+        """
+        num_consumed = 0
+        for index, row in enumerate(masks):
+            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            drafts = list(draft_token_ids[index : index + 1])
+            if not drafts or self._matcher.try_consume_tokens(drafts) == 0:
+                break
+            num_consumed += 1
+            if self.is_stopped:
+                break
+        if num_consumed:
+            self._matcher.rollback(num_consumed)
+
+
+def one_line(fault: str) -> str:
+    """The library's words for a fault without the source that it quotes, which may be long."""
+    lines = [line.strip() for line in fault.partition("<backtrace>")[0].splitlines() if not _SOURCE_LINE.match(line)]
+    text = " ".join(filter(None, lines))
+    return text if len(text) <= _MAX_FAULT_CHARS else f"{text[:_MAX_FAULT_CHARS]}..."

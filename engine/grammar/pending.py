@@ -1,0 +1,100 @@
+"""Requests that wait for their grammar, outside the scheduler's queues. The step loop asks; nothing here waits."""
+
+import logging
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.errors import GrammarError
+from engine.grammar.matcher import GrammarMatcher
+from engine.request import Request
+
+logger = logging.getLogger(__name__)
+
+COMPILE_LIMIT_S = 10.0
+"""Who has waited longer is refused; the thread goes on, and a later request finds what it made."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: Request
+    matcher: Future[GrammarMatcher]
+    give_up_time: float
+    aborted_choices: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The end of the wait.
+
+    Attributes:
+        request: Has its grammar, unless there is a fault.
+        fault: Why the grammar cannot be followed; None if it can.
+        aborted_choices: Choices that the caller gave up meanwhile.
+    """
+
+    request: Request
+    fault: str | None
+    aborted_choices: list[int]
+
+
+class PendingGrammars:
+    """Owner of the requests whose grammar is being compiled."""
+
+    def __init__(self, compiler: GrammarCompiler, limit_s: float = COMPILE_LIMIT_S) -> None:
+        """Start with none."""
+        self._compiler = compiler
+        self._limit_s = limit_s
+        self._waiting: list[_Waiting] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those that wait, in order of arrival."""
+        return [waiting.request for waiting in self._waiting]
+
+    def submit(self, request: Request, text: str) -> None:
+        """Let a request wait for its grammar.
+
+        Raises:
+            GrammarError: The text is too long.
+        """
+        matcher = self._compiler.compile(text)
+        self._waiting.append(_Waiting(request, matcher, time.monotonic() + self._limit_s))
+
+    def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
+        """Forget a request, or note that one of its choices is not wanted any more."""
+        key = (connection, request_id)
+        if index is None:
+            self._waiting = [w for w in self._waiting if w.request.key[:2] != key]
+        for waiting in self._waiting:
+            if index is not None and waiting.request.key[:2] == key:
+                waiting.aborted_choices.append(index)
+
+    def abort_connection(self, connection: int) -> None:
+        """Forget the requests of a server that has gone."""
+        self._waiting = [w for w in self._waiting if w.request.key.connection != connection]
+
+    def take_ready(self) -> list[Compiled]:
+        """Give out those whose wait is over, in order of arrival."""
+        now = time.monotonic()
+        is_over = [w.matcher.done() or now > w.give_up_time for w in self._waiting]
+        ready = [self._end(w) for w, over in zip(self._waiting, is_over, strict=True) if over]
+        self._waiting = [w for w, over in zip(self._waiting, is_over, strict=True) if not over]
+        return ready
+
+    def _end(self, waiting: _Waiting) -> Compiled:
+        fault = None
+        if not waiting.matcher.done():
+            fault = f"the grammar could not be compiled within {self._limit_s:g} s"
+        elif (error := waiting.matcher.exception()) is None:
+            waiting.request.grammar = waiting.matcher.result().copy()
+        elif isinstance(error, GrammarError):
+            fault = str(error)
+        else:
+            logger.error("a grammar could not be compiled", exc_info=error)
+            fault = f"the grammar could not be compiled: {type(error).__name__}"
+        return Compiled(waiting.request, fault, waiting.aborted_choices)
