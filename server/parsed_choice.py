@@ -44,7 +44,7 @@ class ParsedChoice:
     """The parser of one choice. Mutated by `feed` alone.
 
     Attributes:
-        num_reasoning_tokens: Tracked tokens that were spent on reasoning, its markers included.
+        num_reasoning_tokens: Tracked tokens that were spent on reasoning, markers and newlines around it included.
         num_calls: Calls that have begun.
     """
 
@@ -52,6 +52,7 @@ class ParsedChoice:
         """Nothing is fed yet."""
         self._parser = parser
         self._num_fed = 0
+        self._undecided: list[Token] = []  # whose text the parser still holds
         self.num_reasoning_tokens = 0
         self.num_calls = 0
 
@@ -65,18 +66,29 @@ class ParsedChoice:
         content_tokens: list[Token] = []
         for token, text in self._slices(delta.text, delta.tokens):
             before = self._parser.region
-            pieces += self._parser.feed(text) if text else []
-            after = self._parser.region
-            if token is None:
-                continue
-            if Kind.REASONING in (before, after):
-                self.num_reasoning_tokens += 1
-            elif after is Kind.CONTENT:
-                content_tokens.append(token)
+            new = self._parser.feed(text) if text else []
+            pieces += new
+            if token is not None:
+                self._undecided.append(token)
+                content_tokens += self._decide({before, self._parser.region}, new)
         if delta.finish_reason is not None:
-            pieces += self._parser.finish()
+            rest = self._parser.finish()
+            pieces += rest
+            content_tokens += self._decide({self._parser.region}, rest)
         self.num_calls += sum(piece.kind is Kind.CALL for piece in pieces)
         return joined(pieces), content_tokens
+
+    def _decide(self, regions: set[Kind], pieces: Sequence[Piece]) -> list[Token]:
+        """Tell what the tokens so far were spent on, as far as that is certain; return those of content."""
+        is_content = any(piece.kind is Kind.CONTENT for piece in pieces)
+        if regions == {Kind.CONTENT} and not is_content:
+            return []
+        decided, self._undecided = self._undecided, []
+        if is_content:
+            return decided
+        if Kind.REASONING in regions:
+            self.num_reasoning_tokens += len(decided)
+        return []
 
     def _slices(self, text: str, tokens: Sequence[Token]) -> Iterator[tuple[Token | None, str]]:
         """Cut the text where tokens begin; what comes before the first one belongs to earlier tokens."""

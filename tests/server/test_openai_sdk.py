@@ -87,7 +87,7 @@ def test_errors(client: openai.OpenAI) -> None:
     )
     assert caught.value.request_id is not None
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=HI, tools=[])
+        client.chat.completions.create(model=MODEL, messages=HI, web_search_options={})
     assert caught.value.code == "unsupported_parameter"
 
 
