@@ -21,6 +21,13 @@ SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\nYou may call these tools:\\n' }}
+    {%- for tool in tools %}
+        {{- (tool | tojson) + '\\n' }}
+    {%- endfor %}
+    {{- 'A call is written like this:\\n<tool_call>\\n{"name": "NAME", "arguments": {}}\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
     {{- '<|im_start|>' + ('system' if message.role == 'developer' else message.role) + '\\n' }}
     {%- if message.content is string %}
@@ -30,6 +37,11 @@ CHAT_TEMPLATE = """\
             {{- part.text }}
         {%- endfor %}
     {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+        {{- '}\\n</tool_call>' }}
+    {%- endfor %}
     {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}

@@ -154,8 +154,9 @@ class ServerProcess:
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> tuple[int, str]:
+        """Exit code, and what it said beyond the formats that it found."""
         _, errors = self.process.communicate(timeout=20)
-        return self.process.returncode, errors
+        return self.process.returncode, "".join(line for line in errors.splitlines(True) if "tool calls:" not in line)
 
 
 @pytest.fixture
