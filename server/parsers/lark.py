@@ -34,15 +34,23 @@ def spell(text: str, markers: Sequence[str], mark: Mark) -> str:
     return literal(text) if text else ""
 
 
-def text_without(texts: Sequence[str]) -> str:
-    """The expression of a terminal: any text, also none, in which nothing of these occurs."""
-    if not texts:
-        return ANY_TEXT
-    return f"{ANY_TEXT} & ~({ANY_TEXT} ({' | '.join(map(literal, texts))}) {ANY_TEXT})"
+def text_without(texts: Sequence[str], not_first: str = "") -> str:
+    """The expression of a terminal: any text, also none, in which nothing of `texts` occurs.
+
+    Args:
+        texts: None is empty.
+        not_first: The text does not begin with this, nor with white space and this; "" forbids nothing.
+    """
+    parts = [ANY_TEXT]
+    if texts:
+        parts.append(f"~({ANY_TEXT} ({' | '.join(map(literal, texts))}) {ANY_TEXT})")
+    if not_first:
+        parts.append(f"~(/[ \\t\\r\\n]*/ {literal(not_first)} {ANY_TEXT})")
+    return " & ".join(parts)
 
 
-def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = ()) -> str:
-    """Define the rule: any text up to the first `marker`, and that marker; the text holds nothing of `without`.
+def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = (), not_first: str = "") -> str:
+    """Define the rule: any text up to the first `marker`, and that marker.
 
     Spelling the marker with other tokens than its own does not get past it: it is either the end, too, or refused.
 
@@ -51,6 +59,7 @@ def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = ()) 
         marker: What ends the text.
         mark: As it was given to the format.
         without: Further texts that may not occur, such as other markers.
+        not_first: See `text_without`.
 
     Returns:
         Two lines.
@@ -58,7 +67,9 @@ def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = ()) 
     marked = mark(marker)
     lazy = "[lazy]" if marked.startswith('"') else ""
     text = f"{rule.upper()}_TEXT"
-    return f"{rule}{lazy}: {text} {marked}\n{text}: {text_without((marker, *without))}\n"
+    return (
+        f"{rule}{lazy}: {text} {marked}\n{text}: {text_without(tuple(dict.fromkeys((marker, *without))), not_first)}\n"
+    )
 
 
 def json_value(schema: dict[str, Any], item_separator: str = ", ", key_separator: str = ": ") -> str:
