@@ -61,7 +61,7 @@ def test_content_around_calls(way: str) -> None:
     assert_told(lambda: parser(way), text, expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data(), _calls, _content, st.lists(st.integers(0, 2000), max_size=12))
 @pytest.mark.parametrize("way", WAYS)
 def test_random_calls_and_cuts(way: str, data: st.DataObject, calls: list[Call], content: str, cuts: list[int]) -> None:
@@ -75,7 +75,7 @@ def test_random_calls_and_cuts(way: str, data: st.DataObject, calls: list[Call],
     assert feed_all(parser(way), cut_at(text, cuts)) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([*MARKERS, "f", "get", "{", "}", '"name": "f"', ", ", '"arguments": {', '"', "\n"])))
 @pytest.mark.parametrize("format", FORMATS)
 def test_anything_at_all_is_read_alike_however_it_is_cut(format: str, words: list[str]) -> None:
@@ -220,12 +220,12 @@ def _seconds_by_character(parser: OutputParser, text: str) -> float:
 @pytest.mark.parametrize(
     "text",
     [
-        *(WAYS["hermes"].write([("f", json.dumps({"a": part * 65_000}))]) for part in ("xyz", '"', " <{")),
+        *(WAYS["hermes"].write([("f", json.dumps({"a": part * 65_000}))]) for part in ('"', " <{")),
         '<tool_call>{"arguments": {"a": "' + "{" * 200_000,
         " " * 200_000,
         "<tool_call>" * 20_000,
     ],
-    ids=["letters", "escapes", "markup", "held", "blanks", "openers"],
+    ids=["escapes", "markup", "held", "blanks", "openers"],
 )
 def test_200_kilobytes_take_linear_time(text: str) -> None:
     assert _seconds_by_character(HERMES.parser(TOOLS), text) < 2
