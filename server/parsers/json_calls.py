@@ -98,11 +98,15 @@ class JsonCalls:
         def spell(text: str) -> str:
             return lark.spell(text, self.markers, mark)
 
-        first = spell((layout.opening + layout.before).removeprefix(layout.trigger or ""))
-        names = " | ".join(
-            f"{spell(tool.name + layout.middle)} arguments_{number}" for number, tool in enumerate(tools)
-        )
-        more = f"({spell(layout.between + layout.before)} call_{index})*" if allows_many else ""
+        if layout.trigger is None:  # the answer may be other JSON
+            calls = [lark.json_lexemes(layout.before + tool.name + layout.middle) for tool in tools]
+            first, between = "", spell(layout.between)
+        else:
+            calls = [spell(tool.name + layout.middle) for tool in tools]
+            first = spell((layout.opening + layout.before).removeprefix(layout.trigger))
+            between = spell(layout.between + layout.before)
+        names = " | ".join(f"{call} arguments_{number}" for number, call in enumerate(calls))
+        more = f"({between} call_{index})*" if allows_many else ""
         return [
             f"call_{index}: ({names}) {spell(layout.after)}",
             f"calls_{index}: {first} call_{index} {more} {spell(layout.closing)}",

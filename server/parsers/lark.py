@@ -1,11 +1,13 @@
 """Lark text for `llguidance`: literals, free text that cannot hide a marker, the JSON arguments of a tool.
 
-Facts these rest on: a string literal is read as JSON; a control token matches no text, it has to be named; a lexeme
-ends where no longer match is left, so free text and a literal behind it must be one lazy lexeme, while free text and
-a token may be two. JSON has no freedom of white space: what is constrained looks like what templates write.
+Facts these rest on: a string literal is read as JSON; a control token matches no text, free or not, it has to be
+named; a lexeme ends where no longer match is left, so free text and a literal behind it must be one lazy lexeme, while
+free text and a token may be two. JSON has no freedom of white space: what is constrained looks like what templates
+write.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +24,11 @@ _ANNOTATIONS = {"type", "title", "description", "default", "examples", "$schema"
 def literal(text: str) -> str:
     """Exactly this text, which is not empty; matches no control token."""
     return json.dumps(text)
+
+
+def json_lexemes(text: str) -> str:
+    """Exactly this beginning of JSON, in the lexemes of `json_value`, so that either may follow at the same place."""
+    return " ".join(map(literal, re.findall(r'"[^"]*"|[^"]+', text)))
 
 
 def spell(text: str, markers: Sequence[str], mark: Mark) -> str:

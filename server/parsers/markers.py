@@ -3,12 +3,10 @@
 import re
 from collections.abc import Sequence
 
-NEVER = re.compile(r"(?!)")
-
 
 def any_of(markers: Sequence[str]) -> re.Pattern[str]:
-    """A pattern that finds the first of these texts; of those that begin together the longest."""
-    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True)))) if markers else NEVER
+    """A pattern that finds the first of these texts, at least one; of those that begin together the longest."""
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
 
 
 def num_held(text: str, markers: Sequence[str], start: int = 0) -> int:

@@ -6,7 +6,7 @@ unless the rendered prompt has opened it already (templates that end in `<think>
 """
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jinja2
@@ -75,12 +75,9 @@ class ReasoningFormat:
         """
         if block is Block.CLOSED:
             return "reasoning:\n"
-        rest = f"thought /\\n{{0,2}}/\n{lark.text_up_to('thought', self.end, mark)}"
-        return (
-            f"reasoning: {rest}"
-            if block is Block.OPEN
-            else f"reasoning: (/\\n?/ {mark(self.begin)} thinking)?\nthinking: {rest}"
-        )
+        rules = f"thinking: thought /\\n{{0,2}}/\n{lark.text_up_to('thought', self.end, mark)}"
+        begun = "thinking" if block is Block.OPEN else f"(/\\n?/ {mark(self.begin)} thinking)?"
+        return f"reasoning: {begun}\n{rules}"
 
 
 THINK = ReasoningFormat("think", "<think>", "</think>", sign="</think>")
@@ -156,7 +153,7 @@ class ReasoningParser:
     def __init__(self, format: ReasoningFormat, is_open: bool, answer: OutputParser) -> None:
         self._format = format
         self._answer = answer
-        self._read: Callable[[], Iterator[Piece]] = self._read_reasoning if is_open else self._read_begin
+        self._read: Callable[[], list[Piece]] = self._read_reasoning if is_open else self._read_begin
         self._text = ""  # not understood yet
         self._blanks: list[str] = []  # before what may be the begin of the block, or at the end of reasoning
         self._is_first = True  # nothing of the reasoning was told
@@ -176,7 +173,7 @@ class ReasoningParser:
         while self._text and reader != self._read:  # go on with the reader that the last one has put in its place
             reader = self._read
             pieces += reader()
-        return _joined(pieces)
+        return _joined(pieces) if len(pieces) > 1 else pieces
 
     def finish(self) -> list[Piece]:
         """See `OutputParser`."""
@@ -185,7 +182,7 @@ class ReasoningParser:
             return [Piece(Kind.REASONING, rest)] if rest else []
         return _joined([*(self._answer.feed(rest) if rest else []), *self._answer.finish()])
 
-    def _read_begin(self) -> Iterator[Piece]:
+    def _read_begin(self) -> list[Piece]:
         stripped = self._text.lstrip(" \t\r\n")
         begin = self._format.begin
         self._blanks.append(self._text[: len(self._text) - len(stripped)])
@@ -198,9 +195,10 @@ class ReasoningParser:
             self._text = "".join([*self._blanks, stripped])
             self._blanks.clear()
             self._read = self._read_answer
-        yield from ()
+        return []
 
-    def _read_reasoning(self) -> Iterator[Piece]:
+    def _read_reasoning(self) -> list[Piece]:
+        pieces: list[Piece] = []
         at = self._text.find(self._format.end)
         known = at if at >= 0 else len(self._text) - num_held(self._text, (self._format.end,))
         told, self._text = self._text[:known], self._text[known:]
@@ -208,16 +206,18 @@ class ReasoningParser:
             told = told.lstrip("\n")
         ended = told.rstrip("\n")
         if ended:
-            yield Piece(Kind.REASONING, "".join([*self._blanks, ended]))
+            pieces = [Piece(Kind.REASONING, "".join([*self._blanks, ended]))]
             self._blanks.clear()
             self._is_first = False
-        self._blanks.append(told[len(ended) :])
+        if len(ended) < len(told):
+            self._blanks.append(told[len(ended) :])
         if at >= 0:
             self._blanks.clear()
             self._text = self._text.removeprefix(self._format.end)
             self._read = self._read_gap
+        return pieces
 
-    def _read_gap(self) -> Iterator[Piece]:
+    def _read_gap(self) -> list[Piece]:
         """Skip newlines, the marker of the answer, and newlines again."""
         self._text = self._text.lstrip("\n")
         begin = self._format.answer_begin
@@ -226,20 +226,19 @@ class ReasoningParser:
             self._read = self._read_second_gap
         elif self._text and not (begin and begin.startswith(self._text)):
             self._read = self._read_answer
-        yield from ()
+        return []
 
-    def _read_second_gap(self) -> Iterator[Piece]:
+    def _read_second_gap(self) -> list[Piece]:
         self._text = self._text.lstrip("\n")
         if self._text:
             self._read = self._read_answer
-        yield from ()
+        return []
 
-    def _read_answer(self) -> Iterator[Piece]:
+    def _read_answer(self) -> list[Piece]:
         *before, last = self._text.split(self._format.answer_end) if self._format.answer_end else [self._text]
         held = num_held(last, (self._format.answer_end,)) if self._format.answer_end else 0
         told, self._text = "".join(before) + last[: len(last) - held], last[len(last) - held :]
-        if told:
-            yield from self._answer.feed(told)
+        return self._answer.feed(told) if told else []
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
