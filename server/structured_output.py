@@ -1,8 +1,6 @@
 """From a body to the grammar that its answer follows, whichever of the fields asks for one.
 
-A grammar is one entry of `llguidance`'s list of grammars: {"json_schema": ...} or {"lark_grammar": ...}. JSON is
-written as templates and Python write it, with one space after colons and commas: a model that may choose its white
-space may also never stop to write it.
+A grammar is one entry of `llguidance`'s list of grammars: {"json_schema": ...} or {"lark_grammar": ...}.
 """
 
 import json
@@ -14,6 +12,8 @@ import msgspec
 from pydantic import ValidationError
 
 from server.errors import InvalidRequestError
+from server.parsers import lark
+from server.parsers.schema import guided_schema
 from server.schemas.structured_output import (
     GuidedBody,
     ResponseFormat,
@@ -23,7 +23,6 @@ from server.schemas.structured_output import (
 )
 from server.validation import shown
 
-JSON_STYLE: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_CHOICES = 4096
 
 
@@ -122,8 +121,10 @@ def _fields(
 
 
 def _json(schema: dict[str, Any], param: str, *, is_lenient: bool = False) -> Structure:
-    style = JSON_STYLE | ({"lenient": True} if is_lenient else {})
-    return Structure({"json_schema": schema | {"x-guidance": style}}, param)
+    try:
+        return Structure({"json_schema": guided_schema(schema, is_lenient=is_lenient)}, param)
+    except RecursionError:
+        raise InvalidRequestError(f"{param} is nested too deeply", param=param) from None
 
 
 def _structural_tag(given: str | dict[str, Any], param: str) -> Structure:
@@ -146,8 +147,8 @@ def _tags(structures: list[TaggedStructure], triggers: list[str], param: str) ->
             raise InvalidRequestError(
                 f"{at} must begin with one of the triggers, got {shown(structure.begin)}", param=at
             )
-        schema = json.dumps(structure.schema_ | {"x-guidance": JSON_STYLE}, ensure_ascii=False)
-        parts = (_literal(structure.begin[len(trigger) :]), f"%json {schema}", _literal(structure.end))
+        value = lark.json_value(structure.schema_)
+        parts = (_literal(structure.begin[len(trigger) :]), value, _literal(structure.end))
         by_trigger[trigger].append(" ".join(part for part in parts if part != '""'))
     rules = ["TEXT: /(.|\\n)*/"]
     used = [(trigger, bodies) for trigger, bodies in by_trigger.items() if bodies]
