@@ -7,8 +7,6 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _SINGLE = frozenset({"items", "additionalProperties", "contains"})
 _BRANCHES = frozenset({"anyOf", "oneOf", "prefixItems"})
 _OPEN = _BRANCHES | {"additionalProperties", "patternProperties", "$ref", "if", "unevaluatedProperties"}
-    {"additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref", "if", "unevaluatedProperties"}
-)
 
 
 def guided_schema(
