@@ -1,0 +1,92 @@
+"""Lark text for `llguidance`: literals, free text that cannot hide a marker, the JSON arguments of a tool.
+
+Facts these rest on: a string literal is read as JSON; a control token matches no text, free or not, it has to be
+named; a lexeme ends where no longer match is left, so free text and a literal behind it must be one lazy lexeme, while
+free text and a token may be two. JSON has no freedom of white space: what is constrained looks like what templates
+write.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from server.parsers.parser import Tool
+
+Mark = Callable[[str], str]
+"""Turns a marker into Lark: its token where the vocabulary has one, else a string literal."""
+
+ANY_TEXT = "/(?s:.*)/"
+
+_ANNOTATIONS = {"type", "title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
+
+
+def literal(text: str) -> str:
+    """Exactly this text, which is not empty; matches no control token."""
+    return json.dumps(text)
+
+
+def json_lexemes(text: str) -> str:
+    """Exactly this beginning of JSON, in the lexemes of `json_value`, so that either may follow at the same place."""
+    return " ".join(map(literal, re.findall(r'"[^"]*"|[^"]+', text)))
+
+
+def spell(text: str, markers: Sequence[str], mark: Mark) -> str:
+    """Exactly this text, with the markers that occur in it marked."""
+    for marker in sorted(markers, key=len, reverse=True):
+        before, found, after = text.partition(marker)
+        if found:
+            parts = spell(before, markers, mark), mark(marker), spell(after, markers, mark)
+            return " ".join(part for part in parts if part)
+    return literal(text) if text else ""
+
+
+def text_without(texts: Sequence[str], not_first: str = "") -> str:
+    """The expression of a terminal: any text, also none, in which nothing of `texts` occurs.
+
+    Args:
+        texts: None is empty.
+        not_first: The text does not begin with this, nor with white space and this; "" forbids nothing.
+    """
+    parts = [ANY_TEXT]
+    if texts:
+        parts.append(f"~({ANY_TEXT} ({' | '.join(map(literal, texts))}) {ANY_TEXT})")
+    if not_first:
+        parts.append(f"~(/[ \\t\\r\\n]*/ {literal(not_first)} {ANY_TEXT})")
+    return " & ".join(parts)
+
+
+def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = (), not_first: str = "") -> str:
+    """Define the rule: any text up to the first `marker`, and that marker.
+
+    Spelling the marker with other tokens than its own does not get past it: it is either the end, too, or refused.
+
+    Args:
+        rule: Its name, in lower case; the name in upper case and `_TEXT` behind it becomes a terminal.
+        marker: What ends the text.
+        mark: As it was given to the format.
+        without: Further texts that may not occur, such as other markers.
+        not_first: See `text_without`.
+
+    Returns:
+        Two lines.
+    """
+    marked = mark(marker)
+    lazy = "[lazy]" if marked.startswith('"') else ""
+    text = f"{rule.upper()}_TEXT"
+    return (
+        f"{rule}{lazy}: {text} {marked}\n{text}: {text_without(tuple(dict.fromkeys((marker, *without))), not_first)}\n"
+    )
+
+
+def json_value(schema: dict[str, Any], item_separator: str = ", ", key_separator: str = ": ") -> str:
+    """A JSON value of the schema, in which `$ref` reaches the schema's own `$defs`; separators are regexes."""
+    style = {"whitespace_flexible": False, "item_separator": item_separator, "key_separator": key_separator}
+    return f"%json {json.dumps({**schema, 'x-guidance': style})}"
+
+
+def arguments(tool: Tool, item_separator: str = ", ", key_separator: str = ": ") -> str:
+    """The JSON object of a tool's arguments; exactly `{}` where its schema speaks of none."""
+    if not any(value for key, value in tool.parameters.items() if key not in _ANNOTATIONS):
+        return literal("{}")
+    return json_value({**tool.parameters, "type": "object"}, item_separator, key_separator)
