@@ -26,7 +26,9 @@ _ENDS = (_END, _CALL, _RETURN)
 _NEXT = "<|start|>assistant"
 _RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
 _ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
-_PART_OF_HEADER = re.compile(r"[\w\s=.:<|>-]*")
+_PART_OF_HEADER = re.compile(
+    r"\s*(?>(?>assistant|to=[^\s<]*|<(?:\|(?:[cm][a-z]*(?:\|>?)?)?)?|analysis|commentary|final|json|code)\s*)*+[a-z]*"
+)
 _MAX_HEADER = 512
 
 

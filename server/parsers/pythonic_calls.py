@@ -4,8 +4,8 @@
 
 A call opens with `[NAME(` of a declared tool, or with that behind `<|python_start|>`, which Llama 4 puts before it. The
 arguments are keywords, their values literals of Python: strings with either quote, also three of them, numbers, `True`,
-`False`, `None`, lists and dicts; the words of JSON are taken as well. They are told as JSON while they come. A call that
-breaks off, or goes on as no call can, is left as it stands.
+`False`, `None`, lists and dicts; the words of JSON are taken as well. They are told as JSON while they come. A call
+that breaks off, or goes on as no call can, is left as it stands.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 
 from server.parsers import lark
 from server.parsers.parser import Kind, OutputParser, Tool
-from server.parsers.raw_values import resolve, types_of
+from server.parsers.raw_values import resolve, types_of, with_definitions
 from server.parsers.scanner import Scanner, Steps, json_text
 
 _START, _END = "<|python_start|>", "<|python_end|>"
@@ -239,8 +239,7 @@ def _arguments(rule: str, schema: dict[str, Any]) -> str:
 def _value(schema: Any, root: dict[str, Any]) -> str:
     """The literals of a schema: JSON, the words that Python spells otherwise, and strings with the other quote."""
     resolved = resolve(schema, root)
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    options = [lark.json_value({**(schema if isinstance(schema, dict) else {}), **shared})]
+    options = [lark.json_value(with_definitions(schema if isinstance(schema, dict) else {}, root))]
     values = resolved.get("enum", [resolved["const"]] if "const" in resolved else None)
     if values is not None:
         options += [lark.literal(repr(value)) for value in values if isinstance(value, str | bool) or value is None]

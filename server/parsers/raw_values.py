@@ -1,12 +1,12 @@
 """Values that a model writes as raw text between tags: the tool's schema says of which JSON type they are."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from server.parsers.scanner import json_text
 
-_IS_OF_TYPE = {
+_IS_OF_TYPE: dict[str, Callable[[Any], bool]] = {
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
     "boolean": lambda value: isinstance(value, bool),
@@ -29,6 +29,11 @@ def resolve(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
             target = target.get(step) if isinstance(target, dict) else None
         schema = target
     return {}
+
+
+def with_definitions(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    """The schema as a root of its own, in which `$ref` still reaches the definitions of `root`."""
+    return {**schema, **{key: value for key, value in root.items() if key in ("$defs", "definitions")}}
 
 
 def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:

@@ -2,7 +2,8 @@
 
 A parser is one generator: it reads on and waits (`yield`) where the text that has come does not decide. Owns the text
 that was fed and not yet read; that is never more than what may still become a marker, and, from the opening of a call
-until the call X
+until the call is certain, that opening, which is given back as content if no call follows. White space at the end of
+content is held until it is known that no call follows; behind a call it is dropped.
 """
 
 import json

@@ -27,7 +27,7 @@ from typing import Any
 
 from server.parsers import lark
 from server.parsers.parser import Kind, OutputParser, Tool
-from server.parsers.raw_values import raw_to_json, resolve, types_of
+from server.parsers.raw_values import raw_to_json, resolve, types_of, with_definitions
 from server.parsers.scanner import Scanner, Steps, json_text
 
 
@@ -197,8 +197,7 @@ class XmlFormat:
         types = types_of(schema, root)
         if not types or "string" in types:
             return "text"
-        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return f"{lark.json_value({**schema, **shared})} {end}"
+        return f"{lark.json_value(with_definitions(schema, root))} {end}"
 
 
 QWEN3_CODER = XmlFormat(
