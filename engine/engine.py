@@ -15,8 +15,10 @@ from engine.batch_builder import build_batch
 from engine.model_runner import LaunchedStep
 from engine.output_collector import Outputs, collect, end, fail
 from engine.protocol import AddRequest, FinishReason, RejectReason
-from engine.request import Request, make_request
+from engine.request import make_request
 from engine.scheduler import ScheduledStep, Scheduler
+from engine.speculation.drafting import Drafter
+from engine.speculation.speculator import BatchDrafter, Speculator
 from engine.step_result import StepResult
 
 logger = logging.getLogger(__name__)
@@ -31,14 +33,6 @@ class Runner(Protocol):
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for it."""
-        ...
-
-
-class Drafter(Protocol):
-    """Guesses the next tokens of a request, to be verified in its next step."""
-
-    def propose(self, request: Request) -> list[int]:
-        """Token ids that may follow request.token_ids; empty for no guess."""
         ...
 
 
@@ -65,6 +59,7 @@ class Engine:
         eos_token_ids: tuple[int, ...] = (),
         overlap: bool = False,
         drafters: Sequence[Drafter] = (),
+        draft_model: BatchDrafter | None = None,
         before_launch: Callable[[ScheduledStep], None] = lambda step: None,
     ) -> None:
         """Put the parts together.
@@ -78,6 +73,7 @@ class Engine:
             eos_token_ids: End an output unless the request ignores them.
             overlap: Launch a step before the one before it is collected.
             drafters: Where guesses come from, the best first; empty for plain decoding.
+            draft_model: Guesses where no drafter does; None leaves it at that.
             before_launch: Told of every step right before it is launched.
         """
         self.scheduler = scheduler
@@ -87,7 +83,7 @@ class Engine:
         self._max_num_waiting = max_num_waiting
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = overlap
-        self._drafters = drafters
+        self._speculator = Speculator(scheduler, drafters, draft_model) if drafters or draft_model else None
         self._before_launch = before_launch
         self._launched: deque[tuple[ScheduledStep, LaunchedStep, float]] = deque()
         self._last_end = 0.0
@@ -159,9 +155,7 @@ class Engine:
         self._observe(step, launch_time)
         outputs = collect(self.scheduler, step, result)
         self._launched.popleft()
-        if self._drafters:
-            for scheduled in step.requests:
-                self._draft(scheduled.request)
+        self._draft(step)
         return outputs
 
     def _observe(self, step: ScheduledStep, launch_time: float) -> None:
@@ -173,11 +167,14 @@ class Engine:
         self.step_seconds += seconds
         self.scheduler.cost.observe(step.load, seconds)
 
-    def _draft(self, request: Request) -> None:
-        if not request.is_finished and not request.num_placeholders:
-            most = max(0, request.num_remaining_tokens - 1)
-            proposals = (drafter.propose(request)[:most] for drafter in self._drafters)
-            request.draft_token_ids = next(filter(None, proposals), [])
+    def _draft(self, step: ScheduledStep) -> None:
+        """Guess what the requests of a step go on with. What fails here costs no request anything but time."""
+        if self._speculator is not None:
+            try:
+                self._speculator.draft(step)
+            except Exception:
+                logger.exception("drafting failed; the engine goes on without speculation")
+                self._speculator = None
 
     def _check(self, add: AddRequest) -> None:
         num_prompt, params = len(add.prompt_token_ids), add.sampling_params
@@ -196,6 +193,7 @@ class Engine:
             )
         for name, ids in (
             ("prompt", add.prompt_token_ids),
+            ("prediction", add.guidance.prediction_token_ids),
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids or ()),

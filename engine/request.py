@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from engine.protocol import AddRequest, FinishReason
 from engine.sampling_params import SamplingParams
+from engine.speculation.drafting import Drafting
+from engine.speculation.lookup import Text
 
 
 class Status(enum.Enum):
@@ -62,6 +64,9 @@ class Request:
         num_preemptions: How often it has been preempted.
         stop_ids: Ids that end the output: end-of-sequence ids and the caller's.
         penalised_prompt_ids: Different ids of the prompt; empty without a repetition penalty.
+        prediction: What the output will probably hold; None when nobody said. Choices share it.
+        drafting: What speculation knows of this choice.
+        awaits_ids: There is a guess, to be made again once the ids on their way are known: no step before that.
     """
 
     key: RequestKey
@@ -92,6 +97,9 @@ class Request:
     num_preemptions: int = 0
     stop_ids: frozenset[int] = frozenset()
     penalised_prompt_ids: "array[int]" = field(default_factory=lambda: array("q"))
+    prediction: Text | None = None
+    drafting: Drafting = field(default_factory=Drafting)
+    awaits_ids: bool = False
 
     def __post_init__(self) -> None:
         """Start from the prompt alone."""
@@ -170,4 +178,5 @@ def make_request(
         priority=add.priority,
         deadline=add.deadline,
         pending_indices=list(range(1, add.num_choices)),
+        prediction=Text(add.guidance.prediction_token_ids) if add.guidance.prediction_token_ids else None,
     )
