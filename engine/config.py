@@ -36,6 +36,8 @@ class EngineConfig:
         max_num_waiting: Length of the queue.
         overlap: Whether a step is launched before the one before it is collected.
         kv_cache_memory_bytes: Asked for by the user; None lets the plan decide.
+        is_ngram: What an output repeats is guessed from the request's own tokens.
+        draft_model: Folder of a model that guesses for this one; None for none.
     """
 
     model: Path
@@ -52,6 +54,8 @@ class EngineConfig:
     max_num_waiting: int
     overlap: bool
     kv_cache_memory_bytes: int | None
+    is_ngram: bool = False
+    draft_model: Path | None = None
 
 
 def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
@@ -96,6 +100,8 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
         max_num_waiting=options.max_num_waiting,
         overlap=is_cuda,  # on the CPU a launch already computes the step
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        is_ngram=options.speculative == "ngram",
+        draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
     )
 
 

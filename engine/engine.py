@@ -22,6 +22,8 @@ from engine.protocol import AddRequest, FinishReason, RejectReason
 from engine.request import Request, make_request
 from engine.sampling.masks import RowMasks
 from engine.scheduler import ScheduledStep, Scheduler
+from engine.speculation.drafting import Drafter
+from engine.speculation.speculator import BatchDrafter, Speculator
 from engine.step_result import StepResult
 
 logger = logging.getLogger(__name__)
@@ -36,14 +38,6 @@ class Runner(Protocol):
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for it."""
-        ...
-
-
-class Drafter(Protocol):
-    """Guesses the next tokens of a request, to be verified in its next step."""
-
-    def propose(self, request: Request) -> list[int]:
-        """Token ids that may follow request.token_ids; empty for no guess."""
         ...
 
 
@@ -72,6 +66,7 @@ class Engine:
         drafters: Sequence[Drafter] = (),
         grammars: PendingGrammars | None = None,
         masks: MaskComputer | None = None,
+        draft_model: BatchDrafter | None = None,
         before_launch: Callable[[ScheduledStep], None] = lambda step: None,
     ) -> None:
         """Put the parts together.
@@ -87,6 +82,7 @@ class Engine:
             drafters: Where guesses come from, the best first; empty for plain decoding.
             grammars: Where requests wait for their grammar; None rejects those that bring one.
             masks: Computes what grammars allow; needed with `grammars`.
+            draft_model: Guesses where no drafter does; None leaves it at that.
             before_launch: Told of every step right before it is launched.
         """
         self.scheduler = scheduler
@@ -96,9 +92,9 @@ class Engine:
         self._max_num_waiting = max_num_waiting
         self._eos_token_ids = frozenset(eos_token_ids)
         self._overlap = overlap
-        self._drafters = drafters
         self.grammars = grammars
         self._masks = masks
+        self._speculator = Speculator(scheduler, drafters, draft_model) if drafters or draft_model else None
         self._before_launch = before_launch
         self._launched: deque[tuple[ScheduledStep, LaunchedStep, float]] = deque()
         self._last_end = 0.0
@@ -205,9 +201,7 @@ class Engine:
         self._observe(step, launch_time)
         outputs = collect(self.scheduler, step, result)
         self._launched.popleft()
-        if self._drafters:
-            for scheduled in step.requests:
-                self._draft(scheduled.request)
+        self._draft(step)
         return outputs
 
     def _observe(self, step: ScheduledStep, launch_time: float) -> None:
@@ -219,11 +213,14 @@ class Engine:
         self.step_seconds += seconds
         self.scheduler.cost.observe(step.load, seconds)
 
-    def _draft(self, request: Request) -> None:
-        if not request.is_finished and not request.num_placeholders:
-            most = max(0, request.num_remaining_tokens - 1)
-            proposals = (drafter.propose(request)[:most] for drafter in self._drafters)
-            request.draft_token_ids = next(filter(None, proposals), [])
+    def _draft(self, step: ScheduledStep) -> None:
+        """Guess what the requests of a step go on with. What fails here costs no request anything but time."""
+        if self._speculator is not None:
+            try:
+                self._speculator.draft(step)
+            except Exception:
+                logger.exception("drafting failed; the engine goes on without speculation")
+                self._speculator = None
 
     def _compile(self, request: Request, text: str) -> None:
         try:
@@ -254,6 +251,7 @@ class Engine:
             )
         for name, ids in (
             ("prompt", add.prompt_token_ids),
+            ("prediction", add.guidance.prediction_token_ids),
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids or ()),

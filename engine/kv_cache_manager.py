@@ -199,6 +199,19 @@ class KVCacheManager:
             table.extend(blocks)
         return True
 
+    def reserve(self, request: Request, num_tokens: int) -> int:
+        """Slots for up to num_tokens (>= 1) next tokens that may be written before a step is scheduled for them.
+
+        Allocates, if there are blocks for all of them. Returns how many there are; 0 when a block would have to be
+        copied first.
+        """
+        first = request.num_computed_tokens // self.block_size
+        for pool, table in zip(self.pools, request.block_tables, strict=True):
+            if first < len(table) and pool.references(table[first]) > 1:
+                return 0
+        self.allocate(request, num_tokens)
+        return min(num_tokens, len(request.block_tables[0]) * self.block_size - request.num_computed_tokens)
+
     def index_computed_blocks(self, request: Request) -> None:
         """Index the full blocks whose tokens are known and scheduled; the request leads them no longer."""
         num_known = min(request.num_computed_tokens, len(request.token_ids))

@@ -38,6 +38,14 @@ class Model(Protocol):
         ...
 
 
+class Follower(Protocol):
+    """Computes what the runner's model computes, for a cache of its own that mirrors the runner's."""
+
+    def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
+        """Compute a batch with these input ids, (num_tokens,) on the device."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
     """A step whose results are still on the device."""
@@ -49,11 +57,14 @@ class LaunchedStep:
 class ModelRunner:
     """Owner of the model and, through the backend, of the KV cache."""
 
-    def __init__(self, model: Model, backend: AttentionBackend, device: torch.device) -> None:
-        """Take over a loaded model and an allocated cache."""
+    def __init__(
+        self, model: Model, backend: AttentionBackend, device: torch.device, follower: Follower | None = None
+    ) -> None:
+        """Take over a loaded model and an allocated cache; the follower is given every step as well."""
         self._model = model
         self._backend = backend
         self._device = device
+        self._follower = follower
         self._previous_token_ids: torch.Tensor | None = None
 
     @torch.inference_mode()
@@ -69,12 +80,18 @@ class ModelRunner:
             targets = to_device(batch.placeholders.targets, self._device)
             rows = to_device(batch.placeholders.rows, self._device)
             token_ids = token_ids.index_copy(0, targets, self._previous_token_ids[rows])
-        attention = self._backend.begin(batch)
-        hidden_states = self._model.forward(token_ids, to_device(batch.positions, self._device), attention)
+        hidden_states = self.forward(token_ids, batch)
         samples = self._sample(batch, hidden_states, masks) if len(batch.row_indices) else None
         self._previous_token_ids = samples.token_ids if samples else None
         scores = list(self._score(batch.scores, hidden_states)) if batch.scores else []
+        if self._follower is not None:
+            self._follower.follow(token_ids, batch)
         return LaunchedStep(samples, scores)
+
+    def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Write K/V of a batch with these input ids; returns hidden states (num_tokens, hidden_size)."""
+        attention = self._backend.begin(batch)
+        return self._model.forward(token_ids, to_device(batch.positions, self._device), attention)
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for a step and bring its results to the host."""

@@ -8,6 +8,7 @@ from engine.batch_builder import scored_range
 from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
 from engine.request import Request, Status
 from engine.scheduler import ScheduledRequest, ScheduledStep, Scheduler
+from engine.speculation.prediction import PredictionDrafter
 from engine.step_result import StepResult
 
 Outputs = list[tuple[int, RequestOutput]]
@@ -82,6 +83,8 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
             if output.finish_reason is not None:
                 break
         scheduler.counters.generation_tokens += len(output.token_ids)
+        if scheduled.draft_token_ids:
+            _count_drafts(scheduler, scheduled, min(num_accepted, len(output.token_ids)), output)
         output.logprobs = logprobs or None
         if is_first:
             output.num_cached_tokens = request.num_cached_tokens
@@ -111,6 +114,20 @@ def _append(
     row_logprobs = result.logprobs.get(row)
     if row_logprobs is not None:
         logprobs.append(row_logprobs)
+
+
+def _count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepted: int, output: RequestOutput) -> None:
+    """Tell the counters, the source of the drafts, and the caller whose prediction they were from."""
+    num_drafts = len(scheduled.draft_token_ids)
+    scheduler.counters.num_drafts += 1
+    scheduler.counters.num_draft_tokens += num_drafts
+    scheduler.counters.num_accepted_tokens += num_accepted
+    drafting = scheduled.request.drafting
+    if drafting.pace is not None:
+        drafting.pace.observe(num_drafts, num_accepted)
+    if isinstance(drafting.drafter, PredictionDrafter):
+        output.num_accepted_predictions = num_accepted
+        output.num_rejected_predictions = num_drafts - num_accepted
 
 
 def _num_accepted(draft_token_ids: tuple[int, ...], token_ids: list[int]) -> int:

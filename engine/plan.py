@@ -17,6 +17,7 @@ from engine.models.config import load_model_config
 from engine.models.decoder import kv_specs
 from engine.models.errors import ModelError
 from engine.protocol import OPTIONS_NAME, EngineOptions
+from engine.speculation.draft_checkpoint import find_draft_checkpoint
 from engine.weights import count_weights_bytes
 
 
@@ -28,11 +29,17 @@ def main(runtime_dir: pathlib.Path) -> int:
         config = engine_config.resolve(options, model)
         weights_bytes = count_weights_bytes(model, choose_kit(model, config), config.dtype)
         activations_bytes = estimate_activations_bytes(model, config)
+        groups = group_layers(kv_specs(model))
+        draft = find_draft_checkpoint(config, model)
+        if draft:
+            weights_bytes += draft.weights_bytes
+            activations_bytes = max(activations_bytes, draft.activations_bytes)
+            groups += draft.groups
         free_bytes = engine_config.available_memory_bytes(config.device)
         check_fit(weights_bytes=weights_bytes, activations_bytes=activations_bytes, free_bytes=free_bytes)
         plan = make_plan(
             config,
-            group_layers(kv_specs(model)),
+            groups,
             weights_bytes=weights_bytes,
             activations_bytes=activations_bytes,
             free_bytes=free_bytes - weights_bytes - activations_bytes,
@@ -43,6 +50,8 @@ def main(runtime_dir: pathlib.Path) -> int:
     dtype = str(config.dtype).removeprefix("torch.")
     print(f"model        {config.model.name} ({model.architecture})")
     print(f"device       {config.device.type}, {dtype}{', matrices in int8' if config.is_int8 else ''}")
+    if draft and config.draft_model:
+        print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
     print("\n".join(plan.lines()))
     return 0
 

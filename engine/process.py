@@ -166,6 +166,9 @@ class EngineProcess:
                 num_preemptions=counters.num_preemptions,
                 num_steps=self._engine.num_steps,
                 step_seconds=self._engine.step_seconds,
+                num_drafts=counters.num_drafts,
+                num_draft_tokens=counters.num_draft_tokens,
+                num_accepted_tokens=counters.num_accepted_tokens,
             )
         )
 

@@ -58,6 +58,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         prefix_caching: Whether full blocks are indexed by content.
         load_format: auto, or dummy for random weights.
         quantization: none, or int8 for matrices of one byte a value.
+        speculative: ngram, or the folder of a draft model; None for neither.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes.
         max_num_waiting: Requests beyond this many waiting ones are rejected.
         log_format: text or json.
@@ -74,6 +75,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     load_format: str = "auto"
     quantization: str = "none"
+    speculative: str | None = None
     itl_target_ms: float | None = None
     max_num_waiting: int = 1024
     log_format: str = "text"

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from engine.grammar.matcher import GrammarMatcher
 from engine.protocol import AddRequest, FinishReason, ReasoningBudget
 from engine.sampling_params import SamplingParams
+from engine.speculation.drafting import Drafting
+from engine.speculation.lookup import Text
 
 
 class Status(enum.Enum):
@@ -65,6 +67,9 @@ class Request:
         penalised_prompt_ids: Different ids of the prompt; empty without a repetition penalty.
         reasoning_budget: When the end of reasoning is forced; None means never.
         grammar: Has consumed the known output ids; None when any text will do.
+        prediction: What the output will probably hold; None when nobody said. Choices share it.
+        drafting: What speculation knows of this choice.
+        awaits_ids: There is a guess, to be made again once the ids on their way are known: no step before that.
     """
 
     key: RequestKey
@@ -97,6 +102,9 @@ class Request:
     penalised_prompt_ids: "array[int]" = field(default_factory=lambda: array("q"))
     reasoning_budget: ReasoningBudget | None = None
     grammar: GrammarMatcher | None = None
+    prediction: Text | None = None
+    drafting: Drafting = field(default_factory=Drafting)
+    awaits_ids: bool = False
 
     def __post_init__(self) -> None:
         """Start from the prompt alone."""
@@ -183,4 +191,5 @@ def make_request(
         deadline=add.deadline,
         pending_indices=list(range(1, add.num_choices)),
         reasoning_budget=add.guidance.reasoning_budget,
+        prediction=Text(add.guidance.prediction_token_ids) if add.guidance.prediction_token_ids else None,
     )

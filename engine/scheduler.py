@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.kv_cache_manager import KVCacheManager, StepBlocks
 from engine.request import Request, RequestKey, Status
+from engine.speculation.drafting import Drafting
 from engine.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from engine.step_cost import StepCostModel, StepLoad
 
@@ -63,6 +64,9 @@ class Counters:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Scheduler:
@@ -140,6 +144,8 @@ class Scheduler:
             status=Status.WAITING,
             num_placeholders=0,
             draft_token_ids=[],
+            drafting=Drafting(),
+            awaits_ids=False,
             num_computed_tokens=0,
             block_tables=[],
             block_hashes=[],
@@ -369,10 +375,15 @@ class Scheduler:
 
 
 def _is_schedulable(request: Request) -> bool:
-    """Not while drafts are being verified (how many tokens it has is unknown), nor once it has all its tokens."""
-    is_verifying = request.num_placeholders > 0 and (bool(request.draft_token_ids) or request.needs_known_ids)
+    """Not once it has all its tokens, nor while ids on their way decide what comes next.
+
+    They do while drafts are being verified, since how many tokens it has is unknown, before new ones are made, and
+    where a grammar or a budget says what may follow them.
+    """
+    decides = request.draft_token_ids or request.awaits_ids or request.needs_known_ids
+    awaits_ids = bool(decides) and request.num_placeholders > 0
     return (
         request.num_new_tokens > 0
-        and not is_verifying
+        and not awaits_ids
         and (request.num_remaining_tokens > 0 or request.num_computed_tokens < request.num_prompt_tokens)
     )

@@ -25,12 +25,18 @@ from engine.grammar.pending import PendingGrammars
 from engine.grammar.vocabulary import load_vocabulary
 from engine.kernels import choose_kit, make_backend, set_num_threads
 from engine.kv_cache_manager import KVCacheManager
+from engine.layers.kit import LayerKit
 from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from engine.model_runner import ModelRunner
 from engine.models.config import ModelConfig, load_model_config
 from engine.models.decoder import Decoder
 from engine.protocol import EngineInfo, EngineOptions
 from engine.scheduler import ScheduledStep, Scheduler
+from engine.speculation.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.drafting import Drafter
+from engine.speculation.ngram import NgramDrafter
+from engine.speculation.prediction import PredictionDrafter
 from engine.step_cost import StepCostModel, StepLoad
 from engine.weights import count_weights_bytes, load_weights
 
@@ -74,33 +80,30 @@ def start(
     model_config = load_model_config(Path(options.model))
     config = engine_config.resolve(options, model_config)
     kit = choose_kit(model_config, config)
+    draft = find_draft_checkpoint(config, model_config)
     check_fit(
-        weights_bytes=count_weights_bytes(model_config, kit, config.dtype),
+        weights_bytes=count_weights_bytes(model_config, kit, config.dtype) + (draft.weights_bytes if draft else 0),
         activations_bytes=estimate_activations_bytes(model_config, config),
         free_bytes=engine_config.available_memory_bytes(config.device),
     )
     torch.set_grad_enabled(False)
-    model = load_weights(
-        config.model,
-        model_config,
-        kit,
-        device=config.device,
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        load_format="dummy" if config.load_dummy else "auto",
-        progress=progress,
-    )
+    model = _load(config.model, model_config, kit, config, progress)
     groups = group_layers(model.kv_specs)
-    plan = _plan_memory(model, model_config, config, groups)
+    drafter = _load(config.draft_model, draft.config, draft.kit, config) if draft and config.draft_model else None
+    plan = _plan_memory(model, model_config, config, groups, draft)
     backend = make_backend(groups, plan.num_blocks, config)
     logger.info("layers: %s; attention: %s", kit.name, backend.name)
-    runner = ModelRunner(model, backend, config.device)
+    windows = [g.spec.sliding_window for g in groups]
+    kv = KVCacheManager(plan.num_blocks, config.block_size, windows, config.prefix_caching)
+    draft_model = None
+    if draft and drafter:
+        cache = make_backend(draft.groups, plan.num_blocks, config)
+        draft_model = DraftModel(drafter, cache, config.device, kv, draft.group_indices)
+    runner = ModelRunner(model, backend, config.device, draft_model)
     cost = StepCostModel()
     num_threads = _warm_up(runner, cost, config, plan, len(groups), partial(set_num_threads, kit, backend))
     scheduler = Scheduler(
-        KVCacheManager(
-            plan.num_blocks, config.block_size, [g.spec.sliding_window for g in groups], config.prefix_caching
-        ),
+        kv,
         cost,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -115,12 +118,39 @@ def start(
         max_num_waiting=config.max_num_waiting,
         eos_token_ids=model_config.eos_token_ids,
         overlap=config.overlap,
-        drafters=(ForcedTokens(),),
         grammars=PendingGrammars(GrammarCompiler(vocabulary)),
         masks=MaskComputer(model_config.vocab_size, config.device),
+        drafters=_drafters(config),
+        draft_model=draft_model,
         before_launch=before_launch,
     )
     return Started(engine, _info(epoch, model_config, config, plan, backend, num_threads), plan)
+
+
+def _load(
+    folder: Path,
+    model_config: ModelConfig,
+    kit: LayerKit,
+    config: EngineConfig,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Decoder:
+    return load_weights(
+        folder,
+        model_config,
+        kit,
+        device=config.device,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        load_format="dummy" if config.load_dummy else "auto",
+        progress=progress,
+    )
+
+
+def _drafters(config: EngineConfig) -> list[Drafter]:
+    """Where guesses come from: those of a grammar are certain, callers know more than what was repeated."""
+    sources = [f"draft model {config.draft_model.name}"] if config.draft_model else ["ngram"] * config.is_ngram
+    logger.info("speculation: %s", ", ".join(["predictions of the callers", *sources]))
+    return [ForcedTokens(), PredictionDrafter(), *([NgramDrafter()] if config.is_ngram else [])]
 
 
 def _info(
@@ -148,16 +178,22 @@ def _info(
 
 
 def _plan_memory(
-    model: Decoder, model_config: ModelConfig, config: EngineConfig, groups: tuple[KVGroup, ...]
+    model: Decoder,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    groups: tuple[KVGroup, ...],
+    draft: DraftCheckpoint | None,
 ) -> MemoryPlan:
     """Divide what the weights have left over."""
     activations_bytes = _measure_activations(model, model_config, config, groups)
+    if draft:  # a step computes one model after the other
+        activations_bytes = max(activations_bytes, draft.activations_bytes)
     if config.device.type == "cuda":
         torch.cuda.empty_cache()  # what measuring took is free again, and counted once
     return make_plan(
         config,
-        groups,
-        weights_bytes=model.weights_bytes,
+        groups + (draft.groups if draft else ()),
+        weights_bytes=model.weights_bytes + (draft.weights_bytes if draft else 0),
         activations_bytes=activations_bytes,
         free_bytes=engine_config.available_memory_bytes(config.device) - activations_bytes,
     )

@@ -41,6 +41,9 @@ class Status:
     num_preemptions: int = 0
     num_steps: int = 0
     step_seconds: float = 0.0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def is_alive(self, stall_s: float) -> bool:
         """Whether the engine is ready and has made progress within stall_s seconds, or has nothing to do."""

@@ -15,23 +15,24 @@ PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
 """Files that are fetched from the hub, those in folders inside the repository left out."""
 
 
-def resolve(model: str | None) -> pathlib.Path:
+def resolve(model: str | None, setting: str = "model") -> pathlib.Path:
     """The checkpoint folder, absolute.
 
     Args:
         model: A local folder, a hub id, or None for the demo model of the package.
+        setting: What a fault is told of.
 
     Raises:
         StartError: There is no such folder, or it is not a checkpoint, or the hub does not give it.
     """
     if model is None:
-        return _check(DEMO_MODEL)
+        return _check(DEMO_MODEL, setting)
     folder = pathlib.Path(model).expanduser()
     if folder.is_dir():
-        return _check(folder.resolve())
+        return _check(folder.resolve(), setting)
     if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", model, re.ASCII):
-        raise StartError(f"model: no such folder: {model}")
-    return _check(_download(model))
+        raise StartError(f"{setting}: no such folder: {model}")
+    return _check(_download(model, setting), setting)
 
 
 def served_name(model: str | None) -> str:
@@ -42,13 +43,18 @@ def served_name(model: str | None) -> str:
     return folder.resolve().name if folder.is_dir() else model
 
 
-def _check(folder: pathlib.Path) -> pathlib.Path:
+def resolve_draft(speculative: str | None) -> str | None:
+    """The same for the setting `speculative`, which may also name no folder at all."""
+    return speculative if speculative in (None, "ngram") else str(resolve(speculative, "speculative"))
+
+
+def _check(folder: pathlib.Path, setting: str) -> pathlib.Path:
     if not (folder / "config.json").is_file():
-        raise StartError(f"model: no config.json in {folder}")
+        raise StartError(f"{setting}: no config.json in {folder}")
     return folder
 
 
-def _download(model: str) -> pathlib.Path:
+def _download(model: str, setting: str) -> pathlib.Path:
     from huggingface_hub import snapshot_download  # slow to import, and needed only here
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -62,4 +68,4 @@ def _download(model: str) -> pathlib.Path:
         fault = "no such folder, not in the cache, and the hub cannot be reached"
     except (HfHubHTTPError, OSError) as error:
         fault = f"download failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-    raise StartError(f"model: {model}: {fault}")
+    raise StartError(f"{setting}: {model}: {fault}")

@@ -113,6 +113,7 @@ def serve(resolved: Resolved) -> None:
     logs.configure(settings.log_format, "supervisor")
     _end_on_signal()
     model = checkpoint.resolve(settings.model)
+    settings = settings.model_copy(update={"speculative": checkpoint.resolve_draft(settings.speculative)})
     if not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
     raise typer.Exit(supervisor.run(settings, model))
@@ -125,9 +126,11 @@ def plan(resolved: Resolved) -> None:
     from server import checkpoint, supervisor
     from server.child import python_command, python_environment
 
-    model = checkpoint.resolve(resolved.settings.model)
+    settings = resolved.settings
+    model = checkpoint.resolve(settings.model)
+    settings = settings.model_copy(update={"speculative": checkpoint.resolve_draft(settings.speculative)})
     with supervisor.runtime_directory() as runtime_dir:
-        supervisor.write_options(runtime_dir, resolved.settings, model)
+        supervisor.write_options(runtime_dir, settings, model)
         command = python_command("engine.plan", str(runtime_dir))
         raise typer.Exit(subprocess.run(command, env=python_environment({})).returncode)
 

@@ -49,6 +49,9 @@ _ENGINE_METRICS: tuple[tuple[str, type[CounterMetricFamily] | type[GaugeMetricFa
     ("num_preemptions", CounterMetricFamily, "Times that a request lost its blocks.", "num_preemptions"),
     ("kv_cache_indexed_blocks", GaugeMetricFamily, "Blocks that can be found by content.", "num_cached_blocks"),
     ("engine_steps", CounterMetricFamily, "Steps of the engine.", "num_steps"),
+    ("spec_decode_num_drafts", CounterMetricFamily, "Drafts verified.", "num_drafts"),
+    ("spec_decode_num_draft_tokens", CounterMetricFamily, "Tokens of drafts.", "num_draft_tokens"),
+    ("spec_decode_num_accepted_tokens", CounterMetricFamily, "Tokens of drafts accepted.", "num_accepted_tokens"),
     ("engine_step_seconds", CounterMetricFamily, "Seconds spent in steps.", "step_seconds"),
 )
 """(name, kind, help, field of Status); the client library adds _total to counters."""

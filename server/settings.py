@@ -108,6 +108,11 @@ class Settings(BaseModel):
     tool_format: ToolFormatName = Field(
         default="auto", description="How the model writes tool calls; auto reads it off the chat template."
     )
+    speculative: str | None = Field(
+        default=None,
+        description="Guess tokens ahead, which makes answers faster and changes none: ngram finds what an answer "
+        "repeats; a folder or hub id is a smaller model of the same vocabulary.",
+    )
     itl_target_ms: float | None = Field(
         default=None,
         gt=0,
@@ -145,7 +150,7 @@ class Settings(BaseModel):
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "block_size", "prefix_caching", "load_format", "quantization"),
-    *("tool_format", "itl_target_ms", "api_key", "server_processes", "log_format"),
+    *("tool_format", "speculative", "itl_target_ms", "api_key", "server_processes", "log_format"),
 )
 """The settings that have a flag, in the order of the help text; the others are for YAML and environment only."""
 
@@ -263,6 +268,7 @@ def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
         prefix_caching=settings.prefix_caching,
         load_format=settings.load_format,
         quantization=settings.quantization,
+        speculative=settings.speculative,
         itl_target_ms=settings.itl_target_ms,
         max_num_waiting=settings.max_num_waiting,
         log_format=settings.log_format,

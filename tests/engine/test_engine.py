@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from engine.engine import RejectedError
-from engine.protocol import AddRequest, FinishReason, RejectReason
+from engine.protocol import AddRequest, FinishReason, Guidance, RejectReason
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
@@ -71,6 +71,17 @@ def test_steps_are_told_before_they_are_launched() -> None:
     assert seen == [(3, 0), (1, 1)]
 
 
+def test_a_drafter_that_fails_is_left_out_and_costs_no_request_anything(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def propose(self, request: Request) -> list[int]:
+            raise RuntimeError("no idea")
+
+    fake = make_engine(drafter=Broken())
+    fake.engine.add(0, add_request([1, 2, 3], max_tokens=5, temperature=0.0))
+    assert finish(fake) == {(0, 0): greedy([1, 2, 3], 5)}
+    assert [record.message for record in caplog.records] == ["drafting failed; the engine goes on without speculation"]
+
+
 # --- what is rejected --------------------------------------------------------------------------------------------
 
 
@@ -92,6 +103,11 @@ def test_steps_are_told_before_they_are_launched() -> None:
         ),
         (add_request([1, 50]), RejectReason.INVALID, "prompt must hold token ids from 0 to 49, got 50"),
         (add_request([-1, 3]), RejectReason.INVALID, "prompt must hold token ids from 0 to 49, got -1"),
+        (
+            AddRequest(0, [1], SamplingParams(), guidance=Guidance(prediction_token_ids=(3, 51))),
+            RejectReason.INVALID,
+            "prediction must hold token ids from 0 to 49, got 51",
+        ),
         (
             add_request([1], logit_bias={60: 1.0}),
             RejectReason.INVALID,

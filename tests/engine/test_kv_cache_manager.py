@@ -93,6 +93,24 @@ def test_placeholders_and_drafts_are_not_indexed() -> None:
     assert kv.pools[0].num_indexed == 2
 
 
+def test_slots_are_reserved_as_far_as_there_are_blocks_and_none_in_a_shared_block() -> None:
+    kv = manager(6)
+    r = request(PROMPT, 0)
+    admit(kv, r)
+    assert kv.reserve(r, 2) == 2
+    assert tables(r) == [[1, 2, 3]]
+    assert kv.reserve(r, 5) == 5
+    assert tables(r) == [[1, 2, 3, 4]]
+    assert kv.reserve(r, 20) == 6  # there is no room for all of them, so those that it holds already
+    assert tables(r) == [[1, 2, 3, 4]]
+    assert (r.num_computed_tokens, kv.num_free_blocks) == (10, 1)
+    child = request(PROMPT, 1)
+    kv.fork(r, child)
+    assert kv.reserve(r, 2) == 0
+    assert kv.take_step_blocks().copies == [[]]
+    kv.check_integrity([r, child])
+
+
 def test_without_prefix_caching_nothing_is_found_and_nobody_waits() -> None:
     kv = manager(prefix_caching=False)
     admit(kv, request(PROMPT, 0))

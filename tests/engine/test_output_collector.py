@@ -5,6 +5,7 @@ from engine.output_collector import collect, end, fail
 from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
 from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
+from engine.speculation.prediction import PredictionDrafter
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
 from tests.engine.requests_for_tests import request
@@ -129,6 +130,24 @@ def test_drafts_are_accepted_up_to_the_first_refused_one(sampled: list[int], gai
     assert (r.num_placeholders, r.draft_token_ids) == (0, [])
     step = schedule(scheduler)
     assert [(s.start, s.num_tokens) for s in step.requests] == [(3 + len(gained), 1)]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "counts"), [([5, 6, 7, 8], (2, 1)), ([5, 9, 9, 9], (1, 2)), ([9] * 4, (0, 3)), ([5, 6, 9, 9], (2, 1))]
+)
+def test_ids_of_a_prediction_count_as_accepted_only_as_part_of_the_output(
+    sampled: list[int], counts: tuple[int, int]
+) -> None:
+    """6 is a stop id: what was right behind it is not part of the output."""
+    r = request([1, 2, 3], 0, stop_token_ids=(6,))
+    scheduler = start(r)
+    run(scheduler, 4)
+    r.draft_token_ids = [5, 6, 7]
+    r.drafting.drafter = PredictionDrafter()
+    (output,) = run(scheduler, *sampled)
+    assert (output.num_accepted_predictions, output.num_rejected_predictions) == counts
+    counters = scheduler.counters
+    assert (counters.num_drafts, counters.num_draft_tokens, counters.num_accepted_tokens) == (1, 3, counts[0])
 
 
 def test_refused_drafts_are_not_indexed() -> None:

@@ -31,7 +31,15 @@ def keep_torch_as_it_is() -> Iterator[None]:
     torch.set_grad_enabled(True)
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "none"), ("float32", "none"), ("bfloat16", "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "speculative"),
+    [
+        ("bfloat16", "none", None),
+        ("float32", "none", "qwen2-dialect4"),
+        ("bfloat16", "int8", None),
+        ("float32", "none", "ngram"),
+    ],
+)
 def test_the_plan_before_loading_is_the_one_that_is_served(
     checkpoint_folder: Callable[[str], Path],
     tmp_path: Path,
@@ -39,13 +47,23 @@ def test_the_plan_before_loading_is_the_one_that_is_served(
     monkeypatch: pytest.MonkeyPatch,
     dtype: str,
     quantization: str,
+    speculative: str | None,
 ) -> None:
     """A tied head that is packed was left out by `weft plan`, and the engine did not set activations aside."""
     if quantization == "int8" and library.load() is None:
         pytest.skip("no native kernels on this machine")
     free_bytes = 60_000_000
     folder = checkpoint_folder("qwen3") if quantization == "none" else DEMO
-    options = EngineOptions(model=str(folder), device="cpu", dtype=dtype, quantization=quantization, max_num_seqs=64)
+    if speculative == "qwen2-dialect4":
+        speculative = str(checkpoint_folder(speculative))
+    options = EngineOptions(
+        model=str(folder),
+        device="cpu",
+        dtype=dtype,
+        quantization=quantization,
+        max_num_seqs=64,
+        speculative=speculative,
+    )
     (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(options))
     monkeypatch.setattr(engine_config, "available_memory_bytes", lambda device: free_bytes)
     assert plan.main(tmp_path) == 0
@@ -73,6 +91,35 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
         start(options, "epoch")
     (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(options))
     assert plan.main(tmp_path) == 2
+
+
+def test_a_draft_model_takes_its_part_of_the_memory(checkpoint_folder: Callable[[str], Path]) -> None:
+    """Of the same cache memory it gets a share, and its weights count."""
+
+    def started(speculative: str | None) -> startup.Started:
+        options = EngineOptions(
+            model=str(checkpoint_folder("qwen3")),
+            device="cpu",
+            dtype="float32",
+            kv_cache_memory_bytes=3_000_000,
+            speculative=speculative,
+        )
+        return start(options, "epoch")
+
+    alone, itself = started(None).plan, started(str(checkpoint_folder("qwen3"))).plan
+    assert itself.weights_bytes == 2 * alone.weights_bytes
+    assert itself.num_blocks == alone.num_blocks // 2
+
+
+def test_a_draft_model_that_does_not_fit_is_refused(
+    checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(checkpoint_folder("qwen3"))
+    options = EngineOptions(model=folder, device="cpu", dtype="float32", max_num_seqs=4, max_num_batched_tokens=64)
+    monkeypatch.setattr(engine_config, "available_memory_bytes", lambda device: 600_000)
+    assert start(options, "epoch").plan.weights_bytes < 300_000
+    with pytest.raises(ModelError, match="does not fit: weights take 5"):
+        start(msgspec.structs.replace(options, speculative=folder), "epoch")
 
 
 def test_a_tiny_cache_is_enough_to_start_and_to_serve(checkpoint_folder: Callable[[str], Path]) -> None:

@@ -23,6 +23,14 @@ def test_folder_is_made_absolute(folder: pathlib.Path, monkeypatch: pytest.Monke
     assert checkpoint.served_name("./my-model") == "my-model"
 
 
+def test_a_draft_model_is_resolved_and_a_fault_names_its_setting(folder: pathlib.Path) -> None:
+    assert checkpoint.resolve_draft(None) is None
+    assert checkpoint.resolve_draft("ngram") == "ngram"
+    assert checkpoint.resolve_draft(str(folder)) == str(folder)
+    with pytest.raises(StartError, match=r"^speculative: no such folder: /no/where$"):
+        checkpoint.resolve_draft("/no/where")
+
+
 def test_default_is_the_demo_model() -> None:
     assert checkpoint.served_name(None) == "weft-demo"
     assert checkpoint.DEMO_MODEL.parent == pathlib.Path(checkpoint.__file__).parent

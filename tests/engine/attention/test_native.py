@@ -165,6 +165,17 @@ def test_token_by_token_changes_no_bit(library: NativeLibrary) -> None:
     assert is_same(whole.run(whole.add(260, 0), (260,)), cut.run(cut.add(260, 0), (1,)))
 
 
+def test_few_tokens_at_once_are_merged_as_many_are(library: NativeLibrary) -> None:
+    """In one value of some 100,000 the last bit of a step of 16 tokens was not that of a step of 17.
+
+    The compiler had fused another multiplication with the addition where chunks are merged. Greedy answers changed
+    when drafts were verified.
+    """
+    shape = Shape(num_kv_heads=8, num_shared=2, head_dim=128, block_size=32)
+    few, many = Harness(library, shape), Harness(library, shape)
+    assert is_same(few.run(few.add(1100, 0), (260, 16)), many.run(many.add(1100, 0), (260, 17)))
+
+
 @pytest.mark.parametrize("shape", INVARIANCE_SHAPES, ids=str)
 def test_neighbours_change_no_bit(library: NativeLibrary, shape: Shape) -> None:
     alone, among = Harness(library, shape), Harness(library, shape)

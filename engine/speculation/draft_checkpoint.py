@@ -1,0 +1,61 @@
+"""What a draft model takes and whether it fits the served one, known before anything is loaded."""
+
+from dataclasses import dataclass
+
+from engine.attention.backend import KVGroup, group_layers
+from engine.config import EngineConfig
+from engine.kernels import choose_kit
+from engine.layers.kit import LayerKit
+from engine.memory_plan import estimate_activations_bytes
+from engine.models.config import ModelConfig, load_model_config
+from engine.models.decoder import kv_specs
+from engine.models.errors import ModelError
+from engine.speculation.draft_model import match_groups
+from engine.weights import count_weights_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCheckpoint:
+    """A checked draft model.
+
+    Attributes:
+        config: Its configuration.
+        kit: Makes its layers.
+        groups: Its KV groups.
+        group_indices: For each of them, the group of the served model whose block tables it uses.
+        weights_bytes: What its weights take.
+        activations_bytes: What its largest step takes.
+    """
+
+    config: ModelConfig
+    kit: LayerKit
+    groups: tuple[KVGroup, ...]
+    group_indices: list[int]
+    weights_bytes: int
+    activations_bytes: int
+
+
+def find_draft_checkpoint(config: EngineConfig, served: ModelConfig) -> DraftCheckpoint | None:
+    """Read the configuration of the draft model; None without one.
+
+    Raises:
+        ModelError: It cannot be read, or cannot draft for the served model.
+    """
+    if config.draft_model is None:
+        return None
+    draft = load_model_config(config.draft_model)
+    if draft.vocab_size != served.vocab_size:
+        raise ModelError(
+            f"the draft model must have the vocabulary of the model: it has {draft.vocab_size} token ids, "
+            f"the model {served.vocab_size}"
+        )
+    kit = choose_kit(draft, config)
+    groups = group_layers(kv_specs(draft))
+    return DraftCheckpoint(
+        config=draft,
+        kit=kit,
+        groups=groups,
+        group_indices=match_groups(groups, group_layers(kv_specs(served))),
+        weights_bytes=count_weights_bytes(draft, kit, config.dtype),
+        activations_bytes=estimate_activations_bytes(draft, config),
+    )

@@ -1,0 +1,137 @@
+"""A smaller model of the same vocabulary guesses what the served model will say (`--speculative PATH`).
+
+Its cache has the blocks of the served model's under the same ids, and it computes every batch that the served model
+computes. So what holds for blocks holds for both: shared prefixes, copies, preemption, roll-back. Drafts are then
+decoded in a few small steps over all requests at once, into slots that the requests hold already; the step that
+verifies them writes these slots again. It draws with the random numbers that the served model will draw with, so that
+equal distributions give equal ids.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.attention.backend import AttentionBackend, KVGroup
+from engine.batch import Batch
+from engine.batch_builder import build_batch
+from engine.kv_cache_manager import KVCacheManager, StepBlocks
+from engine.model_runner import Model, ModelRunner
+from engine.models.errors import ModelError
+from engine.request import Request
+from engine.scheduler import ScheduledRequest, ScheduledStep
+from engine.speculation.pace import Pace
+
+_FORGETTING = 0.98
+"""Many requests share the experience, so one draft of one request says little."""
+
+_GAIN = 0.1
+"""How fast the measured time of a small step follows."""
+
+_AGEING = 0.998
+"""What a measured time still counts for one step later, so that drafts which once took too long are tried again."""
+
+
+class DraftModel:
+    """Owner of the draft model and its cache; follows the served model's runner and proposes to its engine."""
+
+    def __init__(
+        self,
+        model: Model,
+        backend: AttentionBackend,
+        device: torch.device,
+        kv: KVCacheManager,
+        group_indices: Sequence[int],
+    ) -> None:
+        """Take over a loaded model and a cache of as many blocks as kv has.
+
+        Args:
+            model: The draft model.
+            backend: Its cache.
+            device: Where both are.
+            kv: Hands out the blocks; the served model's.
+            group_indices: For each KV group of the draft model, the group of the served model whose tables it uses.
+        """
+        self.pace = Pace(_FORGETTING)
+        self._runner = ModelRunner(model, backend, device)
+        self._kv = kv
+        self._group_indices = group_indices
+        self._small_step_s = 0.0
+
+    def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
+        """Write the K/V of a batch of the served model."""
+        self._runner.forward(token_ids, self._own(batch))
+
+    def price(self, step_s: float) -> float:
+        """What one small step takes, as a part of a step of step_s seconds; 0 before either is known."""
+        self._small_step_s *= _AGEING
+        return self._small_step_s / step_s if step_s else 0.0
+
+    def propose(self, requests: Sequence[Request], num_drafts: int) -> list[list[int]]:
+        """Decode up to num_drafts ids for each request: fewer where it needs no more or holds no slots for them."""
+        began = time.perf_counter()
+        rooms = [self._kv.reserve(r, min(num_drafts, r.num_remaining_tokens - 1)) for r in requests]
+        previous = None
+        launched = []
+        for offset in range(max(rooms)):
+            chosen = [request for request, room in zip(requests, rooms, strict=True) if room > offset]
+            previous, batch = self._next_batch(chosen, offset, previous)
+            launched.append((chosen, self._runner.launch(batch)))
+        drafts: dict[Request, list[int]] = {request: [] for request in requests}
+        for chosen, step in launched:
+            for request, token_id in zip(chosen, self._runner.collect(step).token_ids, strict=True):
+                drafts[request].append(token_id)
+        if launched:
+            seconds = (time.perf_counter() - began) / len(launched)
+            self._small_step_s += (_GAIN if self._small_step_s else 1.0) * (seconds - self._small_step_s)
+        return list(drafts.values())
+
+    def _next_batch(
+        self, requests: list[Request], offset: int, previous: ScheduledStep | None
+    ) -> tuple[ScheduledStep, Batch]:
+        """A step that computes one token of each request: the last known one, or what the previous step drafted."""
+        step = ScheduledStep(num_rows=len(requests), blocks=StepBlocks([[] for _ in self._kv.pools]))
+        step.requests = [
+            ScheduledRequest(
+                request=request,
+                start=request.num_computed_tokens + offset,
+                num_tokens=1,
+                num_context_tokens=request.num_tokens + offset,
+                draft_token_ids=(),
+                num_placeholders=int(offset > 0),
+                first_row=row,
+                num_rows=1,
+                num_preemptions=request.num_preemptions,
+            )
+            for row, request in enumerate(requests)
+        ]
+        batch = build_batch(step, previous, self._kv.block_size)
+        nothing = np.full(len(requests), -1, np.int64)
+        sampling = dataclasses.replace(batch.sampling, num_logprobs=nothing)  # nobody reads those of a guess
+        return step, self._own(dataclasses.replace(batch, sampling=sampling))
+
+    def _own(self, batch: Batch) -> Batch:
+        """The batch with the tables that the draft model's groups use."""
+        return dataclasses.replace(batch, groups=tuple(batch.groups[index] for index in self._group_indices))
+
+
+def match_groups(draft: Sequence[KVGroup], served: Sequence[KVGroup]) -> list[int]:
+    """For each KV group of the draft model, the index of a served group that keeps all the blocks it reads.
+
+    Raises:
+        ModelError: The served model gives blocks back that the draft model still reads.
+    """
+
+    def reach(group: KVGroup) -> float:
+        return group.spec.sliding_window or math.inf
+
+    farthest = max(range(len(served)), key=lambda index: reach(served[index]))
+    kept = reach(served[farthest])
+    for group in draft:
+        if reach(group) > kept:
+            attended = group.spec.sliding_window or "all"
+            raise ModelError(f"the draft model attends to {attended} tokens, but the model keeps only the last {kept}")
+    return [farthest] * len(draft)

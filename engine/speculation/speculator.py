@@ -1,0 +1,92 @@
+"""Gives the requests of a step their drafts, after it is collected.
+
+Asks the drafters in order; the first with a guess has the request. What none of them guesses is left to the draft
+model, if there is one, for all requests at once. A guess is cut to the length that pays (`Pace`). Drafts need the last
+id on the host: with overlap, a request for which there is a guess waits for it (`awaits_ids`), and all others go on.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.request import Request, Status
+from engine.scheduler import ScheduledStep, Scheduler
+from engine.speculation.drafting import Drafter
+from engine.speculation.pace import Pace, price_of_drafts
+
+
+class BatchDrafter(Protocol):
+    """Guesses for many requests in one go.
+
+    Attributes:
+        pace: Experience with all its drafts.
+    """
+
+    pace: Pace
+
+    def price(self, step_s: float) -> float:
+        """What it takes to draft one more token for each request, as a part of a step of step_s seconds."""
+        ...
+
+    def propose(self, requests: Sequence[Request], num_drafts: int) -> list[list[int]]:
+        """Up to num_drafts (>= 1) ids for each request; all their ids are known."""
+        ...
+
+
+class Speculator:
+    """Owner of the drafters."""
+
+    def __init__(self, scheduler: Scheduler, drafters: Sequence[Drafter], draft_model: BatchDrafter | None) -> None:
+        """Take the drafters, the best first; draft_model is asked last."""
+        self._scheduler = scheduler
+        self._drafters = drafters
+        self._draft_model = draft_model
+
+    def draft(self, step: ScheduledStep) -> None:
+        """Propose for every request of the step that decodes next."""
+        for scheduled in step.requests:
+            scheduled.request.awaits_ids = False
+        requests = [s.request for s in step.requests if _can_draft(s.request)]
+        proposals = [(request, *self._first_proposal(request)) for request in requests]
+        if not self._draft_model and not any(draft for _, _, draft in proposals):
+            return
+        price, step_s = price_of_drafts(self._scheduler.cost, [r.num_computed_tokens for r in requests])
+        others = []
+        for request, drafter, draft in proposals:
+            lookup = request.drafting.lookups.get(drafter) if drafter else None
+            if lookup is not None:
+                draft = draft[: lookup.pace.num_drafts(price)]
+            if draft:
+                _give(request, drafter, lookup.pace if lookup else None, draft)
+            else:
+                others.append(request)
+        if self._draft_model and others:
+            self._draft_with_model(self._draft_model, others, price + self._draft_model.price(step_s))
+
+    def _first_proposal(self, request: Request) -> tuple[Drafter | None, list[int]]:
+        for drafter in self._drafters:
+            if draft := drafter.propose(request)[: request.num_remaining_tokens - 1]:
+                return drafter, draft
+        return None, []
+
+    def _draft_with_model(self, model: BatchDrafter, requests: list[Request], price: float) -> None:
+        num_drafts = model.pace.num_drafts(price)
+        if not num_drafts:
+            return
+        for request in requests:
+            request.awaits_ids = True
+        known = [request for request in requests if not request.num_placeholders]
+        if known:
+            for request, draft in zip(known, model.propose(known, num_drafts), strict=True):
+                _give(request, model, model.pace, draft)
+
+
+def _can_draft(request: Request) -> bool:
+    """Whether its next step computes one token and samples one that is not the last."""
+    return request.status is Status.RUNNING and request.num_new_tokens == 1 and request.num_remaining_tokens > 1
+
+
+def _give(request: Request, drafter: object, pace: Pace | None, draft: list[int]) -> None:
+    request.awaits_ids = bool(draft)
+    if not request.num_placeholders:
+        request.drafting.drafter, request.drafting.pace = drafter, pace
+        request.draft_token_ids = draft

@@ -1,0 +1,169 @@
+"""A draft model changes the number of steps and nothing else."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import server
+from engine.attention.backend import KVGroup, KVSpec
+from engine.engine import Engine
+from engine.models.errors import ModelError
+from engine.native import library
+from engine.protocol import AddRequest, EngineOptions
+from engine.sampling_params import SamplingParams
+from engine.speculation import pace
+from engine.speculation.draft_model import DraftModel, match_groups
+from engine.startup import start
+from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, Checkpoint, write_checkpoint
+from tests.engine.speculation.runs import Outputs, ids, run
+
+DEMO = Path(server.__file__).parent / "demo_model"
+
+
+real_price = DraftModel.price
+
+
+@pytest.fixture(autouse=True)
+def restore_torch(cheap_drafts: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small steps of these models cost as much as large ones, so that drafts would never pay; here they do."""
+    monkeypatch.setattr(DraftModel, "price", lambda self, step_s: 0.05)
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+    torch.set_grad_enabled(True)
+
+
+@pytest.fixture(scope="session")
+def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the vocabulary of the other checkpoints."""
+    folder = tmp_path_factory.mktemp("draft") / "model"
+    changes = {**CHECKPOINTS["qwen3"].changes, "num_hidden_layers": 1, "hidden_size": 32}
+    write_checkpoint(Checkpoint("qwen3", changes, seed=1), folder)
+    return folder
+
+
+def make_engine(
+    folder: Path, draft: Path | None, *, dtype: str = "float32", overlap: bool = False, **more: int
+) -> Engine:
+    options = EngineOptions(
+        model=str(folder),
+        device="cpu",
+        dtype=dtype,
+        max_model_len=256,
+        max_num_seqs=16,
+        speculative=str(draft) if draft else None,
+        kv_cache_memory_bytes=more.get("kv_cache_memory_bytes", 4_000_000),
+        max_num_batched_tokens=more.get("max_num_batched_tokens", 512),
+    )
+    engine = start(options, "epoch").engine
+    engine._overlap = overlap
+    return engine
+
+
+def requests(temperature: float, num_tokens: int, vocab_size: int = VOCAB_SIZE) -> list[AddRequest]:
+    """Some share a prefix, some have two choices."""
+    generator = random.Random(2)
+    prefix = [generator.randrange(4, vocab_size) for _ in range(40)]
+    return [
+        AddRequest(
+            number,
+            prefix[: 40 * (number % 2)] + [generator.randrange(4, vocab_size) for _ in range(5 + 7 * number)],
+            SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=number, ignore_eos=True, logprobs=2),
+            num_choices=1 + number % 2,
+        )
+        for number in range(6)
+    ]
+
+
+def check_equal(outputs: Outputs, plain: Outputs, *, is_exact: bool) -> None:
+    assert ids(outputs) == ids(plain)
+    if is_exact:
+        assert all(outputs[key].logprobs == plain[key].logprobs for key in plain)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["qwen3", "llama3"])
+def test_ids_are_those_of_plain_decoding(
+    checkpoint_folder: Callable[[str], Path], one_layer: Path, name: str, temperature: float, overlap: bool
+) -> None:
+    adds = requests(temperature, 30)
+    plain = run(make_engine(checkpoint_folder(name), None), adds)
+    engine = make_engine(checkpoint_folder(name), one_layer, overlap=overlap)
+    check_equal(run(engine, adds), plain, is_exact=False)
+    assert engine.scheduler.counters.num_draft_tokens > 0
+    assert engine._speculator is not None
+
+
+def test_a_small_cache_preempts_and_changes_nothing(checkpoint_folder: Callable[[str], Path], one_layer: Path) -> None:
+    adds = requests(1.0, 60)
+    plain = run(make_engine(checkpoint_folder("qwen3"), None), adds)
+    engine = make_engine(checkpoint_folder("qwen3"), one_layer, kv_cache_memory_bytes=400_000)
+    engine.scheduler._expected_growth = lambda request: 0  # type: ignore[method-assign]
+    check_equal(run(engine, adds), plain, is_exact=False)
+    counters = engine.scheduler.counters
+    assert counters.num_preemptions > 0
+    assert counters.num_draft_tokens > 0
+    assert engine._speculator is not None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_model_that_drafts_for_itself_is_always_right(temperature: float, overlap: bool) -> None:
+    """Sampled, too: it draws its drafts with the numbers that the verification draws with."""
+    if library.load() is None:
+        pytest.skip("torch's layers compute a row differently beside other rows")
+    adds = requests(temperature, 50, vocab_size=400)
+    plain_engine = make_engine(DEMO, None, dtype="bfloat16", max_num_batched_tokens=128)
+    plain = run(plain_engine, adds)
+    engine = make_engine(DEMO, DEMO, dtype="bfloat16", overlap=overlap, max_num_batched_tokens=128)
+    check_equal(run(engine, adds), plain, is_exact=True)
+    counters = engine.scheduler.counters
+    assert counters.num_accepted_tokens == counters.num_draft_tokens > 200
+    assert engine.num_steps < plain_engine.num_steps / 2
+
+
+def test_a_draft_model_that_is_never_right_is_left_alone(
+    checkpoint_folder: Callable[[str], Path], one_layer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "MAX_NUM_DRAFTS", 4)
+    monkeypatch.setattr(DraftModel, "price", lambda self, step_s: 0.4)
+    engine = make_engine(checkpoint_folder("qwen3"), one_layer)
+    run(engine, requests(1.0, 100))
+    counters = engine.scheduler.counters
+    assert counters.num_draft_tokens < counters.generation_tokens / 5
+
+
+def test_one_slow_draft_does_not_end_drafting_for_ever(
+    checkpoint_folder: Callable[[str], Path], one_layer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DraftModel, "price", real_price)
+    engine = make_engine(checkpoint_folder("qwen3"), one_layer)
+    assert engine._speculator is not None
+    model = engine._speculator._draft_model
+    assert isinstance(model, DraftModel)
+    model._small_step_s = 3.0
+    first = model.price(1.0)
+    assert first > 2.9
+    assert 100 < next(n for n in range(5000) if model.pace.num_drafts(model.price(1.0))) < 2000
+
+
+def test_another_vocabulary_is_refused(checkpoint_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    write_checkpoint(Checkpoint("qwen3", {"head_dim": 16, "vocab_size": 77}), tmp_path / "other")
+    with pytest.raises(ModelError, match=rf"it has 77 token ids, the model {VOCAB_SIZE}$"):
+        make_engine(checkpoint_folder("qwen3"), tmp_path / "other")
+
+
+def test_groups_use_the_tables_that_reach_farthest() -> None:
+    def groups(*windows: int | None) -> list[KVGroup]:
+        return [KVGroup(KVSpec(1, 8, window), (index,)) for index, window in enumerate(windows)]
+
+    assert match_groups(groups(None, 5), groups(7, None)) == [1, 1]
+    assert match_groups(groups(5), groups(5)) == [0]
+    with pytest.raises(ModelError, match="attends to 9 tokens, but the model keeps only the last 7"):
+        match_groups(groups(9), groups(7, 3))
+    with pytest.raises(ModelError, match="attends to all tokens"):
+        match_groups(groups(None), groups(7))

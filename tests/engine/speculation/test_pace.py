@@ -1,0 +1,61 @@
+import pytest
+
+from engine.speculation.pace import MAX_NUM_DRAFTS, Pace, best_num_drafts, price_of_drafts
+from engine.step_cost import StepCostModel
+from tests.engine.requests_for_tests import PerToken
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("price", [0.02, 0.1, 0.5, 1.0])
+def test_the_best_length_is_the_best_of_all(rate: float, price: float) -> None:
+    speeds = [sum(rate**i for i in range(n + 1)) / (1 + n * price) for n in range(MAX_NUM_DRAFTS + 1)]
+    assert speeds[best_num_drafts(rate, price)] == pytest.approx(max(speeds))
+
+
+def test_what_is_not_accepted_more_often_than_it_costs_is_not_drafted() -> None:
+    assert best_num_drafts(0.3, 0.3) == 0
+    assert best_num_drafts(0.3, 0.29) > 0
+    assert best_num_drafts(1.0, 0.99) == MAX_NUM_DRAFTS
+
+
+def test_drafts_grow_with_success_and_shrink_with_failure() -> None:
+    pace = Pace()
+    first = pace.num_drafts(0.1)
+    pace.observe(8, 8)
+    grown = pace.num_drafts(0.1)
+    for _ in range(3):
+        pace.observe(8, 0)
+    assert pace.num_drafts(0.1) < first < grown
+
+
+def test_tokens_behind_a_refused_one_count_for_nothing() -> None:
+    long, short = Pace(), Pace()
+    long.observe(30, 2)
+    short.observe(3, 2)
+    assert long.rate == short.rate
+
+
+def test_a_pause_ends_when_its_reason_is_forgotten() -> None:
+    pace = Pace()
+    for _ in range(20):
+        pace.observe(4, 0)
+    waits = next(n for n in range(1000) if pace.num_drafts(0.4))
+    assert 10 < waits < 200
+
+
+def test_the_price_rises_with_the_batch() -> None:
+    """Where every token takes a millisecond and nothing else does, a draft costs as much as the token it may save."""
+    assert price_of_drafts(PerToken(), [5, 900]) == (pytest.approx(1.0), pytest.approx(2e-3))
+
+    class Waits(PerToken):
+        def predict(self, load: object) -> float:
+            return 0.045 + super().predict(load)  # type: ignore[arg-type]
+
+    prices = [price_of_drafts(Waits(), [10] * n)[0] for n in (1, 8, 64)]
+    assert prices == pytest.approx([1 / 46, 8 / 53, 64 / 109])
+
+
+def test_before_anything_is_measured_a_draft_is_cheap() -> None:
+    price, seconds = price_of_drafts(StepCostModel(), [1])
+    assert 0 < price < 0.1
+    assert seconds == 0
