@@ -94,7 +94,11 @@ def start(
     num_threads = _warm_up(runner, cost, config, plan, len(groups), partial(set_num_threads, kit, backend))
     scheduler = Scheduler(
         KVCacheManager(
-            plan.num_blocks, config.block_size, [g.spec.sliding_window for g in groups], config.prefix_caching
+            plan.num_blocks,
+            config.block_size,
+            [g.spec.sliding_window for g in groups],
+            config.prefix_caching,
+            max_num_pinned_blocks=int(config.pin_share * plan.num_blocks),
         ),
         cost,
         max_num_seqs=config.max_num_seqs,

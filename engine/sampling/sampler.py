@@ -56,7 +56,8 @@ def sample(logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor | No
     if all_logprobs is None:
         return SampleResult(token_ids, None)
     reported_ids = filters.select_rows(token_ids, reporting)
-    return SampleResult(token_ids, pick(all_logprobs, reported_ids, reporting, batch.num_logprobs[reporting]))
+    num_logprobs = batch.num_logprobs[reporting]
+    return SampleResult(token_ids, pick(all_logprobs, reported_ids, reporting, num_logprobs, batch.asked_logprobs))
 
 
 def _pick_ids(logits: Tensor, batch: SamplingBatch) -> Tensor:
