@@ -20,7 +20,7 @@ class Pins:
         self._pools = pools
         self._max_num_blocks = max_num_blocks
         self._ends: dict[bytes, float] = {}
-        self._order: list[tuple[float, bytes]] = []  # a heap; entries whose end has been moved are stale
+        self._order: list[tuple[float, bytes]] = []  # a heap, one entry for each hash, whose end may be later by now
 
     def __len__(self) -> int:
         """How many hashes are pinned."""
@@ -39,15 +39,16 @@ class Pins:
                     return
                 for pool in self._pools:
                     pool.pin(block_hash)
-            if end is None or end < end_time:
-                self._ends[block_hash] = end_time
                 heapq.heappush(self._order, (end_time, block_hash))
+            self._ends[block_hash] = max(end_time, end or end_time)
 
     def release_expired(self) -> None:
         """Unpin what is over. O(1) when nothing is."""
         while self._order and self._order[0][0] <= time.monotonic():
             end, block_hash = heapq.heappop(self._order)
-            if self._ends.get(block_hash) == end:
+            if self._ends[block_hash] > end:
+                heapq.heappush(self._order, (self._ends[block_hash], block_hash))
+            else:
                 del self._ends[block_hash]
                 for pool in self._pools:
                     pool.unpin(block_hash)

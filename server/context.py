@@ -1,7 +1,7 @@
 """What every route needs, in one frozen object that the app owns: there are no globals."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -38,7 +38,27 @@ class TextTokenizer(Protocol):
         """Plain text to ids."""
         ...
 
-    def encode_chat(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode_continuation(self, text: str) -> list[int]:
+        """Text that follows other text to ids."""
+        ...
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token by its text; None when the vocabulary has none."""
+        ...
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template names besides what it defines."""
+        ...
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] = ...,
+    ) -> list[int]:
         """Messages to ids through the chat template."""
         ...
 

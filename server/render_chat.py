@@ -9,6 +9,7 @@ from engine.protocol import FinishReason
 from server.answer import Answer
 from server.choice_stream import Delta, Part, Token
 from server.context import TextTokenizer
+from server.prompt_report import prompt_logprobs, prompt_text
 from server.render import FINISH_WORDS, MIN_LOGPROB, Envelope, RenderOptions, chunk_usage, obfuscation, usage
 from server.schemas import chat_completions as wire
 from server.sse import TextEvent, event
@@ -36,8 +37,7 @@ class ChatRenderer:
             if self._options.only_text_changes:
                 self._text_events[index] = TextEvent(lambda text: self._text_chunk(index, text))
             role = wire.ChunkDelta(role="assistant", content="", refusal=None)
-            prompt_token_ids = self._answer.order.prompts[0].token_ids if self._options.token_ids else UNSET
-            events += self._event(wire.ChunkChoice(index, role), prompt_token_ids=prompt_token_ids)
+            events += self._event(wire.ChunkChoice(index, role), with_prompt=True)
         if delta.text or delta.tokens:
             choice = wire.ChunkChoice(index, wire.ChunkDelta(content=delta.text), self._logprobs(delta.tokens))
             if self._options.token_ids:
@@ -61,8 +61,9 @@ class ChatRenderer:
         """The plain answer from each choice's joined delta."""
         choices = [self._choice(index, delta) for index, delta in enumerate(deltas)]
         completion = wire.ChatCompletion(**self._envelope, choices=choices, usage=usage(self._answer.counts()))
-        if self._options.token_ids:
-            completion.prompt_token_ids = self._answer.order.prompts[0].token_ids
+        self._add_prompt(completion)
+        token_ids, logprobs = self._answer.order.prompts[0].token_ids, self._answer.prompts[0].logprobs
+        completion.prompt_logprobs = prompt_logprobs(token_ids, logprobs, self._options, self._tokenizer)
         return msgspec.json.encode(completion)
 
     def _choice(self, index: int, delta: Delta) -> wire.Choice:
@@ -77,17 +78,18 @@ class ChatRenderer:
             choice.token_ids = [token.token_id for token in delta.tokens]
         return choice
 
-    def _event(
-        self,
-        choice: wire.ChunkChoice,
-        *,
-        text: str = "",
-        prompt_token_ids: list[int] | msgspec.UnsetType = UNSET,
-    ) -> bytes:
+    def _event(self, choice: wire.ChunkChoice, *, text: str = "", with_prompt: bool = False) -> bytes:
         chunk = self._chunk([choice])
         chunk.obfuscation = obfuscation(self._options, text)
-        chunk.prompt_token_ids = prompt_token_ids
+        if with_prompt:
+            self._add_prompt(chunk)
         return event(chunk)
+
+    def _add_prompt(self, answer: wire.ChatCompletion | wire.ChatCompletionChunk) -> None:
+        """Show the prompt as ids and as text, as far as it was asked for."""
+        token_ids = self._answer.order.prompts[0].token_ids
+        answer.prompt_token_ids = token_ids if self._options.token_ids else UNSET
+        answer.prompt_text = prompt_text(token_ids, self._options, self._tokenizer)
 
     def _text_chunk(self, index: int, text: str) -> wire.ChatCompletionChunk:
         return self._chunk([wire.ChunkChoice(index, wire.ChunkDelta(content=text))])

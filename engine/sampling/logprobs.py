@@ -95,7 +95,9 @@ def token_logprobs(tensors: LogprobTensors) -> list[TokenLogprobs]:
         strict=True,
     )
     results = [TokenLogprobs(logprob, ids[:count], values[:count]) for count, logprob, ids, values in entries]
-    asked = zip(tensors.asked_entries.tolist(), tensors.asked_ids.tolist(), tensors.asked_logprobs.tolist(), strict=True)
+    asked = zip(
+        tensors.asked_entries.tolist(), tensors.asked_ids.tolist(), tensors.asked_logprobs.tolist(), strict=True
+    )
     for entry, token_id, logprob in asked:
         results[entry].top_token_ids.append(token_id)
         results[entry].top_logprobs.append(logprob)

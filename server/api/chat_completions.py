@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: parse, generate, render."""
 
 import secrets
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -8,12 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.answer import Order, Prompt
+from server.beam_search import beam_options
+from server.cache_options import cache_policy, find_breakpoints, find_pins
 from server.chat_template import ChatTemplateError
 from server.context import ServerContext, get_context, system_fingerprint
 from server.errors import InvalidRequestError
 from server.fields import REFUSED_IN_CHAT, ignored_fields, ignored_header
 from server.messages import template_messages
 from server.params import MAX_LOGPROBS, build_sampling_params, build_text_options, check_common, check_range, stop_list
+from server.prompt_report import num_prompt_logprobs
 from server.render import new_envelope, render_options
 from server.render_chat import ChatRenderer
 from server.respond import (
@@ -28,6 +32,9 @@ from server.respond import (
     tenant,
 )
 from server.schemas.chat_completions import ChatCompletionBody, Message
+from server.service_tier import engine_priority, tier_used
+from server.template_options import TemplateOptions, honoured_by_template, template_options
+from server.truncation import truncated
 
 router = APIRouter()
 
@@ -37,11 +44,13 @@ async def create_chat_completion(
     body: ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Answer a conversation, streamed or whole."""
-    ignored = ignored_fields(body, REFUSED_IN_CHAT, strict=context.settings.strict_params)
+    honoured = honoured_by_template(context.tokenizer)
+    ignored = ignored_fields(body, REFUSED_IN_CHAT, strict=context.settings.strict_params, honoured=honoured)
     model = context.check_model(body.model)
     info = context.engine_info
     check_common(body, context.settings.max_n)
-    max_tokens = _max_tokens(body)
+    beams = beam_options(body)
+    max_tokens = 0 if body.prewarm else _max_tokens(body)
     logprobs = _logprobs(body)
     sampling_params = await off_loop(
         sum(map(len, body.bad_words or ())),  # which are encoded
@@ -49,30 +58,36 @@ async def create_chat_completion(
         body,
         max_tokens=max_tokens,
         logprobs=logprobs,
-        prompt_logprobs=None,
+        prompt_logprobs=num_prompt_logprobs(body),
         defaults=context.defaults,
         tokenizer=context.tokenizer,
         info=info,
         seed=secrets.randbits(64),
     )
     stops = stop_list(body)
-    prompt = Prompt(await encode_messages(context, body.messages))
+    breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)
+    encode = partial(encode_messages, context, options=template_options(body, context.tokenizer))
+    whole = await encode(body.messages)
+    prompt = Prompt(truncated(whole, body.truncate_prompt_tokens, max_tokens, info))
     check_context([prompt], max_tokens, info, "messages")
+    pins = await find_pins(body.messages, breakpoints, whole, encode, len(whole) - len(prompt.token_ids))
     order = Order(
         [prompt],
         sampling_params,
         num_choices=num_choices(body),
         tenant=tenant(request, body.safety_identifier, body.user),
-        priority=body.priority or 0,
+        priority=engine_priority(body.service_tier, body.priority),
         deadline=deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
+        caching=cache_policy(body.prompt_cache_options, pins),
+        beams=beams,
     )
     options = render_options(body, logprobs)
     text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
     answer = await open_answer(
         context, request, order, text_options, stops, skip_special_tokens=body.skip_special_tokens is not False
     )
-    envelope = new_envelope("chatcmpl", model, system_fingerprint(info))
+    envelope = new_envelope("chatcmpl", model, system_fingerprint(info), tier_used(body.service_tier))
     renderer = ChatRenderer(answer, envelope, options, context.tokenizer)
     headers = ignored_header(ignored)
     if body.stream:
@@ -80,9 +95,7 @@ async def create_chat_completion(
     return await plain_response(request, answer, renderer.whole, headers)
 
 
-async def encode_messages(
-    context: ServerContext, messages: list[Message], *, add_generation_prompt: bool = True
-) -> list[int]:
+async def encode_messages(context: ServerContext, messages: list[Message], *, options: TemplateOptions) -> list[int]:
     """Messages to prompt ids.
 
     Raises:
@@ -92,7 +105,12 @@ async def encode_messages(
         plain = template_messages(messages)
         num_chars = len(repr(plain))  # not of the contents alone: calls and many short messages take their time, too
         return await off_loop(
-            num_chars, context.tokenizer.encode_chat, plain, add_generation_prompt=add_generation_prompt
+            num_chars,
+            context.tokenizer.encode_chat,
+            plain,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            template_kwargs=options.variables,
         )
     except ChatTemplateError as exc:
         raise InvalidRequestError(str(exc), param="messages") from exc
@@ -109,9 +127,9 @@ def _max_tokens(body: ChatCompletionBody) -> int | None:
 
 
 def _logprobs(body: ChatCompletionBody) -> int | None:
-    """Alternatives per token; None when logprobs are not asked for."""
+    """Most probable alternatives per token; None when logprobs are not asked for."""
     top_logprobs = check_range("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS)
-    if body.logprobs:
+    if body.logprobs or body.logprob_token_ids:
         return top_logprobs
     if top_logprobs:
         raise InvalidRequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")

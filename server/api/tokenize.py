@@ -12,6 +12,7 @@ from server.errors import InvalidRequestError
 from server.fields import REFUSED_IN_TOKENIZE, ignored_fields, ignored_header
 from server.respond import check_token_ids, off_loop
 from server.schemas.tokenize import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from server.template_options import prompt_end
 
 router = APIRouter()
 
@@ -29,8 +30,8 @@ async def tokenize(body: TokenizeBody, context: Annotated[ServerContext, Depends
             raise InvalidRequestError(
                 "add_special_tokens is for prompt; a chat template adds its own", param="add_special_tokens"
             )
-        with_opening = body.add_generation_prompt is not False
-        token_ids = await encode_messages(context, body.messages, add_generation_prompt=with_opening)
+        end = prompt_end(body.add_generation_prompt, body.continue_final_message)
+        token_ids = await encode_messages(context, body.messages, options=end)
     else:
         prompt = body.prompt or ""
         token_ids = await off_loop(len(prompt), tokenizer.encode, prompt, body.add_special_tokens is not False)

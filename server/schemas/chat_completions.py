@@ -6,7 +6,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, Tag
 
-from server.schemas.common import GenerationBody, Text, Usage, WireModel
+from server.schemas.common import GenerationBody, PromptLogprobs, Text, Usage, WireModel
+
+
+class CacheBreakpoint(WireModel):
+    """Keep the prompt up to the end of this part in the prefix cache for `ttl`."""
+
+    mode: Literal["explicit"] | None = None
+    ttl: Text | None = None
 
 
 class ContentPart(WireModel):
@@ -15,7 +22,7 @@ class ContentPart(WireModel):
     type: Text
     text: Text | None = None
     refusal: Text | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 def _text_or_parts(value: object) -> str:
@@ -70,7 +77,11 @@ class ChatCompletionBody(GenerationBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    prompt_cache_key: Text | None = None
+
+    # extensions
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
 
     # accepted, not honoured
     safety_identifier: Text | None = None
@@ -131,8 +142,10 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[Choice]
     usage: Usage
     system_fingerprint: str
-    service_tier: Literal["default"] = "default"
+    service_tier: str
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChunkDelta(msgspec.Struct):
@@ -164,5 +177,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChunkChoice]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
+    service_tier: str
     obfuscation: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET

@@ -28,6 +28,14 @@ def test_pins_end_on_time_and_a_later_end_wins(clock: Callable[[float], None]) -
         assert len(pins) == left
 
 
+def test_asking_again_and_again_takes_no_more_memory(clock: Callable[[float], None]) -> None:
+    pins = Pins([BlockPool(9)], 8)
+    for seconds in range(1000):
+        clock(float(seconds))
+        pins.add([b"a", b"b"], seconds + 10.0)
+    assert len(pins._order) == len(pins) == 2
+
+
 def test_the_end_of_a_prefix_is_left_out_when_there_is_no_room(clock: Callable[[float], None]) -> None:
     pool = BlockPool(9)
     pins = Pins([pool], 2)
