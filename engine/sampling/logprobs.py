@@ -65,9 +65,11 @@ def pick(
         num_logprobs: (n,) alternatives asked for, >= 0; more than vocab_size gives vocab_size.
         asked: Ids to report whatever their rank; its rows are among `rows`.
     """
-    asked = asked or AskedLogprobs(_NONE, _NONE)
-    asked_entries = np.searchsorted(rows, asked.rows)
-    device = all_logprobs.device
+    asked_entries, asked_ids, asked_logprobs = _NONE, _NONE, all_logprobs.new_empty(0)
+    if asked is not None:
+        asked_entries, asked_ids = np.searchsorted(rows, asked.rows), asked.ids
+        device = all_logprobs.device
+        asked_logprobs = all_logprobs[to_device(asked_entries, device), to_device(asked_ids, device)]
     width = min(int(num_logprobs.max(initial=0)), all_logprobs.shape[-1])
     if width:
         top_logprobs, top_ids = chunks.top_k(all_logprobs, width)
@@ -80,8 +82,8 @@ def pick(
         top_ids=top_ids,
         top_logprobs=top_logprobs,
         asked_entries=asked_entries,
-        asked_ids=asked.ids,
-        asked_logprobs=all_logprobs[to_device(asked_entries, device), to_device(asked.ids, device)],
+        asked_ids=asked_ids,
+        asked_logprobs=asked_logprobs,
     )
 
 
