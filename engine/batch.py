@@ -73,6 +73,14 @@ class ConditionalBans:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedLogprobs:
+    """Report the log-probability of ids[i] on rows[i], which reports logprobs; rows rise."""
+
+    rows: Ints
+    ids: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """How every row is sampled. A request contributes one row for each position it samples at.
 
@@ -87,6 +95,7 @@ class SamplingBatch:
         allowed_entries, allowed_ids: (c,) index into allowed_rows, and an id allowed there.
         penalties: None when no row asks for a penalty.
         conditional_bans: None when there are none.
+        asked_logprobs: None when no row asks for certain ids.
     """
 
     temperatures: Floats
@@ -103,6 +112,7 @@ class SamplingBatch:
     allowed_ids: Ints
     penalties: PenaltyBatch | None = None
     conditional_bans: ConditionalBans | None = None
+    asked_logprobs: AskedLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

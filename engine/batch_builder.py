@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 
 from engine.batch import (
+    AskedLogprobs,
     Batch,
     ConditionalBans,
     Floats,
@@ -147,7 +148,13 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         allowed_ids=_ints(edits.allowed_ids),
         penalties=penalties.build(),
         conditional_bans=edits.conditional_bans(),
+        asked_logprobs=_asked_logprobs(rows),
     )
+
+
+def _asked_logprobs(rows: list[tuple[ScheduledRequest, int]]) -> AskedLogprobs | None:
+    asked = [(row, i) for row, (s, _) in enumerate(rows) for i in s.request.params.logprob_token_ids]
+    return AskedLogprobs(_ints([row for row, _ in asked]), _ints([i for _, i in asked])) if asked else None
 
 
 def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:

@@ -2,8 +2,8 @@
 
 Invariant: a block is either referenced (count >= 1) or in the free list, never both; block 0 is the null block, in
 neither. A free block keeps its index entry until it is handed out again, so the free list *is* the prefix cache:
-blocks without content come first, then the least recently freed. Every operation is O(1) per block. Knows nothing
-of requests. Paged KV cache: Kwon et al., 2023, section 4.
+blocks without content come first, then the least recently freed, and those with pinned content last of all. Every
+operation is O(1) per block. Knows nothing of requests. Paged KV cache: Kwon et al., 2023, section 4.
 """
 
 NULL_BLOCK = 0
@@ -21,9 +21,12 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
-        # The free list is circular and doubly linked, through the null block as its head.
-        self._next = [(block + 1) % num_blocks for block in range(num_blocks)]
-        self._previous = [(block - 1) % num_blocks for block in range(num_blocks)]
+        self._pinned: set[bytes] = set()
+        # The free list is circular and doubly linked, through the null block as its head. Blocks with pinned content
+        # have a list of their own, whose head is one more entry.
+        self._pinned_head = num_blocks
+        self._next = [(block + 1) % num_blocks for block in range(num_blocks)] + [num_blocks]
+        self._previous = [(block - 1) % num_blocks for block in range(num_blocks)] + [num_blocks]
         self.num_free = num_blocks - 1
 
     @property
@@ -49,7 +52,7 @@ class BlockPool:
             return None
         blocks = []
         for _ in range(num_blocks):
-            block = self._next[NULL_BLOCK]
+            block = self._next[NULL_BLOCK] or self._next[self._pinned_head]
             self._unlink(block)
             self.unindex(block)
             self._references[block] = 1
@@ -66,7 +69,7 @@ class BlockPool:
         """Give one reference back. A block that nobody holds any more joins the free list."""
         self._references[block] -= 1
         if self._references[block] == 0:
-            self._link(block, at_end=self._hashes[block] is not None)
+            self._link(block)
 
     def lookup(self, block_hash: bytes) -> int | None:
         """The block with this content, or None."""
@@ -80,6 +83,16 @@ class BlockPool:
         self._index[block_hash] = block
         return True
 
+    def pin(self, block_hash: bytes) -> None:
+        """Hand out the block with this content, now or once there is one, after all that are not pinned."""
+        self._pinned.add(block_hash)
+        self._relink(block_hash)
+
+    def unpin(self, block_hash: bytes) -> None:
+        """Undo `pin`; a block that is free counts as freed now."""
+        self._pinned.discard(block_hash)
+        self._relink(block_hash)
+
     def unindex(self, block: int) -> None:
         """Forget the block's content, if it has any on record. Its place in the free list stays."""
         block_hash = self._hashes[block]
@@ -90,11 +103,12 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Assert the invariants. O(num_blocks); for tests and for an idle engine."""
         free = []
-        block = self._next[NULL_BLOCK]
-        while block != NULL_BLOCK:
-            assert self._previous[self._next[block]] == block
-            free.append(block)
-            block = self._next[block]
+        for head in (NULL_BLOCK, self._pinned_head):
+            block = self._next[head]
+            while block != head:
+                assert self._previous[self._next[block]] == block
+                free.append(block)
+                block = self._next[block]
         assert len(free) == len(set(free)) == self.num_free
         assert all(self._references[block] == 0 for block in free)
         held = [block for block in range(1, self.num_blocks) if self._references[block] > 0]
@@ -107,8 +121,16 @@ class BlockPool:
         self._next[before], self._previous[after] = after, before
         self.num_free -= 1
 
-    def _link(self, block: int, *, at_end: bool) -> None:
-        before = self._previous[NULL_BLOCK] if at_end else NULL_BLOCK
+    def _relink(self, block_hash: bytes) -> None:
+        block = self._index.get(block_hash)
+        if block is not None and self._references[block] == 0:
+            self._unlink(block)
+            self._link(block)
+
+    def _link(self, block: int) -> None:
+        block_hash = self._hashes[block]
+        head = self._pinned_head if block_hash in self._pinned else NULL_BLOCK
+        before = head if block_hash is None else self._previous[head]
         after = self._next[before]
         self._next[before] = self._previous[after] = block
         self._previous[block], self._next[block] = before, after

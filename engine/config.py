@@ -30,6 +30,7 @@ class EngineConfig:
         max_num_batched_tokens: Most tokens in a step.
         block_size: Tokens in a block.
         prefix_caching: Whether blocks are found by content.
+        pin_share: Share of the KV cache that requests may pin.
         load_dummy: Random weights instead of the checkpoint's.
         is_int8: Matrices are quantized to int8; activations and KV cache stay in dtype.
         itl_target_s: Longest predicted step while anything decodes; None follows the decodes (`LatencyTarget`).
@@ -48,6 +49,7 @@ class EngineConfig:
     max_num_batched_tokens: int
     block_size: int
     prefix_caching: bool
+    pin_share: float
     load_dummy: bool
     is_int8: bool
     itl_target_s: float | None
@@ -94,6 +96,7 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         prefix_caching=options.prefix_caching,
+        pin_share=options.pin_share,
         load_dummy=options.load_format == "dummy",
         is_int8=is_int8,
         itl_target_s=options.itl_target_ms / 1e3 if options.itl_target_ms else 0.05 if is_cuda else None,

@@ -255,6 +255,7 @@ class Engine:
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("logprob_token_ids", params.logprob_token_ids),
             ("bad_words", [i for word in params.bad_words_token_ids for i in word]),
             ("reasoning_budget", budget.end_token_ids if budget is not None else ()),
         ):

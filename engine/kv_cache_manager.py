@@ -8,11 +8,13 @@ requests that arrive together compute a common prefix once. Unverified tokens (d
 
 import hashlib
 import os
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.block_pool import NULL_BLOCK, BlockPool
+from engine.pins import Pins
 from engine.request import Request
 
 _HASH_BYTES = 16
@@ -30,12 +32,18 @@ class KVCacheManager:
     """Owner of the block pools and of every request's block tables. Called by the scheduler alone."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, sliding_windows: Sequence[int | None], prefix_caching: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        sliding_windows: Sequence[int | None],
+        prefix_caching: bool = True,
+        max_num_pinned_blocks: int = 0,
     ) -> None:
         """Make one pool of num_blocks blocks for each KV group; sliding_windows has one entry per group."""
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.pools = tuple(BlockPool(num_blocks) for _ in sliding_windows)
+        self.pins = Pins(self.pools, max_num_pinned_blocks)
         self._windows = tuple(sliding_windows)
         self._has_windows = any(window is not None for window in sliding_windows)
         self._key = os.urandom(_HASH_BYTES)
@@ -78,7 +86,7 @@ class KVCacheManager:
         At least one token is left to compute, since its logits are needed. A request whose prompt is still to be
         scored finds nothing. O(blocks found).
         """
-        if not self.prefix_caching or _is_unscored(request):
+        if _is_unscored(request):
             return 0
         hashes = self._block_hashes(request)[: (request.num_tokens - 1) // self.block_size]
         num_blocks = len(hashes) + 1
@@ -109,9 +117,9 @@ class KVCacheManager:
         return not _is_unscored(request) and self._leaders.get(hashes[block], request) is not request
 
     def _block_hashes(self, request: Request) -> list[bytes]:
-        """Hashes of all full blocks of known tokens; computed once per block."""
+        """Hashes of all full blocks of known tokens, computed once per block; none for who does not use the cache."""
         hashes = request.block_hashes
-        if self.prefix_caching:
+        if self._caches(request):
             parent = hashes[-1] if hashes else request.cache_seed
             for block in range(len(hashes), len(request.token_ids) // self.block_size):
                 data = array("I", request.token_ids[block * self.block_size : (block + 1) * self.block_size]).tobytes()
@@ -150,6 +158,8 @@ class KVCacheManager:
             return False
         for block_hash in self._block_hashes(request)[num_cached_blocks:]:
             self._leaders.setdefault(block_hash, request)
+        for pin in request.caching.pins:
+            self.pins.add(request.block_hashes[: pin.num_tokens // self.block_size], time.monotonic() + pin.ttl_s)
         return True
 
     def num_held_blocks(self, request: Request, num_cached_tokens: int) -> int:
@@ -216,7 +226,7 @@ class KVCacheManager:
         """Index the full blocks whose tokens are known and scheduled; the request leads them no longer."""
         num_known = min(request.num_computed_tokens, len(request.token_ids))
         num_full = num_known // self.block_size
-        if not self.prefix_caching or num_full <= request.num_indexed_blocks:
+        if not self._caches(request) or num_full <= request.num_indexed_blocks:
             return
         hashes = self._block_hashes(request)
         for block in range(request.num_indexed_blocks, num_full):
@@ -277,6 +287,9 @@ class KVCacheManager:
         assert all(leader in requests for leader in self._leaders.values())
 
     # --- helpers --------------------------------------------------------------------------------------------------
+
+    def _caches(self, request: Request) -> bool:
+        return self.prefix_caching and request.caching.is_used
 
     def _first_visible_block(self, window: int | None, position: int) -> int:
         """First block that the token at position (or any later one) sees."""

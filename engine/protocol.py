@@ -56,6 +56,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_cache_memory_bytes: Bytes for the KV cache.
         block_size: Tokens in a block.
         prefix_caching: Whether full blocks are indexed by content.
+        pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
         load_format: auto, or dummy for random weights.
         quantization: none, or int8 for matrices of one byte a value.
         speculative: ngram, or the folder of a draft model; None for neither.
@@ -73,6 +74,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory_bytes: int | None = None
     block_size: int | None = None
     prefix_caching: bool = True
+    pin_share: float = 0.25
     load_format: str = "auto"
     quantization: str = "none"
     speculative: str | None = None
@@ -126,6 +128,23 @@ class Guidance(msgspec.Struct, frozen=True, omit_defaults=True):
 UNGUIDED = Guidance()
 
 
+class Pin(msgspec.Struct, array_like=True, frozen=True):
+    """Keep the blocks of the first num_tokens tokens findable for ttl_s seconds from admission, if there is room."""
+
+    num_tokens: int
+    ttl_s: float
+
+
+class CachePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request does with the prefix cache; without `is_used` it neither reads nor writes it."""
+
+    is_used: bool = True
+    pins: tuple[Pin, ...] = ()
+
+
+USUAL_CACHING = CachePolicy()
+
+
 class AddRequest(msgspec.Struct, tag="add", frozen=True):
     """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
 
@@ -141,6 +160,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
         extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
         guidance: What the output must or may follow.
+        caching: How it uses the prefix cache.
     """
 
     request_id: int
@@ -154,6 +174,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     adapter: str | None = None
     extra_hash_keys: tuple[str, ...] = ()
     guidance: Guidance = UNGUIDED
+    caching: CachePolicy = USUAL_CACHING
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.grammar.matcher import GrammarMatcher
-from engine.protocol import AddRequest, FinishReason, ReasoningBudget
+from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
 from engine.sampling_params import SamplingParams
 from engine.speculation.drafting import Drafting
 from engine.speculation.lookup import Text
@@ -46,6 +46,7 @@ class Request:
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
+        caching: How it uses the prefix cache.
         priority: Lower is served earlier.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
@@ -80,6 +81,7 @@ class Request:
     eos_token_ids: frozenset[int]
     max_num_tokens: int
     cache_seed: bytes
+    caching: CachePolicy = USUAL_CACHING
     priority: int = 0
     deadline: float | None = None
     runs_alone: bool = False
@@ -187,6 +189,7 @@ def make_request(
         eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids,
         max_num_tokens=max_num_tokens,
         cache_seed=cache_seed,
+        caching=add.caching,
         priority=add.priority,
         deadline=add.deadline,
         pending_indices=list(range(1, add.num_choices)),

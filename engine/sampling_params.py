@@ -10,6 +10,9 @@ import msgspec
 MAX_LOGPROBS = 64
 """Most alternatives per token that the engine returns."""
 
+MAX_LOGPROB_TOKEN_IDS = 1024
+"""Most ids whose log-probability is reported at every position."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one request samples. Every field is honoured by the engine.
@@ -31,7 +34,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         bad_words_token_ids: Token id sequences that must not be completed; each has at least one id.
         allowed_token_ids: Only these ids can be sampled; None means all.
         logprobs: Alternatives to report per output token; 0 reports the sampled id alone; None reports nothing.
-        prompt_logprobs: The same for each prompt token; such a request does not read the prefix cache.
+        logprob_token_ids: Ids to report behind these alternatives, whatever their rank; needs logprobs.
+        prompt_logprobs: As logprobs, for each prompt token; such a request does not read the prefix cache.
 
     Raises:
         ValueError: A value is out of range; the message names field, bound and value.
@@ -53,6 +57,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
@@ -86,6 +91,12 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
                 )
         if self.logprobs is not None:
             _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        elif self.logprob_token_ids:
+            raise ValueError("logprob_token_ids is only allowed with logprobs")
+        if len(self.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+            raise ValueError(
+                f"logprob_token_ids must hold at most {MAX_LOGPROB_TOKEN_IDS} ids, got {len(self.logprob_token_ids)}"
+            )
         if self.prompt_logprobs is not None:
             _check("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
 

@@ -181,6 +181,7 @@ class Scheduler:
         fill. May preempt.
         """
         step = ScheduledStep()
+        self.kv.pins.release_expired()
         num_preemptions = self.counters.num_preemptions
         schedulable = [r for r in self.running if _is_schedulable(r)]
         prefills = [r for r in schedulable if r.num_new_tokens > 1]

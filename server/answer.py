@@ -13,8 +13,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from engine.protocol import UNGUIDED, FinishReason, Guidance, RequestOutput, TokenLogprobs
+from engine.protocol import (
+    UNGUIDED,
+    USUAL_CACHING,
+    CachePolicy,
+    FinishReason,
+    Guidance,
+    RequestOutput,
+    TokenLogprobs,
+)
 from engine.sampling_params import SamplingParams
+from server.beams import BeamOptions
 from server.choice_stream import ChoiceStream, Delta
 from server.engine_client import EngineClient, EngineDiedError, Generation
 from server.errors import ApiError, DeadlineError, EngineRestartingError, InternalError
@@ -35,7 +44,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked of the engine, once per prompt. Fields as in `AddRequest`."""
+    """What is asked of the engine, once per prompt. Fields as in `AddRequest`; `beams` makes choices a search."""
 
     prompts: Sequence[Prompt]
     sampling_params: SamplingParams
@@ -45,6 +54,8 @@ class Order:
     deadline: float | None = None
     cache_salt: str = ""
     guidance: Guidance = UNGUIDED
+    caching: CachePolicy = USUAL_CACHING
+    beams: BeamOptions | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +118,7 @@ class Answer:
                 deadline=order.deadline,
                 cache_salt=order.cache_salt,
                 guidance=order.guidance,
+                caching=order.caching,
             )
 
         order = self.order
@@ -177,7 +189,7 @@ class Answer:
         """Tokens so far."""
         totals = [len(prompt.token_ids) for prompt in self.order.prompts]
         cached = [state.num_cached_tokens or 0 for state in self.prompts]
-        block = self._cached_block_size  # only whole blocks can be found again
+        block = self._cached_block_size if self.order.caching.is_used else 0  # only whole blocks can be found again
         written = [max(0, t // block * block - c) if block else 0 for t, c in zip(totals, cached, strict=True)]
         num_output_tokens = sum(choice.num_output_tokens for choice in self.choices)
         return Counts(sum(totals), sum(cached), sum(written), num_output_tokens, self._num_accepted, self._num_rejected)

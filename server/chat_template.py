@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -81,6 +81,7 @@ class ChatTemplate:
     Attributes:
         source: What was compiled.
         names: Words by which the template looks up keys and compares values.
+        variables: Names that the template uses and does not define.
     """
 
     def __init__(self, source: str) -> None:
@@ -97,6 +98,7 @@ class ChatTemplate:
         self.source = source
         self._knows_developer = "developer" in source
         self.names = _names(tree)
+        self.variables = frozenset(meta.find_undeclared_variables(tree))
 
     def render(
         self, messages: Sequence[Mapping[str, object]], add_generation_prompt: bool, variables: Mapping[str, object]

@@ -39,11 +39,21 @@ class TextTokenizer(Protocol):
         """Plain text to ids."""
         ...
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Text that follows other text to ids."""
+        ...
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template names besides what it defines."""
+        ...
+
     def encode_chat(
         self,
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] = ...,
     ) -> list[int]:
         """Messages to ids through the chat template."""
@@ -54,7 +64,7 @@ class TextTokenizer(Protocol):
         ...
 
     def token_id(self, text: str) -> int | None:
-        """The id of a control token, or of another added one, by its text."""
+        """The id of a token by its text; None when the vocabulary has none."""
         ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -67,6 +77,10 @@ class TextTokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one id stands for."""
+        ...
+
+    def added_id(self, text: str) -> int | None:
+        """The id of a control token, or of another added one, by its text."""
         ...
 
     def is_special(self, token_id: int) -> bool:

@@ -23,9 +23,11 @@ from engine.protocol import (
     SOCKET_NAME,
     STATUS_NAME,
     UNGUIDED,
+    USUAL_CACHING,
     AbortRequest,
     Accepted,
     AddRequest,
+    CachePolicy,
     EngineInfo,
     FrameReader,
     Guidance,
@@ -109,6 +111,7 @@ class EngineClient(Protocol):
         deadline: float | None = None,
         cache_salt: str = "",
         guidance: Guidance = UNGUIDED,
+        caching: CachePolicy = USUAL_CACHING,
     ) -> Generation:
         """Have one prompt continued; returns once the engine has accepted. Fields as in `AddRequest`.
 
@@ -176,6 +179,7 @@ class SocketEngineClient:
         deadline: float | None = None,
         cache_salt: str = "",
         guidance: Guidance = UNGUIDED,
+        caching: CachePolicy = USUAL_CACHING,
     ) -> Generation:
         """See `EngineClient.generate`."""
         connection = self._connection
@@ -191,6 +195,7 @@ class SocketEngineClient:
             deadline=deadline,
             cache_salt=cache_salt,
             guidance=guidance,
+            caching=caching,
         )
         mailbox = connection.add(request)
         try:

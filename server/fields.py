@@ -5,7 +5,7 @@ A field is honoured (it is declared in a schema and used), accepted (declared, v
 parameters are strict).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -20,14 +20,6 @@ MAX_REPORTED = 32
 _NOTHING: tuple[object, ...] = (None,)
 
 REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
-    "prompt_logprobs": _NOTHING,
-    "logprob_token_ids": (None, []),
-    "use_beam_search": (None, False),
-    "length_penalty": (None, 1.0),
-    "truncate_prompt_tokens": _NOTHING,
-    "prompt_cache_options": (None, {}, {"mode": "implicit"}),
-    "service_tier": (None, "auto", "default"),
-    "return_prompt_text": (None, False),
     "moderation": _NOTHING,
 }
 """Fields that are known and not honoured, each with the values that ask for nothing."""
@@ -36,9 +28,6 @@ REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
     **REFUSED_EVERYWHERE,
     "reasoning": _NOTHING,
     "chat_template": _NOTHING,
-    "documents": (None, []),
-    "continue_final_message": (None, False),
-    "add_generation_prompt": (None, True),
     "echo": (None, False),
     "best_of": (None, 1),
     "modalities": (None, ["text"]),
@@ -48,30 +37,26 @@ REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
 
 REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
     **REFUSED_EVERYWHERE,
-    "suffix": (None, ""),
     "prediction": _NOTHING,
     "thinking_token_budget": _NOTHING,
     "reasoning_budget_tokens": _NOTHING,
 }
-REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {
-    name: REFUSED_IN_CHAT[name] for name in ("chat_template", "continue_final_message")
-}
+REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSED_IN_CHAT["chat_template"]}
 
-_ACCEPTED = frozenset(
-    {
-        "user",
-        "safety_identifier",
-        "prompt_cache_retention",
-        "metadata",
-        "store",
-        "verbosity",
-        "messages[].content[].prompt_cache_breakpoint",
-    }
-)
+ACCEPTED = frozenset({"user", "safety_identifier", "prompt_cache_retention", "metadata", "store", "verbosity"})
+"""Fields that are validated and reported, and change nothing."""
 
 
-def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *, strict: bool) -> list[str]:
+def ignored_fields(
+    body: BaseModel, refused: Mapping[str, tuple[object, ...]], *, strict: bool, honoured: Collection[str] = ()
+) -> list[str]:
     """Return the dotted names of the fields of this body that have no effect.
+
+    Args:
+        body: As it was parsed.
+        refused: Names that are refused on this route, with the values that ask for nothing.
+        strict: Refuse unknown fields.
+        honoured: Names among the accepted ones that have an effect with this model.
 
     Raises:
         UnsupportedParameterError: A refused field asks for something.
@@ -86,7 +71,7 @@ def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *
                 )
         elif is_extra and strict:
             raise UnknownParameterError(f"unknown parameter: {path}", param=path)
-        elif (is_extra or generic in _ACCEPTED) and value is not None:
+        elif (is_extra or generic in ACCEPTED - {*honoured}) and value is not None:
             ignored.append(path)
     return ignored
 

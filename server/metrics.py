@@ -115,7 +115,18 @@ class Metrics:
         success = Counter(
             f"{PREFIX}request_success", "Choices that ended.", ["model_name", "finished_reason"], registry=self._own
         )
+        self._retries = Counter(
+            f"{PREFIX}request_retries",
+            "Requests that a client sent again.",
+            ["model_name", "retry"],
+            registry=self._own,
+        )
         self.success = {reason: success.labels(model_name, reason.name.lower()) for reason in FinishReason}
+
+    def note_retry(self, retry_count: str) -> None:
+        """Take note of how often a client says that it sent this request before; anything odd counts for nothing."""
+        if retry_count.isascii() and retry_count.isdigit() and int(retry_count[:9]) > 0:
+            self._retries.labels(self._model_name, retry_count if retry_count in ("1", "2") else "3+").inc()
 
     def observe_inter_token(self, latency_s: float, now: float) -> None:
         """Note the time between two tokens; it is counted within FLUSH_S of tokens, and before `render`."""

@@ -84,7 +84,7 @@ def plan_output(
     return OutputPlan(
         guidance=guidance,
         reading=Reading(new_parser, use, thinking.is_shown) if tools or reasoning else None,
-        kept_ids=frozenset(i for marker in markers if (i := tokenizer.token_id(marker)) is not None),
+        kept_ids=frozenset(i for marker in markers if (i := tokenizer.added_id(marker)) is not None),
         counts_tokens=block is not Block.CLOSED or formats.tools_read_all,
     )
 
@@ -105,7 +105,7 @@ def _grammar(
     """Everything as `llguidance` reads it: Lark for the frame, the caller's own grammar beside it."""
 
     def mark(text: str) -> str:
-        token_id = tokenizer.token_id(text)
+        token_id = tokenizer.added_id(text)
         return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
     rules = [f"start: {'reasoning ' if reasoning else ''}answer"]

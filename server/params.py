@@ -63,6 +63,7 @@ def build_sampling_params(
                 else tuple(_known_ids("allowed_token_ids", body.allowed_token_ids, info))
             ),
             logprobs=logprobs,
+            logprob_token_ids=tuple(_known_ids("logprob_token_ids", body.logprob_token_ids or [], info)),
             prompt_logprobs=prompt_logprobs,
         )
     except ValueError as exc:

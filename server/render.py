@@ -27,12 +27,17 @@ class Envelope(TypedDict):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: str
 
 
-def new_envelope(prefix: str, model: str, fingerprint: str) -> Envelope:
+def new_envelope(prefix: str, model: str, fingerprint: str, service_tier: str) -> Envelope:
     """An envelope for an answer that begins now."""
     return Envelope(
-        id=f"{prefix}-{secrets.token_hex(16)}", created=int(time.time()), model=model, system_fingerprint=fingerprint
+        id=f"{prefix}-{secrets.token_hex(16)}",
+        created=int(time.time()),
+        model=model,
+        system_fingerprint=fingerprint,
+        service_tier=service_tier,
     )
 
 
@@ -41,7 +46,9 @@ class RenderOptions:
     """What the caller wants to see.
 
     Attributes:
-        logprobs: Alternatives per token to show; None shows no logprobs.
+        logprobs: Alternatives per token to show, ids that were asked for included; None shows no logprobs.
+        prompt_logprobs: Alternatives per prompt token to show; None shows none of the prompt's.
+        prompt_text: Show the prompt as text.
         token_ids: Show prompt and output token ids.
         usage: End the stream with a usage chunk.
         usage_on_every_chunk: Show usage so far on each chunk.
@@ -49,6 +56,8 @@ class RenderOptions:
     """
 
     logprobs: int | None
+    prompt_logprobs: int | None
+    prompt_text: bool
     token_ids: bool
     usage: bool
     usage_on_every_chunk: bool
@@ -64,7 +73,9 @@ def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
     """Read the options from a body."""
     options = body.stream_options
     return RenderOptions(
-        logprobs=logprobs,
+        logprobs=None if logprobs is None else logprobs + len(body.logprob_token_ids or ()),
+        prompt_logprobs=body.prompt_logprobs,
+        prompt_text=bool(body.return_prompt_text),
         token_ids=bool(body.return_token_ids),
         usage=bool(options and options.include_usage),
         usage_on_every_chunk=bool(options and options.continuous_usage_stats),

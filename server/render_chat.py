@@ -13,6 +13,7 @@ from server.choice_stream import Delta, Part, Token
 from server.context import TextTokenizer
 from server.parsed_choice import Message, ParsedChoice
 from server.parsers.parser import Kind, OutputParser, Piece
+from server.prompt_report import prompt_logprobs, prompt_text
 from server.render import FINISH_WORDS, MIN_LOGPROB, Envelope, RenderOptions, chunk_usage, obfuscation, usage
 from server.schemas import chat_completions as wire
 from server.sse import TextEvent, event
@@ -95,8 +96,9 @@ class ChatRenderer:
         choices = [self._whole_choice(index, delta) for index, delta in enumerate(deltas)]
         counts = usage(self._answer.counts(), self._num_reasoning_tokens())
         completion = wire.ChatCompletion(**self._envelope, choices=choices, usage=counts)
-        if self._options.token_ids:
-            completion.prompt_token_ids = self._answer.order.prompts[0].token_ids
+        self._add_prompt(completion)
+        token_ids, logprobs = self._answer.order.prompts[0].token_ids, self._answer.prompts[0].logprobs
+        completion.prompt_logprobs = prompt_logprobs(token_ids, logprobs, self._options, self._tokenizer)
         return msgspec.json.encode(completion)
 
     def _new_choice(self, index: int) -> _Choice:
@@ -112,8 +114,7 @@ class ChatRenderer:
         role = wire.ChunkDelta(role="assistant", content="", refusal=None)
         chunk = self._chunk([wire.ChunkChoice(index, role)])
         chunk.obfuscation = obfuscation(self._options, "")
-        if self._options.token_ids:
-            chunk.prompt_token_ids = self._answer.order.prompts[0].token_ids
+        self._add_prompt(chunk)
         return event(chunk)
 
     def _piece_event(self, index: int, choice: _Choice, piece: Piece) -> bytes:
@@ -194,6 +195,12 @@ class ChatRenderer:
 
     def _num_reasoning_tokens(self) -> int:
         return sum(c.parsed.num_reasoning_tokens for c in self._choices.values() if c.parsed is not None)
+
+    def _add_prompt(self, answer: wire.ChatCompletion | wire.ChatCompletionChunk) -> None:
+        """Show the prompt as ids and as text, as far as it was asked for."""
+        token_ids = self._answer.order.prompts[0].token_ids
+        answer.prompt_token_ids = token_ids if self._options.token_ids else UNSET
+        answer.prompt_text = prompt_text(token_ids, self._options, self._tokenizer)
 
     def _text_chunk(self, index: int, text: str) -> wire.ChatCompletionChunk:
         return self._chunk([wire.ChunkChoice(index, wire.ChunkDelta(content=text))])

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from engine.protocol import TokenLogprobs
-from server.answer import Answer
+from server.answer import Answer, PromptState
 from server.choice_stream import Delta, Part
 from server.context import TextTokenizer
 from server.prompt_echo import PromptEcho
+from server.prompt_report import prompt_logprobs, prompt_text
 from server.render import FINISH_WORDS, MIN_LOGPROB, Envelope, RenderOptions, chunk_usage, obfuscation, usage
 from server.schemas import completions as wire
 from server.schemas.common import Usage
@@ -74,8 +75,9 @@ class CompletionRenderer:
                 text = self._echo_of(index).text + text
                 rows = self._prompt_rows(index) + rows
             choice = self._choice(position, text, rows, delta)
-            if self._options.token_ids:
-                choice.prompt_token_ids = self._prompt_token_ids(index)
+            self._add_prompt(choice, index)
+            token_ids, logprobs = self._prompt_token_ids(index), self._prompt_state(index).logprobs
+            choice.prompt_logprobs = prompt_logprobs(token_ids, logprobs, self._options, self._tokenizer)
             choices.append(choice)
         return msgspec.json.encode(self._completion(choices, usage(self._answer.counts())))
 
@@ -88,8 +90,8 @@ class CompletionRenderer:
 
     def _event(self, choice: wire.CompletionChoice, *, is_first: bool) -> bytes:
         options = self._options
-        if options.token_ids and is_first:
-            choice.prompt_token_ids = self._prompt_token_ids(choice.index)
+        if is_first:
+            self._add_prompt(choice, choice.index)
         completion = self._completion([choice], chunk_usage(options, self._answer))
         completion.obfuscation = obfuscation(options, choice.text)
         return event(completion)
@@ -105,15 +107,24 @@ class CompletionRenderer:
         assert self._echoes is not None, "made whenever echo or logprobs were asked for"
         return self._echoes[index // self._answer.order.num_choices]
 
+    def _add_prompt(self, choice: wire.CompletionChoice, index: int) -> None:
+        """Show the prompt as ids and as text, as far as it was asked for."""
+        token_ids = self._prompt_token_ids(index)
+        choice.prompt_token_ids = token_ids if self._options.token_ids else UNSET
+        choice.prompt_text = prompt_text(token_ids, self._options, self._tokenizer)
+
+    def _prompt_state(self, index: int) -> PromptState:
+        return self._answer.prompts[index // self._answer.order.num_choices]
+
     def _prompt_token_ids(self, index: int) -> list[int]:
         return self._answer.order.prompts[index // self._answer.order.num_choices].token_ids
 
     def _prompt_rows(self, index: int) -> list[_Row]:
         if self._options.logprobs is None:
             return []
-        prompt_logprobs = self._answer.prompts[index // self._answer.order.num_choices].logprobs or []
+        logprobs = self._prompt_state(index).logprobs or []
         starts = self._echo_of(index).starts
-        return list(zip(self._prompt_token_ids(index), starts, [None, *prompt_logprobs], strict=True))
+        return list(zip(self._prompt_token_ids(index), starts, [None, *logprobs], strict=True))
 
     def _output_rows(self, index: int, delta: Delta) -> list[_Row]:
         if self._options.logprobs is None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from engine.protocol import EngineInfo
 from server.answer import Answer, Order, Prompt
+from server.beam_search import BeamSearchClient
 from server.choice_stream import ChoiceStream, Delta, TextOptions
 from server.context import ServerContext
 from server.errors import ContextLengthError, InvalidRequestError
@@ -124,7 +125,11 @@ async def open_answer(
     timer = RequestTimer(context.metrics, request.state.arrival_time, len(choices))
     block_size = context.engine_info.block_size if context.settings.prefix_caching else 0
     answer = Answer(order, choices, timer, block_size)
-    await answer.open(context.engine_client)
+    engine_client = context.engine_client
+    if order.beams is not None:
+        engine_client = BeamSearchClient(engine_client, order.beams, context.engine_info)
+    context.metrics.note_retry(request.headers.get("x-stainless-retry-count", ""))
+    await answer.open(engine_client)
     timer.accept([len(prompt.token_ids) for prompt in order.prompts])
     return answer
 

@@ -138,6 +138,9 @@ class Settings(BaseModel):
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="Seconds that running requests may take to finish after SIGTERM."
     )
+    pin_share: float = Field(
+        default=0.25, ge=0, le=1, description="Share of the KV cache that prompt_cache_breakpoint may keep."
+    )
     metrics_auth: bool = Field(default=False, description="Whether /metrics asks for an API key, too.")
     stall_timeout_s: float = Field(
         default=120.0, gt=0, description="Seconds without progress, with work at hand, after which /health says 503."
@@ -266,6 +269,7 @@ def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
         kv_cache_memory_bytes=settings.kv_cache_memory,
         block_size=settings.block_size,
         prefix_caching=settings.prefix_caching,
+        pin_share=settings.pin_share,
         load_format=settings.load_format,
         quantization=settings.quantization,
         speculative=settings.speculative,

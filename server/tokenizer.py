@@ -9,6 +9,7 @@ interpreter lock. Reads tokenizer.json alone: a checkpoint without one is refuse
 import ctypes
 import json
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
@@ -111,6 +112,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] = _NO_VARIABLES,
         chat_template: str | None = None,
     ) -> list[int]:
@@ -121,6 +123,7 @@ class Tokenizer:
         Args:
             messages: In OpenAI's form, JSON values only.
             add_generation_prompt: End with the opening of the assistant's answer.
+            continue_final_message: End with the content of the last message, which is left open.
             template_kwargs: What else the template may name, for example tools or enable_thinking.
             chat_template: Name or source of another template than the checkpoint's own.
 
@@ -138,7 +141,31 @@ class Tokenizer:
             raise ChatTemplateError(str(error)) from error
         marked_messages, values = marked.value
         variables = {**self._special_tokens, **dict(zip(template_kwargs, values, strict=True))}
-        return self._encode_pieces(marked.cut(template.render(marked_messages, add_generation_prompt, variables)))
+        if continue_final_message:
+            # Behind the content stands a tag that nobody could have written; the prompt ends where it is found.
+            tag = secrets.token_hex(8) + " "
+            final = marked_messages[-1]
+            marked_messages[-1] = {**final, "content": f"{final.get('content') or ''}{tag}"}
+            rendered = _before(template.render(marked_messages, add_generation_prompt, variables), tag)
+        else:
+            rendered = template.render(marked_messages, add_generation_prompt, variables)
+        return self._encode_pieces(marked.cut(rendered))
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Return the ids of a text that follows other text; nothing is put in front."""
+        return self._continuation_ids(text)
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of a token by its text; None when the vocabulary has none."""
+        return self._backend.token_to_id(text)
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the checkpoint's own chat template names besides what it defines; nothing when there is none."""
+        try:
+            return self._templates.select(None, has_tools=False).variables
+        except ChatTemplateError:
+            return frozenset()
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids; an id outside the vocabulary has none, invalid UTF-8 becomes U+FFFD."""
@@ -163,7 +190,7 @@ class Tokenizer:
         r"""Return one token as OpenAI's logprobs show it: bytes that are no character by themselves read \xe4."""
         return self.token_bytes(token_id).decode("utf-8", "backslashreplace")
 
-    def token_id(self, text: str) -> int | None:
+    def added_id(self, text: str) -> int | None:
         """Return the id of a control token, or of another token that was added to the vocabulary, by its text."""
         return self._added_ids.get(text)
 
@@ -218,6 +245,20 @@ class Tokenizer:
     def _named_id(self, name: str) -> int | None:
         text = self._special_tokens.get(name)
         return None if text is None else self._backend.token_to_id(text)
+
+
+def _before(rendered: str, tag: str) -> str:
+    """Cut a rendered prompt where the last message was marked with a tag that ends in a space.
+
+    Raises:
+        ChatTemplateError: The template does not show the last message.
+    """
+    position = rendered.rfind(tag.strip())
+    if position < 0:
+        raise ChatTemplateError("the chat template does not show the final message, so it cannot be continued")
+    # A template that trims the message takes the tag's space, too, and so the spaces before the tag would have gone.
+    is_trimmed = not rendered.startswith(tag, position)
+    return rendered[:position].rstrip() if is_trimmed else rendered[:position]
 
 
 def _read_json(file: Path) -> _Json:

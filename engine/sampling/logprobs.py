@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Ints, ScoreBatch
+from engine.batch import AskedLogprobs, Ints, ScoreBatch
 from engine.protocol import TokenLogprobs
 from engine.sampling import chunks
 from engine.sampling.transfer import to_device
+
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class LogprobTensors:
         logprobs: (n,) float32, of the tokens themselves.
         top_ids: (n, max_num_logprobs) int64, most probable first, the lower id first among equals.
         top_logprobs: (n, max_num_logprobs) float32.
+        asked_entries, asked_ids: (q,) host, entry that asks for an id, and the id.
+        asked_logprobs: (q,) float32.
     """
 
     rows: Ints
@@ -33,6 +37,9 @@ class LogprobTensors:
     logprobs: Tensor
     top_ids: Tensor
     top_logprobs: Tensor
+    asked_entries: Ints
+    asked_ids: Ints
+    asked_logprobs: Tensor
 
 
 def score(logits: Tensor, scores: ScoreBatch) -> LogprobTensors:
@@ -46,7 +53,9 @@ def score(logits: Tensor, scores: ScoreBatch) -> LogprobTensors:
     return pick(torch.log_softmax(logits, -1), target_ids, np.arange(len(logits)), scores.num_logprobs)
 
 
-def pick(all_logprobs: Tensor, token_ids: Tensor, rows: Ints, num_logprobs: Ints) -> LogprobTensors:
+def pick(
+    all_logprobs: Tensor, token_ids: Tensor, rows: Ints, num_logprobs: Ints, asked: AskedLogprobs | None = None
+) -> LogprobTensors:
     """What to report out of whole rows of log-probabilities.
 
     Args:
@@ -54,7 +63,13 @@ def pick(all_logprobs: Tensor, token_ids: Tensor, rows: Ints, num_logprobs: Ints
         token_ids: (n,) int64 on the device.
         rows: (n,) row that each entry belongs to.
         num_logprobs: (n,) alternatives asked for, >= 0; more than vocab_size gives vocab_size.
+        asked: Ids to report whatever their rank; its rows are among `rows`.
     """
+    asked_entries, asked_ids, asked_logprobs = _NONE, _NONE, all_logprobs.new_empty(0)
+    if asked is not None:
+        asked_entries, asked_ids = np.searchsorted(rows, asked.rows), asked.ids
+        device = all_logprobs.device
+        asked_logprobs = all_logprobs[to_device(asked_entries, device), to_device(asked_ids, device)]
     width = min(int(num_logprobs.max(initial=0)), all_logprobs.shape[-1])
     if width:
         top_logprobs, top_ids = chunks.top_k(all_logprobs, width)
@@ -66,6 +81,9 @@ def pick(all_logprobs: Tensor, token_ids: Tensor, rows: Ints, num_logprobs: Ints
         logprobs=all_logprobs.gather(-1, token_ids[:, None])[:, 0],
         top_ids=top_ids,
         top_logprobs=top_logprobs,
+        asked_entries=asked_entries,
+        asked_ids=asked_ids,
+        asked_logprobs=asked_logprobs,
     )
 
 
@@ -78,4 +96,11 @@ def token_logprobs(tensors: LogprobTensors) -> list[TokenLogprobs]:
         tensors.top_logprobs.tolist(),
         strict=True,
     )
-    return [TokenLogprobs(logprob, ids[:count], values[:count]) for count, logprob, ids, values in entries]
+    results = [TokenLogprobs(logprob, ids[:count], values[:count]) for count, logprob, ids, values in entries]
+    asked = zip(
+        tensors.asked_entries.tolist(), tensors.asked_ids.tolist(), tensors.asked_logprobs.tolist(), strict=True
+    )
+    for entry, token_id, logprob in asked:
+        results[entry].top_token_ids.append(token_id)
+        results[entry].top_logprobs.append(logprob)
+    return results

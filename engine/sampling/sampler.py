@@ -64,7 +64,8 @@ def sample(
     logprobs = None
     if all_logprobs is not None:
         reported_ids = filters.select_rows(token_ids, reporting)
-        logprobs = pick(all_logprobs, reported_ids, reporting, batch.num_logprobs[reporting])
+        num_logprobs = batch.num_logprobs[reporting]
+        logprobs = pick(all_logprobs, reported_ids, reporting, num_logprobs, batch.asked_logprobs)
     if masks is not None and is_empty is not None:
         masks.withdraw(token_ids, is_empty)
     return SampleResult(token_ids, logprobs)

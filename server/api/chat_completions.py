@@ -1,14 +1,16 @@
 """POST /v1/chat/completions: parse, generate, render."""
 
 import secrets
-from collections.abc import Mapping
-from typing import Annotated, Final
+from functools import partial
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.answer import Order, Prompt
+from server.beam_search import beam_options
+from server.cache_options import cache_policy, find_breakpoints, find_pins
 from server.chat_template import ChatTemplateError
 from server.context import ServerContext, get_context, system_fingerprint
 from server.errors import InvalidRequestError
@@ -16,6 +18,7 @@ from server.fields import REFUSED_IN_CHAT, ignored_fields, ignored_header
 from server.messages import template_messages, text_of
 from server.output_plan import naming_the_grammar, plan_output
 from server.params import MAX_LOGPROBS, build_sampling_params, build_text_options, check_common, check_range, stop_list
+from server.prompt_report import num_prompt_logprobs
 from server.render import new_envelope, render_options
 from server.render_chat import ChatRenderer
 from server.respond import (
@@ -30,14 +33,15 @@ from server.respond import (
     tenant,
 )
 from server.schemas.chat_completions import ChatCompletionBody, Message
+from server.service_tier import engine_priority, tier_used
 from server.structured_output import structure_of
+from server.template_options import TemplateOptions, honoured_by_template, template_options
 from server.thinking import read_thinking
-from server.tool_use import ToolUse, tool_use
+from server.tool_use import tool_use
+from server.truncation import truncated
 
 NUM_TAIL_TOKENS = 32
 """Of a prompt's end, where templates open or close reasoning."""
-
-NO_VARIABLES: Final[Mapping[str, object]] = {}
 
 router = APIRouter()
 
@@ -47,11 +51,13 @@ async def create_chat_completion(
     body: ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Answer a conversation, streamed or whole."""
-    ignored = ignored_fields(body, REFUSED_IN_CHAT, strict=context.settings.strict_params)
+    honoured = honoured_by_template(context.tokenizer)
+    ignored = ignored_fields(body, REFUSED_IN_CHAT, strict=context.settings.strict_params, honoured=honoured)
     model = context.check_model(body.model)
     info = context.engine_info
     check_common(body, context.settings.max_n)
-    max_tokens = _max_tokens(body)
+    beams = beam_options(body)
+    max_tokens = 0 if body.prewarm else _max_tokens(body)
     logprobs = _logprobs(body)
     sampling_params = await off_loop(
         sum(map(len, body.bad_words or ())),  # which are encoded
@@ -59,7 +65,7 @@ async def create_chat_completion(
         body,
         max_tokens=max_tokens,
         logprobs=logprobs,
-        prompt_logprobs=None,
+        prompt_logprobs=num_prompt_logprobs(body),
         defaults=context.defaults,
         tokenizer=context.tokenizer,
         info=info,
@@ -67,9 +73,13 @@ async def create_chat_completion(
     )
     stops = stop_list(body)
     use, structure, thinking = tool_use(body), structure_of(body), read_thinking(body, context.formats)
-    variables = {**thinking.template_kwargs, **(body.chat_template_kwargs or {})}
-    prompt = Prompt(await encode_messages(context, body.messages, use=use, variables=variables))
+    breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)
+    variables = {**thinking.template_kwargs, **({"tools": use.shown} if use else {})}
+    encode = partial(encode_messages, context, options=template_options(body, context.tokenizer, variables))
+    whole = await encode(body.messages)
+    prompt = Prompt(truncated(whole, body.truncate_prompt_tokens, max_tokens, info))
     check_context([prompt], max_tokens, info, "messages")
+    pins = await find_pins(body.messages, breakpoints, whole, encode, len(whole) - len(prompt.token_ids))
     plan = plan_output(
         context.formats,
         context.tokenizer,
@@ -84,10 +94,12 @@ async def create_chat_completion(
         sampling_params,
         num_choices=num_choices(body),
         tenant=tenant(request, body.safety_identifier, body.user),
-        priority=body.priority or 0,
+        priority=engine_priority(body.service_tier, body.priority),
         deadline=deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
         guidance=plan.guidance,
+        caching=cache_policy(body.prompt_cache_options, pins),
+        beams=beams,
     )
     options = render_options(body, logprobs)
     text_options = build_text_options(
@@ -103,7 +115,7 @@ async def create_chat_completion(
             skip_special_tokens=body.skip_special_tokens is not False,
             kept_ids=plan.kept_ids,
         )
-    envelope = new_envelope("chatcmpl", model, system_fingerprint(info))
+    envelope = new_envelope("chatcmpl", model, system_fingerprint(info), tier_used(body.service_tier))
     renderer = ChatRenderer(answer, envelope, options, context.tokenizer, plan.reading)
     headers = ignored_header([*ignored, *thinking.ignored])
     if body.stream:
@@ -111,29 +123,22 @@ async def create_chat_completion(
     return await plain_response(request, answer, renderer.whole, headers)
 
 
-async def encode_messages(
-    context: ServerContext,
-    messages: list[Message],
-    *,
-    use: ToolUse | None = None,
-    variables: Mapping[str, object] = NO_VARIABLES,
-    add_generation_prompt: bool = True,
-) -> list[int]:
-    """Messages to prompt ids; variables are for the template, which is shown the tools as well.
+async def encode_messages(context: ServerContext, messages: list[Message], *, options: TemplateOptions) -> list[int]:
+    """Messages to prompt ids.
 
     Raises:
         InvalidRequestError: The messages do not suit the template, or there is none.
     """
-    template_kwargs = {**variables, "tools": use.shown} if use else variables
     try:
         plain = template_messages(messages)
-        num_chars = len(repr((plain, template_kwargs)))  # not of contents alone: calls and tools take their time, too
+        num_chars = len(repr((plain, options.variables)))  # not of contents alone: calls and tools take their time, too
         return await off_loop(
             num_chars,
             context.tokenizer.encode_chat,
             plain,
-            add_generation_prompt=add_generation_prompt,
-            template_kwargs=template_kwargs,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            template_kwargs=options.variables,
         )
     except ChatTemplateError as exc:
         raise InvalidRequestError(str(exc), param="messages") from exc
@@ -157,9 +162,9 @@ def _max_tokens(body: ChatCompletionBody) -> int | None:
 
 
 def _logprobs(body: ChatCompletionBody) -> int | None:
-    """Alternatives per token; None when logprobs are not asked for."""
+    """Most probable alternatives per token; None when logprobs are not asked for."""
     top_logprobs = check_range("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS)
-    if body.logprobs:
+    if body.logprobs or body.logprob_token_ids:
         return top_logprobs
     if top_logprobs:
         raise InvalidRequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")

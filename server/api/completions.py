@@ -4,19 +4,24 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.protocol import EngineInfo
 from server.answer import Answer, Order, Prompt
+from server.beam_search import beam_options
+from server.cache_options import cache_policy
 from server.choice_stream import Delta
-from server.context import ServerContext, get_context, system_fingerprint
+from server.context import ServerContext, TextTokenizer, get_context, system_fingerprint
 from server.errors import InvalidRequestError
 from server.fields import REFUSED_IN_COMPLETIONS, ignored_fields, ignored_header
+from server.fim import FillIn, fill_in
 from server.output_plan import naming_the_grammar, structured_guidance
 from server.params import MAX_LOGPROBS, build_sampling_params, build_text_options, check_common, check_range, stop_list
 from server.prompt_echo import PromptEcho, echo_prompt
+from server.prompt_report import num_prompt_logprobs
 from server.render import new_envelope, render_options
 from server.render_completions import CompletionRenderer
 from server.respond import (
@@ -32,7 +37,9 @@ from server.respond import (
     tenant,
 )
 from server.schemas.completions import CompletionBody
+from server.service_tier import engine_priority, tier_used
 from server.structured_output import structure_of
+from server.truncation import truncated
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -49,33 +56,39 @@ async def create_completion(
     info = context.engine_info
     check_common(body, context.settings.max_n)
     n, best_of = num_choices(body), _best_of(body, context.settings.max_n)
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    check_range("max_tokens", max_tokens, 0 if body.echo else 1, None)
-    logprobs = None if body.logprobs is None else check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+    beams = beam_options(body)
+    filling = _filling(body, context)
+    max_tokens = _max_tokens(body)
+    logprobs = _logprobs(body)
     sampling_params = await off_loop(
         sum(map(len, body.bad_words or ())),  # which are encoded
         build_sampling_params,
         body,
         max_tokens=max_tokens,
         logprobs=0 if logprobs is None and best_of > n else logprobs,  # ranking needs them
-        prompt_logprobs=logprobs if body.echo else None,
+        prompt_logprobs=num_prompt_logprobs(body, logprobs if body.echo else None),
         defaults=context.defaults,
         tokenizer=context.tokenizer,
         info=info,
         seed=secrets.randbits(64),
     )
+    if filling is not None:
+        ends = (*sampling_params.stop_token_ids, *filling.stop_token_ids)
+        sampling_params = msgspec.structs.replace(sampling_params, stop_token_ids=tuple(dict.fromkeys(ends)))
     stops, structure = stop_list(body), structure_of(body)
-    prompts = await _prompts(body, context, info)
+    prompts = [_fitted(prompt, body, max_tokens, info) for prompt in await _prompts(body, context, info, filling)]
     check_context(prompts, max_tokens, info, "prompt")
     order = Order(
         prompts,
         sampling_params,
         num_choices=best_of,
         tenant=tenant(request, body.user),
-        priority=body.priority or 0,
+        priority=engine_priority(body.service_tier, body.priority),
         deadline=deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
         guidance=structured_guidance(structure),
+        caching=cache_policy(body.prompt_cache_options),
+        beams=beams,
     )
     options = render_options(body, logprobs)
     text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
@@ -85,7 +98,7 @@ async def create_completion(
         answer = await open_answer(
             context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens
         )
-    envelope = new_envelope("cmpl", model, system_fingerprint(info))
+    envelope = new_envelope("cmpl", model, system_fingerprint(info), tier_used(body.service_tier))
     renderer = CompletionRenderer(answer, envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
     headers = ignored_header(ignored)
     if body.stream:
@@ -95,6 +108,34 @@ async def create_completion(
         return renderer.whole([(index, deltas[index]) for index in _best(answer, n)])
 
     return await plain_response(request, answer, render, headers)
+
+
+def _max_tokens(body: CompletionBody) -> int:
+    if body.prewarm:
+        return 0
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    return check_range("max_tokens", max_tokens, 0 if body.echo else 1, None)
+
+
+def _logprobs(body: CompletionBody) -> int | None:
+    """Most probable alternatives per token; None when logprobs are not asked for."""
+    if body.logprobs is None:
+        return 0 if body.logprob_token_ids else None
+    return check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+
+
+def _filling(body: CompletionBody, context: ServerContext) -> FillIn | None:
+    """How to ask for what stands before the suffix; None when there is none."""
+    if not body.suffix:
+        return None
+    if body.echo:
+        raise InvalidRequestError("echo cannot be used with suffix", param="echo")
+    return fill_in(context.tokenizer)
+
+
+def _fitted(prompt: Prompt, body: CompletionBody, max_tokens: int, info: EngineInfo) -> Prompt:
+    token_ids = truncated(prompt.token_ids, body.truncate_prompt_tokens, max_tokens, info)
+    return prompt if len(token_ids) == len(prompt.token_ids) else Prompt(token_ids)
 
 
 def _best_of(body: CompletionBody, max_n: int) -> int:
@@ -118,17 +159,24 @@ def _best(answer: Answer, n: int) -> list[int]:
     return shown
 
 
-async def _prompts(body: CompletionBody, context: ServerContext, info: EngineInfo) -> list[Prompt]:
+async def _prompts(
+    body: CompletionBody, context: ServerContext, info: EngineInfo, filling: FillIn | None
+) -> list[Prompt]:
     """Every prompt as token ids. One that is absent is the beginning-of-text token, or what stands for it."""
     if body.prompt is None:
         begin = context.tokenizer.bos_token_id
-        prompts = [Prompt([begin] if begin is not None else list(info.eos_token_ids[:1]))]
+        stand_in = list(info.eos_token_ids[:1]) if filling is None else []
+        prompts = [Prompt([begin] if begin is not None else stand_in)]
     else:
         named = _named_prompts(body.prompt)
         # More would never find room in the queue; refused before work is spent on them.
         check_range("the number of prompts", len(named), 0, context.settings.max_num_waiting, param="prompt")
         num_chars = sum(len(item) for _, item in named)  # many short ones take their time, too
         prompts = [await _prompt(item, name, num_chars, body, context, info) for name, item in named]
+    if filling is not None:
+        suffix = body.suffix or ""
+        suffix_ids = await off_loop(len(suffix), context.tokenizer.encode_continuation, suffix)
+        prompts = [_filled(prompt, suffix_ids, filling, context.tokenizer) for prompt in prompts]
     if not prompts or not all(prompt.token_ids for prompt in prompts):
         raise InvalidRequestError("prompt must hold at least one token, got none", param="prompt")
     return prompts
@@ -154,10 +202,17 @@ async def _prompt(
     return Prompt(item)
 
 
+def _filled(prompt: Prompt, suffix_ids: list[int], filling: FillIn, tokenizer: TextTokenizer) -> Prompt:
+    """The prompt for filling in; the beginning-of-text token, where there is one, stays in front."""
+    has_begin = bool(prompt.token_ids) and prompt.token_ids[0] == tokenizer.bos_token_id
+    begin, prefix_ids = prompt.token_ids[:has_begin], prompt.token_ids[has_begin:]
+    return Prompt([*begin, *filling.prompt(prefix_ids, suffix_ids)])
+
+
 async def _echoes(
     body: CompletionBody, prompts: list[Prompt], context: ServerContext, *, skip_special_tokens: bool
 ) -> list[PromptEcho] | None:
-    if not body.echo and body.logprobs is None:
+    if not body.echo and _logprobs(body) is None:
         return None
     return [
         await off_loop(len(p.token_ids), echo_prompt, p, context.tokenizer, skip_special_tokens=skip_special_tokens)

@@ -6,9 +6,16 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, Tag
 
-from server.schemas.common import Text, Usage, WireModel
+from server.schemas.common import PromptLogprobs, Text, Usage, WireModel
 from server.schemas.structured_output import GuidedBody
 from server.schemas.tools import FunctionChoice, FunctionDefinition, ToolChoice, ToolDefinition
+
+
+class CacheBreakpoint(WireModel):
+    """Keep the prompt up to the end of this part in the prefix cache for `ttl`."""
+
+    mode: Literal["explicit"] | None = None
+    ttl: Text | None = None
 
 
 class ContentPart(WireModel):
@@ -17,7 +24,7 @@ class ContentPart(WireModel):
     type: Text
     text: Text | None = None
     refusal: Text | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 def _text_or_parts(value: object) -> str:
@@ -87,7 +94,6 @@ class ChatCompletionBody(GuidedBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    prompt_cache_key: Text | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -101,6 +107,9 @@ class ChatCompletionBody(GuidedBody):
     thinking_token_budget: int | None = None
     reasoning_budget_tokens: int | None = None
     include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
 
     # accepted, not honoured
     safety_identifier: Text | None = None
@@ -189,8 +198,10 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[Choice]
     usage: Usage
     system_fingerprint: str
-    service_tier: Literal["default"] = "default"
+    service_tier: str
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChunkDelta(msgspec.Struct):
@@ -226,5 +237,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChunkChoice]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
+    service_tier: str
     obfuscation: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET

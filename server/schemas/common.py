@@ -5,7 +5,7 @@ pydantic models, because they need good error messages; answers are msgspec stru
 per token.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag
@@ -48,6 +48,13 @@ class StreamOptions(WireModel):
     continuous_usage_stats: bool | None = None
 
 
+class PromptCacheOptions(WireModel):
+    """How a request uses the prefix cache; which ttl there are is decided in `server.cache_options`."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Text | None = None
+
+
 class GenerationBody(WireModel):
     """Fields of every generating endpoint; extensions of other servers' under their names."""
 
@@ -63,6 +70,9 @@ class GenerationBody(WireModel):
     seed: int | None = None
     stop: StringOrList | None = None
     logit_bias: dict[str, float] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_key: Text | None = None
 
     # extensions
     top_k: int | None = None
@@ -78,9 +88,29 @@ class GenerationBody(WireModel):
     return_token_ids: bool | None = None
     cache_salt: Text | None = None
     priority: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    return_prompt_text: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    prewarm: bool | None = None
 
     # accepted, not honoured
     user: Text | None = None
+
+
+class PromptLogprob(msgspec.Struct):
+    """One id at one position of a prompt; `rank` is null for a token that is not among the most probable ones."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""By position of the prompt; null for the first token, which nothing precedes."""
 
 
 class CachedTokens(msgspec.Struct):

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Tag
 
-from server.schemas.common import Text, Usage
+from server.schemas.common import PromptLogprobs, Text, Usage
 from server.schemas.structured_output import GuidedBody
 
 
@@ -36,7 +36,7 @@ class CompletionBody(GuidedBody):
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
-    prompt_cache_key: Text | None = None
+    suffix: Text | None = None
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -58,6 +58,8 @@ class CompletionChoice(msgspec.Struct):
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -69,5 +71,6 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     system_fingerprint: str
+    service_tier: str
     usage: Usage | UnsetType | None = UNSET
     obfuscation: str | UnsetType = UNSET

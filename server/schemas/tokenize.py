@@ -19,6 +19,7 @@ class TokenizeBody(WireModel):
     add_generation_prompt: bool | None = None
     tools: list[ToolDefinition] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
 

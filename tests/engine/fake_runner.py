@@ -116,12 +116,13 @@ def make_engine(
     max_model_len: int = 128,
     max_num_waiting: int = 1000,
     prefix_caching: bool = True,
+    max_num_pinned_blocks: int = 0,
     itl_target_s: float = 1.0,
     eos_token_ids: tuple[int, ...] = (),
     overlap: bool = False,
     drafter: object = None,
 ) -> FakeEngine:
-    kv = KVCacheManager(num_blocks, block_size, windows, prefix_caching)
+    kv = KVCacheManager(num_blocks, block_size, windows, prefix_caching, max_num_pinned_blocks)
     scheduler = Scheduler(
         kv,
         StepCostModel(),

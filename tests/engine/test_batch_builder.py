@@ -233,3 +233,11 @@ def test_scores_name_tokens_of_the_flat_batch() -> None:
     assert lists(scores.token_indices, scores.target_ids, scores.num_logprobs) == [[3, 4], [21, 22], [0, 0]]
     steps.collect(50, 51)
     assert steps.launch().scores is None
+
+
+def test_asked_logprobs_name_their_rows() -> None:
+    steps = Steps(request([1, 2]), request([3, 4], 1, logprobs=0, logprob_token_ids=(9, 7)))
+    asked = steps.launch().sampling.asked_logprobs
+    assert asked is not None
+    assert lists(asked.rows, asked.ids) == [[1, 1], [9, 7]]
+    assert Steps(request([1, 2], logprobs=3)).launch().sampling.asked_logprobs is None

@@ -74,6 +74,27 @@ def test_one_hash_names_one_block_and_one_block_has_one_hash() -> None:
     pool.check_integrity()
 
 
+def test_pinned_content_is_handed_out_last_of_all_until_it_is_unpinned() -> None:
+    pool = BlockPool(6)
+    pool.allocate(4)
+    pool.pin(b"1")  # before there is a block with this content
+    for block in (1, 2, 3):
+        pool.index(block, b"%d" % block)
+    for block in (1, 2, 3, 4):
+        pool.free(block)
+    pool.pin(b"3")  # when its block is free already
+    pool.check_integrity()
+    assert pool.allocate(3) == [4, 5, 2]
+    pool.unpin(b"1")
+    pool.unpin(b"never pinned")
+    pool.check_integrity()
+    assert pool.allocate(1) == [1]
+    assert pool.lookup(b"3") == 3
+    assert pool.allocate(1) == [3]
+    assert pool.lookup(b"3") is None
+    pool.check_integrity()
+
+
 def test_needs_a_block_beside_the_null_block() -> None:
     with pytest.raises(ValueError, match="at least 2, got 1"):
         BlockPool(1)

@@ -1,9 +1,10 @@
 import logging
 
+import msgspec
 import pytest
 
 from engine.engine import RejectedError
-from engine.protocol import AddRequest, FinishReason, Guidance, RejectReason
+from engine.protocol import AddRequest, CachePolicy, FinishReason, Guidance, Pin, RejectReason, RequestOutput
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
@@ -189,3 +190,60 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
     fake.engine.scheduler.check_integrity()
     fake.engine.add(0, add_request([0] * 9, 9, max_tokens=5, temperature=0.0))  # what the failed one wanted
     assert finish(fake) == {(2, 0): greedy([2] * 9, 5), (9, 0): greedy([0] * 9, 5)}
+
+
+def cached_tokens(fake: FakeEngine, add: AddRequest) -> int | None:
+    fake.engine.add(0, add)
+    found = [output.num_cached_tokens for _, output in iter_outputs(fake)]
+    return next(count for count in found if count is not None)
+
+
+def iter_outputs(fake: FakeEngine) -> list[tuple[int, RequestOutput]]:
+    outputs = []
+    while fake.engine.has_work:
+        outputs += fake.step()
+    return outputs
+
+
+def caching(add: AddRequest, policy: CachePolicy) -> AddRequest:
+    return msgspec.structs.replace(add, caching=policy)
+
+
+def test_a_request_without_caching_finds_nothing_and_leaves_nothing() -> None:
+    fake = make_engine()
+    pool = fake.engine.scheduler.kv.pools[0]
+    private = CachePolicy(is_used=False)
+    prompt = list(range(20))
+    for _ in range(2):
+        assert cached_tokens(fake, caching(add_request(prompt, num_choices=3, max_tokens=6), private)) == 0
+        assert (pool.num_indexed, pool.num_used) == (0, 0)
+    assert cached_tokens(fake, add_request(prompt)) == 0
+    assert cached_tokens(fake, caching(add_request(prompt), private)) == 0
+    assert cached_tokens(fake, add_request(prompt)) == 16
+    fake.engine.scheduler.check_integrity()
+
+
+def test_a_pinned_prefix_outlives_what_is_used_later_until_its_time_is_over() -> None:
+    def is_kept(pins: tuple[Pin, ...]) -> bool:
+        fake = make_engine(num_blocks=17, max_num_pinned_blocks=3)
+        prompt = list(range(16))
+        cached_tokens(fake, caching(add_request([*prompt, 1]), CachePolicy(pins=pins)))
+        for i in range(4):  # each of them fills most of the cache
+            cached_tokens(fake, add_request([30 + i] * 40, max_tokens=3))
+        fake.engine.scheduler.check_integrity()
+        found = cached_tokens(fake, add_request([*prompt, 1]))
+        assert found in (0, 12), "three blocks may be pinned"
+        return found == 12
+
+    assert is_kept((Pin(16, 60.0),))
+    assert not is_kept(())
+    assert not is_kept((Pin(16, 0.0),))
+
+
+def test_pinned_blocks_give_way_when_nothing_else_is_left() -> None:
+    fake = make_engine(num_blocks=9, max_num_pinned_blocks=8)
+    cached_tokens(fake, caching(add_request(list(range(12))), CachePolicy(pins=(Pin(12, 60.0),))))
+    assert len(fake.engine.scheduler.kv.pins) == 3
+    assert cached_tokens(fake, add_request([40] * 31, max_tokens=1)) == 0
+    assert cached_tokens(fake, add_request([41] * 31, max_tokens=1)) == 0
+    fake.engine.scheduler.check_integrity()

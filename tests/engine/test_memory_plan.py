@@ -23,6 +23,7 @@ CONFIG = EngineConfig(
     max_num_batched_tokens=128,
     block_size=16,
     prefix_caching=True,
+    pin_share=0.25,
     load_dummy=False,
     is_int8=False,
     itl_target_s=0.25,

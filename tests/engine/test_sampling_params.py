@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -64,3 +65,16 @@ def test_ranges_are_checked_when_a_message_is_decoded_too() -> None:
 
 def test_defaults_cost_no_bytes() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(SamplingParams())) == {}
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"logprob_token_ids": (1,)}, "logprob_token_ids is only allowed with logprobs"),
+        ({"logprob_token_ids": tuple(range(1025)), "logprobs": 0}, "at most 1024 ids, got 1025"),
+    ],
+)
+def test_asked_ids_need_logprobs_and_have_a_bound(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**params)
+    assert SamplingParams(logprob_token_ids=(1,), logprobs=0).logprob_token_ids == (1,)

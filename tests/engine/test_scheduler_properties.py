@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.protocol import AddRequest, FinishReason, TokenLogprobs
+from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason, Pin, TokenLogprobs
 from engine.request import Request
 from engine.sampling.random import uniforms
 from engine.sampling_params import SamplingParams
@@ -32,6 +32,15 @@ def expected_ids(fake: FakeEngine, add: AddRequest, index: int, eos: tuple[int, 
         if token_id in eos and not params.ignore_eos:
             break
     return output
+
+
+POLICIES = (
+    USUAL_CACHING,
+    USUAL_CACHING,
+    CachePolicy(is_used=False),
+    CachePolicy(pins=(Pin(12, 60.0),)),
+    CachePolicy(pins=(Pin(3, 60.0), Pin(16, 1e-3))),
+)
 
 
 class GuessingDrafter:
@@ -57,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         max_num_batched_tokens=st.sampled_from([1, 3, 8, 64]),
         prefix_caching=st.booleans(),
+        max_num_pinned_blocks=st.integers(0, 6),
         overlap=st.booleans(),
         drafts=st.booleans(),
     )
@@ -80,6 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 1.0]),
         priority=st.integers(0, 2),
         salt=st.sampled_from(["", "", "", "other"]),
+        caching=st.sampled_from(POLICIES),
         ignore_eos=st.booleans(),
         scored=st.booleans(),
     )
@@ -92,6 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         temperature: float,
         priority: int,
         salt: str,
+        caching: CachePolicy,
         ignore_eos: bool,
         scored: bool,
     ) -> None:
@@ -111,6 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_choices=num_choices,
             priority=priority,
             cache_salt=salt,
+            caching=caching,
         )
         self.adds[add.request_id] = add
         self.fake.engine.add(0, add)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import uvicorn
 
-from engine.protocol import EngineInfo, FinishReason, Guidance, RequestOutput, TokenLogprobs
+from engine.protocol import UNGUIDED, CachePolicy, EngineInfo, FinishReason, Guidance, RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.status_page import Status
 from server.app import create_app
@@ -52,23 +52,34 @@ class ByteTokenizer:
 
     def __init__(self) -> None:
         self.rendered: list[dict[str, Any]] = []
-        self.template_kwargs: dict[str, Any] = {}
         self.template = ""
         self.threads: set[str] = set()
+        self.variables: dict[str, Any] = {}
+        self.template_variables: frozenset[str] = frozenset()
+        self.token_ids: dict[str, int] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.threads.add(threading.current_thread().name)
         return [BOS] * add_special_tokens + list(text.encode())
 
+    def encode_continuation(self, text: str) -> list[int]:
+        return self.encode(text, add_special_tokens=False)
+
     def encode_chat(
-        self, messages: Any, *, add_generation_prompt: bool = True, template_kwargs: Any = NO_KWARGS
+        self,
+        messages: Any,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Any = NO_KWARGS,
     ) -> list[int]:
         self.threads.add(threading.current_thread().name)
-        self.rendered = list(messages)
-        self.template_kwargs = dict(template_kwargs)
+        self.rendered, self.variables = list(messages), dict(template_kwargs)
         if any(message["content"] == "refuse me" for message in messages):
             raise ChatTemplateError("the chat template refuses these messages: no")
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        if continue_final_message:
+            text = text.removesuffix("\n")
         return [BOS, *text.encode(), *b"assistant:" * add_generation_prompt]
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:
@@ -81,11 +92,14 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self.token_text(token_id).encode() if token_id >= 256 else bytes([token_id])
 
+    def added_id(self, text: str) -> int | None:
+        return None
+
     def template_source(self, has_tools: bool) -> str:
         return self.template
 
     def token_id(self, text: str) -> int | None:
-        return None
+        return self.token_ids.get(text)
 
     def detokenizer(self, skip_special_tokens: bool = True, kept: Any = frozenset()) -> ByteDetokenizer:
         return ByteDetokenizer(skip_special_tokens)
@@ -131,6 +145,7 @@ class Asked:
     deadline: float | None
     cache_salt: str
     guidance: Guidance
+    caching: CachePolicy
     generation: FakeGeneration
 
 
@@ -172,6 +187,7 @@ class FakeEngine:
         if self.refuse is not None:
             raise self.refuse
         num_choices = how.pop("num_choices")
+        how.setdefault("guidance", UNGUIDED)
         outputs: list[RequestOutput] = []
         for index in range(num_choices):
             outputs += self._outputs(index, prompt_token_ids, sampling_params)
@@ -201,6 +217,9 @@ class FakeEngine:
             output = RequestOutput(0, index, ids)
             if params.logprobs is not None and ids:
                 output.logprobs = [self._logprobs(index, token_id, params.logprobs) for token_id in ids]
+                for entry in output.logprobs:
+                    entry.top_token_ids.extend(params.logprob_token_ids)
+                    entry.top_logprobs.extend(-9.0 for _ in params.logprob_token_ids)
             outputs.append(output)
         outputs[0].num_cached_tokens = self.num_cached_tokens
         outputs[0].queue_time_s = 0.0

@@ -68,6 +68,49 @@ def _outcome(function: Any) -> list[int] | str:
     return ids
 
 
+_OPEN_ENDS = ("Sure, here", " Sure ", "Sure,  ", "<think>\nhm\n</think>\n\nYes. ", "a <|im_end|> b <")
+
+
+@pytest.mark.parametrize("end", _OPEN_ENDS[:-1])
+@pytest.mark.parametrize("template", templates.ALL)
+def test_an_open_last_message_ends_as_in_transformers(pair: tuple[Tokenizer, Any], template: str, end: str) -> None:
+    ours, reference = pair
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": end}]
+    source = templates.ALL[template]
+    expected = _outcome(
+        lambda: reference.apply_chat_template(
+            chat, chat_template=source, continue_final_message=True, return_dict=False
+        )
+    )
+    assert expected == _outcome(
+        lambda: ours.encode_chat(chat, add_generation_prompt=False, continue_final_message=True, chat_template=source)
+    )
+
+
+def test_an_open_last_message_cannot_hold_a_control_token(pair: tuple[Tokenizer, Any]) -> None:
+    ours, _ = pair
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _OPEN_ENDS[-1]}]
+    ids = ours.encode_chat(
+        chat, add_generation_prompt=False, continue_final_message=True, chat_template=templates.CHATML
+    )
+    assert ours.decode(ids, skip_special_tokens=False).endswith("assistant\n" + _OPEN_ENDS[-1])
+    assert sum(map(ours.is_special, ids)) == 3
+
+
+def test_a_template_that_hides_the_last_message_cannot_leave_it_open(pair: tuple[Tokenizer, Any]) -> None:
+    ours, _ = pair
+    with pytest.raises(ChatTemplateError, match="does not show the final message"):
+        ours.encode_chat(
+            [{"role": "user", "content": "a"}], continue_final_message=True, chat_template="{{ messages|length }}"
+        )
+
+
+def test_a_template_says_which_variables_it_names() -> None:
+    source = "{% set a = verbosity %}{% for d in documents %}{{ d.title }}{{ a }}{% endfor %}{{ messages[0].user }}"
+    assert {"verbosity", "documents", "messages"} <= ChatTemplate(source).variables
+    assert not {"a", "d", "title", "user"} & ChatTemplate(source).variables
+
+
 @pytest.mark.parametrize("variables", _VARIABLES)
 @pytest.mark.parametrize("chat", _CHATS)
 @pytest.mark.parametrize("template", templates.ALL)

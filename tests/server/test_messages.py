@@ -65,9 +65,3 @@ def test_parts_that_a_text_model_cannot_see(site: Any, kind: str) -> None:
 def test_refused(site: Any, messages: Any, code: str, param: str) -> None:
     error = site.chat(messages=messages).error
     assert (error["code"], error["param"]) == (code, param)
-
-
-def test_a_cache_breakpoint_is_accepted_and_reported(site: Any) -> None:
-    parts = [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]
-    reply = site.chat(messages=[{"role": "user", "content": parts}])
-    assert reply.headers["x-ignored-params"] == "messages[0].content[0].prompt_cache_breakpoint"

@@ -198,3 +198,17 @@ def test_threads_may_share_a_tokenizer() -> None:
 def test_neither_torch_nor_transformers_is_imported() -> None:
     code = "import sys, server.tokenizer; assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_token_is_found_by_its_text_and_a_template_tells_its_variables(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_checkpoint(tmp_path, byte_level(), {}, "{{ messages }}{{ documents }}"))
+    assert tokenizer.token_id("<|im_end|>") == tokenizer.encode("<|im_end|>", False)[0]
+    assert tokenizer.token_id("<|no such|>") is None
+    assert tokenizer.template_variables == {"messages", "documents"}
+    assert _QWEN.template_variables == frozenset()
+
+
+@pytest.mark.parametrize("tokenizer", [_QWEN, _LLAMA])
+def test_a_continuation_has_nothing_in_front(tokenizer: Tokenizer) -> None:
+    ids = [*tokenizer.encode("the", False), *tokenizer.encode_continuation("kalo()")]
+    assert tokenizer.decode(ids) == "thekalo()"

@@ -2,8 +2,16 @@ from typing import Any
 
 import pytest
 
+from server.schemas.chat_completions import ChatCompletionBody
+from server.schemas.common import GenerationBody
+from server.schemas.completions import CompletionBody
+
 JSON = {"content-type": "application/json"}
 USER = {"role": "user", "content": "a"}
+BODIES: dict[str, tuple[dict[str, Any], type[GenerationBody]]] = {
+    "/v1/chat/completions": ({"messages": [USER]}, ChatCompletionBody),
+    "/v1/completions": ({"prompt": "a"}, CompletionBody),
+}
 
 
 @pytest.mark.parametrize(
@@ -69,3 +77,15 @@ def test_a_long_value_is_not_quoted_at_length(site: Any) -> None:
 @pytest.mark.parametrize("metadata", [{str(i): "a" for i in range(17)}, {"a" * 65: "a"}, {"a": "a" * 513}, {"a": 1}])
 def test_metadata_has_limits(site: Any, metadata: Any) -> None:
     assert site.chat(metadata=metadata).error["param"].startswith("metadata")
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_wrong_type_names_its_field_whichever_it_is(site: Any, path: str) -> None:
+    """A value that no field takes: neither object, number, text, switch nor a list of anything but it."""
+    body, model = BODIES[path]
+    for name in model.model_fields:
+        reply = site.call("POST", path, json={**body, name: [[{"odd": [None]}]]})
+        assert reply.status == 400, name
+        assert reply.error["type"] == "invalid_request_error"
+        assert reply.error["param"].replace("[", ".").split(".")[0] == name
+        assert name in reply.error["message"]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import ScoreBatch
+from engine.batch import AskedLogprobs, ScoreBatch
 from engine.sampling.logprobs import pick, score, token_logprobs
 
 
@@ -49,3 +49,12 @@ def test_entries_do_not_depend_on_their_neighbours() -> None:
     for row in range(8):
         alone = token_logprobs(score(logits[row : row + 1].clone(), _scores([targets[row]], [counts[row]])))
         assert alone == [together[row]]
+
+
+def test_asked_ids_come_behind_the_best_ones_whatever_their_rank() -> None:
+    logprobs = torch.log(torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.1, 0.8]]))
+    asked = AskedLogprobs(np.array([4, 9, 9]), np.array([1, 0, 2]))
+    first, second = token_logprobs(pick(logprobs, torch.tensor([0, 2]), np.array([4, 9]), np.array([0, 1]), asked))
+    assert (first.top_token_ids, second.top_token_ids) == ([1], [2, 0, 2])
+    assert np.exp(first.top_logprobs) == pytest.approx([0.2])
+    assert np.exp(second.top_logprobs) == pytest.approx([0.8, 0.1, 0.8])

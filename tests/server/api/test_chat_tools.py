@@ -44,7 +44,7 @@ def test_calls_are_answered_as_calls(site: Any) -> None:
     assert len(set(ids)) == 2
     assert all(call_id.startswith("call_") for call_id in ids)
     assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("<think>\nwell\n</think>\n\n")
-    assert site.tokenizer.template_kwargs["tools"] == TOOLS
+    assert site.tokenizer.variables["tools"] == TOOLS
     assert json.loads(site.engine.asked[0].guidance.grammar)["grammars"][0]["name"] == "output"
 
 
@@ -99,7 +99,7 @@ def test_without_tools_nothing_is_a_call(site: Any) -> None:
         (choice,) = site.chat(**fields).json["choices"]
         assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
         assert site.engine.asked[-1].guidance.grammar is None
-    assert "tools" not in site.tokenizer.template_kwargs
+    assert "tools" not in site.tokenizer.variables
 
 
 def test_log_probabilities_are_those_of_content(site: Any) -> None:
@@ -137,7 +137,7 @@ def test_how_much_a_model_thinks(
     site: Any, fields: dict[str, Any], variables: dict[str, Any], max_tokens: int | None
 ) -> None:
     assert site.chat(**fields).status == 200
-    assert site.tokenizer.template_kwargs == variables
+    assert site.tokenizer.variables == variables
     budget = site.engine.asked[0].guidance.reasoning_budget
     assert (None if budget is None else budget.max_tokens) == max_tokens
     if budget is not None:
@@ -189,4 +189,4 @@ def test_a_structure_on_completions(site: Any) -> None:
 def test_tokenize_shows_tools_to_the_template(site: Any) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, "chat_template_kwargs": {"x": 1}}
     assert site.call("POST", "/tokenize", json=body).status == 200
-    assert site.tokenizer.template_kwargs == {"x": 1, "tools": TOOLS}
+    assert site.tokenizer.variables == {"x": 1, "tools": TOOLS}
