@@ -141,8 +141,8 @@ def test_forced_tokens_change_the_number_of_steps_and_nothing_else(make_demo_eng
 
 
 def test_preemption_and_little_room_change_nothing(make_demo_engine: Callable[..., Engine]) -> None:
-    options = {"max_num_seqs": 12, "max_num_batched_tokens": 64, "block_size": 8, "max_model_len": 160}
-    roomy = make_demo_engine()
+    options = {"max_num_seqs": 12, "max_num_batched_tokens": 64, "block_size": 16, "max_model_len": 160}
+    roomy = make_demo_engine(**options)
     tight = make_demo_engine(**options, kv_cache_memory_bytes=1 << 18)
     tight.scheduler.mean_output_tokens = 0.0  # it expects short outputs and admits too many
     expected, got = run(roomy, *mixed(24)), run(tight, *mixed(24))
