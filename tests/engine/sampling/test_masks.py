@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.sampling.masks import RowMasks, unpack
+from engine.sampling.masks import MaskUnpacker, RowMasks
 from engine.step_result import NO_TOKEN_ID
 
 CPU = torch.device("cpu")
@@ -14,8 +14,11 @@ def test_bits_become_what_is_added(vocab_size: int) -> None:
     padded = np.zeros((3, -(-vocab_size // 32) * 32), bool)
     padded[:, :vocab_size] = allowed
     bits = np.packbits(padded, axis=1, bitorder="little").view(np.int32)
-    assert torch.equal(unpack(bits, vocab_size, CPU) == 0, torch.from_numpy(allowed))
-    assert unpack(bits, vocab_size, CPU)[~torch.from_numpy(allowed)].eq(-torch.inf).all()
+    unpacker = MaskUnpacker(vocab_size, CPU)
+    for num_rows in (2, 3, 1):
+        biases = unpacker.unpack(bits[:num_rows])
+        assert torch.equal(biases == 0, torch.from_numpy(allowed[:num_rows]))
+        assert biases[~torch.from_numpy(allowed[:num_rows])].eq(-torch.inf).all()
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [1], [0, 2]])
