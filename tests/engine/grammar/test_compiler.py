@@ -67,6 +67,16 @@ def test_the_cache_forgets_what_was_used_longest_ago(vocabulary: llguidance.LLTo
     assert compiler.compile('start: "1"') is not second
 
 
+def test_the_cache_is_bounded_by_the_length_of_the_texts_too(vocabulary: llguidance.LLTokenizer) -> None:
+    compiler = GrammarCompiler(lambda: vocabulary)
+    texts = [f"start: /a/ // {i}" + "x" * 100_000 for i in range(11)]
+    futures = [compiler.compile(text) for text in texts]
+    assert [compiler.compile(text) is future for text, future in zip(texts[1:], futures[1:], strict=True)] == [
+        True
+    ] * 10
+    assert compiler.compile(texts[0]) is not futures[0]
+
+
 def test_the_vocabulary_is_read_once_and_at_first_use(vocabulary: llguidance.LLTokenizer) -> None:
     threads: list[str] = []
 
