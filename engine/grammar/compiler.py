@@ -22,6 +22,9 @@ MAX_GRAMMAR_BYTES = 128 << 10
 """Longest text. Time and memory to compile, and to compute a mask, grow with it."""
 
 _MAX_CACHED = 64
+_MAX_CACHED_CHARS = 1 << 20
+"""Of all texts in the cache; a matcher takes up to some hundred times the memory of its text."""
+
 _NUM_THREADS = 2
 _STACK_BYTES = 256 << 20
 """Stack of a compiling thread, address space until it is used: a chain of rules as long as a text can be is followed
@@ -56,7 +59,7 @@ class GrammarCompiler:
             raise GrammarError(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes, got {num_bytes}")
         future = self._cache.pop(text, None) or self._submit(text)
         self._cache[text] = future
-        if len(self._cache) > _MAX_CACHED:
+        while len(self._cache) > _MAX_CACHED or sum(map(len, self._cache)) > _MAX_CACHED_CHARS:
             self._cache.popitem(last=False)
         return future
 

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import torch
 
-from engine.sampling.masks import RowMasks, unpack
+from engine.sampling.masks import MaskUnpacker, RowMasks
 from engine.sampling.transfer import to_device
 from engine.scheduler import ScheduledRequest, ScheduledStep
 
@@ -17,6 +17,7 @@ class MaskComputer:
         """Remember the width of the logits and where they are."""
         self._vocab_size = vocab_size
         self._device = device
+        self._unpacker = MaskUnpacker(vocab_size, device)
         self._pool = ThreadPoolExecutor(1, "masks")
 
     def begin(self, step: ScheduledStep) -> "Future[RowMasks] | None":
@@ -35,4 +36,4 @@ class MaskComputer:
             assert scheduled.request.grammar is not None
             scheduled.request.grammar.fill_masks(scheduled.draft_token_ids, bits[first : first + scheduled.num_rows])
             first += scheduled.num_rows
-        return RowMasks(to_device(rows, self._device), unpack(bits, self._vocab_size, self._device))
+        return RowMasks(to_device(rows, self._device), self._unpacker.unpack(bits))

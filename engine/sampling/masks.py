@@ -5,7 +5,6 @@ filling by a boolean mask.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -43,23 +42,25 @@ class RowMasks:
         token_ids.index_copy_(0, self.rows, token_ids[self.rows].masked_fill(is_empty, NO_TOKEN_ID))
 
 
-def unpack(bits: npt.NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
-    """Turn one bit per id into what is added to a logit.
+class MaskUnpacker:
+    """Turns one bit per id into what is added to a logit. Owns its memory: fresh pages cost more than the work."""
 
-    Args:
-        bits: (n, vocab_size / 32, rounded up); the lowest bit is the lowest id, 1 allows.
-        vocab_size: Ids per row.
-        device: Where the result goes.
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        """Start with no memory; results are (n, vocab_size) float32 on the device."""
+        self._vocab_size = vocab_size
+        self._device = device
+        is_allowed = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+        self._table = torch.from_numpy(np.where(is_allowed, 0, -np.inf).astype(np.float32)).to(device)  # (256, 8)
+        self._memory = torch.empty((0, 8), device=device)
 
-    Returns:
-        (n, vocab_size) float32.
-    """
-    octets = torch.from_numpy(bits.view(np.uint8).reshape(-1)).to(device).to(torch.int32)
-    return _table(device).index_select(0, octets).view(len(bits), -1)[:, :vocab_size]
+    def unpack(self, bits: npt.NDArray[np.int32]) -> Tensor:
+        """Return the masks, which are good until the next call.
 
-
-@cache
-def _table(device: torch.device) -> Tensor:
-    """(256, 8) what each octet means."""
-    is_allowed = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    return torch.from_numpy(np.where(is_allowed, 0, -np.inf).astype(np.float32)).to(device)
+        Args:
+            bits: (n, vocab_size / 32, rounded up); the lowest bit is the lowest id, 1 allows.
+        """
+        octets = torch.from_numpy(bits.view(np.uint8).reshape(-1)).to(self._device).to(torch.int32)
+        if len(self._memory) < len(octets):
+            self._memory = torch.empty((len(octets), 8), device=self._device)
+        torch.index_select(self._table, 0, octets, out=self._memory[: len(octets)])
+        return self._memory[: len(octets)].view(len(bits), -1)[:, : self._vocab_size]

@@ -18,6 +18,10 @@ from engine.sampling.logprobs import LogprobTensors, pick
 from engine.sampling.masks import RowMasks
 from engine.sampling.transfer import to_device
 
+_LOWEST = -87.0
+_UNDERFLOW = 2e-38
+"""Above exp(_LOWEST): a weight that is relatively so small counts as none."""
+
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
@@ -60,7 +64,7 @@ def sample(
         masks.apply(logits)
     edit_logits(logits, batch, previous_token_ids)
     is_empty = masks.are_empty(logits) if masks is not None and _has_bans(batch) else None
-    token_ids = _pick_ids(logits, batch)
+    token_ids = _pick_ids(logits, batch, masks is not None)
     logprobs = None
     if all_logprobs is not None:
         reported_ids = filters.select_rows(token_ids, reporting)
@@ -76,7 +80,7 @@ def _has_bans(batch: SamplingBatch) -> bool:
     return bool(len(batch.bias_ids) or len(batch.allowed_rows)) or batch.conditional_bans is not None
 
 
-def _pick_ids(logits: Tensor, batch: SamplingBatch) -> Tensor:
+def _pick_ids(logits: Tensor, batch: SamplingBatch, is_masked: bool) -> Tensor:
     """Steps 3 to 7. Rows are split by what they need, so that none pays for another's parameters."""
     is_random = batch.temperatures > 0
     is_filtered = is_random & (
@@ -88,7 +92,7 @@ def _pick_ids(logits: Tensor, batch: SamplingBatch) -> Tensor:
         groups.append((greedy, chunks.argmax(filters.select_rows(logits, greedy))))
     for rows in (plain, filtered):
         if len(rows):
-            groups.append((rows, _draw(filters.select_rows(logits, rows), batch, rows)))
+            groups.append((rows, _draw(filters.select_rows(logits, rows), batch, rows, is_masked)))
     if len(groups) == 1:
         return groups[0][1]
     token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
@@ -97,7 +101,7 @@ def _pick_ids(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return token_ids
 
 
-def _draw(logits: Tensor, batch: SamplingBatch, rows: Ints) -> Tensor:
+def _draw(logits: Tensor, batch: SamplingBatch, rows: Ints, is_masked: bool) -> Tensor:
     """Steps 4 to 7 for the given rows of the batch; logits are theirs alone and are overwritten."""
 
     def column(values: Floats) -> Tensor:
@@ -112,7 +116,11 @@ def _draw(logits: Tensor, batch: SamplingBatch, rows: Ints) -> Tensor:
         floors = filters.logit_floors(logits, maxima, batch.temperatures[rows], top_ks, min_ps)
         kept = filters.at_least(logits, floors)
     # Relative to the largest logit first, so that no temperature overflows; in place, for the sake of the CPU.
-    weights = logits.sub_(maxima).div_(column(batch.temperatures)).exp_()
+    weights = logits.sub_(maxima).div_(column(batch.temperatures))
+    if is_masked:  # exp of -inf is many times slower than of a number
+        weights = torch.nn.functional.threshold_(weights.clamp_(min=_LOWEST).exp_(), _UNDERFLOW, 0.0)
+    else:
+        weights = weights.exp_()
     if kept is not None:
         weights.mul_(kept)
     weights.scatter_(-1, best, 1.0)  # true already, but where everything is banned

@@ -4,10 +4,20 @@ import msgspec
 import pytest
 
 from engine.engine import RejectedError
-from engine.protocol import AddRequest, CachePolicy, FinishReason, Guidance, Pin, RejectReason, RequestOutput
+from engine.protocol import (
+    AddRequest,
+    CachePolicy,
+    FinishReason,
+    Guidance,
+    Pin,
+    ReasoningBudget,
+    RejectReason,
+    RequestOutput,
+)
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
+from tests.engine.grammar.demo import guided
 from tests.engine.requests_for_tests import add_request
 
 
@@ -128,6 +138,21 @@ def test_a_drafter_that_fails_is_left_out_and_costs_no_request_anything(caplog: 
             add_request([1], bad_words_token_ids=((1, 99),)),
             RejectReason.INVALID,
             "bad_words must hold token ids from 0 to 49, got 99",
+        ),
+        (
+            guided(add_request([1]), None, reasoning_budget=ReasoningBudget(5, (50,))),
+            RejectReason.INVALID,
+            "reasoning_budget must hold token ids from 0 to 49, got 50",
+        ),
+        (
+            guided(add_request([1]), None, reasoning_budget=ReasoningBudget(-1, (4,))),
+            RejectReason.INVALID,
+            "reasoning_budget must be at least 0 and have an end, got -1 and 1 end token ids",
+        ),
+        (
+            guided(add_request([1]), None, reasoning_budget=ReasoningBudget(5, ())),
+            RejectReason.INVALID,
+            "reasoning_budget must be at least 0 and have an end, got 5 and 0 end token ids",
         ),
     ],
 )

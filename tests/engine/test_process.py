@@ -9,12 +9,16 @@ import pytest
 from engine import process
 from engine.crash_record import CrashRecord, fingerprint
 from engine.engine import Engine
+from engine.grammar.errors import GrammarError
+from engine.grammar.pending import PendingGrammars
 from engine.memory_plan import MemoryPlan
 from engine.output_collector import Outputs
 from engine.process import EngineProcess
-from engine.protocol import AbortRequest, EngineInfo, EngineOptions, RejectReason
+from engine.protocol import AbortRequest, Accepted, EngineInfo, EngineOptions, FromEngine, Rejected, RejectReason
 from engine.status_page import StatusPage
 from tests.engine.fake_runner import make_engine
+from tests.engine.grammar.demo import guided
+from tests.engine.grammar.slow_compiler import SlowCompiler
 from tests.engine.requests_for_tests import add_request
 
 INFO = EngineInfo("epoch", "Fake", 50, 128, (), "cpu", "float32", "fake", 4, 64, 8, 64)
@@ -134,6 +138,34 @@ def test_a_server_that_goes_takes_its_requests_along(start: Start) -> None:
     step(p)
     p._apply(0, None)
     assert [key.connection for key in p._engine.scheduler.requests] == [1]
+
+
+def test_a_request_is_answered_when_its_grammar_is_compiled(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = SlowCompiler()
+    p = start()
+    p._engine.grammars = PendingGrammars(compiler)  # type: ignore[arg-type]
+    sent: list[FromEngine] = []
+    monkeypatch.setattr(p._link, "put", lambda connection, message: sent.append(message))
+    p._apply(0, guided(add_request([1], 0), "good"))
+    p._apply(0, guided(add_request([1], 1), "bad"))
+    p._answer_compiled()
+    assert (sent, len(p._fingerprints)) == ([], 2)
+    compiler.finish("good")
+    compiler.futures["bad"].set_exception(GrammarError("wrong at 3"))
+    p._answer_compiled()
+    assert sent == [Accepted(0), Rejected(1, RejectReason.GRAMMAR, "wrong at 3")]
+    step(p)
+    assert list(p._fingerprints) == [(0, 0)]
+
+
+def test_a_grammar_on_which_the_engine_dies_is_suspect(start: Start, tmp_path: pathlib.Path) -> None:
+    p = start()
+    p._engine.grammars = PendingGrammars(SlowCompiler())  # type: ignore[arg-type]
+    add = guided(add_request([1], 0), "deadly")
+    p._apply(0, add)
+    record = CrashRecord(tmp_path)
+    assert record.is_suspect(fingerprint(add))
+    assert not record.is_suspect(fingerprint(add_request([1], 0)))
 
 
 def test_the_status_page_says_how_the_engine_is(start: Start, tmp_path: pathlib.Path) -> None:

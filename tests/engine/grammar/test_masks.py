@@ -1,0 +1,32 @@
+import llguidance
+import torch
+
+from engine.grammar.masks import MaskComputer
+from engine.grammar.matcher import GrammarMatcher
+from engine.request import Request
+from engine.scheduler import ScheduledRequest, ScheduledStep
+from tests.engine.requests_for_tests import request
+
+
+def scheduled(asked: Request, first_row: int, num_rows: int, drafts: tuple[int, ...] = ()) -> ScheduledRequest:
+    return ScheduledRequest(asked, 0, 2, 2, drafts, 0, first_row, num_rows, 0)
+
+
+def test_rows_with_a_grammar_get_a_mask_and_no_others(vocabulary: llguidance.LLTokenizer) -> None:
+    one, two = (vocabulary.tokenize_str(digit)[0] for digit in "12")
+    plain, guided, drafted, prefilling = (request([1, 2], i) for i in range(4))
+    for asked in (guided, drafted, prefilling):
+        asked.grammar = GrammarMatcher(llguidance.LLMatcher(vocabulary, 'start: "1" "2"'))
+    computer = MaskComputer(1536, torch.device("cpu"))
+    step = ScheduledStep(
+        [scheduled(plain, 0, 1), scheduled(prefilling, 1, 0), scheduled(guided, 1, 1), scheduled(drafted, 2, 2, (one,))]
+    )
+    masks = computer.begin(step)
+    assert masks is not None
+    result = masks.result(timeout=10)
+    assert result.rows.tolist() == [1, 2, 3]
+    assert result.biases.shape == (3, 1536)
+    assert torch.equal(result.biases[0], result.biases[1])
+    assert (result.biases[0][one], result.biases[0][two]) == (0, -torch.inf)
+    assert (result.biases[2][one], result.biases[2][two]) == (-torch.inf, 0)
+    assert computer.begin(ScheduledStep([scheduled(plain, 0, 1), scheduled(prefilling, 1, 0)])) is None
