@@ -144,6 +144,11 @@ class Engine:
         self.scheduler.add(request)
         return True
 
+    def prepare(self) -> None:
+        """Spend idle time on what the first request of a kind would have to wait for."""
+        if self.grammars is not None:
+            self.grammars.prepare()
+
     def take_compiled(self) -> list[Compiled]:
         """Requests that have waited long enough for their grammar; those without a fault now wait to be admitted."""
         ready = self.grammars.take_ready() if self.grammars else []

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_CANNOT_LOAD = 2
 _PR_SET_PDEATHSIG = 1
+_PREPARE_AFTER_S = 2.0
+"""Idle time after which the engine gets ready for what it may be asked later, once."""
 _STUCK_POLL_S = 0.005
 """Pause when requests wait but none can run, which only another message can change."""
 
@@ -74,10 +76,15 @@ class EngineProcess:
     def run(self) -> None:
         """Serve for ever."""
         is_stuck = False
+        idle_s: float | None = _PREPARE_AFTER_S
         while True:
-            timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else None
-            for connection, message in self._link.poll(timeout):
+            timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else idle_s
+            messages = list(self._link.poll(timeout))
+            for connection, message in messages:
                 self._apply(connection, message)
+            if idle_s is not None and not messages and not self._engine.has_work:
+                idle_s = None
+                self._engine.prepare()
             self._answer_compiled()
             if self._engine.has_work:
                 num_steps = self._engine.num_steps

@@ -17,9 +17,13 @@ from server.formats import OutputFormats
 from server.parsers.parser import OutputParser, ToolFormat
 from server.parsers.reasoning import Block, ContentParser, ReasoningFormat
 from server.render_chat import Reading
-from server.structured_output import Structure
-from server.thinking import Thinking
-from server.tool_use import ToolUse
+from server.schemas.chat_completions import ChatCompletionBody
+from server.structured_output import Structure, structure_of
+from server.thinking import Thinking, read_thinking
+from server.tool_use import ToolUse, tool_use
+
+NUM_TAIL_TOKENS = 32
+"""Of a prompt's end: no marker is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,36 +43,61 @@ class OutputPlan:
     counts_tokens: bool
 
 
+@dataclass(frozen=True, slots=True)
+class OutputWishes:
+    """What a chat body says about its output.
+
+    Attributes:
+        use: The tools; None when there are none to call.
+        structure: What the content has to follow; None for free text.
+        thinking: How much the model may think, and whether that is shown.
+    """
+
+    use: ToolUse | None
+    structure: Structure | None
+    thinking: Thinking
+
+    @property
+    def variables(self) -> dict[str, object]:
+        """What the chat template has to know of it."""
+        return {**self.thinking.template_kwargs, **({"tools": self.use.shown} if self.use else {})}
+
+
+def read_wishes(body: ChatCompletionBody, formats: OutputFormats) -> OutputWishes:
+    """Read the fields about tools, structure and reasoning.
+
+    Raises:
+        InvalidRequestError: One of them is wrong.
+        UnsupportedParameterError: There are tools, and the model has no way to be shown them.
+    """
+    use = tool_use(body)
+    if use is not None and formats.tools is None:
+        raise UnsupportedParameterError(
+            f"{use.param} cannot be used: the chat template of this model shows no tools", param=use.param
+        )
+    return OutputWishes(use, structure_of(body), read_thinking(body, formats))
+
+
 def plan_output(
+    wishes: OutputWishes,
     formats: OutputFormats,
     tokenizer: TextTokenizer,
-    *,
-    use: ToolUse | None,
-    structure: Structure | None,
-    thinking: Thinking,
-    prompt_tail: str,
+    prompt_token_ids: list[int],
     prediction_token_ids: tuple[int, ...],
 ) -> OutputPlan:
     """Decide on grammar and parser.
 
     Args:
+        wishes: What the body says.
         formats: Those of the model.
         tokenizer: Knows the markers.
-        use: The tools; None when there are none to call.
-        structure: What the content has to follow; None for free text.
-        thinking: How much the model may think, and whether that is shown.
-        prompt_tail: The end of the prompt as text: templates open or close the reasoning there.
+        prompt_token_ids: Templates open or close the reasoning at the end of the prompt.
         prediction_token_ids: What the output will probably hold.
-
-    Raises:
-        UnsupportedParameterError: There are tools, and the model has no way to be shown them.
     """
-    if use is not None and formats.tools is None:
-        raise UnsupportedParameterError(
-            f"{use.param} cannot be used: the chat template of this model shows no tools", param=use.param
-        )
-    reasoning = formats.reasoning
-    block = reasoning.block(prompt_tail) if reasoning else Block.CLOSED
+    use, structure, reasoning = wishes.use, wishes.structure, formats.reasoning
+    block = Block.CLOSED
+    if reasoning:
+        block = reasoning.block(tokenizer.decode(prompt_token_ids[-NUM_TAIL_TOKENS:], skip_special_tokens=False))
     tools = formats.tools if use is not None or formats.tools_read_all else None
 
     def new_parser() -> OutputParser:
@@ -79,11 +108,11 @@ def plan_output(
     guidance = Guidance(
         grammar=_grammar(tokenizer, reasoning, block, tools, use, structure) if use or structure else None,
         prediction_token_ids=prediction_token_ids,
-        reasoning_budget=_budget(tokenizer, reasoning, block, thinking.max_tokens),
+        reasoning_budget=_budget(tokenizer, reasoning, block, wishes.thinking.max_tokens),
     )
     return OutputPlan(
         guidance=guidance,
-        reading=Reading(new_parser, use, thinking.is_shown) if tools or reasoning else None,
+        reading=Reading(new_parser, use, wishes.thinking.is_shown) if tools or reasoning else None,
         kept_ids=frozenset(i for marker in markers if (i := tokenizer.added_id(marker)) is not None),
         counts_tokens=block is not Block.CLOSED or formats.tools_read_all,
     )

@@ -63,6 +63,17 @@ class GrammarCompiler:
             self._cache.popitem(last=False)
         return future
 
+    def prepare(self) -> "LLTokenizer":
+        """Load the vocabulary, which holds the interpreter lock: a second for 150,000 entries.
+
+        Raises:
+            GrammarError: The checkpoint has none.
+        """
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._load_vocabulary()
+            return self._vocabulary
+
     def _submit(self, text: str) -> "Future[GrammarMatcher]":
         before = threading.stack_size(_STACK_BYTES)  # the pool makes its threads in submit
         try:
@@ -71,13 +82,11 @@ class GrammarCompiler:
             threading.stack_size(before)
 
     def _compile(self, text: str) -> GrammarMatcher:
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._load_vocabulary()
+        vocabulary = self.prepare()
         import llguidance
 
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(vocabulary, text, log_level=0, limits=limits)
         _check(matcher)
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         _check(matcher)

@@ -1,5 +1,6 @@
 """Requests that wait for their grammar, outside the scheduler's queues. The step loop asks; nothing here waits."""
 
+import contextlib
 import logging
 import time
 from concurrent.futures import Future
@@ -55,6 +56,11 @@ class PendingGrammars:
     def requests(self) -> list[Request]:
         """Those that wait, in order of arrival."""
         return [waiting.request for waiting in self._waiting]
+
+    def prepare(self) -> None:
+        """Do now, while nobody waits, what the first grammar would take a second for; without a vocabulary nothing."""
+        with contextlib.suppress(GrammarError):
+            self._compiler.prepare()
 
     def submit(self, request: Request, text: str) -> None:
         """Let a request wait for its grammar.

@@ -118,9 +118,10 @@ def _draw(logits: Tensor, batch: SamplingBatch, rows: Ints, is_masked: bool) -> 
     # Relative to the largest logit first, so that no temperature overflows; in place, for the sake of the CPU.
     weights = logits.sub_(maxima).div_(column(batch.temperatures))
     if is_masked:  # exp of -inf is many times slower than of a number
-        weights = torch.nn.functional.threshold_(weights.clamp_(min=_LOWEST).exp_(), _UNDERFLOW, 0.0)
-    else:
-        weights = weights.exp_()
+        weights.clamp_(min=_LOWEST)
+    weights.exp_()
+    if is_masked:
+        torch.threshold_(weights, _UNDERFLOW, 0.0)
     if kept is not None:
         weights.mul_(kept)
     weights.scatter_(-1, best, 1.0)  # true already, but where everything is banned

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.protocol import EngineInfo, Pin
 from server.answer import Order, Prompt
 from server.beam_search import beam_options
 from server.cache_options import cache_policy, find_breakpoints, find_pins
@@ -16,7 +17,7 @@ from server.context import ServerContext, get_context, system_fingerprint
 from server.errors import InvalidRequestError
 from server.fields import REFUSED_IN_CHAT, ignored_fields, ignored_header
 from server.messages import template_messages, text_of
-from server.output_plan import naming_the_grammar, plan_output
+from server.output_plan import OutputWishes, naming_the_grammar, plan_output, read_wishes
 from server.params import MAX_LOGPROBS, build_sampling_params, build_text_options, check_common, check_range, stop_list
 from server.prompt_report import num_prompt_logprobs
 from server.render import new_envelope, render_options
@@ -34,14 +35,8 @@ from server.respond import (
 )
 from server.schemas.chat_completions import ChatCompletionBody, Message
 from server.service_tier import engine_priority, tier_used
-from server.structured_output import structure_of
 from server.template_options import TemplateOptions, honoured_by_template, template_options
-from server.thinking import read_thinking
-from server.tool_use import tool_use
 from server.truncation import truncated
-
-NUM_TAIL_TOKENS = 32
-"""Of a prompt's end, where templates open or close reasoning."""
 
 router = APIRouter()
 
@@ -72,23 +67,10 @@ async def create_chat_completion(
         seed=secrets.randbits(64),
     )
     stops = stop_list(body)
-    use, structure, thinking = tool_use(body), structure_of(body), read_thinking(body, context.formats)
-    breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)
-    variables = {**thinking.template_kwargs, **({"tools": use.shown} if use else {})}
-    encode = partial(encode_messages, context, options=template_options(body, context.tokenizer, variables))
-    whole = await encode(body.messages)
-    prompt = Prompt(truncated(whole, body.truncate_prompt_tokens, max_tokens, info))
-    check_context([prompt], max_tokens, info, "messages")
-    pins = await find_pins(body.messages, breakpoints, whole, encode, len(whole) - len(prompt.token_ids))
-    plan = plan_output(
-        context.formats,
-        context.tokenizer,
-        use=use,
-        structure=structure,
-        thinking=thinking,
-        prompt_tail=context.tokenizer.decode(prompt.token_ids[-NUM_TAIL_TOKENS:], skip_special_tokens=False),
-        prediction_token_ids=await _prediction(body, context),
-    )
+    wishes = read_wishes(body, context.formats)
+    prompt, pins = await _prompt(body, context, wishes, max_tokens, info)
+    prediction = await _prediction(body, context)
+    plan = plan_output(wishes, context.formats, context.tokenizer, prompt.token_ids, prediction)
     order = Order(
         [prompt],
         sampling_params,
@@ -105,7 +87,7 @@ async def create_chat_completion(
     text_options = build_text_options(
         body, track_tokens=logprobs is not None or options.token_ids or plan.counts_tokens
     )
-    with naming_the_grammar(structure, use):
+    with naming_the_grammar(wishes.structure, wishes.use):
         answer = await open_answer(
             context,
             request,
@@ -117,7 +99,7 @@ async def create_chat_completion(
         )
     envelope = new_envelope("chatcmpl", model, system_fingerprint(info), tier_used(body.service_tier))
     renderer = ChatRenderer(answer, envelope, options, context.tokenizer, plan.reading)
-    headers = ignored_header([*ignored, *thinking.ignored])
+    headers = ignored_header([*ignored, *wishes.thinking.ignored])
     if body.stream:
         return stream_response(answer, renderer, headers, context)
     return await plain_response(request, answer, renderer.whole, headers)
@@ -144,6 +126,23 @@ async def encode_messages(context: ServerContext, messages: list[Message], *, op
         raise InvalidRequestError(str(exc), param="messages") from exc
     except RecursionError as exc:  # arguments of a call are JSON inside JSON, which the body's own parser did not see
         raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
+
+
+async def _prompt(
+    body: ChatCompletionBody,
+    context: ServerContext,
+    wishes: OutputWishes,
+    max_tokens: int | None,
+    info: EngineInfo,
+) -> tuple[Prompt, list[Pin]]:
+    """The prompt, and which beginnings of it are to stay in the prefix cache."""
+    breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)
+    options = template_options(body, context.tokenizer, wishes.variables)
+    encode = partial(encode_messages, context, options=options)
+    whole = await encode(body.messages)
+    prompt = Prompt(truncated(whole, body.truncate_prompt_tokens, max_tokens, info))
+    check_context([prompt], max_tokens, info, "messages")
+    return prompt, await find_pins(body.messages, breakpoints, whole, encode, len(whole) - len(prompt.token_ids))
 
 
 async def _prediction(body: ChatCompletionBody, context: ServerContext) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import pytest
 from engine.engine import Engine
 from engine.grammar.drafter import ForcedTokens
 from engine.protocol import AddRequest, FinishReason, ReasoningBudget
+from engine.speculation.speculator import Speculator
 from tests.engine.grammar.demo import PROMPT, TOKENIZER, Answers, guided, json_grammar, run
 from tests.engine.requests_for_tests import add_request
 from tests.json_schemas import JSON_SCHEMAS
@@ -131,8 +132,8 @@ def mixed(num: int) -> list[AddRequest]:
 
 def test_forced_tokens_change_the_number_of_steps_and_nothing_else(make_demo_engine: Callable[..., Engine]) -> None:
     plain, drafting = make_demo_engine(), make_demo_engine()
-    plain._drafters = ()
-    assert any(isinstance(d, ForcedTokens) for d in drafting._drafters)
+    plain._speculator = None
+    assert isinstance(drafting._speculator._drafters[0], ForcedTokens)
     assert run(plain, *mixed(24)).token_ids == run(drafting, *mixed(24)).token_ids
     num_steps = [engine.num_steps for engine in (plain, drafting)]
     one_by_one, at_once = (run(engine, mixed(12)[2]) for engine in (plain, drafting))
@@ -215,10 +216,10 @@ def test_drafts_across_the_budget_change_nothing(make_demo_engine: Callable[...,
     grammar = f'start: THOUGHT answer\nTHOUGHT: /[^<]*/ "</think>"\nanswer: %json {json.dumps(schema)}'
     adds = [think(3 + 2 * i, i, grammar if i % 2 else None, max_tokens=90, temperature=float(i > 3)) for i in range(8)]
     engine = make_demo_engine()
-    engine._drafters = ()
+    engine._speculator = None
     expected = run(engine, *adds)
     num_steps = engine.num_steps
-    engine._drafters = (Repeat(expected),)
+    engine._speculator = Speculator(engine.scheduler, (Repeat(expected),), None)
     assert run(engine, *adds).token_ids == expected.token_ids
     assert engine.num_steps - num_steps < num_steps
     for i in (1, 3, 5, 7):
