@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from server.parsers.parser import Tool
+from server.parsers.schema import guided_schema
 
 Mark = Callable[[str], str]
 """Turns a marker into Lark: its token where the vocabulary has one, else a string literal."""
@@ -81,8 +82,7 @@ def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = (), 
 
 def json_value(schema: dict[str, Any], item_separator: str = ", ", key_separator: str = ": ") -> str:
     """A JSON value of the schema, in which `$ref` reaches the schema's own `$defs`; separators are regexes."""
-    style = {"whitespace_flexible": False, "item_separator": item_separator, "key_separator": key_separator}
-    return f"%json {json.dumps({**schema, 'x-guidance': style})}"
+    return f"%json {json.dumps(guided_schema(schema, item_separator=item_separator, key_separator=key_separator))}"
 
 
 def arguments(tool: Tool, item_separator: str = ", ", key_separator: str = ": ") -> str:
