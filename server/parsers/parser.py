@@ -7,6 +7,7 @@ cut. Streamed and plain answers go through the same parser. Parsers know no ids,
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 
@@ -29,6 +30,12 @@ class Piece(NamedTuple):
 
     kind: Kind
     text: str
+
+
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """Join neighbours of the same kind; between two calls there are always arguments."""
+    runs = groupby(pieces, key=lambda piece: piece.kind)
+    return [Piece(kind, "".join(piece.text for piece in run)) for kind, run in runs]
 
 
 class OutputParser(Protocol):

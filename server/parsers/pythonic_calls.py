@@ -35,10 +35,10 @@ class _PythonicParser(Scanner):
 
     def _read(self) -> Steps[None]:
         while (opening := (yield from self._until((_START, *self._openings), self._tell_content))) is not None:
-            self._mark = self._at
+            self._hold(opening)
             self.region = Kind.CALL
             if not (yield from self._read_calls(opening)):
-                self._give_back(opening)
+                self._give_back()
             elif self._is_over:
                 self._at = len(self._text)  # the beginning of something that belongs to a call
             self.region = Kind.CONTENT
@@ -58,10 +58,10 @@ class _PythonicParser(Scanner):
             if (yield from self._next(",", "]")) != ",":
                 yield from self._next(_END)
                 return True
-            self._mark = self._at
+            self._hold()
             name = self._heads.get((yield from self._next(*self._heads)) or "")
         if has_called:
-            self._give_back("")  # what follows the comma
+            self._give_back()  # what follows the comma
         return has_called
 
     def _read_key(self) -> Steps[str | None]:

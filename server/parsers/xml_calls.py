@@ -61,10 +61,10 @@ class _XmlParser(Scanner):
 
     def _read(self) -> Steps[None]:
         while (opening := (yield from self._until(self._tags.openings, self._tell_content))) is not None:
-            self._mark = self._at
+            self._hold(opening)
             self.region = Kind.CALL
             if not (yield from self._read_call(opening)):
-                self._give_back(opening)
+                self._give_back()
             elif self._is_over:
                 self._at = len(self._text)  # the beginning of a tag
             self.region = Kind.CONTENT
