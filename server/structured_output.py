@@ -3,7 +3,6 @@
 A grammar is one entry of `llguidance`'s list of grammars: {"json_schema": ...} or {"lark_grammar": ...}.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -115,7 +114,7 @@ def _fields(
         if not 1 <= len(choice[1]) <= MAX_CHOICES:
             message = f"{choice[0]} must hold 1 to {MAX_CHOICES} texts, got {len(choice[1])}"
             raise InvalidRequestError(message, param=choice[0])
-        yield Structure({"lark_grammar": f"start: {' | '.join(map(_literal, choice[1]))}"}, choice[0])
+        yield Structure({"lark_grammar": f"start: {' | '.join(map(lark.literal, choice[1]))}"}, choice[0])
     if grammar[1] is not None:
         yield Structure({"lark_grammar": grammar[1]}, grammar[0])
 
@@ -148,12 +147,12 @@ def _tags(structures: list[TaggedStructure], triggers: list[str], param: str) ->
                 f"{at} must begin with one of the triggers, got {shown(structure.begin)}", param=at
             )
         value = lark.json_value(structure.schema_)
-        parts = (_literal(structure.begin[len(trigger) :]), value, _literal(structure.end))
+        parts = (lark.literal(structure.begin[len(trigger) :]), value, lark.literal(structure.end))
         by_trigger[trigger].append(" ".join(part for part in parts if part != '""'))
     rules = ["TEXT: /(.|\\n)*/"]
     used = [(trigger, bodies) for trigger, bodies in by_trigger.items() if bodies]
     for i, (trigger, bodies) in enumerate(used):
-        rules.append(f"open_{i}[lazy]: TEXT {_literal(trigger)}")
+        rules.append(f"open_{i}[lazy]: TEXT {lark.literal(trigger)}")
         rules.append(f"tag_{i}: open_{i} ({' | '.join(bodies)})")
     tags = " | ".join(f"tag_{i}" for i in range(len(used)))
     start = f"start: ({tags})* tail\ntail: TEXT" if tags else "start: TEXT"
@@ -170,10 +169,6 @@ def _object(given: str | dict[str, Any], param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{param} must be a JSON object, got {shown(given)}", param=param)
     return value
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _in_slashes(regex: str) -> str:

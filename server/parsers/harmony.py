@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from server.parsers import lark
-from server.parsers.parser import Kind, OutputParser, Tool
+from server.parsers.parser import AnswerRules, Kind, OutputParser, Tool
 from server.parsers.scanner import Scanner, Steps
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -133,24 +133,17 @@ class Harmony:
         """A parser for an output that may call these tools; it reads channels without any tool as well."""
         return _HarmonyParser(tools)
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        content: str | None,
-        is_required: bool,
-        allows_many: bool,
-        mark: Callable[[str], str],
-    ) -> str:
+    def grammar(self, wanted: AnswerRules) -> str:
         """As `ToolFormat` says, but `answer` is the whole output: analysis comes before the final channel or calls.
 
         Without any tool it is analysis and the final channel.
         """
+        tools, mark, content, is_required = wanted.tools, wanted.mark, wanted.content, wanted.is_required
 
         def spell(text: str) -> str:
             return lark.spell(text, self.markers, mark)
 
-        after_call = f" ({mark(_CALL)} {spell(_NEXT)} call)*" if allows_many else ""
+        after_call = f" ({mark(_CALL)} {spell(_NEXT)} call)*" if wanted.allows_many else ""
         answers = ([] if is_required else ["final"]) + (["calls"] if tools else [])
         rules = [
             f"answer: (thought{'' if is_required or content else ' | preamble'})* ({' | '.join(answers)})\n",

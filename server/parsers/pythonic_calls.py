@@ -9,11 +9,11 @@ that breaks off, or goes on as no call can, is left as it stands.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from server.parsers import lark
-from server.parsers.parser import Kind, OutputParser, Tool
+from server.parsers.parser import AnswerRules, Kind, OutputParser, Tool
 from server.parsers.raw_values import resolve, types_of, with_definitions
 from server.parsers.scanner import Scanner, Steps, json_text
 
@@ -185,17 +185,10 @@ class Pythonic:
         """A parser for an output that may call these tools."""
         return _PythonicParser(tools)
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        content: str | None,
-        is_required: bool,
-        allows_many: bool,
-        mark: Callable[[str], str],
-    ) -> str:
+    def grammar(self, wanted: AnswerRules) -> str:
         """As `ToolFormat` says; keywords come in the order of the schema, lists and dicts are written as in JSON."""
-        more = '(", " call)* "]"' if allows_many else '"]"'
+        tools, mark, content, is_required = wanted.tools, wanted.mark, wanted.content, wanted.is_required
+        more = '(", " call)* "]"' if wanted.allows_many else '"]"'
         listed = f'"[" call {more}'
         rules: list[str] = []
         if is_required or content is not None:

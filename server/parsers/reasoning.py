@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import jinja2
 
 from server.parsers import lark
-from server.parsers.parser import Kind, OutputParser, Piece
+from server.parsers.parser import Kind, Mark, OutputParser, Piece
 from server.parsers.scanner import Scanner, Steps
 
 _NEWLINES = re.compile(r"\n*")
@@ -71,7 +71,7 @@ class ReasoningFormat:
         """A parser that tells reasoning itself and hands everything behind it to the parser of the answer."""
         return answer if block is Block.CLOSED else ReasoningParser(self, block is Block.OPEN, answer)
 
-    def grammar(self, block: Block, mark: lark.Mark) -> str:
+    def grammar(self, block: Block, mark: Mark) -> str:
         """Rules in Lark: `reasoning` is what comes before the answer, newlines behind the block included.
 
         A block that has not begun may be left out by the model.

@@ -9,28 +9,27 @@ _BRANCHES = frozenset({"anyOf", "oneOf", "prefixItems"})
 _OPEN = _BRANCHES | {"additionalProperties", "patternProperties", "$ref", "if", "unevaluatedProperties"}
 
 
-def guided_schema(
-    schema: dict[str, Any], *, item_separator: str = ", ", key_separator: str = ": ", is_lenient: bool = False
-) -> dict[str, Any]:
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON is written as templates and Python write it, with one space after colons and commas: a model that may choose its
+white space may also never stop to write it."""
+
+
+def guided_schema(schema: dict[str, Any], *, is_lenient: bool = False) -> dict[str, Any]:
     """A schema with what `llguidance` is to know besides.
 
-    JSON is written as templates and Python write it, with one space after colons and commas: a model that may choose
-    its white space may also never stop to write it. For the same reason an object that declares members, and does not
-    say whether it may have others, has none but these.
+    An object that declares members, and does not say whether it may have others, has none but these: else a model may
+    never stop to write them.
 
     Args:
         schema: As it was given.
-        item_separator: A regex, between values.
-        key_separator: A regex, between a key and its value.
         is_lenient: Leave out what cannot be enforced, instead of refusing the schema.
 
     Raises:
         RecursionError: It is nested too deeply.
     """
-    style = {"whitespace_flexible": False, "item_separator": item_separator, "key_separator": key_separator}
     # Parts of allOf hold together: closed one by one, they would exclude each other.
     closed = schema if '"allOf"' in json.dumps(schema) else _closed(schema)
-    return {**closed, "x-guidance": style | ({"lenient": True} if is_lenient else {})}
+    return {**closed, "x-guidance": JSON_STYLE | ({"lenient": True} if is_lenient else {})}
 
 
 def _closed(schema: Any, *, may_close: bool = True) -> Any:
