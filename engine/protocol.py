@@ -149,7 +149,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
 
     Attributes:
-        request_id: Unique on this connection.
+        request_id: Unique on this connection; the engine client counts.
         prompt_token_ids: At least one id.
         sampling_params: How to sample; choice i draws from (seed, position, i).
         num_choices: Independent continuations; they share the blocks of the prompt.
