@@ -56,12 +56,7 @@ def _structures(body: GuidedBody) -> Iterator[Structure]:
         yield _response_format(body.response_format)
     if body.structured_outputs is not None:
         yield _structured_outputs(body.structured_outputs)
-    yield from _fields(
-        json_=("guided_json", body.guided_json),
-        regex=("guided_regex", body.guided_regex),
-        choice=("guided_choice", body.guided_choice),
-        grammar=("guided_grammar", body.guided_grammar),
-    )
+    yield from _fields("guided_", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
 
 
 def _response_format(wanted: ResponseFormat) -> Structure:
@@ -81,14 +76,7 @@ def _response_format(wanted: ResponseFormat) -> Structure:
 
 def _structured_outputs(wanted: StructuredOutputs) -> Structure:
     at = "structured_outputs"
-    found = list(
-        _fields(
-            json_=(f"{at}.json", wanted.json_),
-            regex=(f"{at}.regex", wanted.regex),
-            choice=(f"{at}.choice", wanted.choice),
-            grammar=(f"{at}.grammar", wanted.grammar),
-        )
-    )
+    found = list(_fields(f"{at}.", wanted.json_, wanted.regex, wanted.choice, wanted.grammar))
     if wanted.json_object:
         found.append(_json({"type": "object"}, f"{at}.json_object"))
     if wanted.structural_tag is not None:
@@ -99,24 +87,20 @@ def _structured_outputs(wanted: StructuredOutputs) -> Structure:
 
 
 def _fields(
-    *,
-    json_: tuple[str, str | dict[str, Any] | None],
-    regex: tuple[str, str | None],
-    choice: tuple[str, list[str] | None],
-    grammar: tuple[str, str | None],
+    at: str, json: str | dict[str, Any] | None, regex: str | None, choice: list[str] | None, grammar: str | None
 ) -> Iterator[Structure]:
-    """The members that two places share, each with its path."""
-    if json_[1] is not None:
-        yield _json(_object(json_[1], json_[0]), json_[0])
-    if regex[1] is not None:
-        yield Structure({"lark_grammar": f"start: /{_in_slashes(regex[1])}/"}, regex[0])
-    if choice[1] is not None:
-        if not 1 <= len(choice[1]) <= MAX_CHOICES:
-            message = f"{choice[0]} must hold 1 to {MAX_CHOICES} texts, got {len(choice[1])}"
-            raise InvalidRequestError(message, param=choice[0])
-        yield Structure({"lark_grammar": f"start: {' | '.join(map(lark.literal, choice[1]))}"}, choice[0])
-    if grammar[1] is not None:
-        yield Structure({"lark_grammar": grammar[1]}, grammar[0])
+    """The members that two places share; their paths are `at` and their names."""
+    if json is not None:
+        yield _json(_object(json, f"{at}json"), f"{at}json")
+    if regex is not None:
+        yield Structure({"lark_grammar": f"start: /{_in_slashes(regex)}/"}, f"{at}regex")
+    if choice is not None:
+        if not 1 <= len(choice) <= MAX_CHOICES:
+            message = f"{at}choice must hold 1 to {MAX_CHOICES} texts, got {len(choice)}"
+            raise InvalidRequestError(message, param=f"{at}choice")
+        yield Structure({"lark_grammar": f"start: {' | '.join(map(lark.literal, choice))}"}, f"{at}choice")
+    if grammar is not None:
+        yield Structure({"lark_grammar": grammar}, f"{at}grammar")
 
 
 def _json(schema: dict[str, Any], param: str, *, is_lenient: bool = False) -> Structure:

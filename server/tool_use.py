@@ -45,16 +45,19 @@ class ToolUse:
         allows_many: More than one call may come.
         custom_names: Of the tools whose input is text.
         style: How calls are answered.
-        param: The field that declares the tools.
     """
 
     shown: list[dict[str, Any]]
     tools: list[Tool]
     is_required: bool
     allows_many: bool
-    custom_names: frozenset[str]
-    style: CallStyle
-    param: str
+    custom_names: frozenset[str] = frozenset()
+    style: CallStyle = CallStyle.TOOL
+
+    @property
+    def param(self) -> str:
+        """The field that declares the tools."""
+        return "tools" if self.style is CallStyle.TOOL else "functions"
 
 
 def tool_use(body: ChatCompletionBody) -> ToolUse | None:
@@ -82,8 +85,6 @@ def tool_use(body: ChatCompletionBody) -> ToolUse | None:
         is_required=is_required,
         allows_many=body.parallel_tool_calls is not False and not is_one,
         custom_names=frozenset(tool.custom.name for tool in body.tools if tool.custom is not None),
-        style=CallStyle.TOOL,
-        param="tools",
     )
 
 
@@ -102,9 +103,7 @@ def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -
         tools=[_tool(function) for function in callable_functions],
         is_required=isinstance(body.function_call, NamedTool),
         allows_many=False,
-        custom_names=frozenset(),
         style=CallStyle.FUNCTION,
-        param="functions",
     )
 
 

@@ -37,8 +37,7 @@ class JsonCalls:
     """A `ToolFormat`.
 
     Attributes:
-        name: See `ToolFormat`.
-        markers: See `ToolFormat`.
+        name, markers: See `ToolFormat`.
         present: Patterns that all occur in a template of the family.
         absent: Patterns of which none occurs in it.
         syntax: How the parser reads it.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.parsers import lark
-from server.parsers.parser import AnswerRules, Kind, OutputParser, Tool
+from server.parsers.parser import AnswerRules, OutputParser, Tool
 from server.parsers.raw_values import resolve, types_of, with_definitions
 from server.parsers.scanner import Scanner, Steps, json_text
 
@@ -34,20 +34,13 @@ class _PythonicParser(Scanner):
         super().__init__()
 
     def _read(self) -> Steps[None]:
-        while (opening := (yield from self._until((_START, *self._openings), self._tell_content))) is not None:
-            self._hold(opening)
-            self.region = Kind.CALL
-            if not (yield from self._read_calls(opening)):
-                self._give_back()
-            elif self._is_over:
-                self._at = len(self._text)  # the beginning of something that belongs to a call
-            self.region = Kind.CONTENT
+        yield from self._read_content((_START, *self._openings), self._read_calls)
 
-    def _read_calls(self, opening: str | None) -> Steps[bool]:
+    def _read_calls(self, opening: str) -> Steps[bool]:
         """Read what is behind the opening; False: it is no call, and nothing has been told."""
         if opening == _START:
-            opening = (yield from self._next(*self._openings)) if self._openings else None
-        name = self._openings.get(opening or "")
+            opening = (self._openings and (yield from self._next(*self._openings))) or ""
+        name = self._openings.get(opening)
         has_called = False
         while name is not None and (key := (yield from self._read_key())) is not None:
             self._begin_call(name)

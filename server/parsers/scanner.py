@@ -161,6 +161,17 @@ class Scanner(ABC):
         """No call: what was held is content."""
         self._tell_content(self._release())
 
+    def _read_content(self, openings: tuple[str, ...], read_call: Callable[[str], Steps[bool]]) -> Steps[None]:
+        """Read content to its end, and calls in it: `read_call` reads what is behind an opening; False: it is none."""
+        while (opening := (yield from self._until(openings, self._tell_content))) is not None:
+            self._hold(opening)
+            self.region = Kind.CALL
+            if not (yield from read_call(opening)):
+                self._give_back()
+            elif self._is_over:
+                self._at = len(self._text)  # markup of the call that is cut off
+            self.region = Kind.CONTENT
+
     def _until(self, ends: tuple[str, ...], sink: Callable[[str], object]) -> Steps[str | None]:
         """Hand the text before the first of `ends` to `sink` as soon as it is certain; step over that end.
 

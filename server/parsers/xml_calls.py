@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.parsers import lark
-from server.parsers.parser import AnswerRules, Kind, Mark, OutputParser, Tool
+from server.parsers.parser import AnswerRules, Mark, OutputParser, Tool
 from server.parsers.raw_values import raw_to_json, resolve, types_of, with_definitions
 from server.parsers.scanner import Scanner, Steps, json_text
 
@@ -60,14 +60,7 @@ class _XmlParser(Scanner):
         super().__init__()
 
     def _read(self) -> Steps[None]:
-        while (opening := (yield from self._until(self._tags.openings, self._tell_content))) is not None:
-            self._hold(opening)
-            self.region = Kind.CALL
-            if not (yield from self._read_call(opening)):
-                self._give_back()
-            elif self._is_over:
-                self._at = len(self._text)  # the beginning of a tag
-            self.region = Kind.CONTENT
+        yield from self._read_content(self._tags.openings, self._read_call)
 
     def _read_call(self, opening: str) -> Steps[bool]:
         """Read what is behind the opening; False: it is no call, and nothing has been told."""
@@ -124,8 +117,7 @@ class XmlFormat:
     """A `ToolFormat` that is described by its tags.
 
     Attributes:
-        name: As in `ToolFormat`.
-        markers: As in `ToolFormat`.
+        name, markers: As in `ToolFormat`.
         signs: They all occur in the chat templates of its models, and not all in those of others.
         tags: What is around the parts of a call.
         line_break: Between the parts, in Lark.
