@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.parsers.parser import Mark, Tool
-from server.parsers.schema import JSON_STYLE
+from server.parsers.schema import guided_schema
 
 _ANY_TEXT = "/(?s:.*)/"
 _ANNOTATIONS = {"type", "title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
@@ -78,7 +78,7 @@ def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = (), 
 
 def json_value(schema: dict[str, Any]) -> str:
     """A JSON value of the schema, in which `$ref` reaches the schema's own `$defs`."""
-    return f"%json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
+    return f"%json {json.dumps(guided_schema(schema))}"
 
 
 def arguments(tool: Tool) -> str:

@@ -7,9 +7,7 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _SINGLE = frozenset({"items", "additionalProperties", "contains"})
 _BRANCHES = frozenset({"anyOf", "oneOf", "prefixItems"})
 _OPEN = _BRANCHES | {"additionalProperties", "patternProperties", "$ref", "if", "unevaluatedProperties"}
-
-
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON is written as templates and Python write it, with one space after colons and commas: a model that may choose its
 white space may also never stop to write it."""
 
@@ -29,7 +27,7 @@ def guided_schema(schema: dict[str, Any], *, is_lenient: bool = False) -> dict[s
     """
     # Parts of allOf hold together: closed one by one, they would exclude each other.
     closed = schema if '"allOf"' in json.dumps(schema) else _closed(schema)
-    return {**closed, "x-guidance": JSON_STYLE | ({"lenient": True} if is_lenient else {})}
+    return {**closed, "x-guidance": _STYLE | ({"lenient": True} if is_lenient else {})}
 
 
 def _closed(schema: Any, *, may_close: bool = True) -> Any:
