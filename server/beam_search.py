@@ -76,7 +76,7 @@ class BeamSearchClient:
         return self._client.status()
 
     async def generate(self, request: AddRequest) -> Generation:
-        """See `EngineClient.generate`; only what says where an output ends has an effect.
+        """See `EngineClient.generate`; of the sampling parameters only those that end an output have an effect.
 
         Raises:
             InvalidRequestError: The output has to follow a grammar, or its reasoning has a budget.

@@ -220,19 +220,15 @@ class Scanner(ABC):
         yield from self._run(_BLANKS)
         return self._text[self._at : self._at + 1]
 
-    def _run(self, characters: re.Pattern[str], sink: Callable[[str], object] = len) -> Steps[bool]:
-        """Step over all characters of a kind and hand them to `sink` as they come; True: there were some.
-
-        Args:
-            characters: Matches any number of them, also none.
-            sink: Gets them in pieces that are not empty.
-        """
+    def _run(self, characters: re.Pattern[str], sink: Callable[[str], object] | None = None) -> Steps[bool]:
+        """Step over what matches `characters`, any number of them, as it comes; True: there were some."""
         has_any = False
         while True:
             start, self._at = self._at, characters.match(self._text, self._at).end()  # type: ignore[union-attr]
             if start < self._at:
-                sink(self._text[start : self._at])
                 has_any = True
+                if sink is not None:
+                    sink(self._text[start : self._at])
             if self._is_over or self._at < len(self._text):
                 return has_any
             yield

@@ -79,9 +79,9 @@ def _guided(schema: Any, may_close: bool) -> Any:
         for key, value in schema.items()
         if key not in _ANNOTATIONS
     }
-    if may_close and members is not None and not _OPEN & schema.keys():
-        if all(name in members for name in schema.get("required", ())):
-            guided["additionalProperties"] = False
+    declares_all = members is not None and all(name in members for name in schema.get("required", ()))
+    if may_close and declares_all and not _OPEN & schema.keys():
+        guided["additionalProperties"] = False
     return guided
 
 
