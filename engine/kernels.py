@@ -13,6 +13,8 @@ from engine.models.errors import ModelError
 from engine.native import library
 from engine.native.layers import NativeKit
 from engine.native.layers import supports as supports_layers
+from engine.sampling.native import NativeSampler
+from engine.sampling.sampler import PickIds, pick_ids
 
 
 def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
@@ -38,13 +40,19 @@ def make_backend(groups: tuple[KVGroup, ...], num_blocks: int, config: EngineCon
     return NativeBackend(*cache, native) if native else SdpaBackend(*cache)
 
 
-def set_num_threads(kit: LayerKit, backend: AttentionBackend, number: int) -> None:
-    """Let the layers and the attention of a model share the work of a step among so many threads.
+def choose_sampler(device: torch.device) -> PickIds:
+    """Weft's own sampler on the CPU, else torch's."""
+    native = library.load() if device.type == "cpu" else None
+    return NativeSampler(native) if native else pick_ids
 
-    Where both are Weft's own, torch is left the caller's thread for the little that it still does: its threads go on
-    spinning for some 20 ms after each operation, on the cores that Weft's threads are to run on.
+
+def set_num_threads(kit: LayerKit, backend: AttentionBackend, sampler: PickIds, number: int) -> None:
+    """Let the layers, the attention and the sampler of a model share the work of a step among so many threads.
+
+    Where the first two are Weft's own, torch is left the caller's thread for the little that it still does: its threads
+    go on spinning for some 20 ms after each operation, on the cores that Weft's threads are to run on.
     """
     are_native = isinstance(kit, NativeKit), isinstance(backend, NativeBackend)
-    if any(are_native) and (native := library.load()):
+    if (any(are_native) or isinstance(sampler, NativeSampler)) and (native := library.load()):
         native.set_num_threads(number)
     torch.set_num_threads(1 if all(are_native) else number)

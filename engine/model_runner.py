@@ -18,7 +18,7 @@ from engine.attention.backend import AttentionBackend, AttentionStep
 from engine.batch import Batch, ScoreBatch
 from engine.sampling.logprobs import LogprobTensors, score, token_logprobs
 from engine.sampling.masks import RowMasks
-from engine.sampling.sampler import SampleResult, sample
+from engine.sampling.sampler import PickIds, SampleResult, pick_ids, sample
 from engine.sampling.transfer import to_device
 from engine.step_result import StepResult
 
@@ -58,13 +58,19 @@ class ModelRunner:
     """Owner of the model and, through the backend, of the KV cache."""
 
     def __init__(
-        self, model: Model, backend: AttentionBackend, device: torch.device, follower: Follower | None = None
+        self,
+        model: Model,
+        backend: AttentionBackend,
+        device: torch.device,
+        follower: Follower | None = None,
+        pick_ids: PickIds = pick_ids,
     ) -> None:
         """Take over a loaded model and an allocated cache; the follower is given every step as well."""
         self._model = model
         self._backend = backend
         self._device = device
         self._follower = follower
+        self._pick_ids = pick_ids
         self._previous_token_ids: torch.Tensor | None = None
 
     @torch.inference_mode()
@@ -107,7 +113,8 @@ class ModelRunner:
     def _sample(self, batch: Batch, hidden_states: torch.Tensor, masks: "Future[RowMasks] | None") -> SampleResult:
         rows = hidden_states[to_device(batch.row_indices, self._device)]
         logits = self._model.compute_logits(rows)
-        return sample(logits, batch.sampling, self._previous_token_ids, masks.result() if masks is not None else None)
+        row_masks = masks.result() if masks is not None else None
+        return sample(logits, batch.sampling, self._previous_token_ids, row_masks, self._pick_ids)
 
     def _score(self, scores: ScoreBatch, hidden_states: torch.Tensor) -> Iterator[LogprobTensors]:
         for start in range(0, len(scores.token_indices), _SCORES_AT_ONCE):

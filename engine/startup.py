@@ -23,7 +23,7 @@ from engine.grammar.drafter import ForcedTokens
 from engine.grammar.masks import MaskComputer
 from engine.grammar.pending import PendingGrammars
 from engine.grammar.vocabulary import load_vocabulary
-from engine.kernels import choose_kit, make_backend, set_num_threads
+from engine.kernels import choose_kit, choose_sampler, make_backend, set_num_threads
 from engine.kv_cache_manager import KVCacheManager
 from engine.layers.kit import LayerKit
 from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
@@ -99,9 +99,10 @@ def start(
     if draft and drafter:
         cache = make_backend(draft.groups, plan.num_blocks, config)
         draft_model = DraftModel(drafter, cache, config.device, kv, draft.group_indices)
-    runner = ModelRunner(model, backend, config.device, draft_model)
+    sampler = choose_sampler(config.device)
+    runner = ModelRunner(model, backend, config.device, draft_model, sampler)
     cost = StepCostModel()
-    num_threads = _warm_up(runner, cost, config, plan, len(groups), partial(set_num_threads, kit, backend))
+    num_threads = _warm_up(runner, cost, config, plan, len(groups), partial(set_num_threads, kit, backend, sampler))
     scheduler = Scheduler(
         kv,
         cost,

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from engine.sampling.masks import MaskUnpacker, RowMasks
-from engine.sampling.transfer import to_device
 from engine.scheduler import ScheduledRequest, ScheduledStep
 
 
@@ -14,9 +13,8 @@ class MaskComputer:
     """Owner of that thread, which touches a matcher only between `begin` and the end of its future."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        """Remember the width of the logits and where they are."""
+        """Remember the width of the logits; the device is where they are."""
         self._vocab_size = vocab_size
-        self._device = device
         self._unpacker = MaskUnpacker(vocab_size, device)
         self._pool = ThreadPoolExecutor(1, "masks")
 
@@ -27,7 +25,6 @@ class MaskComputer:
             return None
         return self._pool.submit(self._compute, guided)
 
-    @torch.inference_mode()
     def _compute(self, guided: list[ScheduledRequest]) -> RowMasks:
         rows = np.concatenate([np.arange(s.first_row, s.first_row + s.num_rows) for s in guided])
         bits = np.full((len(rows), -(-self._vocab_size // 32)), -1, np.int32)
@@ -36,4 +33,4 @@ class MaskComputer:
             assert scheduled.request.grammar is not None
             scheduled.request.grammar.fill_masks(scheduled.draft_token_ids, bits[first : first + scheduled.num_rows])
             first += scheduled.num_rows
-        return RowMasks(to_device(rows, self._device), self._unpacker.unpack(bits))
+        return RowMasks(rows, bits, self._unpacker.unpack)

@@ -4,6 +4,7 @@ A mask acts as 0 or -inf added to the logits: adding streams through memory, sev
 filling by a boolean mask.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.sampling.transfer import to_device
 from engine.step_result import NO_TOKEN_ID
+
+Bits = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,26 +24,30 @@ class RowMasks:
 
     Attributes:
         rows: (n,) int64, rising.
-        biases: (n, vocab_size) float32; 0 where an id is allowed, -inf elsewhere.
+        bits: (n, vocab_size / 32, rounded up); the lowest bit is the lowest id, 1 allows.
+        unpack: Makes of them (n, vocab_size) float32 on the device: 0 where an id is allowed, -inf elsewhere.
     """
 
-    rows: Tensor
-    biases: Tensor
+    rows: npt.NDArray[np.int64]
+    bits: Bits
+    unpack: Callable[[Bits], Tensor]
 
     def apply(self, logits: Tensor) -> None:
         """Ban what is not allowed, in place."""
+        biases = self.unpack(self.bits)
         if len(self.rows) == len(logits):
-            logits.add_(self.biases)
+            logits.add_(biases)
         else:
-            logits.index_add_(0, self.rows, self.biases)
+            logits.index_add_(0, to_device(self.rows, logits.device), biases)
 
     def are_empty(self, logits: Tensor) -> Tensor:
         """Where the edited logits of a masked row leave nothing, (n,) bool."""
-        return logits.index_select(0, self.rows).amax(-1) == float("-inf")
+        return logits.index_select(0, to_device(self.rows, logits.device)).amax(-1) == float("-inf")
 
     def withdraw(self, token_ids: Tensor, is_empty: Tensor) -> None:
         """Replace what was sampled from those by NO_TOKEN_ID, in place."""
-        token_ids.index_copy_(0, self.rows, token_ids[self.rows].masked_fill(is_empty, NO_TOKEN_ID))
+        rows = to_device(self.rows, token_ids.device)
+        token_ids.index_copy_(0, rows, token_ids[rows].masked_fill(is_empty, NO_TOKEN_ID))
 
 
 class MaskUnpacker:
@@ -53,13 +61,9 @@ class MaskUnpacker:
         self._table = torch.from_numpy(np.where(is_allowed, 0, -np.inf).astype(np.float32)).to(device)  # (256, 8)
         self._memory = torch.empty((0, 8), device=device)
 
-    def unpack(self, bits: npt.NDArray[np.int32]) -> Tensor:
-        """Return the masks, which are good until the next call.
-
-        Args:
-            bits: (n, vocab_size / 32, rounded up); the lowest bit is the lowest id, 1 allows.
-        """
-        octets = torch.from_numpy(bits.view(np.uint8).reshape(-1)).to(self._device).to(torch.int32)
+    def unpack(self, bits: Bits) -> Tensor:
+        """See `RowMasks`; the result is good until the next call."""
+        octets = to_device(bits.view(np.uint8).reshape(-1), self._device).to(torch.int32)
         if len(self._memory) < len(octets):
             self._memory = torch.empty((len(octets), 8), device=self._device)
         torch.index_select(self._table, 0, octets, out=self._memory[: len(octets)])

@@ -5,6 +5,7 @@ log-probabilities are the same, bit for bit, whatever other rows share the step.
 brings its own) and never waits for the device.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,18 +37,38 @@ class SampleResult:
     logprobs: LogprobTensors | None
 
 
+PickIds = Callable[[Tensor, SamplingBatch, RowMasks | None], Tensor]
+"""Steps 3 to 8 of `sample`: edited logits, which it may overwrite -> (num_rows,) int64 ids."""
+
+
+def pick_ids(logits: Tensor, batch: SamplingBatch, masks: RowMasks | None) -> Tensor:
+    """`PickIds` by torch, for any device. Rows are split by what they need: none pays for another's parameters."""
+    if masks is not None:
+        masks.apply(logits)
+    is_empty = masks.are_empty(logits) if masks is not None and _has_bans(batch) else None
+    token_ids = _pick_allowed(logits, batch, masks is not None)
+    if masks is not None and is_empty is not None:
+        masks.withdraw(token_ids, is_empty)
+    return token_ids
+
+
 def sample(
-    logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor | None, masks: RowMasks | None = None
+    logits: Tensor,
+    batch: SamplingBatch,
+    previous_token_ids: Tensor | None,
+    masks: RowMasks | None = None,
+    pick_ids: PickIds = pick_ids,
 ) -> SampleResult:
     """Pick one id for every row.
 
     1. Log-probabilities of the rows that ask, from the logits as the model gave them.
-    2. Masks, penalties, then bias, allowed ids and bans (`edit_logits`).
-    3. Rows of temperature 0: the most probable id, the lowest of equals. Done.
-    4. Temperature.
-    5. min-p and top-k, each of the distribution after 4.
-    6. top-p, of what 5 left.
-    7. Inverse CDF in vocabulary order with the row's uniform number.
+    2. Penalties, then bias, allowed ids and bans (`edit_logits`).
+    3. Masks.
+    4. Rows of temperature 0: the most probable id, the lowest of equals. Done.
+    5. Temperature.
+    6. min-p and top-k, each of the distribution after 5.
+    7. top-p, of what 6 left.
+    8. Inverse CDF in vocabulary order with the row's uniform number.
 
     Filters keep ids that tie with the last one they keep. When everything is banned the row yields the lowest id,
     or NO_TOKEN_ID where there is a mask.
@@ -57,21 +78,17 @@ def sample(
         batch: How each row is sampled.
         previous_token_ids: (num_previous_rows,) int64, what the previous step sampled; None when nothing needs it.
         masks: Of the rows that follow a grammar; None when none does.
+        pick_ids: Computes steps 3 to 8.
     """
     reporting = np.flatnonzero(batch.num_logprobs >= 0)
     all_logprobs = torch.log_softmax(filters.select_rows(logits, reporting), -1) if len(reporting) else None
-    if masks is not None:
-        masks.apply(logits)
     edit_logits(logits, batch, previous_token_ids)
-    is_empty = masks.are_empty(logits) if masks is not None and _has_bans(batch) else None
-    token_ids = _pick_ids(logits, batch, masks is not None)
+    token_ids = pick_ids(logits, batch, masks)
     logprobs = None
     if all_logprobs is not None:
-        reported_ids = filters.select_rows(token_ids, reporting)
+        reported_ids = filters.select_rows(token_ids, reporting).clamp(min=0)  # NO_TOKEN_ID ends the request anyway
         num_logprobs = batch.num_logprobs[reporting]
         logprobs = pick(all_logprobs, reported_ids, reporting, num_logprobs, batch.asked_logprobs)
-    if masks is not None and is_empty is not None:
-        masks.withdraw(token_ids, is_empty)
     return SampleResult(token_ids, logprobs)
 
 
@@ -80,8 +97,7 @@ def _has_bans(batch: SamplingBatch) -> bool:
     return bool(len(batch.bias_ids) or len(batch.allowed_rows)) or batch.conditional_bans is not None
 
 
-def _pick_ids(logits: Tensor, batch: SamplingBatch, is_masked: bool) -> Tensor:
-    """Steps 3 to 7. Rows are split by what they need, so that none pays for another's parameters."""
+def _pick_allowed(logits: Tensor, batch: SamplingBatch, is_masked: bool) -> Tensor:
     is_random = batch.temperatures > 0
     is_filtered = is_random & (
         ((batch.top_ks > 0) & (batch.top_ks < logits.shape[-1])) | (batch.top_ps < 1) | (batch.min_ps > 0)
@@ -102,7 +118,7 @@ def _pick_ids(logits: Tensor, batch: SamplingBatch, is_masked: bool) -> Tensor:
 
 
 def _draw(logits: Tensor, batch: SamplingBatch, rows: Ints, is_masked: bool) -> Tensor:
-    """Steps 4 to 7 for the given rows of the batch; logits are theirs alone and are overwritten."""
+    """Steps 5 to 8 for the given rows of the batch; logits are theirs alone and are overwritten."""
 
     def column(values: Floats) -> Tensor:
         return to_device(values[rows], logits.device)[:, None]

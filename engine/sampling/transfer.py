@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def to_device(array: npt.NDArray[np.int64] | npt.NDArray[np.float32], device: torch.device) -> Tensor:
+def to_device(
+    array: npt.NDArray[np.int64] | npt.NDArray[np.float32] | npt.NDArray[np.uint8], device: torch.device
+) -> Tensor:
     """The array as a tensor on the device. On the CPU it shares the array's memory: read it only."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":

@@ -8,7 +8,7 @@ import server
 from engine import config as engine_config
 from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
-from engine.kernels import choose_kit, make_backend, set_num_threads
+from engine.kernels import choose_kit, choose_sampler, make_backend, set_num_threads
 from engine.layers.kit import LayerKit, TorchKit
 from engine.models.config import load_model_config
 from engine.models.decoder import kv_specs
@@ -16,6 +16,7 @@ from engine.models.errors import ModelError
 from engine.native import library
 from engine.native.layers import NativeKit, NativeLinear
 from engine.protocol import EngineOptions
+from engine.sampling.sampler import pick_ids
 from engine.weights import count_weights_bytes, load_weights
 
 DEMO = Path(server.__file__).parent / "demo_model"
@@ -57,6 +58,12 @@ def test_int8_is_refused_for_sizes_that_the_kernels_do_not_compute(checkpoint_fo
         choose(checkpoint_folder("qwen3"), quantization="int8", dtype="bfloat16")
 
 
+def test_the_sampler_is_torch_s_without_kernels_and_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_sampler(torch.device("cuda")) is pick_ids
+    monkeypatch.setattr(library, "load", lambda: None)
+    assert choose_sampler(CPU) is pick_ids
+
+
 class MeasuringKit(NativeKit):
     """Adds up the memory of the matrices that it makes."""
 
@@ -93,7 +100,7 @@ def test_the_bytes_that_are_planned_are_those_that_are_taken(is_int8: bool) -> N
 def restored_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
-    set_num_threads(TorchKit(), SdpaBackend((), 1, 16, BF16, CPU), before)
+    set_num_threads(TorchKit(), SdpaBackend((), 1, 16, BF16, CPU), choose_sampler(CPU), before)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -101,5 +108,5 @@ def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, 
     model = load_model_config(DEMO)
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", dtype=dtype), model)
     kit, backend = choose_kit(model, config), make_backend(group_layers(kv_specs(model)), 2, config)
-    set_num_threads(kit, backend, 3)
+    set_num_threads(kit, backend, choose_sampler(CPU), 3)
     assert torch.get_num_threads() == (1 if isinstance(kit, NativeKit) else 3)

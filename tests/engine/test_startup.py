@@ -167,7 +167,9 @@ def test_only_a_small_model_may_be_left_with_one_thread(
     """Load on the machine while a large model warmed up left it with one thread, half as fast, for ever."""
     monkeypatch.setattr(startup, "_SMALL_MODEL_BYTES", small_model_bytes)
     monkeypatch.setattr(startup, "ModelRunner", CrowdedRunner)
-    monkeypatch.setattr(startup, "set_num_threads", lambda kit, backend, n: setattr(CrowdedRunner, "num_threads", n))
+    monkeypatch.setattr(
+        startup, "set_num_threads", lambda kit, backend, sampler, n: setattr(CrowdedRunner, "num_threads", n)
+    )
     torch.set_num_threads(2)
     started = start(EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu"), "epoch")
     assert num_threads == CrowdedRunner.num_threads

@@ -25,8 +25,9 @@ def test_rows_with_a_grammar_get_a_mask_and_no_others(vocabulary: llguidance.LLT
     assert masks is not None
     result = masks.result(timeout=10)
     assert result.rows.tolist() == [1, 2, 3]
-    assert result.biases.shape == (3, 1536)
-    assert torch.equal(result.biases[0], result.biases[1])
-    assert (result.biases[0][one], result.biases[0][two]) == (0, -torch.inf)
-    assert (result.biases[2][one], result.biases[2][two]) == (-torch.inf, 0)
+    biases = result.unpack(result.bits)
+    assert biases.shape == (3, 1536)
+    assert torch.equal(biases[0], biases[1])
+    assert (biases[0][one], biases[0][two]) == (0, -torch.inf)
+    assert (biases[2][one], biases[2][two]) == (-torch.inf, 0)
     assert computer.begin(ScheduledStep([scheduled(plain, 0, 1), scheduled(prefilling, 1, 0)])) is None

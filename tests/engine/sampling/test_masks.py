@@ -26,7 +26,7 @@ def test_only_the_rows_of_the_mask_change(rows: list[int]) -> None:
     logits = torch.randn(3, 40)
     masked = logits.clone()
     biases = torch.where(torch.rand(len(rows), 40) < 0.5, 0.0, -torch.inf)
-    RowMasks(torch.tensor(rows), biases).apply(masked)
+    RowMasks(np.array(rows), np.zeros((len(rows), 2), np.int32), lambda bits: biases).apply(masked)
     for row in range(3):
         if row in rows:
             assert torch.equal(masked[row], logits[row] + biases[rows.index(row)])
@@ -37,7 +37,7 @@ def test_only_the_rows_of_the_mask_change(rows: list[int]) -> None:
 def test_rows_with_nothing_left_yield_no_token() -> None:
     logits = torch.full((3, 8), -torch.inf)
     logits[1, 3] = 1.0
-    masks = RowMasks(torch.tensor([1, 2]), torch.zeros(2, 8))
+    masks = RowMasks(np.array([1, 2]), np.zeros((2, 1), np.int32), MaskUnpacker(8, CPU).unpack)
     token_ids = torch.tensor([0, 3, 0])
     masks.withdraw(token_ids, masks.are_empty(logits))
     assert token_ids.tolist() == [0, 3, NO_TOKEN_ID]

@@ -1,5 +1,6 @@
 import dataclasses
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -9,12 +10,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
+from engine.native.library import load, runnable_variants
+from engine.sampling import sampler
 from engine.sampling.logprobs import token_logprobs
+from engine.sampling.masks import MaskUnpacker, RowMasks
+from engine.sampling.native import NativeSampler
 from engine.sampling.random import uniforms
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import PickIds, SampleResult, pick_ids
+from engine.step_result import NO_TOKEN_ID
 
 INF = float("inf")
 VOCAB_SIZE = 1003  # several chunks, the last one short
+CPU = torch.device("cpu")
+WAYS: dict[str, PickIds] = {"torch": pick_ids}
+WAYS |= {name: NativeSampler(library) for name in runnable_variants() if (library := load(name))}
+
+
+class Sample(Protocol):
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatch,
+        previous: torch.Tensor | None,
+        masks: RowMasks | None = None,
+        /,
+    ) -> SampleResult: ...
+
+
+@pytest.fixture(params=list(WAYS))
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """`sample` by torch, and by each instruction set that this machine runs."""
+    return partial(sampler.sample, pick_ids=WAYS[request.param])
 
 
 def _logits(num_rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> torch.Tensor:
@@ -73,12 +99,13 @@ def test_ids_invert_the_reference_distribution(
         allowed_entries=ints,
         allowed_ids=ints,
     )
-    ids = sample(logits.repeat(num_rows, 1), batch, None).token_ids.tolist()
     probs = _reference(row, temperature, top_k, top_p, min_p)
     cumulated = probs.cumsum()
-    for token_id, number in zip(ids, numbers, strict=True):
-        assert probs[token_id] > 0
-        assert cumulated[token_id] - probs[token_id] - 1e-5 <= number <= cumulated[token_id] + 1e-5
+    for pick in WAYS.values():
+        ids = pick(logits.repeat(num_rows, 1), batch, None).tolist()
+        for token_id, number in zip(ids, numbers, strict=True):
+            assert probs[token_id] > 0
+            assert cumulated[token_id] - probs[token_id] - 1e-5 <= number <= cumulated[token_id] + 1e-5
 
 
 @pytest.mark.parametrize(
@@ -93,7 +120,7 @@ def test_ids_invert_the_reference_distribution(
         ({"min_ps": 0.4, "top_ps": 0.6}, [1, 0, 0, 0]),
     ],
 )
-def test_frequencies(make_batch: Any, parameters: dict[str, float], expected: list[float]) -> None:
+def test_frequencies(make_batch: Any, sample: Sample, parameters: dict[str, float], expected: list[float]) -> None:
     num_rows = 20_000
     numbers = uniforms(np.full(num_rows, 3, np.uint64), np.arange(num_rows), np.zeros(num_rows, np.int64))
     batch = make_batch(num_rows, **({"temperatures": 1.0} | parameters), uniforms=numbers)
@@ -103,7 +130,7 @@ def test_frequencies(make_batch: Any, parameters: dict[str, float], expected: li
     assert [count > 0 for count in counts] == [share > 0 for share in expected]
 
 
-def test_greedy_takes_the_lowest_of_equal_ids(make_batch: Any) -> None:
+def test_greedy_takes_the_lowest_of_equal_ids(make_batch: Any, sample: Sample) -> None:
     logits = _logits(3)
     logits[:, [700, 20, 999]] = 50.0
     assert sample(logits, make_batch(3), None).token_ids.tolist() == [20, 20, 20]
@@ -186,7 +213,7 @@ def _row_of(batch: SamplingBatch, row: int) -> SamplingBatch:
     )
 
 
-def test_a_row_is_sampled_as_if_it_were_alone(make_batch: Any) -> None:
+def test_a_row_is_sampled_as_if_it_were_alone(make_batch: Any, sample: Sample) -> None:
     num_rows = 64
     batch, logits = _mixed_batch(make_batch, num_rows), _logits(num_rows)
     previous = torch.arange(num_rows)
@@ -204,7 +231,7 @@ def test_a_row_is_sampled_as_if_it_were_alone(make_batch: Any) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [32003, 151936])
-def test_large_rows_are_alone_too(make_batch: Any, vocab_size: int) -> None:
+def test_large_rows_are_alone_too(make_batch: Any, sample: Sample, vocab_size: int) -> None:
     """Reductions over long rows are split among threads; the split must not show."""
     logits = _logits(16, vocab_size)
     fields: dict[str, Any] = {
@@ -225,7 +252,7 @@ def test_large_rows_are_alone_too(make_batch: Any, vocab_size: int) -> None:
         assert token_logprobs(alone.logprobs) == [entries[row]]
 
 
-def test_logprobs_are_of_the_model_s_own_distribution(make_batch: Any) -> None:
+def test_logprobs_are_of_the_model_s_own_distribution(make_batch: Any, sample: Sample) -> None:
     logits = _logits(2)
     expected = torch.log_softmax(logits, -1)
     batch = make_batch(
@@ -251,7 +278,7 @@ def test_logprobs_are_of_the_model_s_own_distribution(make_batch: Any) -> None:
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-24])
 @pytest.mark.parametrize("filters", [{}, {"top_ks": 3}, {"top_ps": 0.9}, {"min_ps": 0.1}, {"top_ks": 400}])
 def test_the_only_id_that_is_not_banned(
-    make_batch: Any, temperature: float, uniform: float, filters: dict[str, float]
+    make_batch: Any, sample: Sample, temperature: float, uniform: float, filters: dict[str, float]
 ) -> None:
     logits = torch.full((1, VOCAB_SIZE), -INF)
     logits[0, 641] = -5.0
@@ -262,13 +289,13 @@ def test_the_only_id_that_is_not_banned(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("filters", [{}, {"top_ks": 3}, {"top_ps": 0.9}, {"min_ps": 0.1}])
 def test_a_row_with_everything_banned_yields_the_lowest_id(
-    make_batch: Any, temperature: float, filters: dict[str, float]
+    make_batch: Any, sample: Sample, temperature: float, filters: dict[str, float]
 ) -> None:
     batch = make_batch(1, temperatures=temperature, uniforms=0.9, **filters)
     assert sample(torch.full((1, VOCAB_SIZE), -INF), batch, None).token_ids.tolist() == [0]
 
 
-def test_only_allowed_ids_are_sampled(make_batch: Any) -> None:
+def test_only_allowed_ids_are_sampled(make_batch: Any, sample: Sample) -> None:
     allowed = [5, 130, 1002]
     batch = make_batch(
         300,
@@ -281,7 +308,7 @@ def test_only_allowed_ids_are_sampled(make_batch: Any) -> None:
     assert set(sample(_logits(1).repeat(300, 1), batch, None).token_ids.tolist()) == set(allowed)
 
 
-def test_extreme_logits_and_temperatures_are_finite_work(make_batch: Any) -> None:
+def test_extreme_logits_and_temperatures_are_finite_work(make_batch: Any, sample: Sample) -> None:
     logits = torch.tensor([[3e38, -3e38, 1.0], [1e-30, 0.0, -1e-30]]).repeat_interleave(2, 0)
     batch = make_batch(4, temperatures=np.array([1e-40, 2.0, 1e-40, 2.0]), uniforms=0.99, top_ps=0.99)
     assert sample(logits, batch, None).token_ids.tolist() == [0, 0, 0, 2]
@@ -290,13 +317,13 @@ def test_extreme_logits_and_temperatures_are_finite_work(make_batch: Any) -> Non
 def test_nothing_waits_for_the_device(make_batch: Any) -> None:
     """A meta tensor holds no values, so any read of one by the host fails."""
     batch = _mixed_batch(make_batch, 64)
-    result = sample(_logits(64).to("meta"), batch, torch.arange(64, device="meta"))
+    result = sampler.sample(_logits(64).to("meta"), batch, torch.arange(64, device="meta"))
     assert result.token_ids.shape == (64,)
     assert result.logprobs is not None
     assert result.logprobs.top_ids.shape == (int((batch.num_logprobs >= 0).sum()), 20)
 
 
-def test_a_nan_row_leaves_the_others_alone(make_batch: Any) -> None:
+def test_a_nan_row_leaves_the_others_alone(make_batch: Any, sample: Sample) -> None:
     batch = make_batch(3, temperatures=1.0, top_ps=0.9, top_ks=20, uniforms=0.4)
     clean = sample(_logits(3), batch, None).token_ids.tolist()
     logits = _logits(3)
@@ -304,3 +331,38 @@ def test_a_nan_row_leaves_the_others_alone(make_batch: Any) -> None:
     ids = sample(logits, batch, None).token_ids.tolist()
     assert [ids[0], ids[2]] == [clean[0], clean[2]]
     assert 0 <= ids[1] < VOCAB_SIZE
+
+
+@pytest.mark.parametrize("vocab_size", [1, 16, 31, 128, 1003, 32003])
+def test_masks_leave_what_torch_leaves(make_batch: Any, sample: Sample, vocab_size: int) -> None:
+    num_rows, rng = 24, np.random.default_rng(vocab_size)
+    rows = np.flatnonzero(np.arange(num_rows) % 4)
+    bits = np.packbits(rng.random((len(rows), -(-vocab_size // 32) * 32)) < 0.3, axis=1, bitorder="little")
+    bits[:, 0] |= 1  # at least one id is allowed
+    masks = RowMasks(rows, bits.view(np.int32), MaskUnpacker(vocab_size, CPU).unpack)
+    batch = make_batch(
+        num_rows,
+        temperatures=rng.choice([0.0, 0.7, 1.5], num_rows),
+        top_ps=rng.choice([1.0, 0.8], num_rows),
+        top_ks=rng.choice([0, 4, 600], num_rows),
+        uniforms=rng.random(num_rows, dtype=np.float32),
+    )
+    logits = _logits(num_rows, vocab_size)
+    ids = sample(logits.clone(), batch, None, masks).token_ids
+    assert torch.equal(ids, sampler.sample(logits.clone(), batch, None, masks).token_ids)
+    allowed = np.unpackbits(bits, axis=1, bitorder="little")
+    assert all(allowed[i, ids[row]] for i, row in enumerate(rows))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_masked_row_with_everything_banned_yields_no_token(
+    make_batch: Any, sample: Sample, temperature: float
+) -> None:
+    """The mask leaves one id, and a bias bans that."""
+    bits = np.full((2, VOCAB_SIZE // 32 + 1), 0, np.int32)
+    bits[:, 3] = 1
+    batch = make_batch(3, temperatures=temperature, bias_rows=[2], bias_ids=[96], bias_values=[-INF])
+    masks = RowMasks(np.array([1, 2]), bits, MaskUnpacker(VOCAB_SIZE, CPU).unpack)
+    ids = sample(_logits(3), batch, None, masks).token_ids.tolist()
+    assert 0 <= ids[0] < VOCAB_SIZE
+    assert ids[1:] == [96, NO_TOKEN_ID]
