@@ -105,7 +105,7 @@ def _append(
     token_id = result.token_ids[row]
     output.message = request.grammar.accept(token_id) if request.grammar is not None else None
     if output.message is not None:
-        output.finish_reason = FinishReason.ERROR
+        output.finish_reason = FinishReason.DEAD_END
         return
     output.token_ids.append(token_id)
     output.finish_reason = request.append(token_id)

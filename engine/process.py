@@ -131,7 +131,7 @@ class EngineProcess:
             if compiled.fault is None:
                 self._link.put(connection, Accepted(request_id))
             else:
-                self._link.put(connection, Rejected(request_id, RejectReason.GRAMMAR, compiled.fault))
+                self._link.put(connection, Rejected(request_id, compiled.reason, compiled.fault))
 
     def _write_suspects(self, *steps: ScheduledStep) -> None:
         """Record the steps that are about to be launched or run on the device, and whose grammar is being compiled."""

@@ -31,6 +31,7 @@ class FinishReason(enum.IntEnum):
     ABORT = 2
     ERROR = 3
     TIMEOUT = 4
+    DEAD_END = 5
 
 
 class RejectReason(enum.IntEnum):
@@ -115,7 +116,8 @@ class Guidance(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an output has to look like, and what it is expected to look like.
 
     Attributes:
-        grammar: The text of the output follows this: Lark or JSON, as `llguidance` reads them; None: any text.
+        grammar: The text of the output follows this: Lark or JSON, as `llguidance` reads them, and in JSON an entry
+            may have its grammar as `gbnf`; None: any text.
         prediction_token_ids: What the output will probably hold; makes it faster, never different.
         reasoning_budget: None: the model thinks as long as it likes.
     """

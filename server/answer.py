@@ -27,7 +27,7 @@ from engine.sampling_params import SamplingParams
 from server.beams import BeamOptions
 from server.choice_stream import ChoiceStream, Delta
 from server.engine_client import EngineClient, EngineDiedError, Generation
-from server.errors import ApiError, DeadlineError, EngineRestartingError, InternalError
+from server.errors import ApiError, DeadlineError, EngineRestartingError, GrammarError, InternalError
 from server.metrics import RequestTimer
 
 T = TypeVar("T")
@@ -215,16 +215,16 @@ class Answer:
     def _finish(self, index: int, prompt_index: int, output: RequestOutput, reason: FinishReason) -> None:
         """Take note of a choice's last delta; stop the engine when only the text is at its end."""
         self._timer.finish_choice(index, reason, self.choices[index].num_output_tokens)
-        error = _failure(reason)
+        error = _failure(reason, output.message)
         if error is not None:
-            if reason is not FinishReason.TIMEOUT:  # that was the client's own wish
+            if reason not in (FinishReason.TIMEOUT, FinishReason.DEAD_END):  # those were the client's own wishes
                 _log.error("the engine gave a request up: %s: %s", reason.name, output.message)
             raise error
         if output.finish_reason is None:
             self._generations[prompt_index].abort(output.index)
 
 
-def _failure(reason: FinishReason) -> ApiError | None:
+def _failure(reason: FinishReason, message: str | None) -> ApiError | None:
     """What the client is told when an output did not end as outputs should."""
     match reason:
         case FinishReason.TIMEOUT:
@@ -233,6 +233,8 @@ def _failure(reason: FinishReason) -> ApiError | None:
             return InternalError("the engine failed on this request; the server's log has the details")
         case FinishReason.ABORT:
             return EngineRestartingError("the engine stopped this request; try again")
+        case FinishReason.DEAD_END:
+            return GrammarError(message or "the grammar cannot be followed any further")
         case _:
             return None
 

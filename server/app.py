@@ -51,7 +51,7 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
         lifecycle=app.state.lifecycle,
         metrics=Metrics(engine_client, model_names[0]),
         defaults=defaults,
-        formats=choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format),
+        formats=choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format, tokenizer.added_id),
         model_names=model_names,
         created=int(time.time()),
     )

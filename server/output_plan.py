@@ -109,7 +109,7 @@ def plan_output(
     guidance = Guidance(
         grammar=_grammar(tokenizer, reasoning, block, tools, use, structure) if use or structure else None,
         prediction_token_ids=prediction_token_ids,
-        reasoning_budget=_budget(tokenizer, reasoning, block, wishes.thinking.max_tokens),
+        reasoning_budget=_budget(formats, block, wishes.thinking.max_tokens),
     )
     return OutputPlan(
         guidance=guidance,
@@ -156,14 +156,10 @@ def _grammar(
     return json.dumps({"grammars": grammars})
 
 
-def _budget(
-    tokenizer: TextTokenizer, reasoning: ReasoningFormat | None, block: Block, max_tokens: int | None
-) -> ReasoningBudget | None:
-    if reasoning is None or block is Block.CLOSED or max_tokens is None:
+def _budget(formats: OutputFormats, block: Block, max_tokens: int | None) -> ReasoningBudget | None:
+    if formats.reasoning_ids is None or block is Block.CLOSED or max_tokens is None:
         return None
-    begin_id, end_id = tokenizer.added_id(reasoning.begin), tokenizer.added_id(reasoning.end)
-    if end_id is None or begin_id is None:  # written with several tokens, in one of several ways: nothing to count
-        return None
+    begin_id, end_id = formats.reasoning_ids
     return ReasoningBudget(max_tokens, end_id, begin_id if block is Block.NOT_BEGUN else None)
 
 

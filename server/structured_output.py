@@ -3,6 +3,7 @@
 A grammar is one entry of `llguidance`'s list of grammars: {"json_schema": ...} or {"lark_grammar": ...}.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +102,8 @@ def _fields(
         texts = " | ".join(map(lark.literal, choice))  # one terminal: as many rules would be too many for the parser
         yield Structure({"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}, f"{at}choice")
     if grammar is not None:
-        yield Structure({"lark_grammar": grammar}, f"{at}grammar")
+        is_gbnf = "::=" in grammar and not re.search(r"^\s*\??start\s*:", grammar, re.MULTILINE)
+        yield Structure({"gbnf" if is_gbnf else "lark_grammar": grammar}, f"{at}grammar")
 
 
 def _json(schema: dict[str, Any], param: str, *, is_lenient: bool = False) -> Structure:

@@ -50,7 +50,7 @@ def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
     ignored = [
         name
         for name in ("thinking_token_budget", "reasoning_budget_tokens")
-        if getattr(body, name) is not None and formats.reasoning is None
+        if getattr(body, name) is not None and formats.reasoning_ids is None
     ]
     effort = body.reasoning_effort
     kwargs: Mapping[str, Any] = {}
@@ -60,7 +60,7 @@ def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
             kwargs = switch.off if effort == "none" else switch.on
         if re.search(r"\breasoning_effort\b", formats.template):
             kwargs = {**kwargs, "reasoning_effort": effort}
-        elif formats.reasoning is None:
+        elif switch is None and formats.reasoning_ids is None:
             ignored.append("reasoning_effort")
         elif max_tokens is None and not (effort == "none" and switch):
             max_tokens = _BUDGETS[effort]

@@ -4,6 +4,7 @@ Owns the vocabulary, the threads and the cache of what was compiled, faults incl
 many requests bring it at the same time, and its first mask is computed along with it, so that no step pays for that.
 """
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -57,7 +58,9 @@ class GrammarCompiler:
         num_bytes = len(text.encode())
         if num_bytes > MAX_GRAMMAR_BYTES:
             raise GrammarError(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes, got {num_bytes}")
-        future = self._cache.pop(text, None) or self._submit(text)
+        future = self._cache.pop(text, None)
+        if future is None or future.cancelled():
+            future = self._submit(text)
         self._cache[text] = future
         while len(self._cache) > _MAX_CACHED or sum(map(len, self._cache)) > _MAX_CACHED_CHARS:
             self._cache.popitem(last=False)
@@ -85,6 +88,7 @@ class GrammarCompiler:
         vocabulary = self.prepare()
         import llguidance
 
+        text = _without_gbnf(text) if '"gbnf"' in text else text
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher = llguidance.LLMatcher(vocabulary, text, log_level=0, limits=limits)
         _check(matcher)
@@ -101,3 +105,17 @@ class GrammarCompiler:
 def _check(matcher: "LLMatcher") -> None:
     if matcher.is_error():
         raise GrammarError(f"the grammar cannot be used: {one_line(matcher.get_error())}")
+
+
+def _without_gbnf(text: str) -> str:
+    """Translate entries {"gbnf": ...} of llguidance's list of grammars, which it does not know, into Lark."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        document = json.loads(text)
+        for grammar in document["grammars"]:
+            if "gbnf" in grammar:
+                grammar["lark_grammar"] = gbnf_to_lark(grammar.pop("gbnf"))
+    except Exception as error:  # the translator raises what it likes
+        raise GrammarError(f"the grammar cannot be used: {one_line(str(error))}") from error
+    return json.dumps(document)

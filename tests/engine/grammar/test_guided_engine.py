@@ -99,7 +99,7 @@ def test_nothing_left_to_sample_is_an_error_and_not_text_against_the_grammar(dem
         ask(None, 3, max_tokens=4),
     )
     for i in range(3):
-        assert answers.reason(i) is FinishReason.ERROR
+        assert answers.reason(i) is FinishReason.DEAD_END
         assert "no token is left that both the grammar and the other parameters" in (answers.ends[i, 0].message or "")
         assert answers.text(i) == ""
     assert answers.reason(3) is FinishReason.LENGTH

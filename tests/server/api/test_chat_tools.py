@@ -23,6 +23,7 @@ ARGUMENTS = '{"city": "Ö \\"x\\""}'
 def site(make_site: Any) -> Any:
     site = make_site()
     site.tokenizer.template = QWEN3
+    site.tokenizer.added_ids = {"<think>": 300, "</think>": 301}
     site.app = create_app(site.engine, site.tokenizer, site.settings)
     return site
 
@@ -137,7 +138,6 @@ def test_reasoning_can_be_left_out_of_the_answer(site: Any) -> None:
 def test_how_much_a_model_thinks(
     site: Any, fields: dict[str, Any], variables: dict[str, Any], max_tokens: int | None
 ) -> None:
-    site.tokenizer.added_ids = {"<think>": 300, "</think>": 301}
     assert site.chat(**fields).status == 200
     assert site.tokenizer.variables == variables
     budget = site.engine.asked[0].guidance.reasoning_budget
