@@ -138,7 +138,7 @@ def _custom_function(custom: CustomDefinition, at: str) -> FunctionDefinition:
         "required": [CUSTOM_INPUT],
         "additionalProperties": False,
     }
-    return FunctionDefinition(name=custom.name, description=custom.description, parameters=parameters)
+    return FunctionDefinition(name=custom.name, description=custom.description, parameters=parameters, strict=True)
 
 
 def _check_names(functions: Sequence[FunctionDefinition], param: str) -> None:
@@ -192,4 +192,5 @@ def _shown(function: FunctionDefinition) -> dict[str, Any]:
 
 
 def _tool(function: FunctionDefinition) -> Tool:
-    return Tool(function.name, function.parameters or {"type": "object", "properties": {}})
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    return Tool(function.name, parameters, is_strict=function.strict is True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from server.parsers.parser import Tool
+from server.parsers.schema import guided_schema
 
 Mark = Callable[[str], str]
 """Turns a marker into Lark: its token where the vocabulary has one, else a string literal."""
@@ -79,14 +80,13 @@ def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = (), 
     )
 
 
-def json_value(schema: dict[str, Any], item_separator: str = ", ", key_separator: str = ": ") -> str:
-    """A JSON value of the schema, in which `$ref` reaches the schema's own `$defs`; separators are regexes."""
-    style = {"whitespace_flexible": False, "item_separator": item_separator, "key_separator": key_separator}
-    return f"%json {json.dumps({**schema, 'x-guidance': style})}"
+def json_value(schema: dict[str, Any], **style: Any) -> str:
+    """A JSON value of the schema, in which `$ref` reaches the schema's own `$defs`; style is that of `guided_schema`."""
+    return f"%json {json.dumps(guided_schema(schema, **style))}"
 
 
-def arguments(tool: Tool, item_separator: str = ", ", key_separator: str = ": ") -> str:
+def arguments(tool: Tool) -> str:
     """The JSON object of a tool's arguments; exactly `{}` where its schema speaks of none."""
     if not any(value for key, value in tool.parameters.items() if key not in _ANNOTATIONS):
         return literal("{}")
-    return json_value({**tool.parameters, "type": "object"}, item_separator, key_separator)
+    return json_value({**tool.parameters, "type": "object"}, is_lenient=not tool.is_strict)

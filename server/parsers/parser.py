@@ -50,10 +50,17 @@ class OutputParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; parameters is a JSON schema of type object."""
+    """A function that the model may call.
+
+    Attributes:
+        name: It is called by.
+        parameters: A JSON schema of type object.
+        is_strict: What cannot be enforced of the schema is refused; otherwise it is left out.
+    """
 
     name: str
     parameters: dict[str, Any]
+    is_strict: bool = False
 
 
 class ToolFormat(Protocol):

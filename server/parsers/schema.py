@@ -8,6 +8,11 @@ _SINGLE = frozenset({"items", "additionalProperties", "contains"})
 _BRANCHES = frozenset({"anyOf", "oneOf", "prefixItems"})
 _OPEN = _BRANCHES | {"additionalProperties", "patternProperties", "$ref", "if", "unevaluatedProperties"}
 
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_REAL_DAY = f"^(?:{_YEAR}-(?:02-(?:[01].|2[0-8])|(?:0[13-9]|1[0-2])-..)|{_LEAP_YEAR}-02-29)"
+"""Besides the format, which knows how long a month is: no year 0, no 29 February but in leap years."""
+
 
 def guided_schema(
     schema: dict[str, Any], *, item_separator: str = ", ", key_separator: str = ": ", is_lenient: bool = False
@@ -38,6 +43,8 @@ def _closed(schema: Any, *, may_close: bool = True) -> Any:
         return schema
     has_members = "properties" in schema
     closed = {key: _closed_part(key, value, has_members) for key, value in schema.items()}
+    if schema.get("format") in ("date", "date-time"):
+        closed.setdefault("pattern", _REAL_DAY)
     if may_close and has_members and not _OPEN & schema.keys():
         closed["additionalProperties"] = False
     return closed
