@@ -105,15 +105,23 @@ def test_auto_answers_in_words_until_the_model_opens_a_call(client: openai.OpenA
     words = plain(client, tools=[WEATHER], tool_choice="auto")
     assert (words["calls"], words["finish_reason"]) == ([], "stop")
     assert words["content"]
-    marker = TOKENIZER.token_to_id("<tool_call>")
-    opened = {"tools": [WEATHER], "tool_choice": "auto", "parallel_tool_calls": False}
-    if marker is not None:
-        opened["logit_bias"] = {str(marker): 100}
-        message = plain(client, **opened)
+
+
+@pytest.mark.parametrize("lure", [100, -100])
+def test_auto_takes_the_structure_or_a_call_as_the_model_likes(client: openai.OpenAI, lure: int) -> None:
+    """The demo model would open no call by itself, so the first token of the marker is made likely or impossible."""
+    token_id = TOKENIZER.encode("<tool_call>", add_special_tokens=False).ids[0]
+    asked = {"tools": [WEATHER], "tool_choice": "auto", "parallel_tool_calls": False, "logit_bias": {token_id: lure}}
+    asked["extra_body"] = {"structured_outputs": {"choice": ["nothing", "never"]}}
+    message = plain(client, **asked)
+    if lure > 0:
         (call,) = message["calls"]
-        assert (call["name"], message["finish_reason"]) == ("weather", "tool_calls")
+        assert (call["name"], message["content"], message["finish_reason"]) == ("weather", "", "tool_calls")
         assert Weather.model_validate_json(call["arguments"])
-        assert streamed(client, **opened) == message
+    else:
+        assert (message["calls"], message["finish_reason"]) == ([], "stop")
+        assert message["content"] in ("nothing", "never")
+    assert streamed(client, **asked) == message
 
 
 def test_none_calls_nothing(client: openai.OpenAI) -> None:
