@@ -81,7 +81,7 @@ def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = (), 
 
 
 def json_value(schema: dict[str, Any], **style: Any) -> str:
-    """A JSON value of the schema, in which `$ref` reaches the schema's own `$defs`; style is that of `guided_schema`."""
+    """A JSON value of the schema, in which `$ref` reaches the schema's own `$defs`, in the style of `guided_schema`."""
     return f"%json {json.dumps(guided_schema(schema, **style))}"
 
 

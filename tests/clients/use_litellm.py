@@ -6,7 +6,7 @@ import sys
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it downloads its list of prices when it is imported
 
-import litellm  # noqa: E402
+import litellm
 
 litellm.suppress_debug_info = True
 

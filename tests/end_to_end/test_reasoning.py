@@ -32,7 +32,15 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
 
 def settings(client: openai.OpenAI, extra: dict[str, Any], **more: Any) -> dict[str, Any]:
     model = client.models.list().data[0].id
-    return {"model": model, "messages": ASK, "temperature": 1.0, "seed": 5, "max_tokens": 120, "extra_body": extra, **more}
+    return {
+        "model": model,
+        "messages": ASK,
+        "temperature": 1.0,
+        "seed": 5,
+        "max_tokens": 120,
+        "extra_body": extra,
+        **more,
+    }
 
 
 def plain(client: openai.OpenAI, extra: dict[str, Any], **more: Any) -> tuple[str, str, str | None, int]:
@@ -76,7 +84,12 @@ def test_a_budget_ends_the_thinking_and_the_answer_follows(client: openai.OpenAI
 def test_thinking_switched_off_leaves_the_answer(client: openai.OpenAI) -> None:
     thought, said, reason, spent = plain(client, YES_OR_NO, reasoning_effort="none")
     assert (thought, said in ("yes", "no"), reason, spent) == ("", True, "stop", 0)
-    assert plain(client, {**YES_OR_NO, "chat_template_kwargs": {"enable_thinking": False}}) == (thought, said, reason, 0)
+    assert plain(client, {**YES_OR_NO, "chat_template_kwargs": {"enable_thinking": False}}) == (
+        thought,
+        said,
+        reason,
+        0,
+    )
 
 
 def test_calls_come_after_the_thinking(client: openai.OpenAI) -> None:

@@ -185,7 +185,9 @@ def test_parse_gives_the_object_that_was_asked_for(client: openai.OpenAI) -> Non
 
 
 def test_parse_gives_the_arguments_of_calls(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.parse(**SETTINGS, tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False)
+    answer = client.chat.completions.parse(
+        **SETTINGS, tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False
+    )
     (call,) = answer.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, Weather)
 
