@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,12 +24,13 @@ Post = Callable[..., httpx.Response]
 
 
 @pytest.fixture(scope="module")
-def post(live_server: LiveServer) -> Post:
+def post(live_server: LiveServer) -> Iterator[Post]:
     def post(path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
         asked = {"prompt": "Say"} if path == "/v1/completions" else {"messages": QUESTION}
-        return httpx.post(f"{live_server.base_url}{path}", json={**asked, **body}, timeout=100)
+        return client.post(path, json={**asked, **body})
 
-    return post
+    with httpx.Client(base_url=live_server.base_url, timeout=100) as client:
+        yield post
 
 
 def contents(reply: httpx.Response) -> list[str]:
