@@ -22,8 +22,8 @@ from engine.batch import (
     SamplingBatch,
     ScoreBatch,
 )
-from engine.reasoning_budget import forced_token_id
-from engine.request import RequestKey
+from engine.reasoning_budget import is_used_up
+from engine.request import Request, RequestKey
 from engine.sampling.random import uniforms
 from engine.scheduler import ScheduledRequest, ScheduledStep
 
@@ -163,6 +163,15 @@ def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:
     return uniforms(seeds, positions, _ints([s.request.key.choice for s, _ in rows]))
 
 
+def _must_end_reasoning(request: Request, draft_token_ids: tuple[int, ...]) -> bool:
+    """Behind these drafts. A grammar may have the last word: within a character nothing else can follow."""
+    assert request.reasoning_budget is not None, "the caller looked"
+    output_ids = request.token_ids[request.num_prompt_tokens :] + list(draft_token_ids)
+    if not is_used_up(request.reasoning_budget, output_ids):
+        return False
+    return request.grammar is None or request.grammar.allows(draft_token_ids, request.reasoning_budget.end_token_id)
+
+
 class _LogitEdits:
     """Gathers bias, bans and allowed ids of all rows."""
 
@@ -179,12 +188,9 @@ class _LogitEdits:
         """Take in one row; source_row is where its last input id comes from when the host does not know it."""
         request = scheduled.request
         params = request.params
-        if request.reasoning_budget is not None:
-            output_ids = request.token_ids[request.num_prompt_tokens :] + list(scheduled.draft_token_ids[:offset])
-            forced = forced_token_id(request.reasoning_budget, output_ids)
-            if forced is not None:
-                self._allow(row, (forced,))
-                return
+        if request.reasoning_budget is not None and _must_end_reasoning(request, scheduled.draft_token_ids[:offset]):
+            self._allow(row, (request.reasoning_budget.end_token_id,))
+            return
         if params.logit_bias:
             self._bias(row, list(params.logit_bias), list(params.logit_bias.values()))
         if scheduled.num_context_tokens + offset - request.num_prompt_tokens < params.min_tokens:

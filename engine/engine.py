@@ -244,9 +244,9 @@ class Engine:
         if add.adapter is not None:
             raise RejectedError(RejectReason.INVALID, f"adapter {add.adapter!r} is not loaded")
         budget = add.guidance.reasoning_budget
-        if budget is not None and (budget.max_tokens < 0 or not budget.end_token_ids):
-            message = f"reasoning_budget must be at least 0 and have an end, got {budget.max_tokens} and "
-            raise RejectedError(RejectReason.INVALID, f"{message}{len(budget.end_token_ids)} end token ids")
+        if budget is not None and budget.max_tokens < 0:
+            message = f"reasoning_budget must be at least 0, got {budget.max_tokens}"
+            raise RejectedError(RejectReason.INVALID, message)
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:
             raise RejectedError(
@@ -262,7 +262,7 @@ class Engine:
             ("allowed_token_ids", params.allowed_token_ids or ()),
             ("logprob_token_ids", params.logprob_token_ids),
             ("bad_words", [i for word in params.bad_words_token_ids for i in word]),
-            ("reasoning_budget", budget.end_token_ids if budget is not None else ()),
+            ("reasoning_budget", (budget.end_token_id,) if budget is not None else ()),
         ):
             for token_id in (min(ids), max(ids)) if ids else ():
                 if not 0 <= token_id < self._vocab_size:

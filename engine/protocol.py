@@ -101,14 +101,14 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True):
-    """After so many tokens of reasoning, unless they hold `end_token_ids` already, these come next.
+    """After so many tokens of reasoning comes the token that ends it, unless it has come before.
 
-    Reasoning begins with the output, or, where there are any, behind `begin_token_ids` at the output's beginning.
+    Reasoning begins with the output, or, where there is one, behind begin_token_id at the output's beginning.
     """
 
     max_tokens: int
-    end_token_ids: tuple[int, ...]
-    begin_token_ids: tuple[int, ...] = ()
+    end_token_id: int
+    begin_token_id: int | None = None
 
 
 class Guidance(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -149,7 +149,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
 
     Attributes:
-        request_id: Unique on this connection.
+        request_id: Unique on this connection; the engine client counts.
         prompt_token_ids: At least one id.
         sampling_params: How to sample; choice i draws from (seed, position, i).
         num_choices: Independent continuations; they share the blocks of the prompt.

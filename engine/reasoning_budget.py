@@ -11,20 +11,12 @@ _MAX_BEFORE_BEGIN = 8
 """Reasoning that has not begun within so many tokens is left out by the model."""
 
 
-def forced_token_id(budget: ReasoningBudget, output_token_ids: Sequence[int]) -> int | None:
-    """The id that has to follow an output: behind max_tokens of reasoning without the end, the end's ids one by one."""
-    begin, end = budget.begin_token_ids, budget.end_token_ids
-    start = _find(output_token_ids[: _MAX_BEFORE_BEGIN + len(begin)], begin)
-    if start is None:
-        return None
-    limit = start + len(begin) + budget.max_tokens
-    index = len(output_token_ids) - limit
-    if not 0 <= index < len(end) or _find(output_token_ids[start + len(begin) : limit], end) is not None:
-        return None
-    return end[index]
-
-
-def _find(token_ids: Sequence[int], run: tuple[int, ...]) -> int | None:
-    """Where a run of ids begins."""
-    starts = range(len(token_ids) - len(run) + 1)
-    return next((start for start in starts if tuple(token_ids[start : start + len(run)]) == run), None)
+def is_used_up(budget: ReasoningBudget, output_token_ids: Sequence[int]) -> bool:
+    """Whether reasoning goes on behind its last token, so that its end has to come."""
+    start = 0
+    if budget.begin_token_id is not None:
+        head = list(output_token_ids[:_MAX_BEFORE_BEGIN])
+        if budget.begin_token_id not in head:
+            return False
+        start = head.index(budget.begin_token_id) + 1
+    return len(output_token_ids) >= start + budget.max_tokens and budget.end_token_id not in output_token_ids[start:]

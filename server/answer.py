@@ -16,6 +16,7 @@ from typing import TypeVar
 from engine.protocol import (
     UNGUIDED,
     USUAL_CACHING,
+    AddRequest,
     CachePolicy,
     FinishReason,
     Guidance,
@@ -56,6 +57,21 @@ class Order:
     guidance: Guidance = UNGUIDED
     caching: CachePolicy = USUAL_CACHING
     beams: BeamOptions | None = None
+
+    def request(self, prompt_token_ids: list[int]) -> AddRequest:
+        """What the engine is sent for a prompt."""
+        return AddRequest(
+            0,
+            prompt_token_ids,
+            self.sampling_params,
+            num_choices=self.num_choices,
+            tenant=self.tenant,
+            priority=self.priority,
+            deadline=self.deadline,
+            cache_salt=self.cache_salt,
+            guidance=self.guidance,
+            caching=self.caching,
+        )
 
 
 @dataclass(slots=True)
@@ -109,17 +125,7 @@ class Answer:
         """
 
         async def accept(index: int) -> None:
-            self._generations[index] = await engine_client.generate(
-                order.prompts[index].token_ids,
-                order.sampling_params,
-                num_choices=order.num_choices,
-                tenant=order.tenant,
-                priority=order.priority,
-                deadline=order.deadline,
-                cache_salt=order.cache_salt,
-                guidance=order.guidance,
-                caching=order.caching,
-            )
+            self._generations[index] = await engine_client.generate(order.request(order.prompts[index].token_ids))
 
         order = self.order
         try:

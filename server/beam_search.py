@@ -7,9 +7,10 @@ accepted or rejected as any other; the choices come whole, at the end, best firs
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
 
-from engine.protocol import UNGUIDED, EngineInfo, FinishReason, Guidance, RequestOutput, TokenLogprobs
+import msgspec
+
+from engine.protocol import UNGUIDED, AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs
 from engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from engine.status_page import Status
 from server.beams import Beam, BeamOptions, Beams
@@ -74,29 +75,33 @@ class BeamSearchClient:
         """See `EngineClient.status`."""
         return self._client.status()
 
-    async def generate(
-        self, prompt_token_ids: list[int], sampling_params: SamplingParams, *, num_choices: int = 1, **how: Any
-    ) -> Generation:
-        """See `EngineClient.generate`; of the parameters only those that say where an output ends have an effect.
+    async def generate(self, request: AddRequest) -> Generation:
+        """See `EngineClient.generate`; only what says where an output ends has an effect.
 
         Raises:
             InvalidRequestError: The output has to follow a grammar, or its reasoning has a budget.
         """
-        guidance: Guidance = how.pop("guidance", UNGUIDED)  # a prediction has nothing to make faster here
-        if guidance.grammar is not None or guidance.reasoning_budget is not None:
+        if request.guidance.grammar is not None or request.guidance.reasoning_budget is not None:
             raise InvalidRequestError(
                 "use_beam_search can follow neither a grammar nor a budget for reasoning", param="use_beam_search"
             )
-        max_tokens = self._max_model_len - len(prompt_token_ids)
+        sampling_params, num_choices = request.sampling_params, request.num_choices
+        max_tokens = self._max_model_len - len(request.prompt_token_ids)
         if sampling_params.max_tokens is not None:
             max_tokens = min(max_tokens, sampling_params.max_tokens)
         stop_ids = frozenset(sampling_params.stop_token_ids)
         if not sampling_params.ignore_eos:
             stop_ids |= frozenset(self._eos_token_ids)
-        one_token = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2 * num_choices)
+        one_token = msgspec.structs.replace(
+            request,
+            sampling_params=SamplingParams(max_tokens=1, temperature=0.0, logprobs=2 * num_choices),
+            num_choices=1,
+            guidance=UNGUIDED,  # a prediction has nothing to make faster here
+        )
 
         def ask(token_ids: tuple[int, ...]) -> Awaitable[Generation]:
-            return self._client.generate([*prompt_token_ids, *token_ids], one_token, num_choices=1, **how)
+            prompt = [*request.prompt_token_ids, *token_ids]
+            return self._client.generate(msgspec.structs.replace(one_token, prompt_token_ids=prompt))
 
         search = _Search(ask, Beams(num_choices, max_tokens, stop_ids, self._options), stop_ids, sampling_params)
         await search.ask_all()

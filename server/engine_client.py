@@ -22,15 +22,11 @@ import msgspec
 from engine.protocol import (
     SOCKET_NAME,
     STATUS_NAME,
-    UNGUIDED,
-    USUAL_CACHING,
     AbortRequest,
     Accepted,
     AddRequest,
-    CachePolicy,
     EngineInfo,
     FrameReader,
-    Guidance,
     Rejected,
     RejectReason,
     RequestOutput,
@@ -39,7 +35,6 @@ from engine.protocol import (
     decode_from_engine,
     encode,
 )
-from engine.sampling_params import SamplingParams
 from engine.status_page import Status, StatusPage
 
 RECONNECT_S = 0.05
@@ -100,20 +95,8 @@ class EngineClient(Protocol):
         """Read the engine's page of shared memory; costs microseconds and never waits."""
         ...
 
-    async def generate(
-        self,
-        prompt_token_ids: list[int],
-        sampling_params: SamplingParams,
-        *,
-        num_choices: int = 1,
-        tenant: str = "",
-        priority: int = 0,
-        deadline: float | None = None,
-        cache_salt: str = "",
-        guidance: Guidance = UNGUIDED,
-        caching: CachePolicy = USUAL_CACHING,
-    ) -> Generation:
-        """Have one prompt continued; returns once the engine has accepted. Fields as in `AddRequest`.
+    async def generate(self, request: AddRequest) -> Generation:
+        """Have one prompt continued; returns once the engine has accepted. The client numbers the request itself.
 
         Cancelling the waiting task aborts the request.
 
@@ -168,35 +151,12 @@ class SocketEngineClient:
             return status
         return replace(status, has_work=1, progress_time=max(status.progress_time, asked_time))
 
-    async def generate(
-        self,
-        prompt_token_ids: list[int],
-        sampling_params: SamplingParams,
-        *,
-        num_choices: int = 1,
-        tenant: str = "",
-        priority: int = 0,
-        deadline: float | None = None,
-        cache_salt: str = "",
-        guidance: Guidance = UNGUIDED,
-        caching: CachePolicy = USUAL_CACHING,
-    ) -> Generation:
+    async def generate(self, request: AddRequest) -> Generation:
         """See `EngineClient.generate`."""
         connection = self._connection
         if connection is None or connection.info is None:
             raise EngineUnavailableError("the engine is loading or being restarted")
-        request = AddRequest(
-            request_id=connection.next_request_id(),
-            prompt_token_ids=prompt_token_ids,
-            sampling_params=sampling_params,
-            num_choices=num_choices,
-            tenant=tenant,
-            priority=priority,
-            deadline=deadline,
-            cache_salt=cache_salt,
-            guidance=guidance,
-            caching=caching,
-        )
+        request = msgspec.structs.replace(request, request_id=connection.next_request_id())
         mailbox = connection.add(request)
         try:
             await mailbox.accepted

@@ -43,6 +43,7 @@ REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
 }
 REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSED_IN_CHAT["chat_template"]}
 
+_ASKING_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {"store": (None, False)}
 ACCEPTED = frozenset({"user", "safety_identifier", "prompt_cache_retention", "metadata", "store", "verbosity"})
 """Fields that are validated and reported, and change nothing."""
 
@@ -71,7 +72,9 @@ def ignored_fields(
                 )
         elif is_extra and strict:
             raise UnknownParameterError(f"unknown parameter: {path}", param=path)
-        elif (is_extra or generic in ACCEPTED - {*honoured}) and value is not None:
+        elif (is_extra or generic in ACCEPTED - {*honoured}) and value not in _ASKING_FOR_NOTHING.get(
+            generic, _NOTHING
+        ):
             ignored.append(path)
     return ignored
 

@@ -32,16 +32,18 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 def _template_message(message: Message, at: str) -> dict[str, Any]:
     if message.audio is not None:
         raise UnsupportedValueError(f"{at}.audio: the model does not take audio", param=f"{at}.audio")
-    is_call = message.tool_calls or message.function_call
-    if message.content is None and not (message.role == "assistant" and (is_call or message.refusal)):
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    has_more = message.tool_calls or message.function_call or message.refusal or reasoning is not None
+    if message.content is None and not (message.role == "assistant" and has_more):
         raise InvalidRequestError(f"{at}.content is required for role {message.role}", param=f"{at}.content")
     result: dict[str, Any] = {
         "role": "tool" if message.role == "function" else message.role,
         "content": message.refusal if message.content is None else text_of(message.content, f"{at}.content"),
     }
-    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     if reasoning is not None:
         result["reasoning_content"] = reasoning
+        if not (message.tool_calls or message.function_call):
+            result["content"] = result["content"] or ""  # a turn that was cut while it thought
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             result[name] = getattr(message, name)
@@ -53,11 +55,11 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
     return result
 
 
-def text_of(content: str | list[ContentPart], at: str) -> str:
-    """Content as one string; `at` is its path in the body."""
+def text_of(content: str | list[ContentPart], at: str, separator: str = "\n") -> str:
+    """Content as one string; `at` is its path in the body, separator stands between its parts."""
     if isinstance(content, str):
         return content
-    return "\n".join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
+    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
 
 
 def _part_text(part: ContentPart, at: str) -> str:

@@ -14,7 +14,8 @@ from server.context import TextTokenizer
 from server.engine_client import RequestRejectedError
 from server.errors import GrammarError, JsonSchemaError, UnsupportedParameterError
 from server.formats import OutputFormats
-from server.parsers.parser import OutputParser, ToolFormat
+from server.parsers import lark
+from server.parsers.parser import AnswerRules, OutputParser, ToolFormat
 from server.parsers.reasoning import Block, ContentParser, ReasoningFormat
 from server.render_chat import Reading
 from server.schemas.chat_completions import ChatCompletionBody
@@ -135,20 +136,17 @@ def _grammar(
 
     def mark(text: str) -> str:
         token_id = tokenizer.added_id(text)
-        return json.dumps(text) if token_id is None else f"<[{token_id}]>"
+        return lark.literal(text) if token_id is None else f"<[{token_id}]>"
 
     rules = [f"start: {'reasoning ' if reasoning else ''}answer"]
     if reasoning:
         rules.append(reasoning.grammar(block, mark))
     if tools:
-        answer = tools.grammar(
-            use.tools if use else (),
-            content="content" if structure else None,
-            is_required=use is not None and use.is_required,
-            allows_many=use is not None and use.allows_many,
-            mark=mark,
-        )
-        rules.append(answer)
+        content = "content" if structure else None
+        wanted = AnswerRules((), mark, content)
+        if use:
+            wanted = AnswerRules(use.tools, mark, content, use.is_required, use.allows_many)
+        rules.append(tools.grammar(wanted))
     else:
         rules.append("answer: content")
     grammars = [{"name": "output", "lark_grammar": "\n".join(rules)}]
@@ -163,12 +161,10 @@ def _budget(
 ) -> ReasoningBudget | None:
     if reasoning is None or block is Block.CLOSED or max_tokens is None:
         return None
-
-    def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(text, add_special_tokens=False))
-
-    begin = ids(reasoning.begin) if block is Block.NOT_BEGUN else ()
-    return ReasoningBudget(max_tokens, ids(reasoning.end), begin)
+    begin_id, end_id = tokenizer.added_id(reasoning.begin), tokenizer.added_id(reasoning.end)
+    if end_id is None or begin_id is None:  # written with several tokens, in one of several ways: nothing to count
+        return None
+    return ReasoningBudget(max_tokens, end_id, begin_id if block is Block.NOT_BEGUN else None)
 
 
 @contextmanager

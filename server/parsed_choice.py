@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from server.choice_stream import Delta, Token
-from server.parsers.parser import Kind, OutputParser, Piece
+from server.parsers.parser import Kind, OutputParser, Piece, joined
 
 
 @dataclass(slots=True)
@@ -99,14 +99,3 @@ class ParsedChoice:
             yield None, text[: ends[0]]
         for token, start, end in zip(tokens, starts, ends[1:], strict=True):
             yield token, text[start:end]
-
-
-def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join neighbours of the same kind; every call stays by itself."""
-    result: list[Piece] = []
-    for piece in pieces:
-        if result and result[-1].kind is piece.kind and piece.kind is not Kind.CALL:
-            result[-1] = Piece(piece.kind, result[-1].text + piece.text)
-        else:
-            result.append(piece)
-    return result

@@ -3,7 +3,6 @@
 A grammar is one entry of `llguidance`'s list of grammars: {"json_schema": ...} or {"lark_grammar": ...}.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from server.errors import InvalidRequestError
+from server.errors import InvalidRequestError, JsonSchemaError
 from server.parsers import lark
-from server.parsers.schema import guided_schema
+from server.parsers.schema import SchemaError, guided_schema
 from server.schemas.structured_output import (
     GuidedBody,
     ResponseFormat,
@@ -57,12 +56,7 @@ def _structures(body: GuidedBody) -> Iterator[Structure]:
         yield _response_format(body.response_format)
     if body.structured_outputs is not None:
         yield _structured_outputs(body.structured_outputs)
-    yield from _fields(
-        json_=("guided_json", body.guided_json),
-        regex=("guided_regex", body.guided_regex),
-        choice=("guided_choice", body.guided_choice),
-        grammar=("guided_grammar", body.guided_grammar),
-    )
+    yield from _fields("guided_", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
 
 
 def _response_format(wanted: ResponseFormat) -> Structure:
@@ -82,14 +76,7 @@ def _response_format(wanted: ResponseFormat) -> Structure:
 
 def _structured_outputs(wanted: StructuredOutputs) -> Structure:
     at = "structured_outputs"
-    found = list(
-        _fields(
-            json_=(f"{at}.json", wanted.json_),
-            regex=(f"{at}.regex", wanted.regex),
-            choice=(f"{at}.choice", wanted.choice),
-            grammar=(f"{at}.grammar", wanted.grammar),
-        )
-    )
+    found = list(_fields(f"{at}.", wanted.json_, wanted.regex, wanted.choice, wanted.grammar))
     if wanted.json_object:
         found.append(_json({"type": "object"}, f"{at}.json_object"))
     if wanted.structural_tag is not None:
@@ -100,31 +87,28 @@ def _structured_outputs(wanted: StructuredOutputs) -> Structure:
 
 
 def _fields(
-    *,
-    json_: tuple[str, str | dict[str, Any] | None],
-    regex: tuple[str, str | None],
-    choice: tuple[str, list[str] | None],
-    grammar: tuple[str, str | None],
+    at: str, json: str | dict[str, Any] | None, regex: str | None, choice: list[str] | None, grammar: str | None
 ) -> Iterator[Structure]:
-    """The members that two places share, each with its path."""
-    if json_[1] is not None:
-        yield _json(_object(json_[1], json_[0]), json_[0])
-    if regex[1] is not None:
-        yield Structure({"lark_grammar": f"start: /{_in_slashes(regex[1])}/"}, regex[0])
-    if choice[1] is not None:
-        if not 1 <= len(choice[1]) <= MAX_CHOICES:
-            message = f"{choice[0]} must hold 1 to {MAX_CHOICES} texts, got {len(choice[1])}"
-            raise InvalidRequestError(message, param=choice[0])
-        yield Structure({"lark_grammar": f"start: {' | '.join(map(_literal, choice[1]))}"}, choice[0])
-    if grammar[1] is not None:
-        yield Structure({"lark_grammar": grammar[1]}, grammar[0])
+    """The members that two places share; their paths are `at` and their names."""
+    if json is not None:
+        yield _json(_object(json, f"{at}json"), f"{at}json")
+    if regex is not None:
+        yield Structure({"lark_grammar": f"start: /{_in_slashes(regex)}/"}, f"{at}regex")
+    if choice is not None:
+        if not 1 <= len(choice) <= MAX_CHOICES:
+            message = f"{at}choice must hold 1 to {MAX_CHOICES} texts, got {len(choice)}"
+            raise InvalidRequestError(message, param=f"{at}choice")
+        texts = " | ".join(map(lark.literal, choice))  # one terminal: as many rules would be too many for the parser
+        yield Structure({"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}, f"{at}choice")
+    if grammar is not None:
+        yield Structure({"lark_grammar": grammar}, f"{at}grammar")
 
 
 def _json(schema: dict[str, Any], param: str, *, is_lenient: bool = False) -> Structure:
     try:
         return Structure({"json_schema": guided_schema(schema, is_lenient=is_lenient)}, param)
-    except RecursionError:
-        raise InvalidRequestError(f"{param} is nested too deeply", param=param) from None
+    except SchemaError as error:
+        raise JsonSchemaError(f"{param}: {error}", param=param) from None
 
 
 def _structural_tag(given: str | dict[str, Any], param: str) -> Structure:
@@ -147,13 +131,17 @@ def _tags(structures: list[TaggedStructure], triggers: list[str], param: str) ->
             raise InvalidRequestError(
                 f"{at} must begin with one of the triggers, got {shown(structure.begin)}", param=at
             )
-        value = lark.json_value(structure.schema_)
-        parts = (_literal(structure.begin[len(trigger) :]), value, _literal(structure.end))
+        try:
+            value = lark.json_value(structure.schema_)
+        except SchemaError as error:
+            at = f"{param}.structures[{i}].schema"
+            raise JsonSchemaError(f"{at}: {error}", param=at) from None
+        parts = (lark.literal(structure.begin[len(trigger) :]), value, lark.literal(structure.end))
         by_trigger[trigger].append(" ".join(part for part in parts if part != '""'))
     rules = ["TEXT: /(.|\\n)*/"]
     used = [(trigger, bodies) for trigger, bodies in by_trigger.items() if bodies]
     for i, (trigger, bodies) in enumerate(used):
-        rules.append(f"open_{i}[lazy]: TEXT {_literal(trigger)}")
+        rules.append(f"open_{i}[lazy]: TEXT {lark.literal(trigger)}")
         rules.append(f"tag_{i}: open_{i} ({' | '.join(bodies)})")
     tags = " | ".join(f"tag_{i}" for i in range(len(used)))
     start = f"start: ({tags})* tail\ntail: TEXT" if tags else "start: TEXT"
@@ -170,10 +158,6 @@ def _object(given: str | dict[str, Any], param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{param} must be a JSON object, got {shown(given)}", param=param)
     return value
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _in_slashes(regex: str) -> str:

@@ -7,6 +7,8 @@ from server.context import TextTokenizer
 from server.errors import InvalidRequestError, UnsupportedParameterError
 from server.schemas.chat_completions import ChatCompletionBody
 
+_OTHER_PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
 
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
@@ -52,7 +54,7 @@ def template_options(
         InvalidRequestError: See `prompt_end`.
         UnsupportedParameterError: There are documents, and the template has no place for them.
     """
-    variables = {**derived, **(body.chat_template_kwargs or {})}
+    variables = {**derived, **checked_kwargs(body.chat_template_kwargs)}
     if body.documents:
         if "documents" not in tokenizer.template_variables:
             raise UnsupportedParameterError(
@@ -62,6 +64,19 @@ def template_options(
     if body.verbosity is not None and "verbosity" in tokenizer.template_variables:
         variables["verbosity"] = body.verbosity
     return prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
+
+
+def checked_kwargs(given: Mapping[str, object] | None) -> Mapping[str, object]:
+    """Variables that a caller sets, none of which has a parameter of its own.
+
+    Raises:
+        InvalidRequestError: One has.
+    """
+    for name in given or ():
+        if name in _OTHER_PARAMETERS:
+            param = f"chat_template_kwargs.{name}"
+            raise InvalidRequestError(f"{param} cannot be set: {name} is a parameter of its own", param=param)
+    return given or {}
 
 
 def honoured_by_template(tokenizer: TextTokenizer) -> frozenset[str]:

@@ -55,16 +55,15 @@ def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
     effort = body.reasoning_effort
     kwargs: Mapping[str, Any] = {}
     if effort is not None:
+        switch = reasoning_switch(formats.template)
+        if switch is not None:
+            kwargs = switch.off if effort == "none" else switch.on
         if re.search(r"\breasoning_effort\b", formats.template):
-            kwargs = {"reasoning_effort": effort}
+            kwargs = {**kwargs, "reasoning_effort": effort}
         elif formats.reasoning is None:
             ignored.append("reasoning_effort")
-        else:
-            switch = reasoning_switch(formats.template)
-            if switch is not None:
-                kwargs = switch.off if effort == "none" else switch.on
-            if max_tokens is None and not (effort == "none" and switch):
-                max_tokens = _BUDGETS[effort]
+        elif max_tokens is None and not (effort == "none" and switch):
+            max_tokens = _BUDGETS[effort]
     return Thinking(kwargs, max_tokens, body.include_reasoning is not False, ignored)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.errors import InvalidRequestError, UnsupportedValueError
+from server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError
 from server.parsers.parser import Tool
+from server.parsers.schema import SchemaError, guided_schema
 from server.schemas.chat_completions import ChatCompletionBody
 from server.schemas.tools import (
     CustomDefinition,
@@ -45,16 +46,19 @@ class ToolUse:
         allows_many: More than one call may come.
         custom_names: Of the tools whose input is text.
         style: How calls are answered.
-        param: The field that declares the tools.
     """
 
     shown: list[dict[str, Any]]
     tools: list[Tool]
     is_required: bool
     allows_many: bool
-    custom_names: frozenset[str]
-    style: CallStyle
-    param: str
+    custom_names: frozenset[str] = frozenset()
+    style: CallStyle = CallStyle.TOOL
+
+    @property
+    def param(self) -> str:
+        """The field that declares the tools."""
+        return "tools" if self.style is CallStyle.TOOL else "functions"
 
 
 def tool_use(body: ChatCompletionBody) -> ToolUse | None:
@@ -82,8 +86,6 @@ def tool_use(body: ChatCompletionBody) -> ToolUse | None:
         is_required=is_required,
         allows_many=body.parallel_tool_calls is not False and not is_one,
         custom_names=frozenset(tool.custom.name for tool in body.tools if tool.custom is not None),
-        style=CallStyle.TOOL,
-        param="tools",
     )
 
 
@@ -102,9 +104,7 @@ def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -
         tools=[_tool(function) for function in callable_functions],
         is_required=isinstance(body.function_call, NamedTool),
         allows_many=False,
-        custom_names=frozenset(),
         style=CallStyle.FUNCTION,
-        param="functions",
     )
 
 
@@ -150,6 +150,18 @@ def _check_names(functions: Sequence[FunctionDefinition], param: str) -> None:
             at = f"{param}[{i}]"
             raise InvalidRequestError(f"{at} declares {shown(function.name)} a second time", param=at)
         seen.add(function.name)
+        _check_parameters(function, f"{param}[{i}]{'.function' if param == 'tools' else ''}.parameters")
+
+
+def _check_parameters(function: FunctionDefinition, at: str) -> None:
+    """What is wrong with one tool's schema is said of that tool."""
+    parameters = function.parameters or {}
+    try:
+        guided_schema(parameters)
+        if parameters.get("type", "object") != "object":
+            raise SchemaError(f"type must be 'object', got {shown(parameters['type'])}")
+    except SchemaError as error:
+        raise JsonSchemaError(f"{at}: {error}", param=at) from None
 
 
 def _check_declared(name: str, functions: Sequence[FunctionDefinition], param: str) -> None:
@@ -192,5 +204,4 @@ def _shown(function: FunctionDefinition) -> dict[str, Any]:
 
 
 def _tool(function: FunctionDefinition) -> Tool:
-    parameters = function.parameters or {"type": "object", "properties": {}}
-    return Tool(function.name, parameters, is_strict=function.strict is True)
+    return Tool(function.name, function.parameters or {"type": "object", "properties": {}}, bool(function.strict))

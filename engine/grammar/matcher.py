@@ -49,6 +49,13 @@ class GrammarMatcher:
         """Ids that have to follow, as far as they are the only way that the tokenizer writes them; often none."""
         return [] if self.is_stopped else self._matcher.compute_ff_tokens()
 
+    def allows(self, draft_token_ids: tuple[int, ...], token_id: int) -> bool:
+        """Whether an id may follow the output and these drafts."""
+        num_consumed = self._matcher.try_consume_tokens(list(draft_token_ids))
+        is_allowed = num_consumed == len(draft_token_ids) and self._matcher.validate_tokens([token_id]) == 1
+        self._matcher.rollback(num_consumed)
+        return is_allowed
+
     def fill_masks(self, draft_token_ids: tuple[int, ...], masks: Bits) -> None:
         """Write which ids may follow the output, and which may follow it behind each draft. Leaves the state alone.
 

@@ -148,7 +148,7 @@ async def _prompt(
 async def _prediction(body: ChatCompletionBody, context: ServerContext) -> tuple[int, ...]:
     if body.prediction is None:
         return ()
-    text = text_of(body.prediction.content, "prediction.content")
+    text = text_of(body.prediction.content, "prediction.content", "")
     return tuple(await off_loop(len(text), context.tokenizer.encode, text, add_special_tokens=False))
 
 

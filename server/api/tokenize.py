@@ -13,7 +13,7 @@ from server.fields import REFUSED_IN_TOKENIZE, ignored_fields, ignored_header
 from server.respond import check_token_ids, off_loop
 from server.schemas.chat_completions import ChatCompletionBody
 from server.schemas.tokenize import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
-from server.template_options import prompt_end
+from server.template_options import checked_kwargs, prompt_end
 from server.tool_use import tool_use
 
 router = APIRouter()
@@ -33,7 +33,7 @@ async def tokenize(body: TokenizeBody, context: Annotated[ServerContext, Depends
                 "add_special_tokens is for prompt; a chat template adds its own", param="add_special_tokens"
             )
         use = tool_use(ChatCompletionBody(messages=body.messages, tools=body.tools))
-        variables = {**(body.chat_template_kwargs or {}), **({"tools": use.shown} if use else {})}
+        variables = {**checked_kwargs(body.chat_template_kwargs), **({"tools": use.shown} if use else {})}
         end = prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
         token_ids = await encode_messages(context, body.messages, options=end)
     else:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from server.parsers import lark
-from server.parsers.parser import Kind, OutputParser, Tool
+from server.parsers.parser import AnswerRules, Kind, OutputParser, Tool
 from server.parsers.scanner import Scanner, Steps
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -39,22 +39,21 @@ class _HarmonyParser(Scanner):
         super().__init__()
 
     def _read(self) -> Steps[None]:
-        self._mark = 0
+        self._hold()
         opening = yield from self._next("to=", _CHANNEL, _CONSTRAIN, _MESSAGE, _START)
         if opening is None:
-            self._give_back("")
-        elif opening == _START:  # the prompt did not end with it
-            self._mark = self._at
-        else:
-            opening, self._at = "", self._mark
+            self._give_back()
+        elif opening != _START:  # the prompt ended with it
+            self._at -= len(opening)
+            opening = ""
         while True:
             if opening is not None:
-                self._mark = self._at
                 opening = yield from self._read_message(opening)
             if opening != _NEXT:
                 opening = yield from self._until((_START, _CHANNEL), self._tell_content)
                 if opening is None:
                     return
+            self._hold(opening)
 
     def _read_message(self, opening: str) -> Steps[str | None]:
         """Read header and text; return what ended the message."""
@@ -63,14 +62,12 @@ class _HarmonyParser(Scanner):
             if self._is_over and _PART_OF_HEADER.fullmatch(self._text, self._at):
                 self._at = len(self._text)  # markup that is cut off
             else:
-                self._give_back(opening)
+                self._give_back()
             return None
-        self._mark = self._at
         recipient = _RECIPIENT.search(header)
         if recipient is not None:
-            written = f"{opening}{header}{_MESSAGE}"
-            return (yield from self._read_addressed(self._recipients.get(recipient[1]), written))
-        self._mark = None
+            return (yield from self._read_addressed(self._recipients.get(recipient[1])))
+        self._release()
         self.region = Kind.REASONING if _ANALYSIS.search(opening + header) else Kind.CONTENT
         return (yield from self._until((*_ENDS, _NEXT), self._message(self.region)))
 
@@ -88,12 +85,11 @@ class _HarmonyParser(Scanner):
                 return None
             yield
 
-    def _read_addressed(self, name: str | None, written: str) -> Steps[str | None]:
+    def _read_addressed(self, name: str | None) -> Steps[str | None]:
         """Read the text of a message to a tool; None: to someone else, then header and text are content."""
         brace = name and (yield from self._next("{", *_ENDS))
         if name is None or brace is None:
-            self._give_back(written)
-            self.region = Kind.CONTENT
+            self._give_back()
             end = yield from self._until(_ENDS, self._tell_content)
             self._tell_content(end or "")
             return end
@@ -102,12 +98,9 @@ class _HarmonyParser(Scanner):
             self._tell_arguments("}")
             return brace
         while (end := (yield from self._until(('"', *_ENDS), self._tell_arguments))) == '"':
-            while end is not None:  # in a string, where nothing is a marker
-                self._tell_arguments(end)
-                end = yield from self._until(('"', "\\\\", '\\"'), self._tell_arguments)
-                if end == '"':
-                    self._tell_arguments(end)
-                    break
+            self._tell_arguments(end)
+            if not (yield from self._json_string(self._tell_arguments)):  # in which nothing is a marker
+                return None
         return end
 
     def _message(self, kind: Kind) -> Callable[[str], None]:
@@ -140,24 +133,17 @@ class Harmony:
         """A parser for an output that may call these tools; it reads channels without any tool as well."""
         return _HarmonyParser(tools)
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        content: str | None,
-        is_required: bool,
-        allows_many: bool,
-        mark: Callable[[str], str],
-    ) -> str:
+    def grammar(self, wanted: AnswerRules) -> str:
         """As `ToolFormat` says, but `answer` is the whole output: analysis comes before the final channel or calls.
 
         Without any tool it is analysis and the final channel.
         """
+        tools, mark, content, is_required = wanted.tools, wanted.mark, wanted.content, wanted.is_required
 
         def spell(text: str) -> str:
             return lark.spell(text, self.markers, mark)
 
-        after_call = f" ({mark(_CALL)} {spell(_NEXT)} call)*" if allows_many else ""
+        after_call = f" ({mark(_CALL)} {spell(_NEXT)} call)*" if wanted.allows_many else ""
         answers = ([] if is_required else ["final"]) + (["calls"] if tools else [])
         rules = [
             f"answer: (thought{'' if is_required or content else ' | preamble'})* ({' | '.join(answers)})\n",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from server.parsers import lark
 from server.parsers.json_call_parser import JsonCallParser, Syntax
-from server.parsers.parser import OutputParser, Tool
+from server.parsers.parser import AnswerRules, OutputParser, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,7 @@ class JsonCalls:
     """A `ToolFormat`.
 
     Attributes:
-        name: See `ToolFormat`.
-        markers: See `ToolFormat`.
+        name, markers: See `ToolFormat`.
         present: Patterns that all occur in a template of the family.
         absent: Patterns of which none occurs in it.
         syntax: How the parser reads it.
@@ -62,51 +61,41 @@ class JsonCalls:
         """See `ToolFormat`."""
         return JsonCallParser(self.syntax, tools)
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        content: str | None,
-        is_required: bool,
-        allows_many: bool,
-        mark: lark.Mark,
-    ) -> str:
+    def grammar(self, wanted: AnswerRules) -> str:
         """See `ToolFormat`. Nothing but calls follows a call."""
         triggers = list(dict.fromkeys(layout.trigger for layout in self.layouts))
         named = [trigger for trigger in triggers if trigger is not None]
         not_first = "{" if None in triggers else ""
-        has_text = content is None and not is_required
-        lines = [f"arguments_{index}: {lark.arguments(tool)}" for index, tool in enumerate(tools)]
-        answers = [] if is_required else [content or "text"]
+        has_text = wanted.content is None and not wanted.is_required
+        lines = [f"arguments_{index}: {lark.arguments(tool)}" for index, tool in enumerate(wanted.tools)]
+        answers = [] if wanted.is_required else [wanted.content or "text"]
         if has_text:
             lines.append(f"text: TEXT\nTEXT: {lark.text_without(named, not_first)}")
         for index, layout in enumerate(self.layouts):
-            lines += self._calls(index, layout, tools, allows_many, mark)
+            lines += self._calls(index, layout, wanted)
             answers.append(f"opened_{triggers.index(layout.trigger)} calls_{index}")
         for index, trigger in enumerate(triggers):
             if trigger is not None and has_text:
-                lines.append(lark.text_up_to(f"opened_{index}", trigger, mark, named, not_first))
+                lines.append(lark.text_up_to(f"opened_{index}", trigger, wanted.mark, named, not_first))
             else:
-                lines.append(f"opened_{index}: {mark(trigger) if trigger else ''}")
+                lines.append(f"opened_{index}: {wanted.mark(trigger) if trigger else ''}")
         return "\n".join([f"answer: {' | '.join(answers)}", *lines, ""])
 
-    def _calls(
-        self, index: int, layout: Layout, tools: Sequence[Tool], allows_many: bool, mark: lark.Mark
-    ) -> list[str]:
+    def _calls(self, index: int, layout: Layout, wanted: AnswerRules) -> list[str]:
         """Rules for the calls of one layout, behind its trigger."""
 
         def spell(text: str) -> str:
-            return lark.spell(text, self.markers, mark)
+            return lark.spell(text, self.markers, wanted.mark)
 
         if layout.trigger is None:  # the answer may be other JSON
-            calls = [lark.json_lexemes(layout.before + tool.name + layout.middle) for tool in tools]
+            calls = [lark.json_lexemes(layout.before + tool.name + layout.middle) for tool in wanted.tools]
             first, between = "", spell(layout.between)
         else:
-            calls = [spell(tool.name + layout.middle) for tool in tools]
+            calls = [spell(tool.name + layout.middle) for tool in wanted.tools]
             first = spell((layout.opening + layout.before).removeprefix(layout.trigger))
             between = spell(layout.between + layout.before)
         names = " | ".join(f"{call} arguments_{number}" for number, call in enumerate(calls))
-        more = f"({between} call_{index})*" if allows_many else ""
+        more = f"({between} call_{index})*" if wanted.allows_many else ""
         return [
             f"call_{index}: ({names}) {spell(layout.after)}",
             f"calls_{index}: {first} call_{index} {more} {spell(layout.closing)}",

@@ -8,17 +8,13 @@ write.
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from server.parsers.parser import Tool
+from server.parsers.parser import Mark, Tool
 from server.parsers.schema import guided_schema
 
-Mark = Callable[[str], str]
-"""Turns a marker into Lark: its token where the vocabulary has one, else a string literal."""
-
-ANY_TEXT = "/(?s:.*)/"
-
+_ANY_TEXT = "/(?s:.*)/"
 _ANNOTATIONS = {"type", "title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
 
 
@@ -49,11 +45,11 @@ def text_without(texts: Sequence[str], not_first: str = "") -> str:
         texts: None is empty.
         not_first: The text does not begin with this, nor with white space and this; "" forbids nothing.
     """
-    parts = [ANY_TEXT]
+    parts = [_ANY_TEXT]
     if texts:
-        parts.append(f"~({ANY_TEXT} ({' | '.join(map(literal, texts))}) {ANY_TEXT})")
+        parts.append(f"~({_ANY_TEXT} ({' | '.join(map(literal, texts))}) {_ANY_TEXT})")
     if not_first:
-        parts.append(f"~(/[ \\t\\r\\n]*/ {literal(not_first)} {ANY_TEXT})")
+        parts.append(f"~(/[ \\t\\r\\n]*/ {literal(not_first)} {_ANY_TEXT})")
     return " & ".join(parts)
 
 
@@ -80,9 +76,9 @@ def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = (), 
     )
 
 
-def json_value(schema: dict[str, Any], **style: Any) -> str:
-    """A JSON value of the schema, in which `$ref` reaches the schema's own `$defs`, in the style of `guided_schema`."""
-    return f"%json {json.dumps(guided_schema(schema, **style))}"
+def json_value(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
+    """A JSON value of the schema, in which `$ref` reaches the schema's own `$defs`; see `guided_schema`."""
+    return f"%json {json.dumps(guided_schema(schema, is_lenient=is_lenient))}"
 
 
 def arguments(tool: Tool) -> str:

@@ -7,6 +7,7 @@ cut. Streamed and plain answers go through the same parser. Parsers know no ids,
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 
@@ -31,6 +32,14 @@ class Piece(NamedTuple):
     text: str
 
 
+def joined(pieces: list[Piece]) -> list[Piece]:
+    """Join neighbours of the same kind; between two calls there are always arguments."""
+    if len(pieces) < 2:
+        return pieces
+    runs = groupby(pieces, key=lambda piece: piece.kind)
+    return [Piece(kind, "".join(piece.text for piece in run)) for kind, run in runs]
+
+
 class OutputParser(Protocol):
     """Reads one output. Mutated by its two methods alone."""
 
@@ -53,14 +62,37 @@ class Tool:
     """A function that the model may call.
 
     Attributes:
-        name: It is called by.
+        name: As it was declared.
         parameters: A JSON schema of type object.
-        is_strict: What cannot be enforced of the schema is refused; otherwise it is left out.
+        is_strict: What cannot be enforced of it is a fault, instead of being left out.
     """
 
     name: str
     parameters: dict[str, Any]
     is_strict: bool = False
+
+
+Mark = Callable[[str], str]
+"""Turns a marker into Lark: its token where the vocabulary has one, else a string literal."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRules:
+    """What a grammar is to allow.
+
+    Attributes:
+        tools: At least one, but where a format reads every output.
+        mark: As the vocabulary has the markers.
+        content: Name of a rule for answers without a call; None for free text.
+        is_required: There is at least one call, and nothing before the first one.
+        allows_many: There may be more than one call.
+    """
+
+    tools: Sequence[Tool]
+    mark: Mark
+    content: str | None = None
+    is_required: bool = False
+    allows_many: bool = True
 
 
 class ToolFormat(Protocol):
@@ -87,24 +119,9 @@ class ToolFormat(Protocol):
         """A parser for an output that may call these tools; everything that is no call is content."""
         ...
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        content: str | None,
-        is_required: bool,
-        allows_many: bool,
-        mark: Callable[[str], str],
-    ) -> str:
+    def grammar(self, wanted: AnswerRules) -> str:
         """Rules for `llguidance` in Lark; the rule `answer` is the whole output after the reasoning.
 
         From where a call opens, the output can only be one of these tools with arguments of its schema.
-
-        Args:
-            tools: At least one.
-            content: Name of a rule for answers without a call; None for free text.
-            is_required: There is at least one call, and nothing before the first one.
-            allows_many: There may be more than one call.
-            mark: Turns a marker into Lark: its token where the vocabulary has one, else a string literal.
         """
         ...

@@ -9,11 +9,11 @@ that breaks off, or goes on as no call can, is left as it stands.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from server.parsers import lark
-from server.parsers.parser import Kind, OutputParser, Tool
+from server.parsers.parser import AnswerRules, OutputParser, Tool
 from server.parsers.raw_values import resolve, types_of, with_definitions
 from server.parsers.scanner import Scanner, Steps, json_text
 
@@ -34,20 +34,13 @@ class _PythonicParser(Scanner):
         super().__init__()
 
     def _read(self) -> Steps[None]:
-        while (opening := (yield from self._until((_START, *self._openings), self._tell_content))) is not None:
-            self._mark = self._at
-            self.region = Kind.CALL
-            if not (yield from self._read_calls(opening)):
-                self._give_back(opening)
-            elif self._is_over:
-                self._at = len(self._text)  # the beginning of something that belongs to a call
-            self.region = Kind.CONTENT
+        yield from self._read_content((_START, *self._openings), self._read_calls)
 
-    def _read_calls(self, opening: str | None) -> Steps[bool]:
+    def _read_calls(self, opening: str) -> Steps[bool]:
         """Read what is behind the opening; False: it is no call, and nothing has been told."""
         if opening == _START:
-            opening = (yield from self._next(*self._openings)) if self._openings else None
-        name = self._openings.get(opening or "")
+            opening = (self._openings and (yield from self._next(*self._openings))) or ""
+        name = self._openings.get(opening)
         has_called = False
         while name is not None and (key := (yield from self._read_key())) is not None:
             self._begin_call(name)
@@ -58,10 +51,10 @@ class _PythonicParser(Scanner):
             if (yield from self._next(",", "]")) != ",":
                 yield from self._next(_END)
                 return True
-            self._mark = self._at
+            self._hold()
             name = self._heads.get((yield from self._next(*self._heads)) or "")
         if has_called:
-            self._give_back("")  # what follows the comma
+            self._give_back()  # what follows the comma
         return has_called
 
     def _read_key(self) -> Steps[str | None]:
@@ -185,17 +178,10 @@ class Pythonic:
         """A parser for an output that may call these tools."""
         return _PythonicParser(tools)
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        content: str | None,
-        is_required: bool,
-        allows_many: bool,
-        mark: Callable[[str], str],
-    ) -> str:
+    def grammar(self, wanted: AnswerRules) -> str:
         """As `ToolFormat` says; keywords come in the order of the schema, lists and dicts are written as in JSON."""
-        more = '(", " call)* "]"' if allows_many else '"]"'
+        tools, mark, content, is_required = wanted.tools, wanted.mark, wanted.content, wanted.is_required
+        more = '(", " call)* "]"' if wanted.allows_many else '"]"'
         listed = f'"[" call {more}'
         rules: list[str] = []
         if is_required or content is not None:

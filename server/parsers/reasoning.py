@@ -6,14 +6,17 @@ unless the rendered prompt has opened it already (templates that end in `<think>
 """
 
 import enum
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 
 import jinja2
 
 from server.parsers import lark
-from server.parsers.markers import num_held
-from server.parsers.parser import Kind, OutputParser, Piece
+from server.parsers.parser import Kind, Mark, OutputParser, Piece
+from server.parsers.scanner import Scanner, Steps
+
+_NEWLINES = re.compile(r"\n*")
+_ANYTHING = re.compile(r"(?s:.*)")
 
 
 class Block(enum.Enum):
@@ -68,7 +71,7 @@ class ReasoningFormat:
         """A parser that tells reasoning itself and hands everything behind it to the parser of the answer."""
         return answer if block is Block.CLOSED else ReasoningParser(self, block is Block.OPEN, answer)
 
-    def grammar(self, block: Block, mark: lark.Mark) -> str:
+    def grammar(self, block: Block, mark: Mark) -> str:
         """Rules in Lark: `reasoning` is what comes before the answer, newlines behind the block included.
 
         A block that has not begun may be left out by the model.
@@ -147,105 +150,45 @@ class ContentParser:
         return []
 
 
-class ReasoningParser:
-    """An `OutputParser` for one output; mutated by its two methods alone."""
+class ReasoningParser(Scanner):
+    """An `OutputParser` that hands what is behind the reasoning to another one."""
 
     def __init__(self, format: ReasoningFormat, is_open: bool, answer: OutputParser) -> None:
         self._format = format
+        self._is_open = is_open
         self._answer = answer
-        self._read: Callable[[], list[Piece]] = self._read_reasoning if is_open else self._read_begin
-        self._text = ""  # not understood yet
-        self._blanks: list[str] = []  # before what may be the begin of the block, or at the end of reasoning
-        self._is_first = True  # nothing of the reasoning was told
+        super().__init__()
 
-    @property
-    def region(self) -> Kind:
-        """See `OutputParser`."""
-        if self._read == self._read_answer:
-            return self._answer.region
-        return Kind.CONTENT if self._read == self._read_begin else Kind.REASONING
+    def _read(self) -> Steps[None]:
+        format = self._format
+        self._hold()
+        if self._is_open or (yield from self._next(format.begin)):
+            self._release()
+            self.region = Kind.REASONING
+            if (yield from self._read_reasoning()) is None:
+                return
+        self._feed_answer(self._release())
+        if format.answer_end:
+            while (yield from self._until((format.answer_end,), self._feed_answer)):
+                pass
+        else:
+            yield from self._run(_ANYTHING, self._feed_answer)
+        self._pieces += self._answer.finish()
 
-    def feed(self, text: str) -> list[Piece]:
-        """See `OutputParser`."""
-        self._text += text
-        pieces: list[Piece] = []
-        reader = None
-        while self._text and reader != self._read:  # go on with the reader that the last one has put in its place
-            reader = self._read
-            pieces += reader()
-        return _joined(pieces) if len(pieces) > 1 else pieces
+    def _read_reasoning(self) -> Steps[str | None]:
+        """Read the block and what is around the answer's own marker; None: the output has ended before."""
+        self._drop_blanks()  # so are newlines at its begin
+        end = yield from self._until((self._format.end,), lambda text: self._tell_trimmed(Kind.REASONING, text, "\n"))
+        if end is None:
+            self._tell_blanks(Kind.REASONING)
+            return None
+        self._drop_blanks()
+        yield from self._run(_NEWLINES)
+        if self._format.answer_begin and (yield from self._next(self._format.answer_begin, skips_blanks=False)):
+            yield from self._run(_NEWLINES)
+        return end
 
-    def finish(self) -> list[Piece]:
-        """See `OutputParser`."""
-        rest, self._text, self._blanks = "".join([*self._blanks, self._text]), "", []
-        if self._read == self._read_reasoning:
-            return [Piece(Kind.REASONING, rest)] if rest else []
-        return _joined([*(self._answer.feed(rest) if rest else []), *self._answer.finish()])
-
-    def _read_begin(self) -> list[Piece]:
-        stripped = self._text.lstrip(" \t\r\n")
-        begin = self._format.begin
-        self._blanks.append(self._text[: len(self._text) - len(stripped)])
-        self._text = stripped
-        if stripped.startswith(begin):
-            self._blanks.clear()
-            self._text = stripped.removeprefix(begin)
-            self._read = self._read_reasoning
-        elif not begin.startswith(stripped):
-            self._text = "".join([*self._blanks, stripped])
-            self._blanks.clear()
-            self._read = self._read_answer
-        return []
-
-    def _read_reasoning(self) -> list[Piece]:
-        pieces: list[Piece] = []
-        at = self._text.find(self._format.end)
-        known = at if at >= 0 else len(self._text) - num_held(self._text, (self._format.end,))
-        told, self._text = self._text[:known], self._text[known:]
-        if self._is_first:
-            told = told.lstrip("\n")
-        ended = told.rstrip("\n")
-        if ended:
-            pieces = [Piece(Kind.REASONING, "".join([*self._blanks, ended]))]
-            self._blanks.clear()
-            self._is_first = False
-        if len(ended) < len(told):
-            self._blanks.append(told[len(ended) :])
-        if at >= 0:
-            self._blanks.clear()
-            self._text = self._text.removeprefix(self._format.end)
-            self._read = self._read_gap
-        return pieces
-
-    def _read_gap(self) -> list[Piece]:
-        """Skip newlines, the marker of the answer, and newlines again."""
-        self._text = self._text.lstrip("\n")
-        begin = self._format.answer_begin
-        if begin and self._text.startswith(begin):
-            self._text = self._text.removeprefix(begin)
-            self._read = self._read_second_gap
-        elif self._text and not (begin and begin.startswith(self._text)):
-            self._read = self._read_answer
-        return []
-
-    def _read_second_gap(self) -> list[Piece]:
-        self._text = self._text.lstrip("\n")
-        if self._text:
-            self._read = self._read_answer
-        return []
-
-    def _read_answer(self) -> list[Piece]:
-        *before, last = self._text.split(self._format.answer_end) if self._format.answer_end else [self._text]
-        held = num_held(last, (self._format.answer_end,)) if self._format.answer_end else 0
-        told, self._text = "".join(before) + last[: len(last) - held], last[len(last) - held :]
-        return self._answer.feed(told) if told else []
-
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Join neighbours of the same kind; calls stay apart."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        if joined and joined[-1].kind is piece.kind is not Kind.CALL:
-            piece = Piece(piece.kind, joined.pop().text + piece.text)
-        joined.append(piece)
-    return joined
+    def _feed_answer(self, text: str) -> None:
+        if text:
+            self._pieces += self._answer.feed(text)
+            self.region = self._answer.region

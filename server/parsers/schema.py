@@ -1,60 +1,110 @@
 """JSON schemas as outputs are held to them."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
+
+MAX_DEPTH = 64
+"""Deepest schema: whoever reads it goes down by recursion."""
+
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON is written as templates and Python write it, with one space after colons and commas: a model that may choose its
+white space may also never stop to write it."""
 
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _SINGLE = frozenset({"items", "additionalProperties", "contains"})
 _BRANCHES = frozenset({"anyOf", "oneOf", "prefixItems"})
 _OPEN = _BRANCHES | {"additionalProperties", "patternProperties", "$ref", "if", "unevaluatedProperties"}
-
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _REAL_DAY = f"^(?:{_YEAR}-(?:02-(?:[01].|2[0-8])|(?:0[13-9]|1[0-2])-..)|{_LEAP_YEAR}-02-29)"
 """Besides the format, which knows how long a month is: no year 0, no 29 February but in leap years."""
+_KINDS: dict[str, tuple[type, ...]] = {
+    "type": (str, list),
+    "enum": (list,),
+    "required": (list,),
+    "$ref": (str,),
+    **dict.fromkeys(_NAMED, (dict,)),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf"), (list,)),
+}
+_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 
 
-def guided_schema(
-    schema: dict[str, Any], *, item_separator: str = ", ", key_separator: str = ": ", is_lenient: bool = False
-) -> dict[str, Any]:
-    """A schema with what `llguidance` is to know besides.
+class SchemaError(ValueError):
+    """A schema that nothing can be held to; fit for the caller, who knows which field it stands in."""
 
-    JSON is written as templates and Python write it, with one space after colons and commas: a model that may choose
-    its white space may also never stop to write it. For the same reason an object that declares members, and does not
-    say whether it may have others, has none but these.
+
+def guided_schema(schema: dict[str, Any], *, is_lenient: bool = False) -> dict[str, Any]:
+    """A schema with what `llguidance` is to know besides, and without what only people read.
+
+    An object that declares members, and does not say whether it may have others, has none but these: else a model may
+    never stop to write them.
 
     Args:
         schema: As it was given.
-        item_separator: A regex, between values.
-        key_separator: A regex, between a key and its value.
         is_lenient: Leave out what cannot be enforced, instead of refusing the schema.
 
     Raises:
-        RecursionError: It is nested too deeply.
+        SchemaError: It is nested too deeply, or no schema at all.
     """
-    style = {"whitespace_flexible": False, "item_separator": item_separator, "key_separator": key_separator}
-    # Parts of allOf hold together: closed one by one, they would exclude each other.
-    closed = schema if '"allOf"' in json.dumps(schema) else _closed(schema)
-    return {**closed, "x-guidance": style | ({"lenient": True} if is_lenient else {})}
+    if _is_deep(schema):
+        raise SchemaError(f"a schema must be at most {MAX_DEPTH} levels deep")
+    # Parts that hold together would exclude each other if they were closed one by one.
+    may_close = not any("allOf" in part or {"$ref", "properties"} <= part.keys() for part in _objects(schema))
+    style = JSON_STYLE | ({"lenient": True} if is_lenient else {})
+    return {**_guided(schema, may_close), "x-guidance": style}
 
 
-def _closed(schema: Any, *, may_close: bool = True) -> Any:
+def _is_deep(value: object) -> bool:
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+        ]
+    return bool(level)
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(inner)
+
+
+def _guided(schema: Any, may_close: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
-    has_members = "properties" in schema
-    closed = {key: _closed_part(key, value, has_members) for key, value in schema.items()}
+    _check(schema)
+    members = schema.get("properties")
+    guided = {
+        key: _guided_part(key, value, may_close, has_members=members is not None)
+        for key, value in schema.items()
+        if key not in _ANNOTATIONS
+    }
     if schema.get("format") in ("date", "date-time"):
-        closed.setdefault("pattern", _REAL_DAY)
-    if may_close and has_members and not _OPEN & schema.keys():
-        closed["additionalProperties"] = False
-    return closed
+        guided.setdefault("pattern", _REAL_DAY)
+    is_open = members is None or bool(_OPEN & schema.keys())
+    if may_close and not is_open and all(name in members for name in schema.get("required", ())):
+        guided["additionalProperties"] = False
+    return guided
 
 
-def _closed_part(key: str, value: Any, has_members: bool) -> Any:
+def _check(schema: dict[str, Any]) -> None:
+    """The library says what else is wrong; these are what code of ours relies on."""
+    for key, kinds in _KINDS.items():
+        if key in schema and not isinstance(schema[key], kinds):
+            raise SchemaError(f"{key} cannot be {json.dumps(schema[key])[:80]}")
+    if not all(isinstance(name, str) for name in schema.get("required", ())):
+        raise SchemaError("required must hold names")
+
+
+def _guided_part(key: str, value: Any, may_close: bool, *, has_members: bool) -> Any:
     if key in _NAMED and isinstance(value, dict):
-        return {name: _closed(part) for name, part in value.items()}
+        return {name: _guided(part, may_close) for name, part in value.items()}
     if key in _SINGLE:
-        return _closed(value)
+        return _guided(value, may_close)
     if key in _BRANCHES and isinstance(value, list):
-        return [_closed(part, may_close=not has_members) for part in value]
+        return [_guided(part, may_close and not has_members) for part in value]
     return value

@@ -21,12 +21,12 @@ A value ends at the first end tag: nothing is escaped. One line break at either 
 A call that breaks off, or goes on as no call can, is left as it stands: no argument is made up to close it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.parsers import lark
-from server.parsers.parser import Kind, OutputParser, Tool
+from server.parsers.parser import AnswerRules, Mark, OutputParser, Tool
 from server.parsers.raw_values import raw_to_json, resolve, types_of, with_definitions
 from server.parsers.scanner import Scanner, Steps, json_text
 
@@ -60,14 +60,7 @@ class _XmlParser(Scanner):
         super().__init__()
 
     def _read(self) -> Steps[None]:
-        while (opening := (yield from self._until(self._tags.openings, self._tell_content))) is not None:
-            self._mark = self._at
-            self.region = Kind.CALL
-            if not (yield from self._read_call(opening)):
-                self._give_back(opening)
-            elif self._is_over:
-                self._at = len(self._text)  # the beginning of a tag
-            self.region = Kind.CONTENT
+        yield from self._read_content(self._tags.openings, self._read_call)
 
     def _read_call(self, opening: str) -> Steps[bool]:
         """Read what is behind the opening; False: it is no call, and nothing has been told."""
@@ -124,8 +117,7 @@ class XmlFormat:
     """A `ToolFormat` that is described by its tags.
 
     Attributes:
-        name: As in `ToolFormat`.
-        markers: As in `ToolFormat`.
+        name, markers: As in `ToolFormat`.
         signs: They all occur in the chat templates of its models, and not all in those of others.
         tags: What is around the parts of a call.
         line_break: Between the parts, in Lark.
@@ -145,18 +137,11 @@ class XmlFormat:
         """A parser for an output that may call these tools."""
         return _XmlParser(tools, self.tags)
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        content: str | None,
-        is_required: bool,
-        allows_many: bool,
-        mark: Callable[[str], str],
-    ) -> str:
+    def grammar(self, wanted: AnswerRules) -> str:
         """As `ToolFormat` says; parameters come in the order of the schema, a string is any text up to its end tag."""
+        tools, mark, content, is_required = wanted.tools, wanted.mark, wanted.content, wanted.is_required
         opening, *others = self.tags.openings
-        calls = f"call (BREAKS? {mark(opening)} call)*" if allows_many else "call"
+        calls = f"call (BREAKS? {mark(opening)} call)*" if wanted.allows_many else "call"
         rules = ["BREAKS: /\\n{1,2}/\n"]
         if is_required or content is not None:
             rules.append(f"answer: {'' if is_required else f'{content} | '}BREAKS? {mark(opening)} {calls}\n")
@@ -169,7 +154,7 @@ class XmlFormat:
             rules.append(f"call_{i}: {self._call(tool, mark)}\n")
         return "".join(rules)
 
-    def _call(self, tool: Tool, mark: Callable[[str], str]) -> str:
+    def _call(self, tool: Tool, mark: Mark) -> str:
         """What is behind the opening of a call."""
         tags = self.tags
         parts = [self._spell(("\n" if tags.before_name else "") + tags.before_name + tool.name + tags.after_name, mark)]
@@ -179,12 +164,12 @@ class XmlFormat:
             parts.append(f"({head} {self._value(schema, tool, mark)}){'?' if is_optional else ''}")
         return " ".join([*parts, self._spell("".join(f"\n{end}" for end in tags.ends), mark)])
 
-    def _spell(self, text: str, mark: Callable[[str], str]) -> str:
+    def _spell(self, text: str, mark: Mark) -> str:
         """Text of the format, where a line break is the format's."""
         lines = (lark.spell(line, self.markers, mark) for line in text.split("\n"))
         return f" {self.line_break} ".join(lines)
 
-    def _value(self, schema: Any, tool: Tool, mark: Callable[[str], str]) -> str:
+    def _value(self, schema: Any, tool: Tool, mark: Mark) -> str:
         """A value and its end tag."""
         root = tool.parameters
         end = lark.spell(self.tags.value_end, self.markers, mark)

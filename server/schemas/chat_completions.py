@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
-from server.schemas.common import PromptLogprobs, Text, Usage, WireModel
+from server.schemas.common import TEXT_OR_OTHER, PromptLogprobs, Text, Usage, WireModel
 from server.schemas.structured_output import GuidedBody
 from server.schemas.tools import FunctionChoice, FunctionDefinition, ToolChoice, ToolDefinition
 
@@ -27,14 +27,7 @@ class ContentPart(WireModel):
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-def _text_or_parts(value: object) -> str:
-    return "parts" if isinstance(value, list) else "text"
-
-
-Content = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[list[ContentPart], Tag("parts")],
-    Discriminator(_text_or_parts),
-]
+Content = Annotated[Annotated[Text, Tag("text")] | Annotated[list[ContentPart], Tag("other")], TEXT_OR_OTHER]
 
 
 class FunctionCall(WireModel):

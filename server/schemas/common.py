@@ -30,14 +30,10 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, hide_input_in_errors=True)
 
 
-def _string_or_list(value: object) -> str:
-    return "list" if isinstance(value, list) else "string"
+TEXT_OR_OTHER = Discriminator(lambda value: "other" if isinstance(value, list | dict) else "text")
+"""Of a union of text and something else: so that a finding is about the one that was meant."""
 
-
-StringOrList = Annotated[
-    Annotated[Text, Tag("string")] | Annotated[list[Text], Tag("list")],
-    Discriminator(_string_or_list),
-]
+TextOrTexts = Annotated[Annotated[Text, Tag("text")] | Annotated[list[Text], Tag("other")], TEXT_OR_OTHER]
 
 
 class StreamOptions(WireModel):
@@ -68,7 +64,7 @@ class GenerationBody(WireModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
-    stop: StringOrList | None = None
+    stop: TextOrTexts | None = None
     logit_bias: dict[str, float] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None

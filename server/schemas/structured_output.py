@@ -2,18 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
-from server.schemas.common import GenerationBody, Text, WireModel
+from server.schemas.common import TEXT_OR_OTHER, GenerationBody, Text, WireModel
 
-
-def _text_or_object(value: object) -> str:
-    return "text" if isinstance(value, str) else "object"
-
-
-ObjectOrText = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[dict[str, Any], Tag("object")], Discriminator(_text_or_object)
-]
+ObjectOrText = Annotated[Annotated[Text, Tag("text")] | Annotated[dict[str, Any], Tag("other")], TEXT_OR_OTHER]
 """A JSON object, or the same as JSON text."""
 
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
-from server.schemas.common import Text, WireModel
+from server.schemas.common import TEXT_OR_OTHER, Text, WireModel
 
 ToolName = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
@@ -78,17 +78,13 @@ class ToolChoiceObject(WireModel):
     allowed_tools: AllowedTools | None = None
 
 
-def _word_or_object(value: object) -> str:
-    return "word" if isinstance(value, str) else "object"
-
-
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[ToolChoiceObject, Tag("object")],
-    Discriminator(_word_or_object),
+    Annotated[Literal["none", "auto", "required"], Tag("text")] | Annotated[ToolChoiceObject, Tag("other")],
+    TEXT_OR_OTHER,
 ]
 
 FunctionChoice = Annotated[
-    Annotated[Literal["none", "auto"], Tag("word")] | Annotated[NamedTool, Tag("object")],
-    Discriminator(_word_or_object),
+    Annotated[Literal["none", "auto"], Tag("text")] | Annotated[NamedTool, Tag("other")],
+    TEXT_OR_OTHER,
 ]
 """The deprecated `function_call`."""

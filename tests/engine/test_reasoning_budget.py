@@ -1,43 +1,38 @@
 import pytest
 
 from engine.protocol import ReasoningBudget
-from engine.reasoning_budget import forced_token_id
+from engine.reasoning_budget import is_used_up
 
 
 @pytest.mark.parametrize(
-    ("output", "forced"),
+    ("output", "is_over"),
     [
-        ([], None),
-        ([5, 5], None),
-        ([5, 5, 5], 8),
-        ([5, 5, 5, 8], 9),
-        ([5, 5, 5, 8, 9], None),
-        ([5, 8, 9], None),
-        ([8, 9, 5, 5], None),
-        ([5, 9, 8], 8),
-        ([5, 5, 8], 8),
-        ([5, 5, 8, 9], 9),
+        ([], False),
+        ([5, 5], False),
+        ([5, 5, 5], True),
+        ([5, 5, 5, 5], True),  # what had to come could not
+        ([5, 5, 5, 8], False),
+        ([5, 8, 5, 5, 5], False),
     ],
 )
-def test_the_end_is_forced_unless_it_has_come(output: list[int], forced: int | None) -> None:
-    assert forced_token_id(ReasoningBudget(3, (8, 9)), output) == forced
+def test_the_end_has_to_come_unless_it_has(output: list[int], is_over: bool) -> None:
+    assert is_used_up(ReasoningBudget(3, 8), output) == is_over
 
 
-def test_a_budget_of_nothing_forces_the_end_at_once() -> None:
-    assert forced_token_id(ReasoningBudget(0, (7,)), []) == 7
-    assert forced_token_id(ReasoningBudget(0, (7,)), [7]) is None
+def test_a_budget_of_nothing_is_used_up_at_once() -> None:
+    assert is_used_up(ReasoningBudget(0, 7), [])
+    assert not is_used_up(ReasoningBudget(0, 7), [7])
 
 
 @pytest.mark.parametrize(
-    ("output", "forced"),
+    ("output", "is_over"),
     [
-        ([5, 5, 5, 5, 5, 5], None),
-        ([5, 1, 2], None),
-        ([5, 1, 2, 5, 5, 5], 8),
-        ([1, 2, 5, 5, 5, 8], 9),
-        ([1, 2, 8, 9, 5], None),
-        ([5] * 9 + [1, 2, 5, 5, 5], None),  # too late to be the beginning
+        ([5, 5, 5, 5, 5, 5], False),
+        ([5, 1], False),
+        ([5, 1, 5, 5, 5], True),
+        ([1, 8, 5, 5, 5], False),
+        ([5] * 9 + [1, 5, 5, 5], False),  # too late to be the beginning
     ],
 )
-def test_reasoning_counts_from_where_it_begins(output: list[int], forced: int | None) -> None:
-    assert forced_token_id(ReasoningBudget(3, (8, 9), (1, 2)), output) == forced
+def test_reasoning_counts_from_where_it_begins(output: list[int], is_over: bool) -> None:
+    assert is_used_up(ReasoningBudget(3, 8, 1), output) == is_over

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import uvicorn
 
-from engine.protocol import UNGUIDED, CachePolicy, EngineInfo, FinishReason, Guidance, RequestOutput, TokenLogprobs
+from engine.protocol import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.status_page import Status
 from server.app import create_app
@@ -57,6 +57,7 @@ class ByteTokenizer:
         self.variables: dict[str, Any] = {}
         self.template_variables: frozenset[str] = frozenset()
         self.token_ids: dict[str, int] = {}
+        self.added_ids: dict[str, int] = {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.threads.add(threading.current_thread().name)
@@ -93,7 +94,7 @@ class ByteTokenizer:
         return self.token_text(token_id).encode() if token_id >= 256 else bytes([token_id])
 
     def added_id(self, text: str) -> int | None:
-        return None
+        return self.added_ids.get(text)
 
     def template_source(self, has_tools: bool) -> str:
         return self.template
@@ -137,16 +138,15 @@ class FakeGeneration:
 
 @dataclass
 class Asked:
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    num_choices: int
-    tenant: str
-    priority: int
-    deadline: float | None
-    cache_salt: str
-    guidance: Guidance
-    caching: CachePolicy
+    request: AddRequest
     generation: FakeGeneration
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.request, name)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.sampling_params
 
 
 def logprobs_of(token_id: int, count: int) -> TokenLogprobs:
@@ -178,24 +178,20 @@ class FakeEngine:
     def status(self) -> Status:
         return self.page
 
-    async def generate(
-        self, prompt_token_ids: list[int], sampling_params: SamplingParams, **how: Any
-    ) -> FakeGeneration:
+    async def generate(self, request: AddRequest) -> FakeGeneration:
         await asyncio.sleep(0)
         if self.info is None:
             raise EngineUnavailableError
         if self.refuse is not None:
             raise self.refuse
-        num_choices = how.pop("num_choices")
-        how.setdefault("guidance", UNGUIDED)
         outputs: list[RequestOutput] = []
-        for index in range(num_choices):
-            outputs += self._outputs(index, prompt_token_ids, sampling_params)
+        for index in range(request.num_choices):
+            outputs += self._outputs(index, request.prompt_token_ids, request.sampling_params)
         outputs.sort(key=lambda output: len(outputs))  # stable: choices stay whole
         if self.error is not None:
             outputs = outputs[: self.error_after]
         generation = FakeGeneration(outputs, self.error, self.pause_s)
-        self.asked.append(Asked(prompt_token_ids, sampling_params, num_choices, generation=generation, **how))
+        self.asked.append(Asked(request, generation))
         return generation
 
     def _outputs(self, index: int, prompt_token_ids: list[int], params: SamplingParams) -> list[RequestOutput]:

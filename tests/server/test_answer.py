@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import FinishReason, RejectReason, RequestOutput
+from engine.protocol import AddRequest, FinishReason, RejectReason, RequestOutput
 from engine.sampling_params import SamplingParams
 from server.answer import Answer, Order, Prompt
 from server.choice_stream import ChoiceStream, TextOptions
@@ -38,8 +38,8 @@ class Engine:
     def __init__(self, answers: list[Generation | Exception | None]) -> None:
         self._answers = answers
 
-    async def generate(self, prompt_token_ids: list[int], sampling_params: SamplingParams, **how: Any) -> Generation:
-        answer = self._answers[prompt_token_ids[0]]
+    async def generate(self, request: AddRequest) -> Generation:
+        answer = self._answers[request.prompt_token_ids[0]]
         if answer is None:
             await asyncio.sleep(60)
         if isinstance(answer, Exception):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import torch
 
@@ -98,13 +99,11 @@ def test_a_client_that_leaves_ends_the_search(site: Any) -> None:
     assert len(site.engine.asked) == num_asked
 
 
-@pytest.mark.parametrize(
-    "guidance", [Guidance(grammar="start: /a/"), Guidance(reasoning_budget=ReasoningBudget(1, (2,)))]
-)
+@pytest.mark.parametrize("guidance", [Guidance(grammar="start: /a/"), Guidance(reasoning_budget=ReasoningBudget(1, 2))])
 def test_beams_follow_neither_grammar_nor_budget(site: Any, guidance: Guidance) -> None:
     client = BeamSearchClient(site.engine, BeamOptions(), site.engine.info)
     with pytest.raises(InvalidRequestError, match="neither a grammar nor a budget"):
-        asyncio.run(client.generate([1], SamplingParams(), num_choices=2, guidance=guidance))
+        asyncio.run(client.generate(AddRequest(0, [1], SamplingParams(), 2, guidance=guidance)))
     assert not site.engine.asked
 
 
@@ -116,9 +115,9 @@ class DirectClient:
         self.num_requests = 0
         self.outputs: dict[int, RequestOutput] = {}
 
-    async def generate(self, prompt: list[int], params: SamplingParams, **how: Any) -> "DirectGeneration":
+    async def generate(self, request: AddRequest) -> "DirectGeneration":
         self.num_requests += 1
-        self.engine.add(0, AddRequest(self.num_requests, prompt, params, **how))
+        self.engine.add(0, msgspec.structs.replace(request, request_id=self.num_requests))
         return DirectGeneration(self, self.num_requests)
 
 
@@ -139,7 +138,7 @@ class DirectGeneration:
 async def search(
     client: BeamSearchClient, prompt: list[int], params: SamplingParams, width: int
 ) -> list[RequestOutput]:
-    return [output async for output in await client.generate(prompt, params, num_choices=width)]
+    return [output async for output in await client.generate(AddRequest(0, prompt, params, width))]
 
 
 def until_stop(token_ids: list[int], stop_ids: list[int]) -> list[int]:

@@ -121,7 +121,7 @@ async def disconnected(client: SocketEngineClient) -> None:
 
 
 async def accepted(client: SocketEngineClient, engine: FakeEngine, num_choices: int = 1) -> tuple[Generation, int]:
-    task = asyncio.create_task(client.generate([1, 2], GREEDY, num_choices=num_choices))
+    task = asyncio.create_task(client.generate(AddRequest(0, [1, 2], GREEDY, num_choices)))
     request = await engine.hear_add()
     engine.say(Accepted(request.request_id))
     return await asyncio.wait_for(task, 5), request.request_id
@@ -152,9 +152,7 @@ async def read_all(generation: Generation) -> AsyncIterator[RequestOutput]:
 
 def test_accepted_request_streams_to_its_end(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
-        task = asyncio.create_task(
-            client.generate([5, 6], GREEDY, num_choices=2, tenant="t", priority=3, deadline=9.5, cache_salt="s")
-        )
+        task = asyncio.create_task(client.generate(AddRequest(0, [5, 6], GREEDY, 2, "t", 3, 9.5, "s")))
         request = await engine.hear_add()
         assert (request.prompt_token_ids, request.num_choices, request.sampling_params) == ([5, 6], 2, GREEDY)
         assert (request.tenant, request.priority, request.deadline, request.cache_salt) == ("t", 3, 9.5, "s")
@@ -195,7 +193,7 @@ def test_requests_on_one_connection_do_not_mix(tmp_path: pathlib.Path) -> None:
 
 def test_rejection_carries_reason_and_message(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
-        task = asyncio.create_task(client.generate([1], GREEDY))
+        task = asyncio.create_task(client.generate(AddRequest(0, [1], GREEDY)))
         request = await engine.hear_add()
         engine.say(Rejected(request.request_id, RejectReason.QUEUE_FULL, "1024 requests wait, at most 1024 may"))
         with pytest.raises(RequestRejectedError) as caught:
@@ -270,7 +268,7 @@ def test_close_aborts_once(tmp_path: pathlib.Path) -> None:
 
 def test_cancelled_while_waiting_for_the_answer_aborts(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
-        task = asyncio.create_task(client.generate([1], GREEDY))
+        task = asyncio.create_task(client.generate(AddRequest(0, [1], GREEDY)))
         request = await engine.hear_add()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -289,7 +287,7 @@ def test_no_engine_is_said_at_once(tmp_path: pathlib.Path) -> None:
         async with SocketEngineClient(tmp_path) as client:
             assert client.info is None
             with pytest.raises(EngineUnavailableError):
-                await asyncio.wait_for(client.generate([1], GREEDY), 0.1)
+                await asyncio.wait_for(client.generate(AddRequest(0, [1], GREEDY)), 0.1)
 
     uvloop.run(main())
 
@@ -299,7 +297,7 @@ def test_an_engine_that_does_not_answer_is_no_idle_one(tmp_path: pathlib.Path) -
 
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
         StatusPage(tmp_path / STATUS_NAME).write(Status(is_ready=1, progress_time=time.monotonic() - 500))
-        task = asyncio.create_task(client.generate([1], GREEDY))
+        task = asyncio.create_task(client.generate(AddRequest(0, [1], GREEDY)))
         request = await engine.hear_add()
         await asyncio.sleep(0.02)
         assert client.status().is_alive(100)
@@ -314,7 +312,7 @@ def test_an_engine_that_does_not_answer_is_no_idle_one(tmp_path: pathlib.Path) -
 def test_death_mid_stream_hands_out_what_came_then_raises(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
         generation, number = await accepted(client, engine)
-        task = asyncio.create_task(client.generate([1], GREEDY))
+        task = asyncio.create_task(client.generate(AddRequest(0, [1], GREEDY)))
         await engine.hear_add()
         engine.say(step(RequestOutput(number, 0, [1])))
         await settle()
@@ -349,7 +347,7 @@ def test_reconnects_to_the_next_engine(tmp_path: pathlib.Path) -> None:
         await engine.die()
         await disconnected(client)
         with pytest.raises(EngineUnavailableError):
-            await client.generate([1], GREEDY)
+            await client.generate(AddRequest(0, [1], GREEDY))
         successor = FakeEngine(tmp_path, "b")
         await successor.start()
         await connected(client, "b")

@@ -121,5 +121,5 @@ def test_strict_mode_still_accepts_known_fields(make_site: Any) -> None:
 
 def test_the_order_of_ignored_fields_is_fixed(site: Any) -> None:
     """It was that of a set of strings, which differs between the server processes of one server."""
-    reply = site.chat(store=False, b=1, user="u", verbosity="low", a=1, safety_identifier="s", metadata={})
+    reply = site.chat(store=True, b=1, user="u", verbosity="low", a=1, safety_identifier="s", metadata={})
     assert reply.headers["x-ignored-params"] == "b,a,user,safety_identifier,metadata,store,verbosity"

@@ -72,9 +72,9 @@ def test_requests_are_counted_until_their_last_byte(site: Any) -> None:
     seen: list[int] = []
     ask = site.engine.generate
 
-    async def generate(*args: Any, **how: Any) -> Any:
+    async def generate(request: Any) -> Any:
         seen.append(lifecycle.num_active)
-        return await ask(*args, **how)
+        return await ask(request)
 
     site.engine.generate = generate
     site.chat(stream=True)

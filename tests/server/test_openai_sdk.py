@@ -107,7 +107,7 @@ def test_only_what_may_succeed_is_tried_again(
 ) -> None:
     tries: list[None] = []
 
-    async def generate(*args: Any, **how: Any) -> Any:
+    async def generate(request: Any) -> Any:
         tries.append(None)
         raise RequestRejectedError(reason, "m")
 

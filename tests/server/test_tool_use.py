@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.errors import InvalidRequestError, UnsupportedValueError
+from server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError
 from server.schemas.chat_completions import ChatCompletionBody
 from server.tool_use import CallStyle, ToolUse, tool_use
 
@@ -140,3 +140,18 @@ def test_a_grammar_inside_json_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedValueError) as raised:
         read(tools=[{"type": "custom", "custom": custom}])
     assert raised.value.param == "tools[0].custom.format.grammar.syntax"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"type": "array"}, "type must be 'object', got 'array'"),
+        ({"properties": ["a"]}, 'properties cannot be ["a"]'),
+        ({"properties": {"a": {"type": 5}}}, "type cannot be 5"),
+    ],
+)
+def test_a_schema_that_is_none_is_said_of_its_tool(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(JsonSchemaError) as raised:
+        read(tools=tools(TIME, {"name": "bad", "parameters": parameters}))
+    assert raised.value.param == "tools[1].function.parameters"
+    assert said in raised.value.message

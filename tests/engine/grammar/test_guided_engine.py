@@ -175,7 +175,7 @@ def test_overlapping_steps_wait_for_the_ids_that_a_grammar_needs(make_demo_engin
 
 # --- reasoning budget ---------------------------------------------------------------------------------------------
 
-END = tuple(TOKENIZER.encode("</think>").ids)
+(END,) = TOKENIZER.encode("!").ids
 
 
 def think(budget: int, request_id: int = 0, grammar: str | None = None, **options: object) -> AddRequest:
@@ -194,7 +194,7 @@ def test_the_end_of_reasoning_is_forced(
     plain = run(engine, guided(add_request(PROMPT, max_tokens=60, seed=0, ignore_eos=True), None))
     ids = run(engine, think(max_tokens, ignore_eos=True)).token_ids[0, 0]
     assert ids[:max_tokens] == plain.token_ids[0, 0][:max_tokens]
-    assert tuple(ids[max_tokens : max_tokens + len(END)]) == END
+    assert ids[max_tokens] == END
     assert len(ids) == 60
 
 
@@ -213,7 +213,7 @@ class Repeat:
 
 def test_drafts_across_the_budget_change_nothing(make_demo_engine: Callable[..., Engine]) -> None:
     schema = {**JSON_SCHEMAS["person"], "x-guidance": {"whitespace_flexible": False}}
-    grammar = f'start: THOUGHT answer\nTHOUGHT: /[^<]*/ "</think>"\nanswer: %json {json.dumps(schema)}'
+    grammar = f"start: THOUGHT answer\nTHOUGHT: /[^!]*!/\nanswer: %json {json.dumps(schema)}"
     adds = [think(3 + 2 * i, i, grammar if i % 2 else None, max_tokens=90, temperature=float(i > 3)) for i in range(8)]
     engine = make_demo_engine()
     engine._speculator = None
@@ -223,6 +223,6 @@ def test_drafts_across_the_budget_change_nothing(make_demo_engine: Callable[...,
     assert run(engine, *adds).token_ids == expected.token_ids
     assert engine.num_steps - num_steps < num_steps
     for i in (1, 3, 5, 7):
-        thought, _, answer = expected.text(i).partition("</think>")
+        thought, _, answer = expected.text(i).partition("!")
         assert len(TOKENIZER.encode(thought).ids) <= 90
         jsonschema.validate(json.loads(answer), JSON_SCHEMAS["person"])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.parsers import json_calls, lark, reasoning
-from server.parsers.parser import Tool
+from server.parsers.parser import AnswerRules, Mark, Tool
 from server.parsers.reasoning import Block, ReasoningFormat
 from tests.server.parsers.call_formats import WAYS, Call
 from tests.tokenizers_for_tests import CHATML_SPECIAL, byte_level
@@ -51,7 +51,7 @@ def vocabulary(kind: str) -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer(backend(kind).to_str())
 
 
-def marker_of(kind: str) -> lark.Mark:
+def marker_of(kind: str) -> Mark:
     def mark(marker: str) -> str:
         token_id = backend(kind).token_to_id(marker)
         return lark.literal(marker) if token_id is None else f"<[{token_id}]>"
@@ -83,11 +83,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @cache
 def grammar_of(way: str, kind: str, is_required: bool, allows_many: bool, schema: str | None) -> str:
     grammar = FORMATS[WAYS[way].format].grammar(
-        TOOLS,
-        content="data" if schema else None,
-        is_required=is_required,
-        allows_many=allows_many,
-        mark=marker_of(kind),
+        AnswerRules(TOOLS, marker_of(kind), "data" if schema else None, is_required, allows_many)
     )
     return f"start: answer\n{grammar}" + (f"data: {lark.json_value(json.loads(schema))}\n" if schema else "")
 
@@ -219,9 +215,8 @@ def test_reasoning_before_an_answer(kind: str, format: ReasoningFormat) -> None:
 
 def test_reasoning_before_calls(kind: str) -> None:
     for is_required in (True, False):
-        grammar = "start: reasoning answer\n" + json_calls.HERMES.grammar(
-            TOOLS, content=None, is_required=is_required, allows_many=True, mark=marker_of(kind)
-        )
+        wanted = AnswerRules(TOOLS, marker_of(kind), is_required=is_required)
+        grammar = "start: reasoning answer\n" + json_calls.HERMES.grammar(wanted)
         grammar += reasoning.THINK.grammar(Block.OPEN, marker_of(kind))
         call = WAYS["hermes"].write(GOOD[:1])
         assert accepts(kind, grammar, f"Hm <b>\n</think>\n\n{call}")

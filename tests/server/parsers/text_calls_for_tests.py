@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from server.parsers.harmony import HARMONY
-from server.parsers.parser import Kind, OutputParser, Piece, Tool, ToolFormat
+from server.parsers.parser import AnswerRules, Kind, OutputParser, Piece, Tool, ToolFormat
 from server.parsers.pythonic_calls import PYTHONIC
 from server.parsers.xml_calls import GLM, QWEN3_CODER
 from tests.tokenizers_for_tests import byte_level
@@ -234,11 +234,7 @@ def matcher(
         return json.dumps(marker) if token_id is None else f"<[{token_id}]>"
 
     rules = format.grammar(
-        [tool for tool in TOOLS if tool.name in tools],
-        content=content,
-        is_required=is_required,
-        allows_many=allows_many,
-        mark=mark,
+        AnswerRules([tool for tool in TOOLS if tool.name in tools], mark, content, is_required, allows_many)
     )
     rules += f'{content}: %json {{"type": "boolean"}}\n' if content else ""
     made = LLMatcher(vocabulary_of_matcher, f"start: answer\n{rules}")
