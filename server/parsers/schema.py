@@ -85,8 +85,8 @@ def _guided(schema: Any, may_close: bool) -> Any:
     }
     if schema.get("format") in ("date", "date-time"):
         guided.setdefault("pattern", _REAL_DAY)
-    is_open = members is None or bool(_OPEN & schema.keys())
-    if may_close and not is_open and all(name in members for name in schema.get("required", ())):
+    can_close = may_close and not _OPEN & schema.keys()
+    if can_close and members is not None and all(name in members for name in schema.get("required", ())):
         guided["additionalProperties"] = False
     return guided
 
