@@ -6,7 +6,7 @@
 #   make lint       format, lint and type checks
 #   make bench      Weft beside the peers that are installed, or the server at URL=           (ARGS=)
 #                   BENCH=long_prompt: what running streams feel while a long prompt is prefilled, at URL=
-#   make clean      remove caches and build products; `make distclean` removes .venv, too
+#   make clean      remove caches and build products; `make distclean` removes .venv and .venv-clients, too
 #
 # TORCH= chooses the build of torch, PYTHON= the interpreter (3.11 or newer) that .venv is made with.
 
@@ -28,18 +28,21 @@ TORCH ?= torch==2.13.0
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Third-party clients that the tests run: one of them needs an older SDK than the tests themselves.
+CLIENTS := .venv-clients
 IS_GOOD := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$python -c '$(IS_GOOD)' >/dev/null 2>&1 && { echo $$python; break; }; done)
 
-PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := $(BIN)/python -m pip install
 # pip shows its bars on a terminal; in a log it keeps quiet.
 QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 
 serve: $(VENV)/.installed
 	@$(BIN)/weft serve $(MODEL) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-test: $(VENV)/.installed-test
+test: $(VENV)/.installed-test $(CLIENTS)/.installed
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.installed-test
@@ -59,7 +62,7 @@ clean:
 	find server engine tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(CLIENTS)
 
 # What is compiled at installation.
 SOURCES := pyproject.toml $(wildcard engine/native/*.[ch])
@@ -86,3 +89,10 @@ $(VENV)/.installed-test: $(SOURCES) $(VENV)/.torch
 	@echo 'Installing Weft, what it needs and what its tests need: about a minute, once'
 	@$(PIP) --quiet --editable '.[test]'
 	@touch $(VENV)/.installed $@
+
+# Of the interpreter of $(VENV), which has been found good.
+$(CLIENTS)/.installed: tests/clients/requirements.txt | $(VENV)/.torch
+	@echo 'Installing the clients that the tests run into $(CLIENTS): a minute or two, once'
+	@$(BIN)/python -m venv --clear $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	@touch $@

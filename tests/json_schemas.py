@@ -134,7 +134,9 @@ _OBJECTS: dict[str, Schema] = {
     "nested": _object({"outer": _object({"inner": _object({"value": _integer(0, 9)})})}),
     "nested persons": _object({"mother": _PERSON, "father": _PERSON}),
     "object with arrays": _object({"tags": _array(_text(5)), "scores": _array(_integer(0, 100), 1, 3)}),
-    "nullable members": _object({"a": {"anyOf": [_text(4), {"type": "null"}]}, "b": {"type": ["integer", "null"]}}),
+    "nullable members": _object(
+        {"a": {"anyOf": [_text(4), {"type": "null"}]}, "b": {"type": ["integer", "null"], "minimum": 0, "maximum": 99}}
+    ),
     "names to escape": _object({'a "b"': {"type": "boolean"}, "c\\d": {"type": "null"}, "é": _WORD}),
     "name with space": _object({"first name": _text(5), "last-name": _text(5)}),
     "names by pattern": {

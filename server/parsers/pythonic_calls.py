@@ -198,21 +198,21 @@ class Pythonic:
         rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}\n")
         for i, tool in enumerate(tools):
             rules.append(f"call_{i}: {lark.literal(f'{tool.name}(')} arguments_{i}\n")
-            rules.append(_arguments(f"arguments_{i}", tool.parameters))
+            rules.append(_arguments(f"arguments_{i}", tool))
         return "".join(rules) + _SINGLE_QUOTED
 
 
 _SINGLE_QUOTED = r"""SINGLE_QUOTED: /'([^'\\\x00-\x1f\x7f]|\\['"\\nrt])*'/""" + "\n"
 
 
-def _arguments(rule: str, schema: dict[str, Any]) -> str:
+def _arguments(rule: str, tool: Tool) -> str:
     """Define the rule: keywords and the bracket behind them, and one more rule for what may follow each keyword."""
-    properties = schema.get("properties") or {}
-    required = schema.get("required") or ()
+    properties = tool.parameters.get("properties") or {}
+    required = tool.parameters.get("required") or ()
     lines: list[str] = []
     firsts: list[str] = []
     for i, (key, value) in enumerate(properties.items()):
-        keyword = f"{lark.literal(f'{key}=')} {_value(value, schema)}"
+        keyword = f"{lark.literal(f'{key}=')} {_value(value, tool)}"
         firsts.append(f"{rule}_{i} {rule}_from_{i + 1}")
         lines.append(f"{rule}_{i}: {keyword}\n")
         lines.append(f'{rule}_from_{i}: (", " {rule}_{i}){"" if key in required else "?"} {rule}_from_{i + 1}\n')
@@ -222,10 +222,12 @@ def _arguments(rule: str, schema: dict[str, Any]) -> str:
     return f"{rule}: {' | '.join(firsts)}\n" + "".join(lines)
 
 
-def _value(schema: Any, root: dict[str, Any]) -> str:
+def _value(schema: Any, tool: Tool) -> str:
     """The literals of a schema: JSON, the words that Python spells otherwise, and strings with the other quote."""
+    root = tool.parameters
     resolved = resolve(schema, root)
-    options = [lark.json_value(with_definitions(schema if isinstance(schema, dict) else {}, root))]
+    whole = with_definitions(schema if isinstance(schema, dict) else {}, root)
+    options = [lark.json_value(whole, is_lenient=not tool.is_strict)]
     values = resolved.get("enum", [resolved["const"]] if "const" in resolved else None)
     if values is not None:
         options += [lark.literal(repr(value)) for value in values if isinstance(value, str | bool) or value is None]

@@ -15,6 +15,10 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _SINGLE = frozenset({"items", "additionalProperties", "contains"})
 _BRANCHES = frozenset({"anyOf", "oneOf", "prefixItems"})
 _OPEN = _BRANCHES | {"additionalProperties", "patternProperties", "$ref", "if", "unevaluatedProperties"}
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_REAL_DAY = f"^(?:{_YEAR}-(?:02-(?:[01].|2[0-8])|(?:0[13-9]|1[0-2])-..)|{_LEAP_YEAR}-02-29)"
+"""Besides the format, which knows how long a month is: no year 0, no 29 February but in leap years."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "type": (str, list),
     "enum": (list,),
@@ -79,6 +83,8 @@ def _guided(schema: Any, may_close: bool) -> Any:
         for key, value in schema.items()
         if key not in _ANNOTATIONS
     }
+    if schema.get("format") in ("date", "date-time"):
+        guided.setdefault("pattern", _REAL_DAY)
     declares_all = members is not None and all(name in members for name in schema.get("required", ()))
     if may_close and declares_all and not _OPEN & schema.keys():
         guided["additionalProperties"] = False

@@ -161,7 +161,7 @@ class XmlFormat:
         for key, schema in (tool.parameters.get("properties") or {}).items():
             head = self._spell(f"\n{tags.before_key}{key}{tags.after_key}\n{tags.before_value}", mark)
             is_optional = key not in (tool.parameters.get("required") or ())
-            parts.append(f"({head} {self._value(schema, tool.parameters, mark)}){'?' if is_optional else ''}")
+            parts.append(f"({head} {self._value(schema, tool, mark)}){'?' if is_optional else ''}")
         return " ".join([*parts, self._spell("".join(f"\n{end}" for end in tags.ends), mark)])
 
     def _spell(self, text: str, mark: Mark) -> str:
@@ -169,8 +169,9 @@ class XmlFormat:
         lines = (lark.spell(line, self.markers, mark) for line in text.split("\n"))
         return f" {self.line_break} ".join(lines)
 
-    def _value(self, schema: Any, root: dict[str, Any], mark: Mark) -> str:
+    def _value(self, schema: Any, tool: Tool, mark: Mark) -> str:
         """A value and its end tag."""
+        root = tool.parameters
         end = lark.spell(self.tags.value_end, self.markers, mark)
         resolved = resolve(schema, root)
         if "enum" in resolved or "const" in resolved:
@@ -182,7 +183,7 @@ class XmlFormat:
         types = types_of(schema, root)
         if not types or "string" in types:
             return "text"
-        return f"{lark.json_value(with_definitions(schema, root))} {end}"
+        return f"{lark.json_value(with_definitions(schema, root), is_lenient=not tool.is_strict)} {end}"
 
 
 QWEN3_CODER = XmlFormat(

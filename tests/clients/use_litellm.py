@@ -1,9 +1,14 @@
 """LiteLLM against a live server: python use_litellm.py BASE_URL MODEL."""
 
 import json
+import os
 import sys
 
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it downloads its list of prices when it is imported
+
 import litellm
+
+litellm.suppress_debug_info = True
 
 WHERE = {"model": f"openai/{sys.argv[2]}", "api_base": f"{sys.argv[1]}/v1", "api_key": "none", "max_tokens": 200}
 HELLO = [{"role": "user", "content": "Hello"}]

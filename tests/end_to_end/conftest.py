@@ -70,7 +70,7 @@ def _command(pid: str) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def _serving(log: pathlib.Path, *arguments: str, ready: bool = True, **environment: str) -> Iterator[LiveServer]:
+def serving(log: pathlib.Path, *arguments: str, ready: bool = True, **environment: str) -> Iterator[LiveServer]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -111,7 +111,7 @@ def serve(tmp_path: pathlib.Path) -> Iterator[Serve]:
 
         def start(*arguments: str, ready: bool = True, **environment: str) -> LiveServer:
             log = tmp_path / f"server-{next(count)}.log"
-            return stack.enter_context(_serving(log, *arguments, ready=ready, **environment))
+            return stack.enter_context(serving(log, *arguments, ready=ready, **environment))
 
         yield start
 
@@ -120,5 +120,5 @@ def serve(tmp_path: pathlib.Path) -> Iterator[Serve]:
 def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """The demo model in float32, shared by all tests that leave it as they found it."""
     log = tmp_path_factory.mktemp("live") / "server.log"
-    with _serving(log, "--dtype", "float32") as server:
+    with serving(log, "--dtype", "float32") as server:
         yield server

@@ -82,6 +82,14 @@ def test_a_custom_tool_is_a_function_of_one_text() -> None:
     assert use is not None
     assert use.custom_names == {"sql"}
     assert use.tools[0].parameters["properties"] == {"input": {"type": "string", "pattern": "^(?:a+)$"}}
+    assert [tool.is_strict for tool in use.tools] == [True, False]
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_only_a_strict_function_is_taken_literally(strict: bool | None) -> None:
+    use = read(tools=tools({**TIME, "strict": strict}))
+    assert use is not None
+    assert use.tools[0].is_strict is (strict is True)
 
 
 @pytest.mark.parametrize(

@@ -238,3 +238,32 @@ def test_literals(text: str) -> None:
     """Whatever the text, the literal is it and nothing else."""
     assert accepts("demo", f"start: {lark.literal(text)}", text)
     assert not accepts("demo", f"start: {lark.literal(text)}", text + "a")
+
+
+@pytest.mark.parametrize("text", ["2024-02-29", "2000-02-29", "2023-02-28", "0001-01-31", "9999-12-31", "2023-04-30"])
+@pytest.mark.parametrize(("name", "rest"), [("date", ""), ("date-time", "T23:59:59Z")])
+def test_days_of_the_calendar(name: str, rest: str, text: str) -> None:
+    schema = {"items": {"type": "string", "format": name}, "maxItems": 1}
+    assert accepts("demo", f"start: {lark.json_value(schema)}", f'["{text}{rest}"]')
+
+
+@pytest.mark.parametrize("text", ["0000-01-01", "2023-02-29", "1900-02-29", "2024-02-30", "2023-04-31", "2023-13-01"])
+@pytest.mark.parametrize(("name", "rest"), [("date", ""), ("date-time", "T23:59:59Z")])
+def test_days_that_never_were_are_refused(name: str, rest: str, text: str) -> None:
+    """Python and with it Pydantic know no year 0 and no 29 February 2023, which RFC 3339's syntax allows."""
+    schema = {"items": {"type": "string", "format": name}, "maxItems": 1}
+    assert not accepts("demo", f"start: {lark.json_value(schema)}", f'["{text}{rest}"]')
+
+
+def test_arguments_are_held_to_their_schema_as_answers_are() -> None:
+    """The arguments of a tool were left open: a model could write members that were never declared, without end."""
+    tool = Tool("f", {"properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    grammar = f"start: {lark.arguments(tool)}"
+    assert accepts("demo", grammar, '{"a": 1}')
+    assert not accepts("demo", grammar, '{"a": 1, "b": 2}')
+
+
+def test_what_cannot_be_enforced_is_left_out_unless_the_tool_is_strict() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    assert '"lenient": true' in lark.arguments(Tool("f", parameters))
+    assert "lenient" not in lark.arguments(Tool("f", parameters, is_strict=True))
