@@ -1,5 +1,6 @@
 """A model that thinks: the demo model behind a template that knows thinking, so what it thinks is anything."""
 
+import json
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from tests.engine.grammar.demo import DEMO_MODEL
 
 ASK: Any = [{"role": "user", "content": "Tell me something"}]
 YES_OR_NO: Any = {"structured_outputs": {"choice": ["yes", "no"]}}
-NUM_END_TOKENS = 12
-"""At most so many tokens does this vocabulary take for `</think>` and what surrounds it."""
+NUM_AROUND = 8
+"""Tokens that count as reasoning besides those that it may take: its markers, newlines around them, the rest of a character."""
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +24,24 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     folder = tmp_path_factory.mktemp("thinking")
     checkpoint = pathlib.Path(shutil.copytree(DEMO_MODEL, folder / "thinker"))
     (checkpoint / "chat_template.jinja").write_text(QWEN3)
+    give_thinking_tokens(checkpoint / "tokenizer.json")
     with (
         serving(folder / "server.log", str(checkpoint), "--dtype", "float32") as server,
         openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as sdk,
     ):
         yield sdk
+
+
+def give_thinking_tokens(file: pathlib.Path) -> None:
+    """Let the markers be single tokens, in the places of the last ones that were learned."""
+    tokenizer = json.loads(file.read_text())
+    vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    for marker, old in zip(("<think>", "</think>"), sorted(vocab, key=vocab.get)[-2:], strict=True):
+        token_id = vocab[marker] = vocab.pop(old)
+        merges[:] = [merge for merge in merges if "".join(merge).replace(" ", "") != old]
+        kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+        tokenizer["added_tokens"].append({"id": token_id, "content": marker, **kind})
+    file.write_text(json.dumps(tokenizer))
 
 
 def settings(client: openai.OpenAI, extra: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -77,7 +91,7 @@ def test_a_budget_ends_the_thinking_and_the_answer_follows(client: openai.OpenAI
     assert bool(thought) == (budget > 0)
     assert said in ("yes", "no")
     assert reason == "stop"
-    assert budget <= spent <= budget + NUM_END_TOKENS
+    assert budget <= spent <= budget + NUM_AROUND
     assert streamed(client, body) == (thought, said, reason, spent)
 
 
