@@ -187,6 +187,7 @@ class Answer:
                 [token for delta in of_choice for token in delta.tokens],
                 of_choice[-1].finish_reason,
                 of_choice[-1].stop_reason,
+                of_choice[-1].num_content,
             )
             for of_choice in parts
         ]

@@ -42,8 +42,17 @@ class StopMatcher(TextScanner, Protocol):
         """The stop string that was found; None so far."""
         ...
 
+    @property
+    def num_content(self) -> int | None:
+        """Characters of content that stay after a match, where the text is not all content; None: all of the text."""
+        ...
+
     def feed(self, text: str) -> str:
         """Take text; return what cannot be part of a stop string. After a match, nothing more comes."""
+        ...
+
+    def pass_over(self, text: str) -> str:
+        """Take text that is not to be searched, before any that is; return it."""
         ...
 
 
@@ -73,12 +82,14 @@ class Delta(NamedTuple):
         tokens: Tokens in order; empty unless tracked.
         finish_reason: None while the choice goes on; the delta that carries one is the last.
         stop_reason: The stop string or requested stop token id behind FinishReason.STOP.
+        num_content: Characters of content that the whole choice keeps, where a stop string cut it; None: all.
     """
 
     text: str
     tokens: list[Token]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    num_content: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +179,7 @@ class ChoiceStream:
             part = Part.END if is_stop_token and not piece else Part.TEXT
             self._pending.append((end, Token(token_id, start, logprobs, part)))
         if self.num_output_tokens <= self._options.min_tokens:
-            return piece
+            return self._stops.pass_over(piece) if self._stops is not None and piece else piece
         return self._through_stops(piece)
 
     def _advance(self, piece: str) -> str:
@@ -192,11 +203,14 @@ class ChoiceStream:
         if self._stops is not None and self._stops.matched is not None:
             finish_reason, stop_reason = FinishReason.STOP, self._stops.matched
             self._num_released += len(text)
-            return Delta(text, self._cut_tokens(), finish_reason, stop_reason)
+            return Delta(text, self._cut_tokens(), finish_reason, stop_reason, self._stops.num_content)
         if self._stops is not None:
             text += self._stops.finish()
+            if self._stops.matched is not None:  # in what came to light at the end
+                finish_reason, stop_reason = FinishReason.STOP, self._stops.matched
         self._num_released += len(text)
-        return Delta(text, [token for _, token in self._pending], finish_reason, stop_reason)
+        num_content = self._stops.num_content if self._stops is not None else None
+        return Delta(text, [token for _, token in self._pending], finish_reason, stop_reason, num_content)
 
     def _cut_tokens(self) -> list[Token]:
         """Mark the tokens whose text was cut away altogether."""

@@ -52,6 +52,8 @@ class ParsedChoice:
         """Nothing is fed yet."""
         self._parser = parser
         self._num_fed = 0
+        self._num_content = 0
+        self._is_cut = False  # by a stop string
         self._undecided: list[Token] = []  # whose text the parser still holds
         self.num_reasoning_tokens = 0
         self.num_calls = 0
@@ -66,17 +68,31 @@ class ParsedChoice:
         content_tokens: list[Token] = []
         for token, text in self._slices(delta.text, delta.tokens):
             before = self._parser.region
-            new = self._parser.feed(text) if text else []
+            new = self._kept(self._parser.feed(text) if text else [], delta.num_content)
             pieces += new
             if token is not None:
                 self._undecided.append(token)
                 content_tokens += self._decide({before, self._parser.region}, new)
         if delta.finish_reason is not None:
-            rest = self._parser.finish()
+            rest = self._kept(self._parser.finish(), delta.num_content)
             pieces += rest
             content_tokens += self._decide({self._parser.region}, rest)
         self.num_calls += sum(piece.kind is Kind.CALL for piece in pieces)
         return joined(pieces), content_tokens
+
+    def _kept(self, pieces: Sequence[Piece], num_content: int | None) -> list[Piece]:
+        """Leave out what lies behind so many characters of content."""
+        kept: list[Piece] = []
+        for piece in pieces:
+            if piece.kind is Kind.CONTENT:
+                end = None if num_content is None else num_content - self._num_content
+                self._is_cut = self._is_cut or (end is not None and len(piece.text) > end)
+                piece = Piece(Kind.CONTENT, piece.text[:end])
+                self._num_content += len(piece.text)
+                kept += [piece] if piece.text else []
+            elif not self._is_cut:
+                kept.append(piece)
+        return kept
 
     def _decide(self, regions: set[Kind], pieces: Sequence[Piece]) -> list[Token]:
         """Tell what the tokens so far were spent on, as far as that is certain; return those of content."""

@@ -16,10 +16,12 @@ from starlette.responses import Response
 from engine.protocol import EngineInfo
 from server.answer import Answer, Order, Prompt
 from server.beam_search import BeamSearchClient
-from server.choice_stream import ChoiceStream, Delta, TextOptions
+from server.choice_stream import ChoiceStream, Delta, StopMatcher, TextOptions
+from server.content_stops import ContentStops
 from server.context import ServerContext
 from server.errors import ContextLengthError, InvalidRequestError
 from server.metrics import RequestTimer
+from server.parsers.parser import OutputParser
 from server.schemas.common import GenerationBody
 from server.sse import EventStream
 from server.stop_strings import StopStrings
@@ -113,12 +115,26 @@ async def open_answer(
     *,
     skip_special_tokens: bool,
     kept_ids: Set[int] = frozenset(),
+    new_parser: Callable[[], OutputParser] | None = None,
 ) -> Answer:
-    """Have an order accepted. Whoever gets the answer closes it. `kept_ids` stay in the text, whatever they are."""
+    """Have an order accepted. Whoever gets the answer closes it.
+
+    Args:
+        context: The app's.
+        request: The client's.
+        order: What to ask of the engine.
+        text_options: How output becomes text.
+        stops: Stop strings.
+        skip_special_tokens: Leave control tokens out of the text.
+        kept_ids: But not these.
+        new_parser: Tells what of the text is content, which alone is searched for stop strings; None: all of it is.
+    """
 
     def choice() -> ChoiceStream:
         detokenizer = context.tokenizer.detokenizer(skip_special_tokens, kept_ids)
-        matcher = StopStrings(stops, text_options.include_stop) if stops else None
+        matcher: StopMatcher | None = StopStrings(stops, text_options.include_stop) if stops else None
+        if matcher is not None and new_parser is not None:
+            matcher = ContentStops(new_parser(), matcher)
         return ChoiceStream(detokenizer, matcher, text_options)
 
     choices = [choice() for _ in range(len(order.prompts) * order.num_choices)]

@@ -5,8 +5,8 @@ stop string, never more. Invariant: for every way to cut the same text into piec
 are those of the whole text at once. The match that ends first wins, as it would character by character; of those
 that end together, the longest, which begins first.
 
-Text that must not stop (of the first `min_tokens` tokens) is not fed: it goes past this object, and a stop string is
-then found only if it lies behind it altogether.
+Text that must not stop (of the first `min_tokens` tokens) is passed over: a stop string is then found only if it lies
+behind it altogether.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,15 @@ class StopStrings:
         self._include = include
         self._held = ""
         self.matched: str | None = None
+
+    @property
+    def num_content(self) -> int | None:
+        """Nothing is cut but what `feed` does not return."""
+        return None
+
+    def pass_over(self, text: str) -> str:
+        """Return text that must not stop."""
+        return text
 
     def feed(self, text: str) -> str:
         """Take the next piece; return what cannot be part of a stop string. After a match, nothing more comes."""

@@ -96,6 +96,7 @@ async def create_chat_completion(
             stops,
             skip_special_tokens=body.skip_special_tokens is not False,
             kept_ids=plan.kept_ids,
+            new_parser=plan.reading.new_parser if plan.reading else None,
         )
     envelope = new_envelope("chatcmpl", model, system_fingerprint(info), tier_used(body.service_tier))
     renderer = ChatRenderer(answer, envelope, options, context.tokenizer, plan.reading)

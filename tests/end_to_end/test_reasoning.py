@@ -16,7 +16,7 @@ from tests.engine.grammar.demo import DEMO_MODEL
 ASK: Any = [{"role": "user", "content": "Tell me something"}]
 YES_OR_NO: Any = {"structured_outputs": {"choice": ["yes", "no"]}}
 NUM_AROUND = 8
-"""Tokens that count as reasoning besides those that it may take: its markers, newlines around them, the rest of a character."""
+"""Tokens that count as reasoning besides those that it may take: markers, newlines, the rest of a character."""
 
 
 @pytest.fixture(scope="module")
