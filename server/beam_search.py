@@ -52,6 +52,12 @@ def beam_options(body: GenerationBody) -> BeamOptions | None:
             raise InvalidRequestError(f"{name} cannot be used with use_beam_search, got {shown(value)}", param=name)
     if body.n is not None and body.n > MAX_BEAMS:
         raise InvalidRequestError(f"n must be at most {MAX_BEAMS} with use_beam_search, got {body.n}", param="n")
+    caching = body.prompt_cache_options
+    if caching is not None and caching.mode == "explicit":
+        raise InvalidRequestError(  # every step of every beam would compute the prompt again
+            "prompt_cache_options.mode must be 'implicit' with use_beam_search, got 'explicit'",
+            param="prompt_cache_options.mode",
+        )
     length_penalty = 1.0 if body.length_penalty is None else body.length_penalty
     if not -10.0 <= length_penalty <= 10.0:
         raise InvalidRequestError(

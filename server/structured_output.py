@@ -94,7 +94,7 @@ def _fields(
     if json is not None:
         yield _json(_object(json, f"{at}json"), f"{at}json")
     if regex is not None:
-        yield Structure({"lark_grammar": f"start: /{_in_slashes(regex)}/"}, f"{at}regex")
+        yield Structure({"lark_grammar": f"start: {lark.regex(regex)}"}, f"{at}regex")
     if choice is not None:
         if not 1 <= len(choice) <= MAX_CHOICES:
             message = f"{at}choice must hold 1 to {MAX_CHOICES} texts, got {len(choice)}"
@@ -160,9 +160,3 @@ def _object(given: str | dict[str, Any], param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{param} must be a JSON object, got {shown(given)}", param=param)
     return value
-
-
-def _in_slashes(regex: str) -> str:
-    r"""A regex as it stands between slashes in Lark: a slash that is not escaped becomes \/."""
-    parts = regex.split("\\\\")  # what follows an escaped backslash is not escaped itself
-    return "\\\\".join(part.replace("\\/", "/").replace("/", "\\/") for part in parts).replace("\n", "\\n")

@@ -38,14 +38,35 @@ def spell(text: str, markers: Sequence[str], mark: Mark) -> str:
     return literal(text) if text else ""
 
 
-def text_without(texts: Sequence[str], not_first: str = "") -> str:
+def regex(pattern: str) -> str:
+    r"""A regex as it stands in Lark, where a slash ends it: one that is not escaped becomes \/."""
+    parts = pattern.split("\\\\")  # what follows an escaped backslash is not escaped itself
+    escaped = "\\\\".join(part.replace("\\/", "/").replace("/", "\\/") for part in parts)
+    return f"/{escaped}/".replace("\n", "\\n")
+
+
+def string_of(schema: dict[str, Any]) -> str | None:
+    """The expression of a terminal: what pattern and lengths of a JSON schema leave of a string; None: everything."""
+    parts = []
+    if isinstance(pattern := schema.get("pattern"), str):
+        has_end = pattern.endswith("$") and not pattern.endswith("\\$")
+        inner = pattern.removeprefix("^")[: -1 if has_end else None]
+        head, tail = ("" if pattern.startswith("^") else "(?s:.*)"), ("" if has_end else "(?s:.*)")
+        parts.append(regex(f"{head}(?:{inner}){tail}"))
+    if "minLength" in schema or "maxLength" in schema:
+        parts.append(f"/(?s:.){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}/")
+    return " & ".join(parts) or None
+
+
+def text_without(texts: Sequence[str], not_first: str = "", within: str | None = None) -> str:
     """The expression of a terminal: any text, also none, in which nothing of `texts` occurs.
 
     Args:
         texts: None is empty.
         not_first: The text does not begin with this, nor with white space and this; "" forbids nothing.
+        within: The expression of a terminal that the text is to be as well.
     """
-    parts = [_ANY_TEXT]
+    parts = [_ANY_TEXT, within] if within else [_ANY_TEXT]
     if texts:
         parts.append(f"~({_ANY_TEXT} ({' | '.join(map(literal, texts))}) {_ANY_TEXT})")
     if not_first:
@@ -53,7 +74,9 @@ def text_without(texts: Sequence[str], not_first: str = "") -> str:
     return " & ".join(parts)
 
 
-def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = (), not_first: str = "") -> str:
+def text_up_to(
+    rule: str, marker: str, mark: Mark, without: Sequence[str] = (), not_first: str = "", within: str | None = None
+) -> str:
     """Define the rule: any text up to the first `marker`, and that marker.
 
     Spelling the marker with other tokens than its own does not get past it: it is either the end, too, or refused.
@@ -64,6 +87,7 @@ def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = (), 
         mark: As it was given to the format.
         without: Further texts that may not occur, such as other markers.
         not_first: See `text_without`.
+        within: See `text_without`.
 
     Returns:
         Two lines.
@@ -71,9 +95,8 @@ def text_up_to(rule: str, marker: str, mark: Mark, without: Sequence[str] = (), 
     marked = mark(marker)
     lazy = "[lazy]" if marked.startswith('"') else ""
     text = f"{rule.upper()}_TEXT"
-    return (
-        f"{rule}{lazy}: {text} {marked}\n{text}: {text_without(tuple(dict.fromkeys((marker, *without))), not_first)}\n"
-    )
+    expression = text_without(tuple(dict.fromkeys((marker, *without))), not_first, within)
+    return f"{rule}{lazy}: {text} {marked}\n{text}: {expression}\n"
 
 
 def json_value(schema: dict[str, Any], *, is_lenient: bool = False) -> str:

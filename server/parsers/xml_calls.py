@@ -138,7 +138,7 @@ class XmlFormat:
         return _XmlParser(tools, self.tags)
 
     def grammar(self, wanted: AnswerRules) -> str:
-        """As `ToolFormat` says; parameters come in the order of the schema, a string is any text up to its end tag."""
+        """As `ToolFormat` says; parameters come in the order of the schema, a string is text up to its end tag."""
         tools, mark, content, is_required = wanted.tools, wanted.mark, wanted.content, wanted.is_required
         opening, *others = self.tags.openings
         calls = f"call (BREAKS? {mark(opening)} call)*" if wanted.allows_many else "call"
@@ -151,18 +151,25 @@ class XmlFormat:
         rules.append(lark.text_up_to("text", self.tags.value_end, mark, (self.tags.after_value,)))
         rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}\n")
         for i, tool in enumerate(tools):
-            rules.append(f"call_{i}: {self._call(tool, mark)}\n")
+            rules += self._call(f"call_{i}", tool, mark)
         return "".join(rules)
 
-    def _call(self, tool: Tool, mark: Mark) -> str:
-        """What is behind the opening of a call."""
+    def _call(self, rule: str, tool: Tool, mark: Mark) -> list[str]:
+        """The rule of what is behind the opening of a call, and those that it needs."""
         tags = self.tags
         parts = [self._spell(("\n" if tags.before_name else "") + tags.before_name + tool.name + tags.after_name, mark)]
-        for key, schema in (tool.parameters.get("properties") or {}).items():
+        rules = []
+        for i, (key, schema) in enumerate((tool.parameters.get("properties") or {}).items()):
             head = self._spell(f"\n{tags.before_key}{key}{tags.after_key}\n{tags.before_value}", mark)
             is_optional = key not in (tool.parameters.get("required") or ())
-            parts.append(f"({head} {self._value(schema, tool, mark)}){'?' if is_optional else ''}")
-        return " ".join([*parts, self._spell("".join(f"\n{end}" for end in tags.ends), mark)])
+            value = self._value(schema, tool, mark)
+            within = lark.string_of(resolve(schema, tool.parameters)) if value == "text" else None
+            if within:
+                value = f"{rule}_{i}"
+                rules.append(lark.text_up_to(value, tags.value_end, mark, (tags.after_value,), within=within))
+            parts.append(f"({head} {value}){'?' if is_optional else ''}")
+        parts.append(self._spell("".join(f"\n{end}" for end in tags.ends), mark))
+        return [f"{rule}: {' '.join(parts)}\n", *rules]
 
     def _spell(self, text: str, mark: Mark) -> str:
         """Text of the format, where a line break is the format's."""

@@ -123,3 +123,18 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, said: str) -
         read(**fields)
     assert raised.value.param == param
     assert said in raised.value.message
+
+
+def test_thousands_of_choices_are_one_terminal() -> None:
+    structure = read(guided_choice=[f"choice {i}" for i in range(4096)])
+    assert accepts(structure, "choice 4095")
+    assert not accepts(structure, "choice 4096")
+
+
+def test_gbnf_is_told_from_lark() -> None:
+    structure = read(guided_grammar='root ::= "yes" | "no"')
+    assert structure is not None
+    assert structure.grammar == {"gbnf": 'root ::= "yes" | "no"'}
+    structure = read(guided_grammar='start: "a ::= b"')
+    assert structure is not None
+    assert "lark_grammar" in structure.grammar

@@ -105,3 +105,36 @@ def test_a_chain_as_long_as_a_text_can_be_does_not_overflow_the_stack(compiler: 
     for text in (rules, json_grammar(json.loads(schema))):
         assert 80_000 < len(text) <= MAX_GRAMMAR_BYTES
         assert compiler.compile(text).exception(timeout=60) is None
+
+
+def test_gbnf_is_translated(compiler: GrammarCompiler, vocabulary: llguidance.LLTokenizer) -> None:
+    text = json.dumps({"grammars": [{"gbnf": 'root ::= answer "!"\nanswer ::= "yes" | "no"'}]})
+    matcher = compiler.compile(text).result(timeout=30).copy()
+    for token_id in vocabulary.tokenize_str("no!"):
+        assert matcher.accept(token_id) is None
+    assert matcher.is_stopped
+
+
+def test_gbnf_that_is_none_is_a_fault(compiler: GrammarCompiler) -> None:
+    error = compiler.compile(json.dumps({"grammars": [{"gbnf": "root ::= ("}]})).exception(timeout=30)
+    assert isinstance(error, GrammarError)
+    assert str(error).startswith("the grammar cannot be used: ")
+
+
+def test_what_was_cancelled_is_compiled_again(vocabulary: llguidance.LLTokenizer) -> None:
+    busy, gate = threading.Event(), threading.Event()
+
+    def load() -> llguidance.LLTokenizer:
+        busy.set()
+        assert gate.wait(30)
+        return vocabulary
+
+    compiler = GrammarCompiler(load)
+    for text in ("start: /a/", "start: /b/"):  # both threads
+        compiler.compile(text)
+    assert busy.wait(30)
+    waiting = compiler.compile("start: /c/")
+    assert waiting.cancel()
+    again = compiler.compile("start: /c/")
+    gate.set()
+    assert again.exception(timeout=30) is None

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from engine.engine import Engine, RejectedError
+from engine.grammar import pending as pending_module
 from engine.grammar.errors import GrammarError
 from engine.grammar.pending import PendingGrammars
 from engine.protocol import FinishReason, RejectReason
@@ -77,6 +78,8 @@ def test_faults_reject(compiler: SlowCompiler, caplog: pytest.LogCaptureFixture)
 def test_who_waits_too_long_is_rejected(compiler: SlowCompiler) -> None:
     engine = engine_with(compiler, limit_s=0.02)
     engine.add(0, guided(add_request([1]), "slow"))
+    time.sleep(0.03)  # behind the grammars of others, which is nobody's fault
+    compiler.futures["slow"].set_running_or_notify_cancel()
     assert faults(engine) == {}
     time.sleep(0.03)
     assert faults(engine) == {0: "the grammar could not be compiled within 0.02 s"}
@@ -126,3 +129,23 @@ def test_an_engine_without_grammars_rejects_them() -> None:
     with pytest.raises(RejectedError, match="follows no grammars") as caught:
         make_engine().engine.add(0, guided(add_request([1]), "any"))
     assert caught.value.reason is RejectReason.GRAMMAR
+
+
+def test_nobody_is_blamed_for_the_queue(compiler: SlowCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waited behind the grammars of others was told that its own could not be compiled, and not to try again."""
+    engine = engine_with(compiler)
+    engine.add(0, guided(add_request([1], request_id=0), "queued"))
+    monkeypatch.setattr(pending_module, "QUEUE_LIMIT_S", -1.0)
+    (compiled,) = engine.take_compiled()
+    assert compiled.reason is RejectReason.QUEUE_FULL
+    assert compiled.fault is not None and "try again" in compiled.fault
+
+
+def test_what_nobody_waits_for_is_not_compiled(compiler: SlowCompiler) -> None:
+    engine = engine_with(compiler)
+    for request_id in (0, 1):
+        engine.add(0, guided(add_request([1], request_id=request_id), "shared"))
+    engine.abort(0, 0)
+    assert not compiler.futures["shared"].cancelled()
+    engine.abort(0, 1)
+    assert compiler.futures["shared"].cancelled()

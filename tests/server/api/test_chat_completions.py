@@ -265,10 +265,13 @@ def test_long_bad_words_are_encoded_off_the_event_loop(site: Any) -> None:
     assert len(site.tokenizer.threads) == 2
 
 
-@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.ABORT])
+@pytest.mark.parametrize(
+    "reason", [FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.ABORT, FinishReason.DEAD_END]
+)
 def test_a_choice_that_the_engine_gives_up(site: Any, reason: FinishReason) -> None:
     expected = {
         FinishReason.ERROR: (500, "internal_error"),
+        FinishReason.DEAD_END: (400, "invalid_grammar"),
         FinishReason.TIMEOUT: (504, "request_timeout"),
         FinishReason.ABORT: (503, "engine_restarting"),
     }

@@ -1,8 +1,11 @@
-import pytest
+import json
 
-from server.parsers.parser import Kind, Tool
+import pytest
+from llguidance import LLMatcher
+
+from server.parsers.parser import AnswerRules, Kind, Tool
 from server.parsers.xml_calls import GLM, QWEN3_CODER, XmlFormat
-from tests.server.parsers.text_calls_for_tests import TOOLS, Said, parse
+from tests.server.parsers.text_calls_for_tests import TOOLS, Said, parse, tokenizer
 
 QWEN3_CODER_TEMPLATE = r"""
 {{- 'If you choose to call a function ONLY reply in the following format with NO suffix:\n\n<tool_call>\n' }}
@@ -133,3 +136,52 @@ def test_region_follows_the_text() -> None:
         parser.feed(text)
         regions.append(parser.region)
     assert regions == [Kind.CONTENT, *[Kind.CALL] * 3, Kind.CONTENT, Kind.CONTENT]
+
+
+BOUND = (
+    Tool(
+        "f",
+        {
+            "type": "object",
+            "properties": {
+                "a": {"type": "string", "pattern": "^[a-c]{3}$"},
+                "b": {"type": "string", "minLength": 2, "maxLength": 3},
+                "c": {"type": "string", "pattern": "x/", "maxLength": 4},
+            },
+        },
+    ),
+)
+
+
+@pytest.mark.parametrize("vocabulary", ["demo", "special"])
+@pytest.mark.parametrize("format", [QWEN3_CODER, GLM], ids=["qwen3_coder", "glm"])
+@pytest.mark.parametrize(
+    ("key", "value", "is_good"),
+    [
+        ("a", "abc", True),
+        ("a", "abcd", False),
+        ("a", "ab", False),
+        ("b", "ö\nx", True),
+        ("b", "x", False),
+        ("b", "xxxx", False),
+        ("c", "ax/b", True),
+        ("c", "ab", False),
+        ("c", "aax/b", False),
+    ],
+)
+def test_strings_keep_to_their_schema(format: XmlFormat, vocabulary: str, key: str, value: str, is_good: bool) -> None:
+    if format is GLM:
+        text = f"<tool_call>f\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+    else:
+        text = f"<tool_call>\n<function=f>\n<parameter={key}>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    backend, llguidance_vocabulary = tokenizer(vocabulary)
+
+    def mark(marker: str) -> str:
+        token_id = backend.token_to_id(marker)
+        return json.dumps(marker) if token_id is None else f"<[{token_id}]>"
+
+    grammar = f"start: answer\n{format.grammar(AnswerRules(BOUND, mark, is_required=True))}"
+    matcher = LLMatcher(llguidance_vocabulary, grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = backend.encode(text, add_special_tokens=False).ids
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == is_good
