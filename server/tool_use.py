@@ -5,7 +5,7 @@ A custom tool, whose input is text, is shown and called as a function with one s
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,8 @@ def tool_use(body: ChatCompletionBody) -> ToolUse | None:
         return None
     functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
     _check_names(functions, "tools")
-    names, is_required, is_one = _chosen(body.tool_choice, functions)
+    kinds = {function.name: tool.type for function, tool in zip(functions, body.tools, strict=True)}
+    names, is_required, is_one = _chosen(body.tool_choice, kinds)
     if not names:
         return None
     return ToolUse(
@@ -85,7 +86,7 @@ def tool_use(body: ChatCompletionBody) -> ToolUse | None:
         tools=[_tool(function) for function in functions if function.name in names],
         is_required=is_required,
         allows_many=body.parallel_tool_calls is not False and not is_one,
-        custom_names=frozenset(tool.custom.name for tool in body.tools if tool.custom is not None),
+        custom_names=frozenset(name for name, kind in kinds.items() if kind == "custom"),
     )
 
 
@@ -97,7 +98,7 @@ def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -
         return None
     callable_functions = functions
     if isinstance(body.function_call, NamedTool):
-        _check_declared(body.function_call.name, functions, "function_call.name")
+        _check_declared(body.function_call.name, [function.name for function in functions], "function_call.name")
         callable_functions = [function for function in functions if function.name == body.function_call.name]
     return ToolUse(
         shown=[_shown(function) for function in functions],
@@ -164,36 +165,32 @@ def _check_parameters(function: FunctionDefinition, at: str) -> None:
         raise JsonSchemaError(f"{at}: {error}", param=at) from None
 
 
-def _check_declared(name: str, functions: Sequence[FunctionDefinition], param: str) -> None:
-    names = [function.name for function in functions]
+def _check_declared(name: str, names: Sequence[str], param: str) -> None:
     if name not in names:
         raise InvalidRequestError(f"{param} must be one of {shown(names)}, got {shown(name)}", param=param)
 
 
-def _chosen(
-    choice: str | ToolChoiceObject | None, functions: Sequence[FunctionDefinition]
-) -> tuple[frozenset[str], bool, bool]:
-    """Names that may be called, whether one must be, whether it is one alone."""
-    every_name = frozenset(function.name for function in functions)
+def _chosen(choice: str | ToolChoiceObject | None, kinds: Mapping[str, str]) -> tuple[frozenset[str], bool, bool]:
+    """Names that may be called, whether one must be, whether it is one alone; kinds of tools go by their names."""
     if choice is None or isinstance(choice, str):
-        return (frozenset() if choice == "none" else every_name), choice == "required", False
+        return frozenset(() if choice == "none" else kinds), choice == "required", False
     if choice.type == "allowed_tools":
         if choice.allowed_tools is None or not choice.allowed_tools.tools:
             at = "tool_choice.allowed_tools.tools"
             raise InvalidRequestError(f"{at} must name at least one tool, got none", param=at)
         references = enumerate(choice.allowed_tools.tools)
-        names = [_name(each, functions, f"tool_choice.allowed_tools.tools[{i}]") for i, each in references]
+        names = [_name(each, kinds, f"tool_choice.allowed_tools.tools[{i}]") for i, each in references]
         return frozenset(names), choice.allowed_tools.mode == "required", False
-    return frozenset({_name(choice, functions, "tool_choice")}), True, True
+    return frozenset({_name(choice, kinds, "tool_choice")}), True, True
 
 
-def _name(reference: ToolReference | ToolChoiceObject, functions: Sequence[FunctionDefinition], at: str) -> str:
+def _name(reference: ToolReference | ToolChoiceObject, kinds: Mapping[str, str], at: str) -> str:
     """The name in a reference to a declared tool."""
     named = reference.function if reference.type == "function" else reference.custom
     at += f".{reference.type}"
     if named is None:
         raise InvalidRequestError(f"{at} is required", param=at)
-    _check_declared(named.name, functions, f"{at}.name")
+    _check_declared(named.name, [name for name, kind in kinds.items() if kind == reference.type], f"{at}.name")
     return named.name
 
 

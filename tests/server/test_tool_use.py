@@ -111,6 +111,11 @@ def test_only_a_strict_function_is_taken_literally(strict: bool | None) -> None:
         ),
         ({"tools": tools(TIME), "tool_choice": {"type": "function"}}, "tool_choice.function", "is required"),
         (
+            {"tools": tools(TIME), "tool_choice": {"type": "custom", "custom": {"name": "time"}}},
+            "tool_choice.custom.name",
+            "must be one of [], got 'time'",
+        ),
+        (
             {"tools": tools(TIME), "tool_choice": {"type": "allowed_tools"}},
             "tool_choice.allowed_tools.tools",
             "at least one tool",
