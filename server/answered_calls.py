@@ -78,12 +78,14 @@ def _whole(call: Call, use: ToolUse) -> AnsweredCall:
 
 
 def custom_input(arguments: str) -> str:
-    """The input of a custom tool; the text as it is where the model did not come to its end."""
-    try:
-        value = json.loads(arguments)[CUSTOM_INPUT]
-    except (ValueError, KeyError, TypeError):
-        return arguments
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """The input of a custom tool, as far as it goes where the model did not come to its end."""
+    for end in ("", "}", '"}'):
+        try:
+            value = json.loads(arguments + end)[CUSTOM_INPUT]
+        except (ValueError, KeyError, TypeError):
+            continue
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return arguments
 
 
 def _new_id() -> str:

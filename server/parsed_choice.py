@@ -7,6 +7,7 @@ how the engine's outputs were merged.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.protocol import FinishReason
 from server.choice_stream import Delta, Token
 from server.parsers.parser import Kind, OutputParser, Piece, joined
 
@@ -74,7 +75,10 @@ class ParsedChoice:
                 self._undecided.append(token)
                 content_tokens += self._decide({before, self._parser.region}, new)
         if delta.finish_reason is not None:
+            is_cut_call = delta.finish_reason is FinishReason.LENGTH and self._parser.region is Kind.CALL
             rest = self._kept(self._parser.finish(), delta.num_content)
+            if is_cut_call:  # its markup is nobody's content
+                rest = [piece for piece in rest if piece.kind is not Kind.CONTENT]
             pieces += rest
             content_tokens += self._decide({self._parser.region}, rest)
         self.num_calls += sum(piece.kind is Kind.CALL for piece in pieces)

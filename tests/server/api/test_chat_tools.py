@@ -95,6 +95,24 @@ def test_a_call_that_is_cut_off_ends_with_length(site: Any) -> None:
     assert ARGUMENTS.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_opening_of_a_call_that_is_cut_off_is_no_content(site: Any, is_stream: bool) -> None:
+    site.engine.answers = [f"Look. {CALL}"]
+    reply = site.chat(tools=TOOLS, max_tokens=len('Look. <tool_call>\n{"name":'), stream=is_stream)
+    if is_stream:
+        assert "".join(delta.get("content", "") for delta in deltas(reply)) == "Look."
+    else:
+        assert reply.json["choices"][0]["message"]["content"] == "Look."
+
+
+def test_the_input_of_a_custom_tool_that_is_cut_off_is_what_there_is(site: Any) -> None:
+    begun = '<tool_call>\n{"name": "sql", "arguments": {"input": "SELECT 1'
+    site.engine.answers = [begun + '23"}}\n</tool_call>']
+    reply = site.chat(tools=[{"type": "custom", "custom": {"name": "sql"}}], max_tokens=len(begun))
+    (call,) = reply.json["choices"][0]["message"]["tool_calls"]
+    assert call["custom"]["input"] == "SELECT 1"
+
+
 def test_without_tools_nothing_is_a_call(site: Any) -> None:
     site.engine.answers = [CALL]
     for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
