@@ -81,6 +81,10 @@ class BeamSearchClient:
         """See `EngineClient.status`."""
         return self._client.status()
 
+    async def meet(self) -> None:
+        """See `EngineClient.meet`."""
+        await self._client.meet()
+
     async def generate(self, request: AddRequest) -> Generation:
         """See `EngineClient.generate`; of the sampling parameters only those that end an output have an effect.
 

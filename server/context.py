@@ -148,6 +148,10 @@ def system_fingerprint(info: EngineInfo) -> str:
 
 
 async def get_context(request: Request) -> ServerContext:
-    """The context of the app that serves this request, for Depends, which calls plain functions in a thread."""
+    """The context of the app that serves this request, once it has met an engine that is ready.
+
+    For Depends, which calls plain functions in a thread.
+    """
     context: ServerContext = request.app.state.context
+    await context.engine_client.meet()
     return context

@@ -9,12 +9,14 @@ may produce: outputs of a choice whose reader is slow are merged. Imports no ten
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import pathlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, Self, cast
 
 import msgspec
@@ -39,6 +41,8 @@ from engine.status_page import Status, StatusPage
 
 RECONNECT_S = 0.05
 """Pause between two attempts to reach an engine that does not listen yet."""
+MEET_S = 2.0
+"""How long a process that has not met its first engine waits for it, if the engine says that it is ready."""
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +99,14 @@ class EngineClient(Protocol):
         """Read the engine's page of shared memory; costs microseconds and never waits."""
         ...
 
+    async def meet(self) -> None:
+        """Wait for the first handshake if the engine is ready for one; returns at once in any other case.
+
+        Of several server processes one meets the engine first, says that all is ready, and the next request may be
+        another's.
+        """
+        ...
+
     async def generate(self, request: AddRequest) -> Generation:
         """Have one prompt continued; returns once the engine has accepted. The client numbers the request itself.
 
@@ -120,6 +132,7 @@ class SocketEngineClient:
         self._page = StatusPage(runtime_dir / STATUS_NAME)
         self._connection: _Connection | None = None  # None: not connected
         self._connecting: asyncio.Task[None] | None = None  # None: outside `async with`
+        self._has_met = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         """Start to connect; does not wait for the engine."""
@@ -151,6 +164,12 @@ class SocketEngineClient:
             return status
         return replace(status, has_work=1, progress_time=max(status.progress_time, asked_time))
 
+    async def meet(self) -> None:
+        """See `EngineClient.meet`."""
+        if not self._has_met.is_set() and self._page.read().is_ready:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_met.wait(), MEET_S)
+
     async def generate(self, request: AddRequest) -> Generation:
         """See `EngineClient.generate`."""
         connection = self._connection
@@ -169,7 +188,9 @@ class SocketEngineClient:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                transport, connection = await loop.create_unix_connection(_Connection, self._socket_path)
+                transport, connection = await loop.create_unix_connection(
+                    partial(_Connection, on_handshake=self._has_met.set), self._socket_path
+                )
             except OSError:  # not there yet, or a socket file that a dead engine left
                 await asyncio.sleep(RECONNECT_S)
                 continue
@@ -268,8 +289,9 @@ class _Mailbox:
 class _Connection(asyncio.Protocol):
     """One connection, which is one engine process: the handshake, then one mailbox for each unfinished request."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_handshake: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
+        self._on_handshake = on_handshake
         self.info: EngineInfo | None = None  # None: no handshake yet
         self.lost = asyncio.Event()
         self.asked_time: float | None = None  # of the first request since the engine spoke last; None: it owes nothing
@@ -333,3 +355,4 @@ class _Connection(asyncio.Protocol):
                 mailbox.reject(message)
         else:
             self.info = message
+            self._on_handshake()

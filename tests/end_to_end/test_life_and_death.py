@@ -172,7 +172,7 @@ def test_a_server_process_that_dies_is_replaced_and_its_requests_leave_the_engin
     server = serve("--server-processes", "2")
     assert len(server.children("server.process")) == 2
     stream = Stream(server, **LONG)
-    assert server.metric("weft:num_requests_running") == 1
+    server.wait_for_metric("weft:num_requests_running", 1)
     for pid in server.children("server.process"):
         os.kill(pid, signal.SIGKILL)
     stream.thread.join(10)
@@ -184,6 +184,12 @@ def test_a_server_process_that_dies_is_replaced_and_its_requests_leave_the_engin
     wait_until_serving(server)
     server.wait_for_metric("weft:num_requests_running", 0)
     server.wait_for_metric("weft:kv_cache_usage_perc", 0)
+
+
+def test_ready_means_that_every_server_process_serves(serve: Serve) -> None:
+    """A connection goes to any of them, and one of them meets the engine first."""
+    server = serve("--server-processes", "4")
+    assert [complete(server).status_code for _ in range(16)] == [200] * 16
 
 
 def test_sigterm_drains(serve: Serve) -> None:

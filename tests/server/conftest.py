@@ -178,6 +178,9 @@ class FakeEngine:
     def status(self) -> Status:
         return self.page
 
+    async def meet(self) -> None:
+        """It was there before the server."""
+
     async def generate(self, request: AddRequest) -> FakeGeneration:
         await asyncio.sleep(0)
         if self.info is None:

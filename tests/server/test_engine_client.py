@@ -177,6 +177,27 @@ def test_accepted_request_streams_to_its_end(tmp_path: pathlib.Path) -> None:
     run(tmp_path, script)
 
 
+def test_a_process_that_has_not_met_a_ready_engine_waits_for_it(tmp_path: pathlib.Path) -> None:
+    """The engine says on its page that it is ready before each server process has connected."""
+
+    async def main() -> None:
+        page, engine = StatusPage(tmp_path / STATUS_NAME), FakeEngine(tmp_path, "a")
+        async with SocketEngineClient(tmp_path) as client:
+            await asyncio.wait_for(client.meet(), 0.1)  # it loads, or nobody is there: the caller is told at once
+            page.write(Status(epoch_id=1, is_ready=1))
+            meeting = asyncio.create_task(client.meet())
+            await settle()
+            assert not meeting.done()
+            await engine.start()
+            await asyncio.wait_for(meeting, 2)
+            assert client.info is not None
+            await engine.die()
+            await disconnected(client)
+            await asyncio.wait_for(client.meet(), 0.1)  # lost, not about to come: the caller is told at once
+
+    uvloop.run(main())
+
+
 def test_requests_on_one_connection_do_not_mix(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
         first, one = await accepted(client, engine)
