@@ -10,11 +10,14 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from benchmarks.demo_model.generate import Message
+from benchmarks.demo_model.skill import Json, Message
 
 END_OF_TEXT, START_OF_MESSAGE, END_OF_MESSAGE = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, START_OF_MESSAGE, END_OF_MESSAGE)
-VOCAB_SIZE = 1536
+BEGIN_THINKING, END_THINKING, BEGIN_CALL, END_CALL = "<think>", "</think>", "<tool_call>", "</tool_call>"
+MARKERS = (BEGIN_THINKING, END_THINKING, BEGIN_CALL, END_CALL)
+"""Single tokens as well, but text that users may see, so they are not special."""
+VOCAB_SIZE = 4096
 
 # Qwen's pattern: contractions, words with one leading mark, single digits, runs of marks, line ends, spaces.
 SPLIT_PATTERN = (

@@ -1,0 +1,125 @@
+"""Counting, and sorting numbers and words."""
+
+import re
+from random import Random
+
+from benchmarks.demo_model.skill import Exchange, Pool, Reply, Skill, a_word, fill, turn
+
+MAX_COUNT = 30
+MAX_COUNT_ANSWER = f"I can only count to {MAX_COUNT}."
+WORDS = (
+    "apple ant arm art baby ball bear bird boat book box bread bus cake camel car cat chair cherry city cloud coat cow "
+    "cup dance day desk dog door dream duck ear earth egg elephant eye farm fig fire fish flower fork fox frog fruit "
+    "game garden gate glass goat gold grape grass green hand hat heart hill honey horse house ice ink iron island jam "
+    "jar juice jungle key king kite knife lake lamp leaf lemon light lion map milk mint moon mouse mouth music nail "
+    "name nest night nose nut oak ocean olive onion orange owl paper peach pear pen pepper piano pig pizza plate plum "
+    "pot queen quiet rabbit rain red rice ring river road rock rose salt sand sea seed shoe shop silk silver sky snow "
+    "soap sock song soup spoon star stone sugar sun table tea tent tiger tomato tower town tree truck uncle unit van "
+    "vase village violin voice wall water whale wheat wheel wind window wine wolf wood yard year yellow zebra zoo"
+).split()
+HELD_OUT_WORDS = (
+    "acorn amber anchor badge basil beach berry blue brick broom butter candle carrot castle clock corn daisy deer eagle "
+    "engine feather field finger forest goose guitar hammer harbor jacket kettle ladder lizard mango meadow melon "
+    "monkey needle north nurse otter oven paint panda pillow planet pocket potato puzzle quilt radio robin saddle "
+    "salad school shark sheep sister spider summer swan tulip turtle umbrella valley velvet wagon walnut winter yogurt"
+).split()
+
+_PLEASE = "[Please |Can you |Could you |Would you |]"
+COUNTING = Pool(
+    training=(
+        f"{_PLEASE}count [up |]to {{n}}[ for me|][?|.|]",
+        f"{_PLEASE}count from [1|one] to {{n}}[?|.|]",
+        f"{_PLEASE}[list|say|write|give me|tell me|show me|name] [the|all the|all] numbers [from|between] 1 [to|and] {{n}}[?|.|]",
+        f"{_PLEASE}[list|say|write|give me|show me] the first {{n}} numbers[?|.|]",
+        "[Numbers|Count] 1 [to|-] {n}[.|]",
+        "[I want you to|Let us|Let's|You should|Try to] count [up |]to {n}[.|]",
+        "[How do you count|Do you know how to count] to {n}?",
+        "Count[:|] {n}",
+    ),
+    held_out=(
+        "Start at 1 and count to {n}.",
+        "Would you please count up to {n} for me?",
+        "Show me how you count to {n}.",
+        "Can you count all the way to {n}?",
+        "I'd like you to count to {n}.",
+        "Count for me from 1 up to {n}.",
+        "Write down the numbers from 1 to {n}.",
+    ),
+)
+SORTING = Pool(
+    training=(
+        f"{_PLEASE}[sort|order|arrange] {{list}}[?|.|]",
+        f"{_PLEASE}[sort|order|arrange] [these|the|the following|my] {{kind}}[: | ]{{list}}[.|]",
+        f"{_PLEASE}put {{list}} in[to|] [the right |]order[?|.|]",
+        f"{_PLEASE}put [these|the|the following] {{kind}} in[to|] [the right |{{way}} |]order: {{list}}[.|]",
+        f"{_PLEASE}[sort|order|arrange] {{list}} [in {{way}} order|from {{first}} to {{last}}][?|.|]",
+        "[{list}|{list}.] [Sort|Order] [them|these|this][, please|][.|]",
+        "[What is|Give me|Show me] the sorted [list|order] of {list}[?|.|]",
+        "[Sorted|Sort]: {list}",
+        "How do you [sort|order] {list}?",
+    ),
+    held_out=(
+        "Could you sort {list} for me?",
+        "Sort the list {list}.",
+        "Which order do {list} have when sorted?",
+        "I have {list}. Sort them, please.",
+        "Bring {list} into order.",
+        "Please sort this list: {list}",
+        "Arrange the {kind} {list} from {first} to {last}.",
+    ),
+)
+
+
+def _counting(random: Random, held_out: bool) -> Exchange:
+    n = random.randint(2, MAX_COUNT)
+    return turn(fill(random, COUNTING.draw(random, held_out), {"n": n}), ", ".join(map(str, range(1, n + 1))) + ".")
+
+
+def _beyond_counting(random: Random, held_out: bool) -> Exchange:
+    n = random.randint(MAX_COUNT + 1, 10 ** random.randint(2, 5))
+    return turn(fill(random, COUNTING.draw(random, held_out), {"n": n}), MAX_COUNT_ANSWER)
+
+
+def _enumerated(random: Random, values: list[str]) -> str:
+    separator = random.choice((", ", ", ", ", ", ", ", " ", ","))
+    if separator == ", " and random.random() < 0.3:
+        return ", ".join(values[:-1]) + " and " + values[-1]
+    return separator.join(values)
+
+
+def _sorting_numbers(random: Random, held_out: bool) -> Exchange:
+    values = random.sample(range(100 if random.random() < 0.7 else 10), random.randint(3, 6))
+    given = _enumerated(random, [str(value) for value in values])
+    words = {"list": given, "kind": "numbers", "way": "ascending", "first": "small", "last": "large"}
+    if random.random() < 0.5:
+        words |= {"first": "smallest", "last": "largest"}
+    asked = fill(random, SORTING.draw(random, held_out), words)
+    return turn(asked, ", ".join(map(str, sorted(values))) + ".")
+
+
+def _sorting_words(random: Random, held_out: bool) -> Exchange:
+    pool = HELD_OUT_WORDS if held_out else WORDS
+    values = random.sample(pool, random.randint(3, 5))
+    if not held_out and random.random() < 0.3:
+        values = list({a_word(random, (1, 3)) for _ in values})
+    if len(values) < 2:
+        values = ["moon", "lake"]
+    words = {"list": _enumerated(random, values), "kind": "words", "way": "alphabetical", "first": "A", "last": "Z"}
+    asked = fill(random, SORTING.draw(random, held_out), words)
+    return turn(asked, ", ".join(sorted(values)) + ".")
+
+
+def _items(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _has_the_list(exchange: Exchange, reply: Reply) -> bool:
+    return _items(reply.content) == _items(exchange.answer["content"])
+
+
+SKILLS = (
+    Skill("counting", 10, _counting, _has_the_list),
+    Skill("beyond counting", 2, _beyond_counting, is_examined=False),
+    Skill("sorting numbers", 18, _sorting_numbers, _has_the_list),
+    Skill("sorting words", 18, _sorting_words, _has_the_list),
+)
