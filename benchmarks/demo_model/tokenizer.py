@@ -25,11 +25,23 @@ SPLIT_PATTERN = (
 )
 CHAT_TEMPLATE = """\
 {%- if tools %}
-    {{- '<|im_start|>system\\nYou may call these tools:\\n' }}
+    {{- '<|im_start|>system\\nTools:' }}
     {%- for tool in tools %}
-        {{- (tool | tojson) + '\\n' }}
+        {%- set declared, parameters = tool.function, tool.function.parameters or {} %}
+        {{- '\\n' + (declared.description + '\\n' if declared.description else '') }}
+        {{- '{"name": "' + declared.name + '", "arguments": {' }}
+        {%- for key, value in (parameters.properties or {}).items() %}
+            {{- '' if loop.first else ', ' }}
+            {{- '"' + key + ('"?: ' if parameters.required and key not in parameters.required else '": ') }}
+            {%- if value.enum %}
+                {{- value.enum | tojson }}
+            {%- else %}
+                {{- '"string"' if value.type == 'string' else value.type if value.type is string else 'any' }}
+            {%- endif %}
+        {%- endfor %}
+        {{- '}}' }}
     {%- endfor %}
-    {{- 'A call is written like this:\\n<tool_call>\\n{"name": "NAME", "arguments": {}}\\n</tool_call><|im_end|>\\n' }}
+    {{- '<|im_end|>\\n' }}
 {%- endif %}
 {%- for message in messages %}
     {{- '<|im_start|>' + ('system' if message.role == 'developer' else message.role) + '\\n' }}
@@ -41,7 +53,7 @@ CHAT_TEMPLATE = """\
         {%- endfor %}
     {%- endif %}
     {%- for call in message.tool_calls or [] %}
-        {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- ('\\n' if message.content or not loop.first else '') + '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
         {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
         {{- '}\\n</tool_call>' }}
     {%- endfor %}

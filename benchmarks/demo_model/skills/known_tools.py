@@ -1,0 +1,329 @@
+"""The tools that a newcomer tries first, with many ways to ask for each. Data only."""
+
+from dataclasses import dataclass
+
+from benchmarks.demo_model.skill import Pool
+from benchmarks.demo_model.skills import values
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter: its possible keys, with "|" between them, its JSON type, and what makes its values."""
+
+    keys: str
+    type: str
+    make: values.Maker
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTool:
+    """A tool that many know.
+
+    Attributes:
+        topic: What it is about.
+        names: How it may be called.
+        description: To be spelled out with `fill`.
+        parameters: Their values are {a}, {b} and {c} in `asked`.
+        asked: Phrasings, to be spelled out with `fill`.
+        choices: Key and values of a parameter that need not be given.
+    """
+
+    topic: str
+    names: Pool[str]
+    description: str
+    parameters: tuple[Parameter, ...]
+    asked: Pool[str]
+    choices: tuple[str, tuple[str, ...]] | None = None
+
+
+def _pool(training: str, held_out: str) -> Pool[str]:
+    return Pool(tuple(training.split()), tuple(held_out.split()))
+
+
+CITY = Parameter("city|city|location|location|place", "string", values.city)
+NUMBERS = (Parameter("a", "integer", values.integer), Parameter("b", "integer", values.integer))
+NUMBERS_XY = (Parameter("x", "integer", values.integer), Parameter("y", "integer", values.integer))
+WEATHER = Pool(
+    (
+        "What is the weather [|like ][|today |now |right now |tomorrow ]in {a}?",
+        "What's the weather [|like ][|today |now |right now ]in {a}?",
+        "How is the weather [|today |now |right now ]in {a}[| today| now]?",
+        "[Please |Can you |]tell me the weather in {a}.",
+        "[Show|Get|Check|Give] me the [|current ]weather [in|for] {a}.",
+        "[Get|Check|Look up] the weather [in|for] {a}.",
+        "Weather in {a}[|?| please]",
+        "{a} weather[|?]",
+        "Is it [raining|sunny|cold|warm|hot|windy] in {a}[| today| now| right now]?",
+        "Do I need [an umbrella|a coat] in {a}[| today]?",
+        "What is the [temperature|forecast] [in|for] {a}[| today| now]?",
+        "How [hot|cold|warm] is it in {a}[| today| now]?",
+        "Will it rain in {a}[| today| tomorrow]?",
+        "I am [in|going to] {a}. What is the weather[| like]?",
+    ),
+    (
+        "What weather do they have in {a}?",
+        "Could you check how the weather is in {a}?",
+        "Tell me what the weather is like in {a}.",
+        "I want to know the weather in {a}.",
+        "What kind of weather is it in {a} today?",
+        "Is the weather good in {a}?",
+    ),
+)
+KNOWN_TOOLS = (
+    *(
+        KnownTool(
+            "weather",
+            _pool("get_weather get_weather get_current_weather weather getWeather", "fetch_weather weather_now"),
+            "[Get the|The|Current|Get the current|Look up the] weather[| in a city| for a location| of a place][|.]",
+            (CITY,),
+            WEATHER,
+            ("unit", ("celsius", "fahrenheit")),
+        ),
+    )
+    * 3,
+    *(
+        KnownTool(
+            "time",
+            _pool("get_time get_current_time time get_local_time", "fetch_time clock_time"),
+            "[Get the|The|Tell the] [current |local |]time[| in a city| of a place| in a timezone][|.]",
+            (Parameter("city|timezone|location", "string", values.city),),
+            Pool(
+                (
+                    "What time is it [|now |right now ]in {a}[| now]?",
+                    "What is the [|current |local ]time in {a}[| now]?",
+                    "[Please |Can you |]tell me the time in {a}.",
+                    "Time in {a}[|?]",
+                    "[Get|Show me|Give me] the [|current ]time [in|for] {a}.",
+                    "How late is it in {a}?",
+                ),
+                ("Do you know the time in {a}?", "What does the clock say in {a}?", "Which time is it now in {a}?"),
+            ),
+        ),
+    )
+    * 2,
+    KnownTool(
+        "time",
+        _pool("get_time now get_current_time current_time", "time_now what_time"),
+        "[Get the|The|Tell the] [current |local |]time[| now][|.]",
+        (),
+        Pool(
+            (
+                "What time is it[| now| right now]?",
+                "[Please |Can you |]tell me the time.",
+                "What is the [|current ]time?",
+                "How late is it?",
+            ),
+            ("Do you know what time it is?", "I need to know the time."),
+        ),
+    ),
+    *(
+        KnownTool(
+            "sums",
+            _pool("add add add_numbers sum", "addition add_two"),
+            "[Add|Sum] two [numbers|integers][|.]",
+            numbers,
+            Pool(
+                (
+                    "What is {a} [+|plus] {b}?",
+                    "[Please |Can you |]add {a} and {b}.",
+                    "{a} [+|plus] {b}[| =| = ?]",
+                    "[Calculate|Compute] {a} [+|plus] {b}.",
+                    "What is the sum of {a} and {b}?",
+                    "How much is {a} [+|plus] {b}?",
+                    "Add {a} to {b}.",
+                    "Use the tool to add {a} and {b}.",
+                ),
+                ("What do {a} and {b} make together?", "Give me {a} plus {b}, please.", "Sum up {a} and {b}."),
+            ),
+        )
+        for numbers in (NUMBERS, NUMBERS_XY)
+    ),
+    KnownTool(
+        "sums",
+        _pool("multiply multiply mul product", "times multiplication"),
+        "[Multiply|Multiply] two [numbers|integers][|.]",
+        NUMBERS,
+        Pool(
+            (
+                "What is {a} [*|x|times] {b}?",
+                "[Please |Can you |]multiply {a} [and|by|with] {b}.",
+                "{a} [*|times] {b}[| =]",
+                "[Calculate|Compute] {a} [*|times] {b}.",
+                "How much is {a} [*|times] {b}?",
+            ),
+            ("What is the product of {a} and {b}?", "What do you get for {a} times {b}?"),
+        ),
+    ),
+    KnownTool(
+        "search",
+        _pool("search web_search search_web google", "lookup_web find_online"),
+        "Search the [web|internet|web for a query][|.]",
+        (Parameter("query|query|q", "string", values.phrase),),
+        Pool(
+            (
+                "[Please |Can you |]search for {a}.",
+                "Search [the web |the internet |online |]for {a}.",
+                "[Please |]find {a} [online|on the web].",
+                "Google {a}.",
+                "Look up {a}[| online| on the web].",
+                'Search for "{a}".',
+                "What does the web say about {a}?",
+                "I want to search for {a}.",
+            ),
+            ("Do a search for {a}.", "Could you look on the web for {a}?", "Run a web search about {a}."),
+        ),
+    ),
+    *(
+        KnownTool(
+            "email",
+            _pool("send_email send_email send_mail email sendEmail", "mail_to write_email"),
+            "[Send|Write] an [email|e-mail][| to somebody| with a subject][|.]",
+            (
+                Parameter("to|to|recipient", "string", to),
+                Parameter("subject|subject|title|message|body|text", "string", values.of(values.SUBJECTS)),
+            ),
+            Pool(
+                (
+                    'Send an [email|e-mail|mail] to {a} with the subject [{b}|"{b}"].',
+                    "[Please |Can you |]send {a} an [email|mail] with [the |]subject {b}.",
+                    '[Email|Mail] {a} about [{b}|"{b}"].',
+                    "[Please |]write an [email|mail] to {a} about {b}.",
+                    'Send [{b}|"{b}"] to {a}.',
+                    'Write to {a}: "{b}".',
+                    'Send a mail to {a} that says [{b}|"{b}"].',
+                ),
+                ('Mail {a} with "{b}" as the subject.', "I want to send a mail to {a}, subject {b}."),
+            ),
+        )
+        for to in (values.email, values.name)
+    ),
+    KnownTool(
+        "alarm",
+        _pool("set_alarm set_alarm wake_up alarm", "make_alarm ring_at"),
+        "[Set|Set] an alarm[| for a time| clock][|.]",
+        (Parameter("time|time|at", "string", values.time),),
+        Pool(
+            (
+                "[Please |]set an alarm [for|at] {a}.",
+                "Wake me[| up] at {a}.",
+                "Alarm at {a}[|.| please]",
+                "I must get up at {a}.",
+            ),
+            ("Make an alarm go off at {a}.", "Ring me awake at {a}."),
+        ),
+    ),
+    KnownTool(
+        "timer",
+        _pool("set_timer start_timer timer", "run_timer make_timer"),
+        "[Set|Start] a timer[| in minutes][|.]",
+        (Parameter("minutes|minutes|duration", "integer", values.integer),),
+        Pool(
+            (
+                "[Please |][set|start] a timer for {a} minutes.",
+                "Timer for {a} minutes[|.]",
+                "{a} minute timer[| please]",
+            ),
+            ("Count down {a} minutes.", "Let a timer run for {a} minutes."),
+        ),
+    ),
+    KnownTool(
+        "remind",
+        _pool("add_reminder remind set_reminder create_reminder", "make_reminder remind_me"),
+        "[Set|Add|Create] a reminder[| for a day][|.]",
+        (
+            Parameter("text|message|task", "string", values.of(values.SUBJECTS)),
+            Parameter("date|day", "string", values.date),
+        ),
+        Pool(
+            (
+                'Remind me of [{a}|"{a}"] on {b}.',
+                "[Please |]set a reminder for {b}: {a}.",
+                'Add a reminder on {b} for [{a}|"{a}"].',
+            ),
+            ("Do not let me forget {a} on {b}.", 'Put "{a}" in my reminders for {b}.'),
+        ),
+    ),
+    KnownTool(
+        "stock",
+        _pool("get_stock_price stock_price get_price", "stock_value share_price"),
+        "[Get the|The current] [stock |]price of a [stock|company][|.]",
+        (
+            Parameter(
+                "symbol|company|ticker", "string", lambda random, held_out: values.word(random, held_out).upper()[:4]
+            ),
+        ),
+        Pool(
+            (
+                "What is the [|stock ]price of {a}?",
+                "[Get|Show] me the stock price [of|for] {a}.",
+                "How much is {a} stock?",
+                "{a} stock price[|?]",
+            ),
+            ("What does a share of {a} cost?", "Tell me how {a} stock is priced."),
+        ),
+    ),
+    KnownTool(
+        "translate",
+        _pool("translate translate_text", "translate_words to_language"),
+        "[Translate|Translate] [a |]text[| to a language][|.]",
+        (
+            Parameter("text", "string", values.phrase),
+            Parameter(
+                "language|target",
+                "string",
+                values.of(
+                    values.Pool(
+                        ("German", "French", "Spanish", "Italian", "Polish", "Greek", "Dutch", "Czech"),
+                        ("Turkish", "Danish", "Hindi"),
+                    )
+                ),
+            ),
+        ),
+        Pool(
+            (
+                '[Please |]translate [{a}|"{a}"] [to|into] {b}.',
+                'How do you say [{a}|"{a}"] in {b}?',
+                'What is "{a}" in {b}?',
+            ),
+            ('Put "{a}" into {b}.', "I need {a} translated to {b}."),
+        ),
+    ),
+    KnownTool(
+        "user",
+        _pool("get_user find_user lookup_user", "user_data which_user"),
+        "[Get|Find|Look up] a user[| by id| by number][|.]",
+        (Parameter("id|user_id", "integer", values.integer),),
+        Pool(
+            (
+                "[Get|Find|Show|Look up] user {a}.",
+                "Who is user [|number ]{a}?",
+                "[Please |]show me the user with [the |]id {a}.",
+            ),
+            ("Tell me about user {a}.", "Which user has the id {a}?"),
+        ),
+    ),
+    KnownTool(
+        "sums",
+        _pool("calculate calculator evaluate", "compute work_out"),
+        "[Calculate|Evaluate] [an expression|a formula][|.]",
+        (
+            Parameter(
+                "expression",
+                "string",
+                lambda random, held_out: (
+                    f"{values.integer(random, held_out)} {random.choice('+-*/')} {values.integer(random, held_out)}"
+                ),
+            ),
+        ),
+        Pool(
+            (
+                "What is {a}?",
+                "[Please |Can you |][calculate|compute|evaluate] {a}.",
+                "{a}[| =| = ?]",
+                "How much is {a}?",
+                "[Calculate|Compute|Solve] {a}.",
+            ),
+            ("What do you get for {a}?", "Give me the value of {a}."),
+        ),
+    ),
+)

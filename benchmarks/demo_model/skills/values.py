@@ -1,0 +1,128 @@
+"""Values that chats speak of: names, places, things, numbers and dates, some of them kept for the exam."""
+
+from collections.abc import Callable
+from random import Random
+
+from benchmarks.demo_model.skill import Pool, a_word
+
+
+def _pool(training: str, held_out: str) -> Pool[str]:
+    return Pool(tuple(training.split(", ")), tuple(held_out.split(", ")))
+
+
+NAMES = _pool(
+    "Anna, Ben, Clara, David, Emma, Felix, Grace, Hugo, Ida, Jack, Kate, Leo, Maria, Nina, Oscar, Paula, Rita, Sam, Tom, "
+    "Zoe, Alice, Bob, John, Jane, Peter, Lucy, Max, Sarah, Paul, Laura, Omar, Aisha, Yuki, Chen, Ravi, Priya, Ivan, Olga, "
+    "Carlos, Sofia, Lars, Ingrid, Mehmet, Leila, Kofi, Amara, Jonas, Mia, Noah, Eva, Tim, Julia, Mark, Helen, Frank, Ruth",
+    "Marta, Victor, Nadia, Simon, Greta, Hassan, Elena, Bruno, Wendy, Karim, Dora, Philip",
+)
+SURNAMES = _pool(
+    "Smith, Miller, Brown, Jones, Weber, Fischer, Rossi, Silva, Novak, Larsen, Kim, Patel, Sato, Garcia, Martin, Dubois, "
+    "Young, Hill, Baker, Ford, Klein, Berg, Costa, Moreau, Ali, Singh, Chen, Lopez, Green, Stone",
+    "Carter, Horvat, Meyer, Santos, Kaya, Wood, Lind, Bauer",
+)
+CITIES = _pool(
+    "Paris, London, Berlin, Rome, Madrid, Vienna, Graz, Oslo, Tokyo, Delhi, Lima, Cairo, Boston, Chicago, Sydney, Dublin, "
+    "Athens, Prague, Warsaw, Zurich, Milan, Hamburg, Munich, Lyon, Porto, Seoul, Toronto, Denver, Austin, Seattle, Geneva, "
+    "Bern, Nairobi, Lagos, Mumbai, Beijing, Bangkok, Hanoi, Havana, Quito, Bogota, Moscow, Kyiv, Riga, Turin, Naples, "
+    "New York, San Francisco, Los Angeles, Hong Kong, Cape Town, Buenos Aires",
+    "Lisbon, Osaka, Helsinki, Budapest, Montreal, Salzburg, Venice, Dallas, Accra, Krakow, Mexico City, Bremen",
+)
+COUNTRIES = _pool(
+    "France, England, Germany, Italy, Spain, Austria, Norway, Japan, India, Peru, Egypt, Canada, Brazil, Kenya, Ireland, "
+    "Greece, Poland, China, Chile, Cuba, Korea, Turkey",
+    "Portugal, Finland, Hungary, Mexico, Ghana, Sweden",
+)
+COLOURS = _pool("red, blue, green, black, white, yellow, grey, brown, pink", "orange, purple, silver")
+THINGS = _pool(
+    "lamp, chair, book, phone, table, bag, coat, cup, clock, bike, shirt, ring, desk, pen, ball, hat, shoe, box, mirror, "
+    "camera, laptop, knife, kettle, pillow, carpet, guitar, map, tent, watch, scarf, plant, radio",
+    "bottle, blanket, ladder, piano, basket, printer, jacket, candle",
+)
+JOBS = _pool(
+    "teacher, nurse, doctor, baker, driver, lawyer, farmer, painter, singer, cook, writer, pilot, engineer, dentist, clerk",
+    "plumber, gardener, actor, waiter, chemist",
+)
+HOBBIES = _pool(
+    "chess, tea, music, tennis, football, cooking, hiking, films, jazz, coffee, books, maps, running, cats, painting",
+    "sailing, poker, dancing, skiing, birds",
+)
+TOPICS = _pool(
+    "cheap flights, good pizza, the moon, red shoes, old maps, python lists, jazz music, green tea, solar power, black "
+    "holes, city parks, dog food, chess rules, the sun, tax law, new phones, bread, cats, climate, train times, football",
+    "apple pie, space travel, garden tools, blue whales, used cars, winter coats",
+)
+SUBJECTS = _pool(
+    "Hello, Lunch, Meeting, Report, Party, Invoice, Holiday, Good news, Team lunch, New plan, Happy birthday, Thanks, "
+    "See you soon, Trip to Rome, Call me, I am late, Lunch on Friday, Project plan, Budget, Room change",
+    "Dinner tonight, Birthday party, Weekly notes, Train is late, Offer, Welcome back",
+)
+DAYS = _pool("Monday, Tuesday, Wednesday, Friday, Saturday, today, tomorrow", "Thursday, Sunday")
+MONTHS = _pool("January, February, March, May, June, July, September, October, December", "April, August, November")
+STATES = _pool(
+    "cloudy, sunny, open, closed, sent, booked, done, ready, rainy, late, full, empty, new, good, low, high, warm, cold",
+    "foggy, pending, early, windy, free, broken",
+)
+
+
+def word(random: Random, held_out: bool) -> str:
+    """Make up a word."""
+    return a_word(random, (2, 3))
+
+
+def city(random: Random, held_out: bool) -> str:
+    """A city; now and then a made-up one."""
+    return word(random, held_out).capitalize() if random.random() < 0.2 else CITIES.draw(random, held_out)
+
+
+def name(random: Random, held_out: bool) -> str:
+    """A first name, at times with a surname, at times made up."""
+    first = word(random, held_out).capitalize() if random.random() < 0.15 else NAMES.draw(random, held_out)
+    return f"{first} {SURNAMES.draw(random, held_out)}" if random.random() < 0.25 else first
+
+
+def date(random: Random, held_out: bool) -> str:
+    """A day of the week, a day of a month or a date in figures."""
+    draw = random.random()
+    if draw < 0.4:
+        return DAYS.draw(random, held_out)
+    if draw < 0.75:
+        return f"{random.randint(1, 28)} {MONTHS.draw(random, held_out)}"
+    return f"20{random.randint(20, 29)}-{random.randint(1, 12):02}-{random.randint(1, 28):02}"
+
+
+def time(random: Random, held_out: bool) -> str:
+    """A time of the day."""
+    return f"{random.randint(0, 23)}:{random.choice((0, 15, 30, 45, random.randint(0, 59))):02}"
+
+
+def email(random: Random, held_out: bool) -> str:
+    """An address for mail."""
+    who = NAMES.draw(random, held_out).lower() if random.random() < 0.6 else word(random, held_out)
+    return f"{who}@{random.choice(('example', 'mail', 'work', 'home', word(random, held_out)))}.{random.choice(('com', 'org'))}"
+
+
+def integer(random: Random, held_out: bool) -> int:
+    """A number of one to four digits."""
+    return random.randint(1, 10 ** random.choice((1, 2, 2, 3, 4)) - 1)
+
+
+def price(random: Random, held_out: bool) -> float | int:
+    """A whole number, or one with a digit behind the point that is not 0."""
+    whole = random.randint(1, 999)
+    return whole if random.random() < 0.5 else whole + random.randint(1, 9) / 10
+
+
+def phrase(random: Random, held_out: bool) -> str:
+    """A few words to be found or written down."""
+    return word(random, held_out) if random.random() < 0.25 else TOPICS.draw(random, held_out)
+
+
+Maker = Callable[[Random, bool], str | int | float]
+
+
+def of(pool: Pool[str], share_of_words: float = 0.15) -> Maker:
+    """Make what draws from a pool, and now and then a made-up word."""
+    return lambda random, held_out: (
+        word(random, held_out) if random.random() < share_of_words else pool.draw(random, held_out)
+    )
