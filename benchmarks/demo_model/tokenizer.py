@@ -5,9 +5,10 @@ around messages. Invariant (tested): `encode_conversation` gives the ids that th
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import jinja2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from benchmarks.demo_model.skill import Json, Message
@@ -45,6 +46,12 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 {%- for message in messages %}
     {{- '<|im_start|>' + ('system' if message.role == 'developer' else message.role) + '\\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- if message.reasoning_content and loop.last %}
+            {{- '<think>\\n' + message.reasoning_content + '\\n' }}
+        {%- endif %}
+        {{- '</think>' }}
+    {%- endif %}
     {%- if message.content is string %}
         {{- message.content }}
     {%- else %}
@@ -53,16 +60,18 @@ CHAT_TEMPLATE = """\
         {%- endfor %}
     {%- endif %}
     {%- for call in message.tool_calls or [] %}
-        {{- ('\\n' if message.content or not loop.first else '') + '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- '\\n' if message.content or not loop.first else '' }}
+        {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
         {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
         {{- '}\\n</tool_call>' }}
     {%- endfor %}
     {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
+    {{- '<|im_start|>assistant\\n' + ('<think>\\n' if enable_thinking else '</think>') }}
 {%- endif %}
 """
+_TEMPLATE = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(CHAT_TEMPLATE)
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
@@ -78,7 +87,10 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=[AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS],
+        special_tokens=[
+            *(AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS),
+            *(AddedToken(token, normalized=False, special=False) for token in MARKERS),
+        ],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -101,20 +113,31 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
-def encode_conversation(tokenizer: Tokenizer, messages: Iterable[Message]) -> tuple[list[int], list[bool]]:
+def render(messages: Sequence[Message], tools: Sequence[Json] = ()) -> str:
+    """Return a chat as the model sees it; ends with the last message, so nothing is left to generate."""
+    return _TEMPLATE.render(messages=messages, tools=tools)
+
+
+def encode_conversation(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Json] = ()
+) -> tuple[list[int], list[bool]]:
     """Return the chat's token ids and, for each, whether it is one that the model itself must produce.
 
-    The model produces what an assistant message says and the `<|im_end|>` that closes it.
+    The model produces what stands behind the opening of an assistant's message, which ends with `</think>` or with
+    `<think>` and a line end, up to the `<|im_end|>` that closes it.
     """
-    token_ids: list[int] = []
-    is_learned: list[bool] = []
-    for message in messages:
-        head, body = f"{START_OF_MESSAGE}{message['role']}\n", message["content"] + END_OF_MESSAGE
-        pieces = [(head + body + "\n", False)]
-        if message["role"] == "assistant":
-            pieces = [(head, False), (body, True), ("\n", False)]
-        for text, learned in pieces:
-            piece_ids = tokenizer.encode(text).ids
-            token_ids += piece_ids
-            is_learned += [learned] * len(piece_ids)
+    token_ids: list[int] = tokenizer.encode(render(messages, tools)).ids
+    end, begin_thinking = tokenizer.token_to_id(END_OF_MESSAGE), tokenizer.token_to_id(BEGIN_THINKING)
+    opening = tokenizer.encode(f"{START_OF_MESSAGE}assistant\n").ids
+    is_learned = [False] * len(token_ids)
+    at = 0
+    while at < len(token_ids):
+        if token_ids[at : at + len(opening)] != opening:
+            at += 1
+            continue
+        at += len(opening)
+        at += 2 if token_ids[at] == begin_thinking else 1
+        while not is_learned[at - 1] or token_ids[at - 1] != end:
+            is_learned[at] = True
+            at += 1
     return token_ids, is_learned

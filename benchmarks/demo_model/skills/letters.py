@@ -6,12 +6,7 @@ from benchmarks.demo_model.skill import Exchange, Pool, Reply, Skill, a_word, fi
 from benchmarks.demo_model.skills.lists import HELD_OUT_WORDS, WORDS
 
 MAX_LETTERS = 9
-MORE_WORDS = (
-    "hello world weft token model cache server python computer reverse upper letter word prompt stream engine batch "
-    "block thread loom weave data code test example sample banana kitten puppy friend family happy morning evening "
-    "coffee winter spring love peace hope smile magic number animal planet rocket dragon castle pirate wizard robot "
-    "secret simple strong little yellow purple orange black white brown quick lazy jumps over the and with from that"
-).split()
+MORE_WORDS = ["hello", "world", "weft", "token", "model", "cache", "server", "python", "computer", "reverse", "upper", "letter", "word", "prompt", "stream", "engine", "batch", "block", "thread", "loom", "weave", "data", "code", "test", "example", "sample", "banana", "kitten", "puppy", "friend", "family", "happy", "morning", "evening", "coffee", "winter", "spring", "love", "peace", "hope", "smile", "magic", "number", "animal", "planet", "rocket", "dragon", "castle", "pirate", "wizard", "robot", "secret", "simple", "strong", "little", "yellow", "purple", "orange", "black", "white", "brown", "quick", "lazy", "jumps", "over", "the", "and", "with", "from", "that"]
 
 _PLEASE = "[Please |Can you |Could you |Would you |]"
 _WORD = "[|the word |the word |the text |this: ][{word}|'{word}'|\"{word}\"]"

@@ -7,22 +7,8 @@ from benchmarks.demo_model.skill import Exchange, Pool, Reply, Skill, a_word, fi
 
 MAX_COUNT = 30
 MAX_COUNT_ANSWER = f"I can only count to {MAX_COUNT}."
-WORDS = (
-    "apple ant arm art baby ball bear bird boat book box bread bus cake camel car cat chair cherry city cloud coat cow "
-    "cup dance day desk dog door dream duck ear earth egg elephant eye farm fig fire fish flower fork fox frog fruit "
-    "game garden gate glass goat gold grape grass green hand hat heart hill honey horse house ice ink iron island jam "
-    "jar juice jungle key king kite knife lake lamp leaf lemon light lion map milk mint moon mouse mouth music nail "
-    "name nest night nose nut oak ocean olive onion orange owl paper peach pear pen pepper piano pig pizza plate plum "
-    "pot queen quiet rabbit rain red rice ring river road rock rose salt sand sea seed shoe shop silk silver sky snow "
-    "soap sock song soup spoon star stone sugar sun table tea tent tiger tomato tower town tree truck uncle unit van "
-    "vase village violin voice wall water whale wheat wheel wind window wine wolf wood yard year yellow zebra zoo"
-).split()
-HELD_OUT_WORDS = (
-    "acorn amber anchor badge basil beach berry blue brick broom butter candle carrot castle clock corn daisy deer eagle "
-    "engine feather field finger forest goose guitar hammer harbor jacket kettle ladder lizard mango meadow melon "
-    "monkey needle north nurse otter oven paint panda pillow planet pocket potato puzzle quilt radio robin saddle "
-    "salad school shark sheep sister spider summer swan tulip turtle umbrella valley velvet wagon walnut winter yogurt"
-).split()
+WORDS = ["apple", "ant", "arm", "art", "baby", "ball", "bear", "bird", "boat", "book", "box", "bread", "bus", "cake", "camel", "car", "cat", "chair", "cherry", "city", "cloud", "coat", "cow", "cup", "dance", "day", "desk", "dog", "door", "dream", "duck", "ear", "earth", "egg", "elephant", "eye", "farm", "fig", "fire", "fish", "flower", "fork", "fox", "frog", "fruit", "game", "garden", "gate", "glass", "goat", "gold", "grape", "grass", "green", "hand", "hat", "heart", "hill", "honey", "horse", "house", "ice", "ink", "iron", "island", "jam", "jar", "juice", "jungle", "key", "king", "kite", "knife", "lake", "lamp", "leaf", "lemon", "light", "lion", "map", "milk", "mint", "moon", "mouse", "mouth", "music", "nail", "name", "nest", "night", "nose", "nut", "oak", "ocean", "olive", "onion", "orange", "owl", "paper", "peach", "pear", "pen", "pepper", "piano", "pig", "pizza", "plate", "plum", "pot", "queen", "quiet", "rabbit", "rain", "red", "rice", "ring", "river", "road", "rock", "rose", "salt", "sand", "sea", "seed", "shoe", "shop", "silk", "silver", "sky", "snow", "soap", "sock", "song", "soup", "spoon", "star", "stone", "sugar", "sun", "table", "tea", "tent", "tiger", "tomato", "tower", "town", "tree", "truck", "uncle", "unit", "van", "vase", "village", "violin", "voice", "wall", "water", "whale", "wheat", "wheel", "wind", "window", "wine", "wolf", "wood", "yard", "year", "yellow", "zebra", "zoo"]
+HELD_OUT_WORDS = ["acorn", "amber", "anchor", "badge", "basil", "beach", "berry", "blue", "brick", "broom", "butter", "candle", "carrot", "castle", "clock", "corn", "daisy", "deer", "eagle", "engine", "feather", "field", "finger", "forest", "goose", "guitar", "hammer", "harbor", "jacket", "kettle", "ladder", "lizard", "mango", "meadow", "melon", "monkey", "needle", "north", "nurse", "otter", "oven", "paint", "panda", "pillow", "planet", "pocket", "potato", "puzzle", "quilt", "radio", "robin", "saddle", "salad", "school", "shark", "sheep", "sister", "spider", "summer", "swan", "tulip", "turtle", "umbrella", "valley", "velvet", "wagon", "walnut", "winter", "yogurt"]
 
 _PLEASE = "[Please |Can you |Could you |Would you |]"
 COUNTING = Pool(

@@ -7,9 +7,9 @@ from benchmarks.demo_model.skill import Exchange, Message, Pool, Reply, Skill, a
 
 TOO_LARGE_ANSWER = "I can only add and subtract numbers of up to two digits."
 THINGS = (
-    "apples books cards coins stones pens eggs stamps nuts marbles tickets cakes balls cups toys euros plums".split()
+    ["apples", "books", "cards", "coins", "stones", "pens", "eggs", "stamps", "nuts", "marbles", "tickets", "cakes", "balls", "cups", "toys", "euros", "plums"]
 )
-NAMES = "Anna Ben Carla David Emil Fatima Greta Hugo Ines Jan Kim Lena Marco Nora Omar Paula Rita Sam Tom Vera".split()
+NAMES = ["Anna", "Ben", "Carla", "David", "Emil", "Fatima", "Greta", "Hugo", "Ines", "Jan", "Kim", "Lena", "Marco", "Nora", "Omar", "Paula", "Rita", "Sam", "Tom", "Vera"]
 _ASK = "[What is|What's|How much is|Calculate|Compute|Tell me|Work out|Solve|Find|Can you tell me|I need|Do you know|Say,|]"
 _PLEASE = "[|||, please|. Thank you| for me]"
 
