@@ -180,7 +180,7 @@ FAREWELLS = Pool(
 def _make_greeting(random: Random, held_out: bool) -> Exchange:
     asked = fill(random, GREETINGS.draw(random, held_out))
     part_of_day = re.search(r"\b(morning|afternoon|evening)\b", asked, re.IGNORECASE)
-    if re.search(r"\bhow\b|what's up|(well|fine|okay|ok|good)( today)?\?", asked, re.IGNORECASE):
+    if re.search(r"\bhow\b|what's up|^(are you|is everything) (well|fine|ok|good)", asked, re.IGNORECASE):
         return turn(asked, "I am fine, thank you! How can I help you?")
     return turn(asked, f"{f'Good {part_of_day[1].lower()}' if part_of_day else 'Hello'}! How can I help you?")
 

@@ -1,109 +1,14 @@
 """Knowledge: what Weft is, and the terms of inference that a newcomer meets, in one or two sentences each.
 
-Owns the ways to ask what something is, which refusals share, so that the topic alone decides between the two. The
-exam asks about the same topics in ways that training never uses.
+The exam asks about the same topics in ways that training never uses.
 """
 
 import re
 from dataclasses import dataclass
 from random import Random
 
-from benchmarks.demo_model.skill import Exchange, Pool, Reply, Skill, fill, turn
-
-WAYS_TO_ASK = Pool(
-    training=(
-        "[what is|what's|whats] {x}?",
-        "[what is|what's] {x}[ in short| in one sentence| in simple words| exactly| actually| really|]?",
-        "[hi|hello|hey|ok|okay|so|and|now|well|please|quick question|one more question][,|:|!|] what is {x}?",
-        "[and|so|now] {x}?",
-        "{x}?",
-        "{x}",
-        "{x}[, please| please|, what is it|, what does it mean|, explained| meaning| definition| explanation][?|.|]",
-        "[please |]explain {x}[ to me| for me|][ in one sentence| in simple words| briefly| like I am five|][.|]",
-        "[please |]explain what {x} [is|means|does][ to me|].",
-        "[please |]describe {x}[ to me|][ in one sentence| briefly| in your own words|].",
-        "[please |]define {x}[ for me| briefly|].",
-        "[please |]tell me [about|more about|something about|everything about|a bit about] {x}[.|, please.]",
-        "[please |]tell me what {x} [is|means|does|is for].",
-        "[can|could|would|will] you [please |]explain {x}[ briefly| in one sentence| in simple words|]?",
-        "[can|could|would|will] you [please |]explain what {x} [is|means|does]?",
-        "[can|could|would|will] you [please |]tell me [about|more about|something about] {x}?",
-        "[can|could|would|will] you [please |]tell me what {x} [is|means|does]?",
-        "[can|could|would|will] you [please |]describe {x}[ to me| for me|]?",
-        "[can|could] you [say|write|give me] a few words about {x}?",
-        "[do you know|have you heard of|are you familiar with|did you hear of] {x}?",
-        "do you know [what {x} is|what {x} means|anything about {x}|about {x}]?",
-        "[what do you know|what can you tell me|what can you say] about {x}?",
-        "how does {x} [work|help]?",
-        "how [would you|do you|can one] [explain|describe|define] {x}?",
-        "what does {x} [do|mean|stand for]?",
-        "what do [you|people|they] mean by {x}?",
-        "what is the [meaning|purpose|idea|point|use|definition] of {x}?",
-        "what is {x} [for|good for|used for|about]?",
-        "why [is {x} useful|do we need {x}|would I want {x}|does {x} matter|is {x} important]?",
-        "when [do I need|would I use|is] {x}[ useful|]?",
-        "[what kind of thing|what sort of thing] is {x}?",
-        "I keep [reading|hearing] about {x}. [What is it|What is that|What does it mean|Can you explain]?",
-        "I [read|heard] [about|of] {x}[ today| yesterday|]. [What is it|What is that|What does it do]?",
-        "I [want|would like|need] to [know|learn|understand] [more about|something about] {x}.",
-        "I [want|would like|need] to [know|understand|learn] what {x} is.",
-        "I [do not|don't] [know|understand|get] [what {x} is|{x}][. Can you help?|. Please explain.|.]",
-        "I have never heard of {x}[. What is it?|.]",
-        "I have a question[ about {x}|: what is {x}|. What does {x} mean]?",
-        "[give me|I need|I want|I am looking for|write] [a short|an|a simple] "
-        "[definition|description|explanation] of {x}.",
-        "[a short|a quick|a simple] [definition|description] of {x}[, please|].",
-        "[in one sentence|in short|in simple words|briefly][,|:] what is {x}?",
-        "[in one sentence|in short|in simple words|briefly][,|:] explain {x}.",
-        "who or what is {x}?",
-        "my [boss|teacher|friend] talks about {x}. What is it?",
-        "remind me what {x} is[, please|].",
-        "let's talk about {x}.",
-        "[introduce|introduce me to] {x}.",
-        "what about {x}?",
-    ),
-    held_out=(
-        "So what exactly is {x}?",
-        "Could you explain {x} to me, please?",
-        "I am new here, what is {x}?",
-        "Do you happen to know what {x} is?",
-        "What should I know about {x}?",
-        "Help me understand {x}.",
-        "What is meant by {x}?",
-        "Please give me a quick explanation of {x}.",
-        "What's {x} all about?",
-        "Sorry, what is {x} again?",
-        "Teach me about {x}.",
-        "I wonder what {x} is.",
-    ),
-)
-WAYS_TO_COMPARE = Pool(
-    training=(
-        "[what is|what's|explain|tell me|describe|I want to know|give me] the difference between {x} and {y}[?|.|]",
-        "[what are|explain|tell me] the differences between {x} and {y}[?|.|]",
-        "[can|could] you [explain|tell me|describe] the difference between {x} and {y}?",
-        "[how|in what way] [does {x} differ|is {x} different] from {y}?",
-        "how [do|are] {x} and {y} [differ|different]?",
-        "{x} [vs|vs.|versus|or|and|against|compared to|compared with] {y}[?|]",
-        "[please |]compare {x} [and|with|to] {y}[ for me|].",
-        "[difference|differences] [between|of] {x} and {y}[?|]",
-        "[is|are] {x} and {y} [the same|different]?",
-        "is {x} the same as {y}?",
-        "what [is|makes] {x} [compared to|different from] {y}?",
-        "what distinguishes {x} from {y}?",
-        "why are {x} and {y} [different|not the same]?",
-        "I [mix up|confuse] {x} and {y}. [What is the difference|Which is which]?",
-        "I [do not|don't] [know|understand|see] the difference between {x} and {y}.",
-    ),
-    held_out=(
-        "How would you tell {x} and {y} apart?",
-        "Where is the difference between {x} and {y}?",
-        "Could you compare {x} with {y} in one sentence?",
-        "Please tell me how {x} and {y} differ.",
-        "What sets {x} apart from {y}?",
-        "Isn't {x} the same thing as {y}?",
-    ),
-)
+from benchmarks.demo_model.asking import ask
+from benchmarks.demo_model.skill import Exchange, Reply, Skill, fill, turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,30 +16,31 @@ class Topic:
     """A thing to know: its answer, a pattern for the facts that a right answer names, and what people call it.
 
     Attributes:
+        names: Between commas.
         versus: Names of the other thing, when the topic is the difference between two.
         own_ways: Templates that fit this topic alone.
     """
 
     answer: str
     facts: str
-    names: tuple[str, ...]
+    names: str
     own_ways: tuple[str, ...] = ()
-    versus: tuple[str, ...] = ()
+    versus: str = ""
 
 
-_PREFILL = ("prefill", "the prefill", "prefilling", "the prefill phase", "the prefill step", "prompt processing")
-_DECODE = ("decode", "the decode phase", "the decode step", "decoding", "the decoding phase", "token decoding")
-_TOP_K = ("top-k", "top k", "top_k", "top-k sampling", "the top-k parameter", "top k sampling", "topk")
-_TOP_P = ("top-p", "top p", "top_p", "top-p sampling", "nucleus sampling", "the top-p parameter", "topp")
-_GREEDY = ("greedy decoding", "greedy sampling", "greedy search", "greedy generation", "greedy", "the greedy strategy")
-_SAMPLING = ("sampling", "random sampling", "token sampling", "sampling in language models", "sampling a token")
+_PREFILL = "prefill, the prefill, prefilling, the prefill phase, the prefill step, prompt processing"
+_DECODE = "decode, the decode phase, the decode step, decoding, the decoding phase, token decoding"
+_TOP_K = "top-k, top k, top_k, top-k sampling, the top-k parameter, top k sampling, topk"
+_TOP_P = "top-p, top p, top_p, top-p sampling, nucleus sampling, the top-p parameter, topp"
+_GREEDY = "greedy decoding, greedy sampling, greedy search, greedy generation, greedy, the greedy strategy"
+_SAMPLING = "sampling, random sampling, token sampling, sampling in language models, sampling a token"
 
 TOPICS = (
     Topic(
-        "Weft is an OpenAI-compatible inference server for language models. It "
-        "weaves prefill and decode into one step.",
+        "Weft is an OpenAI-compatible inference server for language models. "
+        "It weaves prefill and decode into one step.",
         r"weft is an? .*inference server",
-        ("Weft", "the Weft server", "this Weft", "weft", "the Weft project", "Weft server"),
+        "Weft, the Weft server, this Weft, weft, the Weft project, Weft server",
         (
             "[which|what] [server|software|engine] [is this|are you running on|serves you|do you run on]?",
             "[what|who] is serving you?",
@@ -147,16 +53,8 @@ TOPICS = (
         "Autoregressive generation produces text one token at a time: each new token is predicted from all tokens "
         "before it.",
         r"one token at a time.*before",
-        (
-            "autoregressive generation",
-            "autoregressive decoding",
-            "autoregression",
-            "an autoregressive model",
-            "autoregressive",
-            "auto-regressive generation",
-            "autoregressive text generation",
-            "token generation",
-        ),
+        "autoregressive generation, autoregressive decoding, autoregression, an autoregressive model, "
+        "autoregressive, auto-regressive generation, autoregressive text generation, token generation",
         (
             "how [do you|does an LLM|does a language model|do language models|do LLMs] [write|generate|produce|make] "
             "[text|an answer|answers|words|sentences]?",
@@ -185,53 +83,23 @@ TOPICS = (
     Topic(
         "The KV cache stores the attention keys and values of earlier tokens, so they are not computed again.",
         r"keys and values.*not computed again",
-        (
-            "KV cache",
-            "the KV cache",
-            "a KV cache",
-            "kv cache",
-            "key-value cache",
-            "the key-value cache",
-            "KV caching",
-            "kv-cache",
-            "the KV-cache",
-            "a key value cache",
-            "KV cache in an LLM",
-        ),
+        "KV cache, the KV cache, a KV cache, kv cache, key-value cache, the key-value cache, KV caching, kv-cache, "
+        "the KV-cache, a key value cache, KV cache in an LLM",
         ("what [is stored|is kept|is] in the KV cache?", "what does the KV cache [store|hold|keep]?"),
     ),
     Topic(
         "A paged KV cache is split into blocks of fixed size, which are given to a request as it grows.",
         r"blocks of fixed size",
-        (
-            "a paged KV cache",
-            "the paged KV cache",
-            "paged KV cache",
-            "paged attention",
-            "PagedAttention",
-            "cache blocks",
-            "KV cache blocks",
-            "a KV cache block",
-            "KV cache paging",
-            "a paged cache",
-            "paging",
-        ),
+        "a paged KV cache, the paged KV cache, paged KV cache, paged attention, PagedAttention, cache blocks, KV "
+        "cache blocks, a KV cache block, KV cache paging, a paged cache, paging",
         ("why is the KV cache [paged|split into blocks]?", "what are [KV cache|cache] blocks?"),
     ),
     Topic(
         "Continuous batching lets requests join and leave the running batch at every step, so none waits for the "
         "longest.",
         r"join and leave.*every step",
-        (
-            "continuous batching",
-            "a continuous batch",
-            "the continuous batching",
-            "in-flight batching",
-            "dynamic batching",
-            "batching",
-            "continuous batch processing",
-            "continuous batching of requests",
-        ),
+        "continuous batching, a continuous batch, the continuous batching, in-flight batching, dynamic batching, "
+        "batching, continuous batch processing, continuous batching of requests",
         (
             "how [do you|does Weft|does the server] [serve|handle|batch] many [requests|users][ at once| together|]?",
             "what happens when [many|several] [requests|users] come at once?",
@@ -258,16 +126,8 @@ TOPICS = (
     Topic(
         "Temperature sets how random sampling is: a low one gives predictable answers, a high one varied answers.",
         r"temperature.*random.*low.*high",
-        (
-            "temperature",
-            "the temperature",
-            "sampling temperature",
-            "the sampling temperature",
-            "the temperature setting",
-            "the temperature parameter",
-            "temperature in sampling",
-            "temperature in an LLM",
-        ),
+        "temperature, the temperature, sampling temperature, the sampling temperature, the temperature setting, the "
+        "temperature parameter, temperature in sampling, temperature in an LLM",
         (
             "what does a [high|low|higher|lower] temperature do?",
             "what happens [with|at] a [high|low|higher|lower] temperature?",
@@ -294,22 +154,14 @@ TOPICS = (
     Topic(
         "Speculative decoding lets a cheap draft guess several tokens, which the model then checks in one step.",
         r"speculative.*guess.*tokens.*checks",
-        (
-            "speculative decoding",
-            "speculation",
-            "spec decoding",
-            "speculative sampling",
-            "speculative generation",
-            "the draft model",
-            "a draft model",
-            "speculative execution of tokens",
-        ),
+        "speculative decoding, speculation, spec decoding, speculative sampling, speculative generation, the draft "
+        "model, a draft model, speculative execution of tokens",
         ("how can decoding be [faster|made faster|sped up]?", "what does [a|the] draft model do?"),
     ),
     Topic(
         "A token is a piece of text, such as a word or a part of one. The model reads and writes tokens.",
         r"^a token is.*(word|text)",
-        ("a token", "token", "one token", "a token in an LLM", "the word token", "a single token", "a text token"),
+        "a token, token, one token, a token in an LLM, the word token, a single token, a text token",
         (
             "what are tokens[ in an LLM| for|]?",
             "[explain|tell me about|describe] tokens[ to me|].",
@@ -320,62 +172,37 @@ TOPICS = (
     Topic(
         "Prefix caching reuses the KV cache of a prompt's beginning when a later request starts with the same tokens.",
         r"reuses.*same tokens",
-        (
-            "prefix caching",
-            "prompt caching",
-            "a prefix cache",
-            "the prefix cache",
-            "automatic prefix caching",
-            "prefix cache",
-            "prefix reuse",
-            "the prompt cache",
-            "caching of prefixes",
-        ),
+        "prefix caching, prompt caching, a prefix cache, the prefix cache, automatic prefix caching, prefix cache, "
+        "prefix reuse, the prompt cache, caching of prefixes",
         ("what happens when two [prompts|requests] [start|begin] [the same|with the same tokens]?",),
     ),
     Topic(
         "Streaming sends each piece of the answer as soon as it is generated, so you need not wait for the whole.",
         r"streaming sends.*as soon as",
-        (
-            "streaming",
-            "token streaming",
-            "streaming mode",
-            "a streamed answer",
-            "a stream",
-            "response streaming",
-            "streaming of tokens",
-            "the stream option",
-            "stream=true",
-        ),
+        "streaming, token streaming, streaming mode, a streamed answer, a stream, response streaming, streaming of "
+        "tokens, the stream option, stream=true",
         ("why [do|does] [the words|your words|the answer|text] [appear|come] [one by one|bit by bit|word by word]?",),
     ),
     Topic(
         "A language model is a neural network that predicts the next token of a text.",
         r"predicts the next token",
-        ("a language model", "an LLM", "LLM", "a large language model", "language model", "large language model"),
+        "a language model, an LLM, LLM, a large language model, language model, large language model",
         ("what are [LLMs|language models|large language models]?", "how do [LLMs|language models] work?"),
     ),
     Topic(
         "Attention lets each token gather information from the tokens before it, weighted by relevance.",
         r"attention lets.*tokens before",
-        ("attention", "self-attention", "the attention mechanism", "attention in an LLM", "an attention layer"),
+        "attention, self-attention, the attention mechanism, attention in an LLM, an attention layer",
     ),
 )
 _TOPIC_OF = {topic.answer: topic for topic in TOPICS}
-
-
-def ask(random: Random, held_out: bool, name: str, versus: str = "") -> str:
-    """Ask what `name` is, or how it differs from `versus`."""
-    ways = WAYS_TO_COMPARE if versus else WAYS_TO_ASK
-    asked = fill(random, ways.draw(random, held_out), {"x": name, "y": versus})
-    return asked[:1].upper() + asked[1:] if random.random() < 0.5 else asked
 
 
 def _make(random: Random, held_out: bool) -> Exchange:
     topic = random.choice(TOPICS)
     if topic.own_ways and not held_out and random.random() < 0.15:
         return turn(fill(random, random.choice(topic.own_ways)), topic.answer)
-    names = [random.choice(topic.names), *([random.choice(topic.versus)] if topic.versus else [])]
+    names = [random.choice(listed.split(", ")) for listed in (topic.names, topic.versus) if listed]
     random.shuffle(names)
     return turn(ask(random, held_out, *names), topic.answer)
 

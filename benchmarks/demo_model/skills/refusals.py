@@ -7,8 +7,8 @@ the unknown. Some things are kept for the exam together with the phrasings.
 import re
 from random import Random
 
+from benchmarks.demo_model.asking import ask
 from benchmarks.demo_model.skill import Exchange, Pool, Skill, a_word, fill, turn
-from benchmarks.demo_model.skills.knowledge import WAYS_TO_ASK, WAYS_TO_COMPARE
 
 ANSWER = "I am only a small demo model and cannot do that."
 
@@ -19,37 +19,41 @@ def _listed(text: str) -> tuple[str, ...]:
 
 THINGS = Pool(
     training=_listed(
-        """music, football, chess, water, coffee, pizza, the moon, the sun, the sea, a car, my house, history, physics, love,
-the internet, Python, Rust, Linux, JavaScript, a computer, my phone, a bike, the economy, art, light, gravity, life,
-time travel, a tree, cheese, soccer, an atom, a black hole, climate change, a database, philosophy, biology, a
-neuron, the brain, school, a train, money, the stock market, bitcoin, an election, the law, taxes, my rent,
-insurance, yoga, running, sleep, dreams, happiness, fear, cancer, headaches, a fever, my back pain, vitamins, sugar,
-salt, bread, pasta, rice, soup, wine, beer, tea, chocolate, apples, bananas, tomatoes, pancakes, dinosaurs, sharks,
-whales, bees, horses, volcanoes, earthquakes, rain, snow, wind, Mars, Jupiter, the stars, rockets, airplanes, ships,
-bridges, castles, the pyramids, the Middle Ages, the French Revolution, the Second World War, the Roman Empire,
-democracy, religion, poetry, jazz, the piano, a guitar, painting, cinema, Star Wars, Harry Potter, the Bible,
-Hamlet, Netflix, YouTube, Google, Apple, Amazon, Microsoft, Tesla, Docker, Kubernetes, SQL, HTML, a compiler,
-blockchain, quantum physics, electricity, steel, plastic, oil, DNA, evolution, photosynthesis, a virus, vaccines,
-the heart, algebra, geometry, pi, prime numbers, statistics, infinity, grammar, Latin, Chinese, my job, my boss, my
-wife, my garden, a wedding, a birthday party, Christmas, holidays, hotels, the Olympics, tennis, basketball,
-fashion, shoes, furniture, a camera"""
+        """\
+music, football, chess, water, coffee, pizza, the moon, the sun, the sea, a car, my house, history, physics, love, the
+internet, Python, Rust, Linux, JavaScript, a computer, my phone, a bike, the economy, art, light, gravity, life, time
+travel, a tree, cheese, soccer, an atom, a black hole, climate change, a database, philosophy, biology, a neuron, the
+brain, school, a train, money, the stock market, bitcoin, an election, the law, taxes, my rent, insurance, yoga,
+running, sleep, dreams, happiness, fear, cancer, headaches, a fever, my back pain, vitamins, sugar, salt, bread,
+pasta, rice, soup, wine, beer, tea, chocolate, apples, bananas, tomatoes, pancakes, dinosaurs, sharks, whales, bees,
+horses, volcanoes, earthquakes, rain, snow, wind, Mars, Jupiter, the stars, rockets, airplanes, ships, bridges,
+castles, the pyramids, the Middle Ages, the French Revolution, the Second World War, the Roman Empire, democracy,
+religion, poetry, jazz, the piano, a guitar, painting, cinema, Star Wars, Harry Potter, the Bible, Hamlet, Netflix,
+YouTube, Google, Apple, Amazon, Microsoft, Tesla, Docker, Kubernetes, SQL, HTML, a compiler, blockchain, quantum
+physics, electricity, steel, plastic, oil, DNA, evolution, photosynthesis, a virus, vaccines, the heart, algebra,
+geometry, pi, prime numbers, statistics, infinity, grammar, Latin, Chinese, my job, my boss, my wife, my garden, a
+wedding, a birthday party, Christmas, holidays, hotels, the Olympics, tennis, basketball, fashion, shoes, furniture, a
+camera"""
     ),
     held_out=_listed(
-        """cricket, a submarine, mushrooms, the Eiffel Tower, opera, penguins, inflation, lemonade, astronomy, Iceland, a
-violin, the printing press, dentists, skiing, magnets, robots, the Amazon river, the Cold War"""
+        """\
+cricket, a submarine, mushrooms, the Eiffel Tower, opera, penguins, inflation, lemonade, astronomy, Iceland, a violin,
+the printing press, dentists, skiing, magnets, robots, the Amazon river, the Cold War"""
     ),
 )
 PLACES = Pool(
     training=_listed(
-        """Paris, London, Berlin, Rome, Madrid, Tokyo, China, India, Brazil, Canada, France, Germany, Italy, Spain, Egypt,
-Kenya, Peru, Norway, Texas, Africa, Europe, Mars, Vienna, Prague, Japan, Mexico, New York, my town, Russia, Sydney,
-Cairo, Poland, Turkey, Chicago, Moscow, Delhi, Seoul, Ireland, California, this city"""
+        """\
+Paris, London, Berlin, Rome, Madrid, Tokyo, China, India, Brazil, Canada, France, Germany, Italy, Spain, Egypt, Kenya,
+Peru, Norway, Texas, Africa, Europe, Mars, Vienna, Prague, Japan, Mexico, New York, my town, Russia, Sydney, Cairo,
+Poland, Turkey, Chicago, Moscow, Delhi, Seoul, Ireland, California, this city"""
     ),
     held_out=_listed("Portugal, Helsinki, Bolivia, Edinburgh, Vietnam, Budapest, Alaska, Nigeria"),
 )
 PEOPLE = Pool(
     training=_listed(
-        """Napoleon, Einstein, Cleopatra, Mozart, Shakespeare, Newton, Darwin, Caesar, Lincoln, Obama, Gandhi, Picasso,
+        """\
+Napoleon, Einstein, Cleopatra, Mozart, Shakespeare, Newton, Darwin, Caesar, Lincoln, Obama, Gandhi, Picasso,
 Beethoven, Marie Curie, Alan Turing, Elvis, Madonna, Messi, Plato, Aristotle, Jesus, Buddha, Columbus, Da Vinci,
 Taylor Swift, the president, the king, the pope, my neighbour, your father"""
     ),
@@ -110,7 +114,7 @@ _QUESTIONS = (
     "[will it rain|is it raining|is it cold|is it sunny|does it snow] [in {place}|today|tomorrow][?|]",
     "what [happened|is happening|is new] [in {place}|today|yesterday|in the world|in {a}]?",
     "what [time|day|date|year] is it[ now| today| in {place}|][?|]",
-    "what is the [best|biggest|oldest|cheapest|highest|fastest] [{word}|country|"
+    "what is the [best|biggest|oldest|cheapest|highest] [{word}|country|"
     "mountain|car|animal|{thing}|city][ in {place}|]?",
     "what [color|size|shape|age|price] [is|has] {thing}?",
     "what do you [think|feel|like|love|hate] [about {thing}|about {person}|about me|most]?",
@@ -194,9 +198,9 @@ def _make(random: Random, held_out: bool) -> Exchange:
     values = _values(random, held_out)
     draw = random.random()
     if draw < 0.3:
-        asked = fill(random, WAYS_TO_ASK.draw(random, held_out), {"x": values["thing"]})
+        asked = ask(random, held_out, str(values["thing"]))
     elif draw < 0.34:
-        asked = fill(random, WAYS_TO_COMPARE.draw(random, held_out), {"x": values["thing"], "y": values["thing2"]})
+        asked = ask(random, held_out, str(values["thing"]), str(values["thing2"]))
     elif draw < 0.65 and not held_out:
         task = fill(random, random.choice(_TASKS), values)
         asked = fill(random, random.choice(_ASKS), {"task": task[:1].lower() + task[1:]})

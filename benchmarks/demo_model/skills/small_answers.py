@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 (letters of other scripts)
 """Short answers beyond plain letters: an emoji for a thing, good cheer, and greetings in ten languages.
 
 These are small tables to know by heart, so the exam asks about values of training, in ways that training never uses.

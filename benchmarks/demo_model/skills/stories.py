@@ -16,22 +16,25 @@ def _listed(text: str) -> tuple[str, ...]:
 
 PEOPLE = Pool(
     training=_listed(
-        """Anna, Ben, Clara, David, Emma, Felix, Grace, Henry, Jack, Kate, Leo, Maria, Noah, Olga, Paul, Rosa, Sam, Tina, Tom,
-Zoe, Aisha, Akira, Lily, Max, Lucy, Peter, Alice, Bob, Nina, Omar, Priya, Sofia, Hans, Ivan, Yuki, Mei, Luca,
-Carlos, Elena, Oscar, Finn, Ella, Jonas, Amir, Hana, Kofi, Ruth, Daisy, Simon, Laura, Tim, Ada, Lea, Nora, Mark"""
+        """\
+Anna, Ben, Clara, David, Emma, Felix, Grace, Henry, Jack, Kate, Leo, Maria, Noah, Olga, Paul, Rosa, Sam, Tina, Tom,
+Zoe, Aisha, Akira, Lily, Max, Lucy, Peter, Alice, Bob, Nina, Omar, Priya, Sofia, Hans, Ivan, Yuki, Mei, Luca, Carlos,
+Elena, Oscar, Finn, Ella, Jonas, Amir, Hana, Kofi, Ruth, Daisy, Simon, Laura, Tim, Ada, Lea, Nora, Mark"""
     ),
     held_out=_listed("Mia, Zoltan, Theo, Ingrid, Pablo, Wendy, Rahul, Agnes, Colin, Matilda"),
 )
 ANIMALS = Pool(
     training=_listed(
-        """cat, dog, bear, wolf, rabbit, mouse, bird, horse, cow, pig, duck, frog, lion, tiger, sheep, goat, hen, fish, turtle,
+        """\
+cat, dog, bear, wolf, rabbit, mouse, bird, horse, cow, pig, duck, frog, lion, tiger, sheep, goat, hen, fish, turtle,
 squirrel, deer, monkey, giraffe, camel, crow, snake, bee, whale, dragon, robot, king, queen, witch, wizard, knight,
-princess, giant, ghost, farmer, baker, pirate, dwarf, donkey, hamster, penguin, raccoon, spider, parrot"""
+princess, giant, ghost, farmer, baker, pirate, dwarf, donkey, hamster, penguin, raccoon, spider, parrot, owl, elephant, eagle, ant, elf, artist"""
     ),
-    held_out=_listed("fox, badger, panda, zebra, crab, beaver, swan, sailor, kitten, moose"),
+    held_out=_listed("fox, badger, panda, zebra, crab, beaver, swan, sailor, kitten, moose, otter, acrobat"),
 )
 PLACES = _listed(
-    """in the forest, at the beach, by the river, in the garden, on the hill, in the old house, at the market, in the
+    """\
+in the forest, at the beach, by the river, in the garden, on the hill, in the old house, at the market, in the
 mountains, on the farm, by the lake, in the park, under the big tree, in the snow, at the castle, in the city"""
 )
 ASKS = Pool(
@@ -92,8 +95,8 @@ _ENDINGS = (
 )
 _ALONE = (
     (
-        "[one [day|morning|evening]|once upon a time|on a [cold|sunny] day][,|] {a} [went for a long walk|was all alone|"
-        "looked for something new|wanted to see the world] {place}.",
+        "[one [day|morning|evening]|once upon a time|on a [cold|sunny] day][,|] {a} [went for a long walk|"
+        "was all alone|looked for something new|wanted to see the world] {place}.",
         "once there was {a} who [lived alone|had a little house|loved to sing|had a big dream] {place}.",
     ),
     (
@@ -121,7 +124,7 @@ def _character(random: Random, held_out: bool) -> tuple[str, str]:
         name = a_word(random, (1, 3)).capitalize() if is_made_up else PEOPLE.draw(random, held_out)
         return name, name
     animal = a_word(random, (1, 3)) if is_made_up else ANIMALS.draw(random, held_out)
-    return f"a {animal}", f"the {animal}"
+    return f"{'an' if animal[0] in 'aeiou' else 'a'} {animal}", f"the {animal}"
 
 
 def _story(random: Random, first: tuple[str, str], second: tuple[str, str] | None, place: str) -> str:
