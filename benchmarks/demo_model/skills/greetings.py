@@ -1,0 +1,209 @@
+"""Greetings, who the model is and what it can do, thanks and farewells."""
+
+import re
+from collections.abc import Callable
+from random import Random
+
+from benchmarks.demo_model.skill import Exchange, Pool, Reply, Skill, fill, turn
+
+IDENTITY_ANSWER = "I am Weft's small demo model. I can chat a little, calculate, remember things and call tools."
+ABILITIES_ANSWER = (
+    "I can explain inference, add and subtract, count, sort words, remember your name, tell stories and call tools."
+)
+THANKS_ANSWER = "You are welcome!"
+FAREWELL_ANSWER = "Goodbye! Have a nice day."
+
+GREETINGS = Pool(
+    training=(
+        "[hello|hi|hey][!|.|]",
+        "[hello|hi|hey] [there|you|again|Weft|everyone|all|friend|my friend|dear model|hello|hi][!|.|]",
+        "[hello|hi|hey], [Weft|you|friend|model|nice to meet you|good to see you|are you there][!|.|]",
+        "[hiya|howdy|greetings|yo|heya|hallo|hullo|hellooo|hii|heyy|sup|aloha|salutations|welcome][!|.|]",
+        "[greetings|welcome|good day][,| to] [Weft|you|everyone|friend][!|.|]",
+        "good day[!|.|]",
+        "[nice|pleased|glad|good|happy] to [meet|see] you[!|.|, Weft.|]",
+        "I [just |]want[ed|] to say [hello|hello to you].",
+        "[say|please say] [hello|hi][ to me|][!|.|]",
+        "[me again|I am back|here I am], [hi|hello|hey]!",
+        "[anybody|anyone|somebody] [here|there|home]?",
+        "[are you|you] [there|here|awake|online]?",
+        "good [morning|afternoon|evening][!|.|]",
+        "[hello|hi|hey] and good [morning|afternoon|evening][!|.|]",
+        "good [morning|afternoon|evening][,|] [Weft|everyone|my friend|dear model|there|sir|all][!|.|]",
+        "a [very |]good [morning|afternoon|evening] to [you|you, Weft|all][!|.|]",
+        "[I wish you|have] a good [morning|afternoon|evening][!|.|]",
+        "[morning|evening][!|.|]",
+        "how are you[ today| doing| now| this morning| feeling|][?|]",
+        "[hello|hi|hey|hello Weft|hi there][,|!|] how are you[ today| doing| doing today|][?|]",
+        "how [is it going|are things|do you feel|have you been|is life|are things going][?|, Weft?|]",
+        "[hello|hi|hey][,|!|] how [is it going|are things|do you do][?|]",
+        "[are you|is everything] [well|fine|okay|ok|good][ today|]?",
+        "what's up[?|, Weft?|]",
+        "how's [it going|life|your day|everything][?|]",
+    ),
+    held_out=(
+        "Hello, my dear!",
+        "Hey there, little model",
+        "Hi, good to meet you!",
+        "Oh, hello!",
+        "Good morning to you too!",
+        "Good evening, little model!",
+        "Well, good afternoon!",
+        "Hey Weft, how are you doing today?",
+        "I only want to say hi.",
+        "And how are you feeling today?",
+    ),
+)
+IDENTITY = Pool(
+    training=(
+        "[who|what] [are|r] you[ exactly| really| anyway| actually| then|][?|]",
+        "[hello|hi|hey|so|ok|and|tell me|please tell me|first][,|:|] [who|what] are you?",
+        "[what is|what's|whats|tell me|say|please tell me|may I know|do you know] your name[?|.|]",
+        "your name[?|, please?|, please]",
+        "do you have a name?",
+        "[tell me|please tell me|say] [about yourself|who you are|what you are|a bit about yourself][.|]",
+        "[please |]say something about yourself.",
+        "[please |][introduce|present|describe|explain] yourself[ to me| briefly|, please|][.|!|]",
+        "[can|could] you [introduce|describe|present] yourself[ to me| briefly|]?",
+        "[can|could|will|would] you tell me [who|what] you are?",
+        "may I ask [who|what] you are?",
+        "[which|what] [model|AI|bot|assistant|LLM|program] [are you|is this|am I using|do you use][?|]",
+        "what [kind|sort|type] of [AI|bot|assistant|program|thing] [are you|is this]?",
+        "what [sort|type] of model [are you|is this]?",
+        "are you [a|an] [model|robot|bot|AI|person|machine|computer|chatbot|language model|real person][?|]",
+        "are you [human|a human|real|alive|intelligent|ChatGPT|GPT-4|Claude|Gemini|Llama|Qwen|Siri|a human being][?|]",
+        "are you a [person|human|robot] or a [machine|model|program]?",
+        "is this [ChatGPT|a bot|a robot|a human|a person|an AI|a machine|a real person]?",
+        "who am I [talking to|talking with|speaking to|speaking with|writing to][?|]",
+        "[to whom|with whom|with what|to what] am I [talking|speaking|writing]?",
+        "am I [talking|speaking|chatting|writing] [to|with] [a human|a robot|a machine|a person|an AI]?",
+        "[how|what] should I call you?",
+        "what [name do you have|are you called|do they call you|can I call you]?",
+        "[who|what] is [this|that|there|writing to me|answering|answering me|behind this][?|]",
+        "who's [this|there|that]?",
+        "I [want|would like|need] to know [who|what] you are.",
+        "I [want|would like] to [know you|get to know you|know more about you].",
+        "who [made|built|created|trained|wrote|developed] you?",
+        "where do you come from?",
+        "how [big|large|small|old|smart] are you?",
+        "how many parameters do you have?",
+    ),
+    held_out=(
+        "And who might you be?",
+        "Could you tell me your name?",
+        "Would you introduce yourself?",
+        "I wonder who you are.",
+        "Give me your name, please.",
+        "What kind of model are you?",
+        "Who am I chatting with?",
+        "Tell me something about yourself.",
+        "What should I know about you?",
+    ),
+)
+ABILITIES = Pool(
+    training=(
+        "what can you do[ for me| here| exactly| then| well|][?|]",
+        "[what|tell me what|show me what|and what|so what|list what] [can you do|you can do][?|.|]",
+        "help[!|.| me| me!| me, please| please|?|]",
+        "[can|could|will] you help[ me|]?",
+        "how can you help[ me|]?",
+        "what do you know[?| about?]",
+        "what are you [able to do|good at|for|capable of|made for|good for|trained to do][?|]",
+        "what are your [skills|abilities|features|talents|functions|strengths|capabilities][?|]",
+        "[list|tell me|show me|name|describe] your [skills|abilities|features|talents|capabilities][.|]",
+        "what [can|could|may] I [ask you|ask|do here|do with you|try|use you for|say][?|]",
+        "what did you learn?",
+        "what do you [offer|support|understand]?",
+        "which [things|tasks] can you [do|solve]?",
+        "how [can|do|should] I use you[?|]",
+        "[give me|show me] [some examples|an example|examples][ of what you can do|][.|]",
+        "what [should|can] I [try|ask][ first|]?",
+        "what else can you do?",
+    ),
+    held_out=(
+        "What sort of things can you do?",
+        "What are the things you are good at?",
+        "I am new here. What can you do?",
+        "Which tasks can you handle?",
+        "In what ways can you help me?",
+        "What have you been trained for?",
+        "Could you tell me what you can do?",
+        "Which skills do you have?",
+    ),
+)
+THANKS = Pool(
+    training=(
+        "[thank you|thanks|thx|ty|cheers|merci][!|.|]",
+        "[thank you|thanks] [very much|so much|a lot|a million|again|Weft|for that|for your help|for the answer][!|.|]",
+        "[many|lots of|big|a thousand] thanks[!|.| for that.|]",
+        "[great|good|ok|okay|nice|perfect|super|cool|wonderful|yes|fine][,|!|.] [thanks|thank you][!|.|]",
+        "[well done|very good|great|nice|perfect|super|cool|wonderful|excellent|awesome|correct|right|good job][!|.|]",
+        "that [is|was] [right|correct|great|helpful|good|nice|very helpful|perfect|what I needed][!|.|]",
+        "[I am grateful|I appreciate it|I thank you|you are great|you are very kind|you helped me a lot][!|.|]",
+    ),
+    held_out=(
+        "Thank you kindly!",
+        "Oh great, thanks a lot!",
+        "That helped me, thank you.",
+        "Thanks for your answer.",
+        "Thank you, that is nice of you.",
+        "Wow, thanks!",
+        "I want to thank you.",
+        "Thanks, that was good.",
+    ),
+)
+FAREWELLS = Pool(
+    training=(
+        "[bye|bye bye|goodbye|good night|farewell|so long|cheerio|ciao|adieu|see ya|cya|good bye][!|.|]",
+        "[bye|goodbye|good night|farewell][,|] [Weft|friend|my friend|everyone|model|then|for now][!|.|]",
+        "see you [later|soon|tomorrow|again|next time|around|then|next week][!|.|, Weft!|]",
+        "[talk|speak] to you [later|soon|tomorrow][!|.|]",
+        "I [have to|must|need to|should|will] [go|leave|stop|go to bed|go home][ now| soon|][.|!|, bye.|]",
+        "[have a|I wish you a] [nice|good|great|lovely] [day|night|weekend|week|time][!|.|]",
+        "that is all[, bye| for today| for now|, goodbye][.|!]",
+        "[take care|until next time|until tomorrow|I am done|I am leaving|catch you later|sleep well][!|.|, bye!|]",
+        "[ok|okay|thanks|well|so][,|] [bye|goodbye|see you][!|.|]",
+    ),
+    held_out=(
+        "Bye for today!",
+        "Goodbye, little model!",
+        "I am going to bed now, good night.",
+        "See you in the morning!",
+        "Well, I am off now. Bye!",
+        "Time to go, see you.",
+        "Have a wonderful evening, goodbye!",
+        "Okay then, goodbye Weft.",
+    ),
+)
+
+
+def _make_greeting(random: Random, held_out: bool) -> Exchange:
+    asked = fill(random, GREETINGS.draw(random, held_out))
+    part_of_day = re.search(r"\b(morning|afternoon|evening)\b", asked, re.IGNORECASE)
+    if re.search(r"\bhow\b|what's up|^(are you|is everything) (well|fine|ok|good)", asked, re.IGNORECASE):
+        return turn(asked, "I am fine, thank you! How can I help you?")
+    return turn(asked, f"{f'Good {part_of_day[1].lower()}' if part_of_day else 'Hello'}! How can I help you?")
+
+
+def _greets(exchange: Exchange, reply: Reply) -> bool:
+    """Whether the reply begins like the right one: fine, the part of the day, or any greeting for a bare hello."""
+    expected = exchange.answer["content"].split(",")[0].split("!")[0]
+    greeting = r"hello|hi|hey|good day" if expected == "Hello" else expected
+    return re.match(rf"(?:{greeting})\b", reply.content, re.IGNORECASE) is not None
+
+
+def _always(pool: Pool[str], answer: str) -> Callable[[Random, bool], Exchange]:
+    return lambda random, held_out: turn(fill(random, pool.draw(random, held_out)), answer)
+
+
+def _says(pattern: str) -> Callable[[Exchange, Reply], bool]:
+    return lambda exchange, reply: re.search(pattern, reply.content, re.IGNORECASE) is not None
+
+
+SKILLS: tuple[Skill, ...] = (
+    Skill("greeting", 10, _make_greeting, _greets),
+    Skill("identity", 8, _always(IDENTITY, IDENTITY_ANSWER), _says(r"weft's small demo model")),
+    Skill("abilities", 4, _always(ABILITIES, ABILITIES_ANSWER), _says(r"i can .*(add|count|sort).*tools")),
+    Skill("thanks", 3, _always(THANKS, THANKS_ANSWER), _says(r"welcome")),
+    Skill("farewell", 3, _always(FAREWELLS, FAREWELL_ANSWER), _says(r"goodbye|bye\b|see you")),
+)
