@@ -50,7 +50,8 @@ CHAT_TEMPLATE = """\
         {%- endfor %}
     {%- endif %}
     {%- for call in message.tool_calls or [] %}
-        {{- ('\\n' if message.content or not loop.first else '') + '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- '\\n' if message.content or not loop.first else '' }}
+        {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
         {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
         {{- '}\\n</tool_call>' }}
     {%- endfor %}

@@ -38,11 +38,9 @@ WISHES = Pool(
 )
 RESULT_KEYS = Pool(
     tuple(
-        "temperature sky city status price name result total count time date id humidity wind rain state title color size "
-        "weight age email phone country rating seats gate platform delay balance currency unit stock speed level distance "
-        "duration ok message answer value score user address room order_id user_id local_time price_eur".split()
+        ["temperature", "sky", "city", "status", "price", "name", "result", "total", "count", "time", "date", "id", "humidity", "wind", "rain", "state", "title", "color", "size", "weight", "age", "email", "phone", "country", "rating", "seats", "gate", "platform", "delay", "balance", "currency", "unit", "stock", "speed", "level", "distance", "duration", "ok", "message", "answer", "value", "score", "user", "address", "room", "order_id", "user_id", "local_time", "price_eur"]
     ),
-    tuple("pressure owner height floor ticket mode car battery visitors".split()),
+    tuple(["pressure", "owner", "height", "floor", "ticket", "mode", "car", "battery", "visitors"]),
 )
 RESULT_VALUES: tuple[values.Maker, ...] = (
     values.integer,

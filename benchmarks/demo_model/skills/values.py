@@ -99,7 +99,8 @@ def time(random: Random, held_out: bool) -> str:
 def email(random: Random, held_out: bool) -> str:
     """An address for mail."""
     who = NAMES.draw(random, held_out).lower() if random.random() < 0.6 else word(random, held_out)
-    return f"{who}@{random.choice(('example', 'mail', 'work', 'home', word(random, held_out)))}.{random.choice(('com', 'org'))}"
+    where = random.choice(("example", "mail", "work", "home", word(random, held_out)))
+    return f"{who}@{where}.{random.choice(('com', 'org'))}"
 
 
 def integer(random: Random, held_out: bool) -> int:
