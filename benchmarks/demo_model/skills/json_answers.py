@@ -23,7 +23,7 @@ from benchmarks.demo_model.skills.json_facts import (
 BEFORE = Pool(
     (
         "[Extract|Get|Give me|Return|Find|List] the [data|facts|details|information|fields] as JSON: {s}",
-        "[Extract|Get|Give me|Return] the [data|facts|details|information|fields] [from|of] this [sentence|text][| as JSON]: {s}",
+        "[Extract|Get|Give me|Return] the [data|facts|details|fields] [from|of] this [sentence|text][| as JSON]: {s}",
         "[Fill in|Fill|Complete] the [form|schema|JSON|fields]: {s}",
         "[Extract|Fill in|Return|Write|Give me]: {s}",
         "[Turn|Convert|Put] this [into|to] JSON: {s}",
