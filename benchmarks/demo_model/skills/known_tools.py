@@ -245,7 +245,7 @@ KNOWN_TOOLS = (
     ),
     KnownTool(
         "stock",
-        _pool("get_stock_price stock_price get_price", "stock_value share_price"),
+        _pool("get_stock_price stock_price get_price", "stock_value share_value"),
         "[Get the|The current] [stock |]price of a [stock|company][|.]",
         (
             Parameter(

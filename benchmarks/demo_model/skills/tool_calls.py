@@ -1,6 +1,7 @@
 """Calls of declared tools, answers from their results, and chats in which no tool is needed."""
 
 import json
+from dataclasses import replace
 from random import Random
 
 from benchmarks.demo_model.skill import Exchange, Json, Message, Pool, Reply, Skill, a_word, assistant, fill, user
@@ -38,7 +39,57 @@ WISHES = Pool(
 )
 RESULT_KEYS = Pool(
     tuple(
-        ["temperature", "sky", "city", "status", "price", "name", "result", "total", "count", "time", "date", "id", "humidity", "wind", "rain", "state", "title", "color", "size", "weight", "age", "email", "phone", "country", "rating", "seats", "gate", "platform", "delay", "balance", "currency", "unit", "stock", "speed", "level", "distance", "duration", "ok", "message", "answer", "value", "score", "user", "address", "room", "order_id", "user_id", "local_time", "price_eur"]
+        [
+            "temperature",
+            "sky",
+            "city",
+            "status",
+            "price",
+            "name",
+            "result",
+            "total",
+            "count",
+            "time",
+            "date",
+            "id",
+            "humidity",
+            "wind",
+            "rain",
+            "state",
+            "title",
+            "color",
+            "size",
+            "weight",
+            "age",
+            "email",
+            "phone",
+            "country",
+            "rating",
+            "seats",
+            "gate",
+            "platform",
+            "delay",
+            "balance",
+            "currency",
+            "unit",
+            "stock",
+            "speed",
+            "level",
+            "distance",
+            "duration",
+            "ok",
+            "message",
+            "answer",
+            "value",
+            "score",
+            "user",
+            "address",
+            "room",
+            "order_id",
+            "user_id",
+            "local_time",
+            "price_eur",
+        ]
     ),
     tuple(["pressure", "owner", "height", "floor", "ticket", "mode", "car", "battery", "visitors"]),
 )
@@ -160,6 +211,7 @@ def tools_idle(random: Random, held_out: bool) -> Exchange:
         asked, answer = fill(random, WISHES.draw(random, held_out), drawn), CANNOT
     else:
         asked, answer = request.asked, CANNOT
+    request = replace(request, words=request.words | {"search"})
     tools = others(random, held_out, request, random.choice((1, 1, 2, 2, 3)), are_near=False)
     return Exchange((user(asked), assistant(answer)), tools=tuple(tools))
 

@@ -13,15 +13,160 @@ from benchmarks.demo_model.skills.known_tools import KNOWN_TOOLS, KnownTool
 
 VERBS = Pool(
     tuple(
-        ["find", "get", "show", "check", "open", "book", "order", "buy", "start", "stop", "delete", "create", "add", "send", "play", "read", "print", "share", "update", "cancel", "rename", "move", "lock", "count", "rate", "track", "measure", "paint", "repair", "rent", "sell", "clean", "load", "save", "scan", "sort", "test", "watch", "pick", "plan", "list", "log", "fetch", "reserve", "pause", "review", "archive", "copy", "export", "install", "ship", "bake"]
+        [
+            "find",
+            "get",
+            "show",
+            "check",
+            "open",
+            "book",
+            "order",
+            "buy",
+            "start",
+            "stop",
+            "delete",
+            "create",
+            "add",
+            "send",
+            "play",
+            "read",
+            "print",
+            "share",
+            "update",
+            "cancel",
+            "rename",
+            "move",
+            "lock",
+            "count",
+            "rate",
+            "track",
+            "measure",
+            "paint",
+            "repair",
+            "rent",
+            "sell",
+            "clean",
+            "load",
+            "save",
+            "scan",
+            "sort",
+            "test",
+            "watch",
+            "pick",
+            "plan",
+            "list",
+            "log",
+            "fetch",
+            "reserve",
+            "pause",
+            "review",
+            "archive",
+            "copy",
+            "export",
+            "install",
+            "ship",
+            "bake",
+        ]
     ),
     tuple(["hide", "draw", "weigh", "close", "import", "wash", "deliver", "remove", "label", "resize"]),
 )
 NOUNS = Pool(
     tuple(
-        ["table", "room", "train", "flight", "ticket", "hotel", "car", "bike", "song", "movie", "book", "note", "task", "event", "order", "parcel", "invoice", "report", "file", "photo", "video", "light", "lamp", "door", "window", "alarm", "robot", "drone", "printer", "camera", "recipe", "meal", "pizza", "coffee", "garden", "plant", "dog", "cat", "horse", "house", "street", "map", "route", "bus", "taxi", "ship", "plane", "phone", "message", "letter", "contact", "user", "account", "card", "payment", "budget", "stock", "price", "news", "game", "player", "team", "match", "lesson", "course", "exam", "book", "list", "page", "server", "backup", "job", "shift", "shop", "product", "box", "key", "code", "badge", "visa", "loan", "tax", "fridge", "oven", "heater", "fan", "pump", "sensor", "meter"]
+        [
+            "table",
+            "room",
+            "train",
+            "flight",
+            "ticket",
+            "hotel",
+            "car",
+            "bike",
+            "song",
+            "movie",
+            "book",
+            "note",
+            "task",
+            "event",
+            "order",
+            "parcel",
+            "invoice",
+            "report",
+            "file",
+            "photo",
+            "video",
+            "light",
+            "lamp",
+            "door",
+            "window",
+            "alarm",
+            "robot",
+            "drone",
+            "printer",
+            "camera",
+            "recipe",
+            "meal",
+            "pizza",
+            "coffee",
+            "garden",
+            "plant",
+            "dog",
+            "cat",
+            "horse",
+            "house",
+            "street",
+            "map",
+            "route",
+            "bus",
+            "taxi",
+            "ship",
+            "plane",
+            "phone",
+            "message",
+            "letter",
+            "contact",
+            "user",
+            "account",
+            "card",
+            "payment",
+            "budget",
+            "stock",
+            "price",
+            "news",
+            "game",
+            "player",
+            "team",
+            "match",
+            "lesson",
+            "course",
+            "exam",
+            "book",
+            "list",
+            "page",
+            "server",
+            "backup",
+            "job",
+            "shift",
+            "shop",
+            "product",
+            "box",
+            "key",
+            "code",
+            "badge",
+            "visa",
+            "loan",
+            "tax",
+            "fridge",
+            "oven",
+            "heater",
+            "fan",
+            "pump",
+            "sensor",
+            "meter",
+        ]
     ),
-    tuple(["boat", "tent", "sofa", "bridge", "poster", "picture", "engine", "fence", "river", "cake", "wallet", "mirror"]),
+    tuple(
+        ["boat", "tent", "sofa", "bridge", "poster", "picture", "engine", "fence", "river", "cake", "wallet", "mirror"]
+    ),
 )
 OPENERS = Pool(
     (
@@ -127,7 +272,8 @@ def known(random: Random, held_out: bool, kind: KnownTool) -> Request:
         properties[key] = {"type": "string", "enum": list(choices)}
         if random.random() < 0.4:
             arguments[key] = random.choice(choices)
-            asked = f"{asked.rstrip('?.! ')} {random.choice(('in', 'in degrees'))} {arguments[key]}{asked[-1:] if asked[-1:] in '?.!' else ''}"
+            bare = asked.rstrip("?.! ")
+            asked = f"{bare} in {arguments[key]}{asked[len(bare) :].rstrip()}"
     asked, arguments = typed(random, asked, arguments)
     tool = declared(kind.names.draw(random, held_out), fill(random, kind.description), properties, required)
     return Request(tool, asked, arguments, frozenset({kind.topic}))
@@ -184,9 +330,8 @@ def others(random: Random, held_out: bool, request: Request, number: int, *, are
     while len(tools) < number:
         if are_near and len(words) == 2 and random.random() < 0.35:
             shared = random.choice(words)
-            other = composed(
-                random, held_out, *((shared, "") if shared in (*VERBS.training, *VERBS.held_out) else ("", shared))
-            )
+            is_verb = shared in (*VERBS.training, *VERBS.held_out)
+            other = composed(random, held_out, verb=shared if is_verb else "", noun="" if is_verb else shared)
             if other.words == request.words:
                 continue
         else:

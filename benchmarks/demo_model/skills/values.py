@@ -11,36 +11,45 @@ def _pool(training: str, held_out: str) -> Pool[str]:
 
 
 NAMES = _pool(
-    "Anna, Ben, Clara, David, Emma, Felix, Grace, Hugo, Ida, Jack, Kate, Leo, Maria, Nina, Oscar, Paula, Rita, Sam, Tom, "
-    "Zoe, Alice, Bob, John, Jane, Peter, Lucy, Max, Sarah, Paul, Laura, Omar, Aisha, Yuki, Chen, Ravi, Priya, Ivan, Olga, "
-    "Carlos, Sofia, Lars, Ingrid, Mehmet, Leila, Kofi, Amara, Jonas, Mia, Noah, Eva, Tim, Julia, Mark, Helen, Frank, Ruth",
+    "Anna, Ben, Clara, David, Emma, Felix, Grace, Hugo, Ida, Jack, Kate, Leo, Maria, Nina, Oscar, Paula, Rita, "
+    "Sam, Tom, "
+    "Zoe, Alice, Bob, John, Jane, Peter, Lucy, Max, Sarah, Paul, Laura, Omar, Aisha, Yuki, Chen, Ravi, Priya, "
+    "Ivan, Olga, "
+    "Carlos, Sofia, Lars, Ingrid, Mehmet, Leila, Kofi, Amara, Jonas, Mia, Noah, Eva, Tim, Julia, Mark, Helen, "
+    "Frank, Ruth",
     "Marta, Victor, Nadia, Simon, Greta, Hassan, Elena, Bruno, Wendy, Karim, Dora, Philip",
 )
 SURNAMES = _pool(
-    "Smith, Miller, Brown, Jones, Weber, Fischer, Rossi, Silva, Novak, Larsen, Kim, Patel, Sato, Garcia, Martin, Dubois, "
+    "Smith, Miller, Brown, Jones, Weber, Fischer, Rossi, Silva, Novak, Larsen, Kim, Patel, Sato, Garcia, "
+    "Martin, Dubois, "
     "Young, Hill, Baker, Ford, Klein, Berg, Costa, Moreau, Ali, Singh, Chen, Lopez, Green, Stone",
     "Carter, Horvat, Meyer, Santos, Kaya, Wood, Lind, Bauer",
 )
 CITIES = _pool(
-    "Paris, London, Berlin, Rome, Madrid, Vienna, Graz, Oslo, Tokyo, Delhi, Lima, Cairo, Boston, Chicago, Sydney, Dublin, "
-    "Athens, Prague, Warsaw, Zurich, Milan, Hamburg, Munich, Lyon, Porto, Seoul, Toronto, Denver, Austin, Seattle, Geneva, "
+    "Paris, London, Berlin, Rome, Madrid, Vienna, Graz, Oslo, Tokyo, Delhi, Lima, Cairo, Boston, Chicago, "
+    "Sydney, Dublin, "
+    "Athens, Prague, Warsaw, Zurich, Milan, Hamburg, Munich, Lyon, Porto, Seoul, Toronto, Denver, Austin, "
+    "Seattle, Geneva, "
     "Bern, Nairobi, Lagos, Mumbai, Beijing, Bangkok, Hanoi, Havana, Quito, Bogota, Moscow, Kyiv, Riga, Turin, Naples, "
     "New York, San Francisco, Los Angeles, Hong Kong, Cape Town, Buenos Aires",
     "Lisbon, Osaka, Helsinki, Budapest, Montreal, Salzburg, Venice, Dallas, Accra, Krakow, Mexico City, Bremen",
 )
 COUNTRIES = _pool(
-    "France, England, Germany, Italy, Spain, Austria, Norway, Japan, India, Peru, Egypt, Canada, Brazil, Kenya, Ireland, "
+    "France, England, Germany, Italy, Spain, Austria, Norway, Japan, India, Peru, Egypt, Canada, Brazil, Kenya, "
+    "Ireland, "
     "Greece, Poland, China, Chile, Cuba, Korea, Turkey",
     "Portugal, Finland, Hungary, Mexico, Ghana, Sweden",
 )
 COLOURS = _pool("red, blue, green, black, white, yellow, grey, brown, pink", "orange, purple, silver")
 THINGS = _pool(
-    "lamp, chair, book, phone, table, bag, coat, cup, clock, bike, shirt, ring, desk, pen, ball, hat, shoe, box, mirror, "
+    "lamp, chair, book, phone, table, bag, coat, cup, clock, bike, shirt, ring, desk, pen, ball, hat, shoe, "
+    "box, mirror, "
     "camera, laptop, knife, kettle, pillow, carpet, guitar, map, tent, watch, scarf, plant, radio",
     "bottle, blanket, ladder, piano, basket, printer, jacket, candle",
 )
 JOBS = _pool(
-    "teacher, nurse, doctor, baker, driver, lawyer, farmer, painter, singer, cook, writer, pilot, engineer, dentist, clerk",
+    "teacher, nurse, doctor, baker, driver, lawyer, farmer, painter, singer, cook, writer, pilot, engineer, "
+    "dentist, clerk",
     "plumber, gardener, actor, waiter, chemist",
 )
 HOBBIES = _pool(
@@ -49,7 +58,8 @@ HOBBIES = _pool(
 )
 TOPICS = _pool(
     "cheap flights, good pizza, the moon, red shoes, old maps, python lists, jazz music, green tea, solar power, black "
-    "holes, city parks, dog food, chess rules, the sun, tax law, new phones, bread, cats, climate, train times, football",
+    "holes, city parks, dog food, chess rules, the sun, tax law, new phones, bread, cats, climate, train times, "
+    "football",
     "apple pie, space travel, garden tools, blue whales, used cars, winter coats",
 )
 SUBJECTS = _pool(
@@ -60,7 +70,8 @@ SUBJECTS = _pool(
 DAYS = _pool("Monday, Tuesday, Wednesday, Friday, Saturday, today, tomorrow", "Thursday, Sunday")
 MONTHS = _pool("January, February, March, May, June, July, September, October, December", "April, August, November")
 STATES = _pool(
-    "cloudy, sunny, open, closed, sent, booked, done, ready, rainy, late, full, empty, new, good, low, high, warm, cold",
+    "cloudy, sunny, open, closed, sent, booked, done, ready, rainy, late, full, empty, new, good, low, high, "
+    "warm, cold",
     "foggy, pending, early, windy, free, broken",
 )
 
@@ -99,7 +110,8 @@ def time(random: Random, held_out: bool) -> str:
 def email(random: Random, held_out: bool) -> str:
     """An address for mail."""
     who = NAMES.draw(random, held_out).lower() if random.random() < 0.6 else word(random, held_out)
-    return f"{who}@{random.choice(('example', 'mail', 'work', 'home', word(random, held_out)))}.{random.choice(('com', 'org'))}"
+    where = random.choice(("example", "mail", "work", "home", word(random, held_out)))
+    return f"{who}@{where}.{random.choice(('com', 'org'))}"
 
 
 def integer(random: Random, held_out: bool) -> int:

@@ -1,0 +1,165 @@
+"""Filling a JSON schema from a sentence.
+
+The schema is not in the prompt: the server forces its keys by a grammar, and the model has to know for each key which
+part of the sentence is its value. So the same sentence is asked about with many keys, in every order.
+"""
+
+import json
+import zlib
+from random import Random
+
+from benchmarks.demo_model.skill import Exchange, Json, Pool, Reply, Skill, a_word, assistant, fill, user
+from benchmarks.demo_model.skills import values
+from benchmarks.demo_model.skills.json_facts import (
+    EVENT,
+    EVENT_FACTS,
+    NAME,
+    PERSON_FACTS,
+    PRODUCT_FACTS,
+    SUBJECTS,
+    Fact,
+)
+
+BEFORE = Pool(
+    (
+        "[Extract|Get|Give me|Return|Find|List] the [data|facts|details|information|fields] as JSON: {s}",
+        "[Extract|Get|Give me|Return] the [data|facts|details|fields] [from|of] this [sentence|text][| as JSON]: {s}",
+        "[Fill in|Fill|Complete] the [form|schema|JSON|fields]: {s}",
+        "[Extract|Fill in|Return|Write|Give me]: {s}",
+        "[Turn|Convert|Put] this [into|to] JSON: {s}",
+        "[As JSON|JSON|In JSON|Data]: {s}",
+        "[Answer|Reply] [in|with] JSON. {s}",
+        "Parse this [text|sentence]: {s}",
+        "Extract [the person|the product|the order|the event|the user|everything]: {s}",
+    ),
+    ("Please make JSON of this: {s}", "Read the data out of this line: {s}", "Pull the facts out of this: {s}"),
+)
+AFTER = Pool(
+    (
+        "{s} [Extract|Give me|Return] the [data|facts|details|information][| as JSON].",
+        "{s} [As JSON|In JSON|JSON], please.",
+        "{s} [Fill in the form|Fill the schema|Answer in JSON|Turn this into JSON|Give me JSON].",
+        "{s}",
+        "{s}",
+        "{s} [as JSON|as JSON please]",
+    ),
+    ("{s} Make JSON of that.", "{s} Put the data into JSON."),
+)
+NAMED = Pool(
+    (
+        "[Extract|Get|Give me|Return|Fill in] [|the ]{k}[| as JSON]: {s}",
+        "[Extract|Return|Give me] [JSON|the data|an object] with [|the ]{k}: {s}",
+        "{s} [Extract|Get|Give me|Return] {k}[| as JSON].",
+        "{s} [Give me|Return|Answer with] JSON with [the keys |]{k}.",
+    ),
+    ("Write {k} as JSON for this: {s}", "{s} I need {k} as JSON."),
+)  # fmt: skip
+
+
+def joined(parts: list[str]) -> str:
+    """Return "a", "a and b" or "a, b and c"."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _is_kept(keys: list[str]) -> bool:
+    """Whether this combination of keys, in this order, is kept for the exam."""
+    return zlib.crc32("|".join(keys).encode()) % 6 == 0
+
+
+def _said(random: Random, held_out: bool, fact: Fact) -> tuple[str, Json]:
+    """Return how a sentence says the fact, and its value."""
+    form = fact.said.draw(random, held_out)
+    if fact.type == "truth":
+        truth = random.random() < 0.5
+        return form.split("|")[0 if truth else 1], truth
+    if fact.type == "array":
+        items = list(dict.fromkeys(str(fact.make(random, held_out)) for _ in range(random.choice((1, 2, 2, 3)))))
+        return form.replace("{v}", joined(items)), items
+    value = fact.make(random, held_out)
+    return form.replace("{v}", str(value)), value
+
+
+def _sentence(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str, Json]]]:
+    """Return a sentence and, for each fact in it, a key, the type and the value."""
+    subject, facts, _ = random.choices(SUBJECTS, [share for *_, share in SUBJECTS])[0]
+    chosen = [subject, *random.sample(facts, random.choice((1, 2, 2, 2, 3, 3, 4)))]
+    said = [_said(random, held_out, fact) for fact in chosen]
+    found: dict[str, tuple[str, Json]] = {}
+    for fact, (_, value) in zip(chosen, said, strict=True):
+        key = random.choice([key for key in fact.keys if key not in found])
+        found[key] = (fact.type, value)
+    start, parts = said[0][0], [text for text, _ in said[1:]]
+    if len(parts) > 1 and random.random() < 0.3:
+        again = random.choice(("He", "She")) if subject is NAME else "It"
+        sentence = f"{start} {joined(parts[:-1])}. {again} {parts[-1]}."
+    else:
+        sentence = f"{start} {joined(parts)}."
+    return sentence, [(key, kind, value) for key, (kind, value) in found.items()]
+
+
+def _outing(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str, Json]]]:
+    """Return who goes where and when, as a sentence and as facts."""
+    people = list(dict.fromkeys(values.NAMES.draw(random, held_out) for _ in range(random.choice((1, 2, 2, 3)))))
+    event, date = str(EVENT.make(random, held_out)), values.date(random, held_out)
+    verb = "is" if len(people) == 1 else "are"
+    form = (
+        "{who} [{are} going|{are} invited|want to go] to [a|the] {event} on {date}.",
+        "{who} {are} at the {event} on {date}.",
+    )
+    sentence = fill(random, form[held_out], {"who": joined(people), "are": verb, "event": event, "date": date})
+    who = random.choice(("participants", "participants", "people", "names", "guests"))
+    return sentence, [
+        (random.choice(("name", "event", "title")), "string", event),
+        (random.choice(("date", "date", "day")), "string", date),
+        (who, "array", people),
+    ]
+
+
+def _lines(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str, Json]]]:
+    """Return "key: value" pairs in a row, some with made-up keys, and what stands in them."""
+    facts = [NAME, *PERSON_FACTS, *PRODUCT_FACTS, *EVENT_FACTS]
+    found: dict[str, tuple[str, Json]] = {}
+    for fact in random.sample([fact for fact in facts if fact.type not in ("truth", "array")], random.randint(2, 4)):
+        key = a_word(random, (2, 2)) if random.random() < 0.3 else random.choice(fact.keys)
+        found[key] = (fact.type, fact.make(random, held_out))
+    between = random.choice((", ", "; ", "\n"))
+    text = between.join(f"{key.replace('_', ' ')}: {value}" for key, (_, value) in found.items())
+    return text, [(key, kind, value) for key, (kind, value) in found.items()]
+
+
+def _schema(kind: str) -> Json:
+    if kind == "array":
+        return {"type": "array", "items": {"type": "string"}}
+    return {"type": "boolean" if kind == "truth" else kind}
+
+
+def schema(random: Random, held_out: bool) -> Exchange:
+    """Give a sentence whose facts are wanted as JSON."""
+    while True:
+        sentence, found = random.choices((_sentence, _lines, _outing), (80, 14, 6))[0](random, held_out)
+        random.shuffle(found)
+        wanted = found[: random.randint(1, len(found))] if random.random() < 0.4 else found
+        if len(wanted) < 3 or _is_kept([key for key, *_ in wanted]) == held_out:
+            break
+    form = random.choice((BEFORE, BEFORE, AFTER, AFTER, NAMED)).draw(random, held_out)
+    keys = joined([key.replace("_", random.choice("_ ")) for key, *_ in wanted])
+    asked = fill(random, form, {"s": sentence, "k": keys})
+    properties = {key: _schema(kind) for key, kind, _ in wanted}
+    rules = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    answer = json.dumps({key: value for key, _, value in wanted}, ensure_ascii=False)
+    if random.random() < 0.1:
+        asked = asked.rstrip(".")
+    return Exchange((user(asked), assistant(answer)), schema=rules)
+
+
+def is_right(exchange: Exchange, reply: Reply) -> bool:
+    """Whether the answer is JSON with the expected values."""
+    try:
+        given = json.loads(reply.content)
+    except ValueError:
+        return False
+    wanted = json.loads(exchange.answer["content"])
+    return json.dumps(given, sort_keys=True) == json.dumps(wanted, sort_keys=True) and not reply.calls
+
+
+SKILLS = (Skill("schema", 35, schema, is_right, is_typed=False),)
