@@ -2,12 +2,14 @@
 
     python -m benchmarks.demo_model.score --url http://127.0.0.1:8000 --number 100
 
-Owns the asking and the table. The questions and the marks come from `generate.py`: phrasings that training never uses.
+Owns the asking and the table. The questions and the marks come from `generate.py`: phrasings and
+values that training never uses.
 It refuses nothing quietly: a request that fails ends the run with the server's own words.
 """
 
 import asyncio
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import httpx
 import typer
@@ -15,34 +17,49 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.demo_model.generate import EXAMINED_SKILLS, Question, exam, is_right
+from benchmarks.demo_model.generate import EXAMINED_SKILLS, Question, exam
+from benchmarks.demo_model.skill import Reply
 
-MAX_ANSWER_TOKENS = 80
+MAX_ANSWER_TOKENS = 160
 
 
-async def ask(client: httpx.AsyncClient, model: str, question: Question) -> str:
+def body_of(model: str, question: Question) -> dict[str, Any]:
+    """Return what a client sends to have `question` answered, with its tools, its schema and its thinking."""
+    exchange = question.exchange
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": question.messages,
+        "temperature": 0,
+        "max_tokens": MAX_ANSWER_TOKENS,
+        "chat_template_kwargs": {"enable_thinking": exchange.thinks},
+    }
+    if exchange.tools:
+        body["tools"] = exchange.tools
+    if exchange.schema is not None:
+        schema = {"name": "answer", "schema": exchange.schema, "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return body
+
+
+async def ask(client: httpx.AsyncClient, model: str, question: Question) -> Reply:
     """Return the server's answer to `question`.
 
     Raises:
         httpx.HTTPStatusError: the server did not answer 200; its body is in a note.
     """
-    body = {
-        "model": model,
-        "messages": question.messages,
-        "temperature": 0,
-        "max_tokens": MAX_ANSWER_TOKENS,
-    }
-    response = await client.post("/v1/chat/completions", json=body)
+    response = await client.post("/v1/chat/completions", json=body_of(model, question))
     try:
         response.raise_for_status()
     except httpx.HTTPStatusError as error:
         error.add_note(response.text)
         raise
-    answer: str | None = response.json()["choices"][0]["message"]["content"]
-    return answer or ""
+    message = response.json()["choices"][0]["message"]
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    arguments = [(call["name"], json.loads(call["arguments"])) for call in calls]
+    return Reply(message["content"] or "", message.get("reasoning_content") or "", tuple(arguments))
 
 
-async def ask_all(client: httpx.AsyncClient, model: str, questions: list[Question]) -> list[str]:
+async def ask_all(client: httpx.AsyncClient, model: str, questions: list[Question]) -> list[Reply]:
     """Return the answers to `questions`, in their order; the client's connection limit bounds how many run at once."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ask(client, model, question)) for question in questions]
@@ -56,11 +73,12 @@ async def score(client: httpx.AsyncClient, number: int, seed: int, show_wrong: b
     table = Table("skill", "right", "of", title=f"{model} at temperature 0, held-out phrasings, seed {seed}")
     for skill in track(EXAMINED_SKILLS, description="examining", console=console, transient=True):
         questions = exam(skill, number, seed)
-        answers = await ask_all(client, model, questions)
-        wrong = [pair for pair in zip(questions, answers, strict=True) if not is_right(*pair)]
+        replies = await ask_all(client, model, questions)
+        wrong = [pair for pair in zip(questions, replies, strict=True) if not pair[0].is_right(pair[1])]
         table.add_row(skill, str(number - len(wrong)), str(number))
-        for question, answer in wrong if show_wrong else ():
-            console.print(f"{skill}: {question.messages[-1]['content']!r} -> {answer!r}", markup=False)
+        for question, reply in wrong if show_wrong else ():
+            asked, expected = question.messages[-1]["content"], question.exchange.answer
+            console.print(f"{skill}: {asked!r} -> {reply}, not {expected}", markup=False)
     return table
 
 

@@ -5,6 +5,7 @@ around messages. Invariant (tested): `encode_conversation` gives the ids that th
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -74,7 +75,12 @@ CHAT_TEMPLATE = """\
 _TEMPLATE = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(CHAT_TEMPLATE)
 
 
-def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+def plain_parts(text: str) -> list[str]:
+    """Return what stands between special tokens and markers, from which no entry may be learned."""
+    return re.split("|".join(map(re.escape, (*SPECIAL_TOKENS, *MARKERS))), text)
+
+
+def train_tokenizer(texts: Iterable[Iterable[str]]) -> Tokenizer:
     """Return a byte-level BPE with `VOCAB_SIZE` entries learned from `texts`; the same texts give the same entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()

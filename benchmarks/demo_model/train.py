@@ -107,7 +107,7 @@ def make_tokenizer(seed: int) -> Tokenizer:
     """Return the tokenizer, learned from conversations that no batch contains."""
     random = Random(f"tokenizer {seed}")
     chats = (generate.conversation(random, 1) for _ in range(NUM_TOKENIZER_CHATS))
-    return bpe.train_tokenizer(bpe.render(chat.messages, chat.tools) for chat in chats)
+    return bpe.train_tokenizer(bpe.plain_parts(bpe.render(chat.messages, chat.tools)) for chat in chats)
 
 
 def _document(random: Random, tokenizer: Tokenizer, row_length: int) -> tuple[list[int], list[bool]]:

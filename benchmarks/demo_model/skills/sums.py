@@ -6,10 +6,47 @@ from random import Random
 from benchmarks.demo_model.skill import Exchange, Message, Pool, Reply, Skill, a_word, assistant, fill, turn, user
 
 TOO_LARGE_ANSWER = "I can only add and subtract numbers of up to two digits."
-THINGS = (
-    ["apples", "books", "cards", "coins", "stones", "pens", "eggs", "stamps", "nuts", "marbles", "tickets", "cakes", "balls", "cups", "toys", "euros", "plums"]
-)
-NAMES = ["Anna", "Ben", "Carla", "David", "Emil", "Fatima", "Greta", "Hugo", "Ines", "Jan", "Kim", "Lena", "Marco", "Nora", "Omar", "Paula", "Rita", "Sam", "Tom", "Vera"]
+THINGS = [
+    "apples",
+    "books",
+    "cards",
+    "coins",
+    "stones",
+    "pens",
+    "eggs",
+    "stamps",
+    "nuts",
+    "marbles",
+    "tickets",
+    "cakes",
+    "balls",
+    "cups",
+    "toys",
+    "euros",
+    "plums",
+]
+NAMES = [
+    "Anna",
+    "Ben",
+    "Carla",
+    "David",
+    "Emil",
+    "Fatima",
+    "Greta",
+    "Hugo",
+    "Ines",
+    "Jan",
+    "Kim",
+    "Lena",
+    "Marco",
+    "Nora",
+    "Omar",
+    "Paula",
+    "Rita",
+    "Sam",
+    "Tom",
+    "Vera",
+]
 _ASK = "[What is|What's|How much is|Calculate|Compute|Tell me|Work out|Solve|Find|Can you tell me|I need|Do you know|Say,|]"
 _PLEASE = "[|||, please|. Thank you| for me]"
 
@@ -172,9 +209,9 @@ def _is_thought_through(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS = (
-    Skill("addition", 28, _addition, has_right_number),
-    Skill("subtraction", 24, _subtraction, has_right_number),
-    Skill("thinking", 24, _thinking, _is_thought_through),
+    Skill("addition", 50, _addition, has_right_number),
+    Skill("subtraction", 50, _subtraction, has_right_number),
+    Skill("thinking", 32, _thinking, _is_thought_through),
     Skill("sums too large", 7, _too_large, is_examined=False),
 )
 
