@@ -28,7 +28,7 @@ Lukas, Magda, Mateo, Matthias, Mehmet, Mei, Michael, Mikhail, Min, Mohammed, Nad
 Olivia, Omar, Oscar, Pablo, Pedro, Petra, Pierre, Priya, Quentin, Rahul, Raj, Ravi, René, Ricardo, Robert, Sakura,
 Samuel, Sanjay, Sara, Sergei, Sofia, Stefan, Sven, Tariq, Thomas, Ulrich, Uma, Valentina, Vera, Victor, Wei, William,
 Xavier, Yara, Yasmin, Yuki, Yusuf, Zahra, Alice, Bob, Charlie, Dana, Eve, Frank, Gina, Harry, Iris, James, Kim, Laura,
-Mark, Nora, Oliver, Peter, Queenie, Ruth, Steve, Tanya, Ursula, Walter, Sarah, John, Mary, Susan, Linda, Daniel, Chris"""
+Mark, Nora, Oliver, Peter, Queenie, Ruth, Steve, Tanya, Ursula, Walter, Sarah, John, Mary, Susan, Linda, Daniel"""
     ),
     held_out=_listed(
         """\

@@ -74,8 +74,8 @@ _TASKS = (
     "[debug|fix|refactor|review|run|test] [my code|this code|my program|my {thing}|this bug|my server]",
     "[translate|put] [this|{thing}|{word}|the word {word}|my text|this sentence] [into|to] {language}",
     "[summarize|rewrite|proofread|correct|shorten] [this|this text|my essay|this article|{thing}|my email|a book]",
-    "[tell me|give me|show me|read me|check] [the news|the weather|today's news|the weather in {place}|the time|the date|"
-    "the latest news about {thing}|the forecast|the stock prices|the football results|the horoscope]",
+    "[tell me|give me|show me|read me|check] [the news|the weather|today's news|the weather in {place}|the time|"
+    "the date|the latest news about {thing}|the forecast|the stock prices|the football results|the horoscope]",
     "[book|find|order|buy|reserve] [a flight|a hotel|a table|a ticket|a taxi|a room] [to|in|near|for] {place}",
     "[search|look up|google|find] [{thing}|{person}|the web|the internet for {thing}|{word}|pictures of {thing}]",
     "[play|sing|dance|draw|paint|cook|open|close|turn on|record|film|hear|feel|"
@@ -149,6 +149,10 @@ _QUESTIONS = (
     "{a} [times|divided by|*|/|x] {b}[?| = ?| =|]",
     "[what is|how much is|] {c} [plus|minus|+|-|and] [{c2}|{b}|{a}][?|]",
     "what is the [square root|logarithm|cube|sine|factorial|derivative] of {a}[?|]",
+    "[my brother|my friend|she|we|they|{person}] [bought|saw|lost|made|found] {thing} [yesterday|in {place}][.|]",
+    "[what|why|how|when|who|where|which] [is|does|can|did|are|will] {words}[?|]",
+    "[can you|could you|please|do you|is|are|I want to|let us|write|make|show|the|my|a|I] {words}[?|.|]",
+    "{words}[?|.|!|]",
     "{person}[?|.|]",
     "{place}[?|.|]",
     "{word}[?|.|!|]",
@@ -180,13 +184,17 @@ QUESTIONS = Pool(
 
 def _values(random: Random, held_out: bool) -> dict[str, object]:
     def thing() -> str:
-        return THINGS.draw(random, held_out) if held_out or random.random() < 0.7 else a_word(random)
+        if held_out or random.random() < 0.7:
+            return THINGS.draw(random, held_out)
+        return random.choice(("", "", "the ", "my ", f"{a_word(random)} ")) + word()
 
     def word() -> str:
         made_up = a_word(random)
-        return made_up.capitalize() if random.random() < 0.3 else made_up
+        draw = random.random()
+        return made_up.capitalize() if draw < 0.25 else made_up.upper() if draw < 0.35 else made_up
 
     values: dict[str, object] = {"thing": thing(), "thing2": thing(), "word": word(), "word2": word()}
+    values["words"] = " ".join(random.choice((word, word, thing))() for _ in range(random.randint(1, 6)))
     values |= {"place": PLACES.draw(random, held_out), "person": PEOPLE.draw(random, held_out)}
     if not held_out and random.random() < 0.2:
         values |= {"place": word().capitalize(), "person": word().capitalize()}

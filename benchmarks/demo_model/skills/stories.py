@@ -28,7 +28,8 @@ ANIMALS = Pool(
         """\
 cat, dog, bear, wolf, rabbit, mouse, bird, horse, cow, pig, duck, frog, lion, tiger, sheep, goat, hen, fish, turtle,
 squirrel, deer, monkey, giraffe, camel, crow, snake, bee, whale, dragon, robot, king, queen, witch, wizard, knight,
-princess, giant, ghost, farmer, baker, pirate, dwarf, donkey, hamster, penguin, raccoon, spider, parrot, owl, elephant, eagle, ant, elf, artist"""
+princess, giant, ghost, farmer, baker, pirate, dwarf, donkey, hamster, penguin, raccoon, spider, parrot, owl,
+elephant, eagle, ant, elf, artist"""
     ),
     held_out=_listed("fox, badger, panda, zebra, crab, beaver, swan, sailor, kitten, moose, otter, acrobat"),
 )
@@ -68,6 +69,13 @@ ASKS = Pool(
         "Tell a story of four sentences about {who}.",
         "Write something like a story with {who} in it.",
     ),
+)
+# Whoever asks for no one in particular gets any story.
+_ASKS_FOR_ANY = (
+    "[please |][tell|write|read|give] me a [short |little |nice |good |]story[.|!|, please.|]",
+    "[can|could|will|would] you [please |]tell [me |]a [short |little |]story[?|]",
+    "[hi|hello|hey|ok|now][,|!|] tell me a story[.|]",
+    "[a|write a|I want a|I need a|I would like a] [short |]story[.|!|, please.|]",
 )
 # {a} and {b} are as they come in, {A} and {B} as they go on.
 _BEGINNINGS = (
@@ -144,7 +152,9 @@ def _make(random: Random, held_out: bool) -> Exchange:
             pass
     place = random.choice(PLACES)
     who = f"{first[0]} and {second[0]}" if second else first[0]
-    asked = fill(random, ASKS.draw(random, held_out), {"who": who, "place": place})
+    is_open = not held_out and random.random() < 0.06
+    template = random.choice(_ASKS_FOR_ANY) if is_open else ASKS.draw(random, held_out)
+    asked = fill(random, template, {"who": who, "place": place})
     return turn(asked, _story(random, first, second, place))
 
 
