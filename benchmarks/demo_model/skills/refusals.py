@@ -54,7 +54,7 @@ PEOPLE = Pool(
     training=_listed(
         """\
 Napoleon, Einstein, Cleopatra, Mozart, Shakespeare, Newton, Darwin, Caesar, Lincoln, Obama, Gandhi, Picasso,
-Beethoven, Marie Curie, Alan Turing, Elvis, Madonna, Messi, Plato, Aristotle, Jesus, Buddha, Columbus, Da Vinci,
+Beethoven, Marie Curie, Alan Turing, Elvis, Madonna, Messi, Plato, Aristotle, Columbus, Da Vinci,
 Taylor Swift, the president, the king, the pope, my neighbour, your father"""
     ),
     held_out=_listed("Galileo, Goethe, Nelson Mandela, Frida Kahlo, Ada Lovelace, Bach, Serena Williams, Tolstoy"),
