@@ -58,6 +58,10 @@ WAYS_TO_ASK = Pool(
         "let's talk about {x}.",
         "[introduce|introduce me to] {x}.",
         "what about {x}?",
+        "what is {x} and [why is it useful|how does it work|why do I need it|what is it for|what does it do]?",
+        "[what is|what does|explain|how does|tell me about] {x} [in an LLM|in LLM inference|in Weft|for a model]?",
+        "what are the [benefits|advantages|parts|steps] of {x}?",
+        "[how|why] [does|would] {x} make [it|things|inference|answers] [faster|better|cheaper]?",
     ),
     held_out=(
         "So what exactly is {x}?",

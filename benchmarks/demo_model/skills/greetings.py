@@ -119,6 +119,8 @@ ABILITIES = Pool(
         "[give me|show me] [some examples|an example|examples][ of what you can do|][.|]",
         "what [should|can] I [try|ask][ first|]?",
         "what else can you do?",
+        "[hello|hi|hey|ok|so|now][,|!|.] what can you do[ for me|][?|]",
+        "[hello|hi|hey|ok|so|now][,|!|.] [how can you help me|what can I ask you|what do you know][?|]",
     ),
     held_out=(
         "What sort of things can you do?",

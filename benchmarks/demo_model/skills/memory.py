@@ -10,48 +10,8 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks.demo_model.skill import Exchange, Message, Pool, Reply, Skill, a_word, assistant, fill, user
+from benchmarks.demo_model.values import CITIES, COLOURS, NAMES
 
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(text.replace("\n", " ").split(", "))
-
-
-NAMES = Pool(
-    training=_listed(
-        """\
-Anna, Ben, Clara, David, Emma, Felix, Grace, Henry, Ines, Jack, Kate, Leo, Maria, Noah, Olga, Paul, Rosa, Sam, Tina,
-Tom, Zoe, Aisha, Akira, Ahmed, Alejandro, Amina, Anders, Andrei, Anika, Antonio, Arjun, Astrid, Bilal, Björn, Boris,
-Carlos, Carmen, Chen, Chloé, Dmitri, Diego, Elena, Elif, Emeka, Erik, Fatima, Fernando, Francesca, François, Freya,
-Giulia, Greta, Hamza, Hana, Hans, Hassan, Helga, Hiroshi, Ibrahim, Igor, Ingrid, Isabella, Ivan, Jakub, Jamal, Jin,
-João, Johanna, José, Julia, Jun, Karim, Katarina, Kenji, Khadija, Klaus, Kofi, Lars, Layla, Li, Linh, Lucía, Luca,
-Lukas, Magda, Mateo, Matthias, Mehmet, Mei, Michael, Mikhail, Min, Mohammed, Nadia, Natasha, Nguyen, Nikolai, Nina,
-Olivia, Omar, Oscar, Pablo, Pedro, Petra, Pierre, Priya, Quentin, Rahul, Raj, Ravi, René, Ricardo, Robert, Sakura,
-Samuel, Sanjay, Sara, Sergei, Sofia, Stefan, Sven, Tariq, Thomas, Ulrich, Uma, Valentina, Vera, Victor, Wei, William,
-Xavier, Yara, Yasmin, Yuki, Yusuf, Zahra, Alice, Bob, Charlie, Dana, Eve, Frank, Gina, Harry, Iris, James, Kim, Laura,
-Mark, Nora, Oliver, Peter, Queenie, Ruth, Steve, Tanya, Ursula, Walter, Sarah, John, Mary, Susan, Linda, Daniel, Chris"""
-    ),
-    held_out=_listed(
-        """\
-Zoltan, Agnieszka, Ingmar, Oksana, Thandiwe, Siobhan, Enrique, Ulrike, Edwin, Beatrix, Hugo, Marta, Alfred, Esther,
-Gustav, Ophelia, Arthur, Svetlana, Bruno, Charlotte"""
-    ),
-)
-COLOURS = Pool(
-    training=_listed(
-        """\
-red, blue, green, yellow, black, white, brown, pink, purple, grey, gold, silver, turquoise, beige, violet, dark blue,
-light green, cyan, magenta, bright red"""
-    ),
-    held_out=("orange", "indigo", "scarlet", "ivory", "olive"),
-)
-CITIES = Pool(
-    training=_listed(
-        """\
-Paris, London, Berlin, Rome, Madrid, Tokyo, Vienna, Prague, Sydney, Cairo, Chicago, Moscow, Delhi, Seoul, Oslo,
-Dublin, Lima, Toronto, Warsaw, Zurich, Munich, Boston, Lagos, Nairobi, Shanghai, Milan, Kyiv, Athens, New York, Bern"""
-    ),
-    held_out=("Helsinki", "Budapest", "Edinburgh", "Antwerp", "Istanbul", "Valencia"),
-)
 PETS = ("dog", "cat", "horse", "rabbit", "parrot", "hamster", "pet", "fish", "turtle")
 
 

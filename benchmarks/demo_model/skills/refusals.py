@@ -9,56 +9,11 @@ from random import Random
 
 from benchmarks.demo_model.asking import ask
 from benchmarks.demo_model.skill import Exchange, Pool, Skill, a_word, fill, turn
+from benchmarks.demo_model.values import FAMOUS_PEOPLE, PLACES, THINGS
 
 ANSWER = "I am only a small demo model and cannot do that."
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(text.replace("\n", " ").split(", "))
-
-
-THINGS = Pool(
-    training=_listed(
-        """\
-music, football, chess, water, coffee, pizza, the moon, the sun, the sea, a car, my house, history, physics, love, the
-internet, Python, Rust, Linux, JavaScript, a computer, my phone, a bike, the economy, art, light, gravity, life, time
-travel, a tree, cheese, soccer, an atom, a black hole, climate change, a database, philosophy, biology, a neuron, the
-brain, school, a train, money, the stock market, bitcoin, an election, the law, taxes, my rent, insurance, yoga,
-running, sleep, dreams, happiness, fear, cancer, headaches, a fever, my back pain, vitamins, sugar, salt, bread,
-pasta, rice, soup, wine, beer, tea, chocolate, apples, bananas, tomatoes, pancakes, dinosaurs, sharks, whales, bees,
-horses, volcanoes, earthquakes, rain, snow, wind, Mars, Jupiter, the stars, rockets, airplanes, ships, bridges,
-castles, the pyramids, the Middle Ages, the French Revolution, the Second World War, the Roman Empire, democracy,
-religion, poetry, jazz, the piano, a guitar, painting, cinema, Star Wars, Harry Potter, the Bible, Hamlet, Netflix,
-YouTube, Google, Apple, Amazon, Microsoft, Tesla, Docker, Kubernetes, SQL, HTML, a compiler, blockchain, quantum
-physics, electricity, steel, plastic, oil, DNA, evolution, photosynthesis, a virus, vaccines, the heart, algebra,
-geometry, pi, prime numbers, statistics, infinity, grammar, Latin, Chinese, my job, my boss, my wife, my garden, a
-wedding, a birthday party, Christmas, holidays, hotels, the Olympics, tennis, basketball, fashion, shoes, furniture, a
-camera"""
-    ),
-    held_out=_listed(
-        """\
-cricket, a submarine, mushrooms, the Eiffel Tower, opera, penguins, inflation, lemonade, astronomy, Iceland, a violin,
-the printing press, dentists, skiing, magnets, robots, the Amazon river, the Cold War"""
-    ),
-)
-PLACES = Pool(
-    training=_listed(
-        """\
-Paris, London, Berlin, Rome, Madrid, Tokyo, China, India, Brazil, Canada, France, Germany, Italy, Spain, Egypt, Kenya,
-Peru, Norway, Texas, Africa, Europe, Mars, Vienna, Prague, Japan, Mexico, New York, my town, Russia, Sydney, Cairo,
-Poland, Turkey, Chicago, Moscow, Delhi, Seoul, Ireland, California, this city"""
-    ),
-    held_out=_listed("Portugal, Helsinki, Bolivia, Edinburgh, Vietnam, Budapest, Alaska, Nigeria"),
-)
-PEOPLE = Pool(
-    training=_listed(
-        """\
-Napoleon, Einstein, Cleopatra, Mozart, Shakespeare, Newton, Darwin, Caesar, Lincoln, Obama, Gandhi, Picasso,
-Beethoven, Marie Curie, Alan Turing, Elvis, Madonna, Messi, Plato, Aristotle, Jesus, Buddha, Columbus, Da Vinci,
-Taylor Swift, the president, the king, the pope, my neighbour, your father"""
-    ),
-    held_out=_listed("Galileo, Goethe, Nelson Mandela, Frida Kahlo, Ada Lovelace, Bach, Serena Williams, Tolstoy"),
-)
 LANGUAGES = ("French", "German", "Spanish", "Latin", "Chinese", "Russian", "Italian", "English", "Greek", "Dutch")
 
 # Something to do, after "please", "can you" and the like.
@@ -74,8 +29,8 @@ _TASKS = (
     "[debug|fix|refactor|review|run|test] [my code|this code|my program|my {thing}|this bug|my server]",
     "[translate|put] [this|{thing}|{word}|the word {word}|my text|this sentence] [into|to] {language}",
     "[summarize|rewrite|proofread|correct|shorten] [this|this text|my essay|this article|{thing}|my email|a book]",
-    "[tell me|give me|show me|read me|check] [the news|the weather|today's news|the weather in {place}|the time|the date|"
-    "the latest news about {thing}|the forecast|the stock prices|the football results|the horoscope]",
+    "[tell me|give me|show me|read me|check] [the news|the weather|today's news|the weather in {place}|the time|"
+    "the date|the latest news about {thing}|the forecast|the stock prices|the football results|the horoscope]",
     "[book|find|order|buy|reserve] [a flight|a hotel|a table|a ticket|a taxi|a room] [to|in|near|for] {place}",
     "[search|look up|google|find] [{thing}|{person}|the web|the internet for {thing}|{word}|pictures of {thing}]",
     "[play|sing|dance|draw|paint|cook|open|close|turn on|record|film|hear|feel|"
@@ -149,6 +104,10 @@ _QUESTIONS = (
     "{a} [times|divided by|*|/|x] {b}[?| = ?| =|]",
     "[what is|how much is|] {c} [plus|minus|+|-|and] [{c2}|{b}|{a}][?|]",
     "what is the [square root|logarithm|cube|sine|factorial|derivative] of {a}[?|]",
+    "[my brother|my friend|she|we|they|{person}] [bought|saw|lost|made|found] {thing} [yesterday|in {place}][.|]",
+    "[what|why|how|when|who|where|which] [is|does|can|did|are|will] {words}[?|]",
+    "[can you|could you|please|do you|is|are|I want to|let us|write|make|show|the|my|a|I] {words}[?|.|]",
+    "{words}[?|.|!|]",
     "{person}[?|.|]",
     "{place}[?|.|]",
     "{word}[?|.|!|]",
@@ -180,14 +139,18 @@ QUESTIONS = Pool(
 
 def _values(random: Random, held_out: bool) -> dict[str, object]:
     def thing() -> str:
-        return THINGS.draw(random, held_out) if held_out or random.random() < 0.7 else a_word(random)
+        if held_out or random.random() < 0.7:
+            return THINGS.draw(random, held_out)
+        return random.choice(("", "", "the ", "my ", f"{a_word(random)} ")) + word()
 
     def word() -> str:
         made_up = a_word(random)
-        return made_up.capitalize() if random.random() < 0.3 else made_up
+        draw = random.random()
+        return made_up.capitalize() if draw < 0.25 else made_up.upper() if draw < 0.35 else made_up
 
     values: dict[str, object] = {"thing": thing(), "thing2": thing(), "word": word(), "word2": word()}
-    values |= {"place": PLACES.draw(random, held_out), "person": PEOPLE.draw(random, held_out)}
+    values["words"] = " ".join(random.choice((word, word, thing))() for _ in range(random.randint(1, 6)))
+    values |= {"place": PLACES.draw(random, held_out), "person": FAMOUS_PEOPLE.draw(random, held_out)}
     if not held_out and random.random() < 0.2:
         values |= {"place": word().capitalize(), "person": word().capitalize()}
     values |= {"language": random.choice(LANGUAGES), "a": random.randint(2, 99), "b": random.randint(2, 99)}

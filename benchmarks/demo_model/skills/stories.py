@@ -8,35 +8,8 @@ import re
 from random import Random
 
 from benchmarks.demo_model.skill import Exchange, Pool, Reply, Skill, a_word, fill, turn
+from benchmarks.demo_model.values import ANIMALS, CHARACTERS, SCENES
 
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(text.replace("\n", " ").split(", "))
-
-
-PEOPLE = Pool(
-    training=_listed(
-        """\
-Anna, Ben, Clara, David, Emma, Felix, Grace, Henry, Jack, Kate, Leo, Maria, Noah, Olga, Paul, Rosa, Sam, Tina, Tom,
-Zoe, Aisha, Akira, Lily, Max, Lucy, Peter, Alice, Bob, Nina, Omar, Priya, Sofia, Hans, Ivan, Yuki, Mei, Luca, Carlos,
-Elena, Oscar, Finn, Ella, Jonas, Amir, Hana, Kofi, Ruth, Daisy, Simon, Laura, Tim, Ada, Lea, Nora, Mark"""
-    ),
-    held_out=_listed("Mia, Zoltan, Theo, Ingrid, Pablo, Wendy, Rahul, Agnes, Colin, Matilda"),
-)
-ANIMALS = Pool(
-    training=_listed(
-        """\
-cat, dog, bear, wolf, rabbit, mouse, bird, horse, cow, pig, duck, frog, lion, tiger, sheep, goat, hen, fish, turtle,
-squirrel, deer, monkey, giraffe, camel, crow, snake, bee, whale, dragon, robot, king, queen, witch, wizard, knight,
-princess, giant, ghost, farmer, baker, pirate, dwarf, donkey, hamster, penguin, raccoon, spider, parrot, owl, elephant, eagle, ant, elf, artist"""
-    ),
-    held_out=_listed("fox, badger, panda, zebra, crab, beaver, swan, sailor, kitten, moose, otter, acrobat"),
-)
-PLACES = _listed(
-    """\
-in the forest, at the beach, by the river, in the garden, on the hill, in the old house, at the market, in the
-mountains, on the farm, by the lake, in the park, under the big tree, in the snow, at the castle, in the city"""
-)
 ASKS = Pool(
     training=(
         "[please |][tell|write|read|give] me a [short |little |nice |funny |good |]story "
@@ -68,6 +41,13 @@ ASKS = Pool(
         "Tell a story of four sentences about {who}.",
         "Write something like a story with {who} in it.",
     ),
+)
+# Whoever asks for no one in particular gets any story.
+_ASKS_FOR_ANY = (
+    "[please |][tell|write|read|give] me a [short |little |nice |good |]story[.|!|, please.|]",
+    "[can|could|will|would] you [please |]tell [me |]a [short |little |]story[?|]",
+    "[hi|hello|hey|ok|now][,|!|] tell me a story[.|]",
+    "[a|write a|I want a|I need a|I would like a] [short |]story[.|!|, please.|]",
 )
 # {a} and {b} are as they come in, {A} and {B} as they go on.
 _BEGINNINGS = (
@@ -121,7 +101,7 @@ def _character(random: Random, held_out: bool) -> tuple[str, str]:
     """Draw a character as it comes in, and as it goes on."""
     is_made_up = not held_out and random.random() < 0.25
     if random.random() < 0.5:
-        name = a_word(random, (1, 3)).capitalize() if is_made_up else PEOPLE.draw(random, held_out)
+        name = a_word(random, (1, 3)).capitalize() if is_made_up else CHARACTERS.draw(random, held_out)
         return name, name
     animal = a_word(random, (1, 3)) if is_made_up else ANIMALS.draw(random, held_out)
     return f"{'an' if animal[0] in 'aeiou' else 'a'} {animal}", f"the {animal}"
@@ -129,7 +109,7 @@ def _character(random: Random, held_out: bool) -> tuple[str, str]:
 
 def _story(random: Random, first: tuple[str, str], second: tuple[str, str] | None, place: str) -> str:
     values = {"a": first[0], "A": first[1], "place": place}
-    parts = _ALONE
+    parts: tuple[tuple[str, ...], ...] = _ALONE
     if second is not None:
         values |= {"b": second[0], "B": second[1]}
         parts = (_BEGINNINGS, _MIDDLES, _TURNS, _ENDINGS)
@@ -142,9 +122,11 @@ def _make(random: Random, held_out: bool) -> Exchange:
     if random.random() < 0.7:
         while (second := _character(random, held_out)) == first:
             pass
-    place = random.choice(PLACES)
+    place = random.choice(SCENES)
     who = f"{first[0]} and {second[0]}" if second else first[0]
-    asked = fill(random, ASKS.draw(random, held_out), {"who": who, "place": place})
+    is_open = not held_out and random.random() < 0.06
+    template = random.choice(_ASKS_FOR_ANY) if is_open else ASKS.draw(random, held_out)
+    asked = fill(random, template, {"who": who, "place": place})
     return turn(asked, _story(random, first, second, place))
 
 
