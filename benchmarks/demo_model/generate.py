@@ -134,14 +134,17 @@ def conversation(random: Random, num_turns: int) -> Conversation:
     somewhere before the question, with other exchanges between.
     """
     messages: list[Message] = _system_messages(random)
-    start = len(messages)
+    start, remembers = len(messages), False
     for _ in range(num_turns):
-        _, exchange = _draw(random)
+        skill, exchange = _draw(random)
         if exchange.tools or exchange.thinks:
             if len(messages) > start:
                 continue
             return Conversation((*messages, *exchange.messages), exchange.tools, exchange.thinks)
-        if exchange.opening:
+        if skill.name == "memory":
+            if remembers:  # two could contradict each other
+                continue
+            remembers = True
             turns = [index for index in range(start, len(messages) + 1, 2) if index >= len(messages) - 6]
             place = random.choice(turns)
             messages[place:place] = exchange.opening

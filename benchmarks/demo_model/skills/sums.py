@@ -3,9 +3,9 @@
 import re
 from random import Random
 
+from benchmarks.demo_model.skills import refusals
 from benchmarks.demo_model.skill import Exchange, Message, Pool, Reply, Skill, a_word, assistant, fill, turn, user
 
-TOO_LARGE_ANSWER = "I can only add and subtract numbers of up to two digits."
 THINGS = [
     "apples",
     "books",
@@ -196,7 +196,7 @@ def _too_large(random: Random, held_out: bool) -> Exchange:
     if re.search(r"\*|x|/|:|\^|times|divide|multipl|power|modulo", asked.lower()) and random.random() < 0.6:
         small = iter((random.randint(0, 99), random.randint(0, 99)))
         asked = re.sub(r"\d{2,}", lambda match: str(next(small, 7)), asked)
-    return turn(asked, TOO_LARGE_ANSWER)
+    return turn(asked, refusals.ANSWER)
 
 
 def has_right_number(exchange: Exchange, reply: Reply) -> bool:
