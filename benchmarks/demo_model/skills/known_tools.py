@@ -40,7 +40,7 @@ def _pool(training: str, held_out: str) -> Pool[str]:
     return Pool(tuple(training.split()), tuple(held_out.split()))
 
 
-CITY = Parameter("city|city|location|location|place", "string", values.city)
+CITY = Parameter("city|city|location|location|place", "string", values.place)
 NUMBERS = (Parameter("a", "integer", values.integer), Parameter("b", "integer", values.integer))
 NUMBERS_XY = (Parameter("x", "integer", values.integer), Parameter("y", "integer", values.integer))
 WEATHER = Pool(
@@ -74,7 +74,8 @@ KNOWN_TOOLS = (
         KnownTool(
             "weather",
             _pool("get_weather get_weather get_current_weather weather getWeather", "fetch_weather weather_now"),
-            "[Get the|The|Current|Get the current|Look up the] weather[| in a city| for a location| of a place][|.]",
+            "[[Get the|The|Current|Get the current|Look up the] weather[| in a city| for a location| of a place]|"
+            "Get [the |]current [temperature|weather] [for|in] a given location][|.]",
             (CITY,),
             WEATHER,
             ("unit", ("celsius", "fahrenheit")),
@@ -184,10 +185,10 @@ KNOWN_TOOLS = (
             ),
             Pool(
                 (
-                    'Send an [email|e-mail|mail] to {a} with the subject [{b}|"{b}"].',
-                    "[Please |Can you |]send {a} an [email|mail] with [the |]subject {b}.",
+                    'Send [an email|an e-mail|a mail] to {a} with the subject [{b}|"{b}"].',
+                    "[Please |Can you |]send {a} [an email|a mail] with [the |]subject {b}.",
                     '[Email|Mail] {a} about [{b}|"{b}"].',
-                    "[Please |]write an [email|mail] to {a} about {b}.",
+                    "[Please |]write [an email|a mail] to {a} about {b}.",
                     'Send [{b}|"{b}"] to {a}.',
                     'Write to {a}: "{b}".',
                     'Send a mail to {a} that says [{b}|"{b}"].',

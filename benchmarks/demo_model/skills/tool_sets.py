@@ -266,6 +266,8 @@ def known(random: Random, held_out: bool, kind: KnownTool) -> Request:
         properties[key] = {"type": parameter.type}
         arguments[key] = given[letter]
     asked = fill(random, kind.asked.draw(random, held_out), given)
+    if random.random() < 0.08:
+        asked = random.choice(("Hi! ", "Hello! ", "Hello, ", "Hey, ", "Hi, ", "Please: ")) + asked
     required = list(properties)
     if kind.choices and random.random() < 0.4:
         key, choices = kind.choices

@@ -16,14 +16,16 @@ NAMES = _pool(
     "Zoe, Alice, Bob, John, Jane, Peter, Lucy, Max, Sarah, Paul, Laura, Omar, Aisha, Yuki, Chen, Ravi, Priya, "
     "Ivan, Olga, "
     "Carlos, Sofia, Lars, Ingrid, Mehmet, Leila, Kofi, Amara, Jonas, Mia, Noah, Eva, Tim, Julia, Mark, Helen, "
-    "Frank, Ruth",
-    "Marta, Victor, Nadia, Simon, Greta, Hassan, Elena, Bruno, Wendy, Karim, Dora, Philip",
+    "Frank, Ruth, "
+    "José, Zoë, Jürgen, Łukasz, Chloé, Søren, Björn, Renée, Beyza, Mateo",
+    "Marta, Victor, Nadia, Simon, Greta, Hassan, Elena, Bruno, Wendy, Karim, Dora, Philip, Tomás, Jörg",
 )
 SURNAMES = _pool(
     "Smith, Miller, Brown, Jones, Weber, Fischer, Rossi, Silva, Novak, Larsen, Kim, Patel, Sato, Garcia, "
     "Martin, Dubois, "
-    "Young, Hill, Baker, Ford, Klein, Berg, Costa, Moreau, Ali, Singh, Chen, Lopez, Green, Stone",
-    "Carter, Horvat, Meyer, Santos, Kaya, Wood, Lind, Bauer",
+    "Young, Hill, Baker, Ford, Klein, Berg, Costa, Moreau, Ali, Singh, Chen, Lopez, Green, Stone, "
+    "Müller, García, Çelik, Nowak, Jensen, Gärtner, Núñez, Tóth, Öz, Dvořák",
+    "Carter, Horvat, Meyer, Santos, Kaya, Wood, Lind, Bauer, Kovács, Schröder",
 )
 CITIES = _pool(
     "Paris, London, Berlin, Rome, Madrid, Vienna, Graz, Oslo, Tokyo, Delhi, Lima, Cairo, Boston, Chicago, "
@@ -31,8 +33,10 @@ CITIES = _pool(
     "Athens, Prague, Warsaw, Zurich, Milan, Hamburg, Munich, Lyon, Porto, Seoul, Toronto, Denver, Austin, "
     "Seattle, Geneva, "
     "Bern, Nairobi, Lagos, Mumbai, Beijing, Bangkok, Hanoi, Havana, Quito, Bogota, Moscow, Kyiv, Riga, Turin, Naples, "
-    "New York, San Francisco, Los Angeles, Hong Kong, Cape Town, Buenos Aires",
-    "Lisbon, Osaka, Helsinki, Budapest, Montreal, Salzburg, Venice, Dallas, Accra, Krakow, Mexico City, Bremen",
+    "New York, San Francisco, Los Angeles, Hong Kong, Cape Town, Buenos Aires, "
+    "Zürich, Köln, São Paulo, Bogotá, Kraków, Malmö, Genève, Düsseldorf, Łódź, Québec",
+    "Lisbon, Osaka, Helsinki, Budapest, Montreal, Salzburg, Venice, Dallas, Accra, Krakow, "
+    "Mexico City, Bremen, Málaga, Tromsø",
 )
 COUNTRIES = _pool(
     "France, England, Germany, Italy, Spain, Austria, Norway, Japan, India, Peru, Egypt, Canada, Brazil, Kenya, "
@@ -84,6 +88,14 @@ def word(random: Random, held_out: bool) -> str:
 def city(random: Random, held_out: bool) -> str:
     """A city; now and then a made-up one."""
     return word(random, held_out).capitalize() if random.random() < 0.2 else CITIES.draw(random, held_out)
+
+
+def place(random: Random, held_out: bool) -> str:
+    """A city, now and then with its country or state."""
+    if random.random() < 0.9:
+        return city(random, held_out)
+    region = COUNTRIES.draw(random, held_out) if random.random() < 0.5 else "".join(random.choices("ACDIMNTWY", k=2))
+    return f"{city(random, held_out)}, {region}"
 
 
 def name(random: Random, held_out: bool) -> str:
