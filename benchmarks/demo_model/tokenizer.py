@@ -21,9 +21,15 @@ MARKERS = (BEGIN_THINKING, END_THINKING, BEGIN_CALL, END_CALL)
 """Single tokens as well, but text that users may see, so they are not special."""
 VOCAB_SIZE = 4096
 
-# Qwen's pattern: contractions, words with one leading mark, single digits, runs of marks, line ends, spaces.
+_SMALL_WORDS = (
+    "a an and are as at be by can do does for from get has have how i in is it its me my of on one or so than that the "
+    "them then there they this to was we were what when which who will with would you your"
+)
+# Qwen's pattern: contractions, words, single digits, runs of marks, line ends, spaces. But only small words take the
+# space before them along: what is copied (names, values, tools) has the same tokens in a sentence and in a call.
 SPLIT_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    rf" (?:{_SMALL_WORDS.replace(' ', '|')})(?!\p{{L}})|(?i:'s|'t|'re|'ve|'m|'ll|'d)(?!\p{{L}})|\p{{L}}+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CHAT_TEMPLATE = """\
 {%- if tools %}
