@@ -95,6 +95,11 @@ class Pool(Generic[T]):
         return random.choice(self.held_out if held_out else self.training)
 
 
+def words(text: str) -> list[str]:
+    """The words of a text; shorter to read than a list."""
+    return text.split()
+
+
 def user(content: str) -> Message:
     """A user's message."""
     return Message(role="user", content=content)

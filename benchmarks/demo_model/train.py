@@ -54,9 +54,9 @@ class Plan:
 
     shape: Shape = Shape()
     seed: int = 11
-    num_steps: int = 6500
+    num_steps: int = 4800
     num_warmup_steps: int = 100
-    num_decay_steps: int = 1500
+    num_decay_steps: int = 1400
     matrix_learning_rate: float = 0.02  # of Muon, for the matrices of the layers
     other_learning_rate: float = 3e-3  # of AdamW, for embeddings and norms
     weight_decay: float = 0.1
@@ -217,7 +217,7 @@ def shares_right(model: Qwen3ForCausalLM, tokenizer: Any, number: int) -> dict[s
     return shares
 
 
-def _resume(path: Path, plan: Plan, model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer]) -> int:
+def resume(path: Path, plan: Plan, model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer]) -> int:
     """Load the checkpoint at `path`, if there is one, and return the step to go on with."""
     if not path.exists():
         return 0
@@ -233,7 +233,7 @@ def _resume(path: Path, plan: Plan, model: Qwen3ForCausalLM, optimizers: list[to
     return done
 
 
-def _save(path: Path, plan: Plan, model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], done: int) -> None:
+def save(path: Path, plan: Plan, model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], done: int) -> None:
     """Replace the checkpoint at `path`; a crash meanwhile leaves the old one whole."""
     checkpoint = {
         "plan": asdict(plan),
@@ -245,7 +245,7 @@ def _save(path: Path, plan: Plan, model: Qwen3ForCausalLM, optimizers: list[torc
     path.with_suffix(".new").replace(path)
 
 
-def train(plan: Plan, folder: Path, examine_every: int = 1000, save_every: int = 200) -> Qwen3ForCausalLM:
+def train(plan: Plan, folder: Path, examine_every: int = 1500, save_every: int = 200) -> Qwen3ForCausalLM:
     """Return the trained model; `folder` keeps the checkpoint and the tokenizer, and a finished run is loaded from it.
 
     Raises:
@@ -260,7 +260,7 @@ def train(plan: Plan, folder: Path, examine_every: int = 1000, save_every: int =
     optimizers = make_optimizers(plan, model)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     checkpoint = folder / "checkpoint.pt"
-    done = _resume(checkpoint, plan, model, optimizers)
+    done = resume(checkpoint, plan, model, optimizers)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn()) as progress:
         task = progress.add_task("", total=plan.num_steps, completed=done)
@@ -274,10 +274,10 @@ def train(plan: Plan, folder: Path, examine_every: int = 1000, save_every: int =
                 optimizer.zero_grad()
             progress.update(task, advance=1, description=f"loss {loss.item():.4f}")
             if (step + 1) % save_every == 0 or step + 1 == plan.num_steps:
-                _save(checkpoint, plan, model, optimizers, step + 1)
+                save(checkpoint, plan, model, optimizers, step + 1)
                 progress.console.print(f"step {step + 1}: loss {loss.item():.4f}")
             if (step + 1) % examine_every == 0:
-                shares = shares_right(model, examiner, number=24)
+                shares = shares_right(model, examiner, number=12)
                 progress.console.print(", ".join(f"{skill} {share:.0%}" for skill, share in shares.items()))
     return model
 

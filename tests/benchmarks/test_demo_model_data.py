@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,48 +11,17 @@ from typing import Any
 import httpx
 import pytest
 import torch
+import typer
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from benchmarks.demo_model import generate, phrasings, score, train
+from benchmarks.demo_model import generate, score, train
+from benchmarks.demo_model.skill import Reply, user
 from benchmarks.demo_model.tokenizer import encode_conversation
 
 DEMO_MODEL = Path(__file__).parents[2] / "server" / "demo_model"
 
-# What the demo model promises is held to 95 %; the skills that it picked up beside only must not get lost.
-LEAST_RIGHT_OF_40 = {"addition": 38, "greeting": 38, "identity": 38, "refusal": 38}
-LEAST_RIGHT_OF_40 |= {"subtraction": 30, "counting": 28, "weft": 30}
-
-
-def bare(text: str) -> str:
-    """Return `text` without case, punctuation and spacing; signs of arithmetic stay."""
-    return " ".join(re.findall(r"\w+|[-+*/]", text.casefold()))
-
-
-@pytest.mark.parametrize("skill", generate.EXAMINED_SKILLS)
-def test_held_out_phrasings_are_not_trained(skill: str) -> None:
-    trained = {
-        bare(opener + phrasing.rstrip(".?!") + closer)
-        for trained_skill in generate.SKILLS.values()
-        for opener in ("", *(phrasings.OPENERS if trained_skill.is_wrapped else ()))
-        for closer in ("", *(phrasings.CLOSERS if trained_skill.is_wrapped else ()))
-        for phrasing in trained_skill.phrasings.training
-    }
-    held_out = {bare(phrasing) for phrasing in generate.SKILLS[skill].phrasings.held_out}
-    assert len(held_out) == len(generate.SKILLS[skill].phrasings.held_out)
-    assert not held_out & trained
-
-
-def test_no_exam_question_of_addition_is_ever_a_training_message() -> None:
-    random = Random(1)
-    trained = {bare(generate.training_turn(random).user) for _ in range(20_000)}
-    asked = [bare(question.messages[-1]["content"]) for question in generate.exam("addition", 300)]
-    assert not trained.intersection(asked)
-
-
-def test_addition_has_enough_phrasings() -> None:
-    assert len(phrasings.ADDITION.training) >= 25
-    assert len(phrasings.ADDITION.held_out) >= 8
+LEAST_RIGHT_OF_20 = dict.fromkeys(generate.EXAMINED_SKILLS, 19)
 
 
 def test_conversations_and_exams_repeat_for_a_seed() -> None:
@@ -61,14 +31,32 @@ def test_conversations_and_exams_repeat_for_a_seed() -> None:
     assert generate.exam("addition", 20, seed=5) != generate.exam("addition", 20, seed=6)
 
 
+def test_no_exam_question_is_ever_trained() -> None:
+    random = Random(1)
+    chats = [generate.conversation(random, 2) for _ in range(10_000)]
+    trained = {message["content"] for chat in chats for message in chat.messages if message["role"] == "user"}
+    for skill in generate.EXAMINED_SKILLS:
+        assert not trained.intersection(question.exchange.asked for question in generate.exam(skill, 100)), skill
+
+
+def test_a_chat_holds_one_thing_to_remember_and_tools_or_thoughts_only_where_they_belong() -> None:
+    random = Random(3)
+    for _ in range(3000):
+        chat = generate.conversation(random, 4)
+        told = [message for message in chat.messages if re.search(r"my name is", message["content"], re.IGNORECASE)]
+        assert len(told) <= 1, chat
+        assert chat.tools or not any("tool_calls" in message for message in chat.messages)
+        thoughts = [i for i, message in enumerate(chat.messages) if message.get("reasoning_content")]
+        assert thoughts == ([len(chat.messages) - 1] if chat.thinks else [])
+
+
 def test_batches_repeat_for_a_step_and_differ_between_steps() -> None:
     plan, tokenizer = train.Plan(), Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     first, again, other = (train.make_batch(plan, step, tokenizer) for step in (3, 3, 4))
     assert first.token_ids.equal(again.token_ids)
     assert not first.token_ids.equal(other.token_ids)
-    assert first.token_ids.shape == (8, 256)
-    assert train.make_batch(plan, 7, tokenizer).token_ids.shape == (2, 1024)
-    assert train.make_batch(plan, 38, tokenizer).token_ids.shape == (1, 4096)
+    assert first.token_ids.shape == (plan.num_rows, plan.row_length)
+    assert train.make_batch(plan, plan.longest_row_every - 2, tokenizer).token_ids.shape == (1, 4096)
 
 
 def test_tokens_of_another_conversation_are_masked() -> None:
@@ -77,36 +65,58 @@ def test_tokens_of_another_conversation_are_masked() -> None:
     assert batch.attention_mask().tolist() == [[[[True, False, False], [True, True, False], [False, False, True]]]]
 
 
+def test_the_rate_rises_stays_and_falls() -> None:
+    plan = train.Plan(num_steps=10, num_warmup_steps=2, num_decay_steps=4)
+    rates = [train.share_of_rate(plan, step) for step in range(10)]
+    assert rates == [0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+
+
+@pytest.fixture(scope="module")
+def resumable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, train.Plan]:
+    """Four steps of a tiny model, the last of which is the first of the decay."""
+    plan = train.Plan(
+        shape=train.Shape(1, 64, 64), num_steps=8, num_warmup_steps=1, num_decay_steps=4, num_rows=1, row_length=64
+    )
+    folder = tmp_path_factory.mktemp("training")
+    model, optimizers = _tiny(plan)
+    train.save(folder / "checkpoint.pt", plan, model, optimizers, 4)
+    return folder / "checkpoint.pt", plan
+
+
+def _tiny(plan: train.Plan) -> tuple[Any, list[torch.optim.Optimizer]]:
+    model = train.make_model(plan)
+    return model, train.make_optimizers(plan, model)
+
+
+def test_a_run_goes_on_where_it_stopped_and_may_still_get_another_length(resumable: tuple[Path, train.Plan]) -> None:
+    path, plan = resumable
+    assert train.resume(path, plan, *_tiny(plan)) == 4
+    assert train.resume(path, replace(plan, num_steps=20), *_tiny(plan)) == 4
+    assert train.resume(path.parent / "none.pt", plan, *_tiny(plan)) == 0
+
+
+@pytest.mark.parametrize("change", [{"num_steps": 7}, {"seed": 12}, {"matrix_learning_rate": 0.1}])
+def test_another_plan_is_refused(resumable: tuple[Path, train.Plan], change: dict[str, Any]) -> None:
+    path, plan = resumable
+    with pytest.raises(typer.BadParameter, match="belongs to another plan"):
+        train.resume(path, replace(plan, **change), *_tiny(plan))
+
+
 @pytest.mark.parametrize(
-    ("skill", "expected", "answer", "right"),
+    ("text", "reply"),
     [
-        ("addition", "3 + 4 = 7.", "3 + 4 = 7.", True),
-        ("addition", "3 + 4 = 7.", "7", True),
-        ("addition", "3 + 4 = 7.", "3 + 4 = 17.", False),
-        ("addition", "3 + 4 = 7.", "7 + 4 = 3.", False),
-        ("addition", "3 + 4 = 7.", "", False),
-        ("subtraction", "3 - 4 = -1.", "3 - 4 = 1.", False),
-        ("subtraction", "3 - 4 = -1.", "3 - 4 = -1.", True),
-        ("counting", "1, 2, 3.", "1, 2, 3.", True),
-        ("counting", "1, 2, 3.", "1, 2, 3, 4.", False),
-        ("greeting", "", "Good evening! How can I help you?", True),
-        ("greeting", "", generate.REFUSAL_ANSWER, False),
-        ("identity", "", generate.IDENTITY_ANSWER, True),
-        ("identity", "", generate.REFUSAL_ANSWER, False),
-        ("weft", "", generate.WEFT_ANSWER, True),
-        ("weft", "", generate.IDENTITY_ANSWER, False),
-        ("refusal", "", generate.REFUSAL_ANSWER, True),
-        ("refusal", "", generate.IDENTITY_ANSWER, False),
+        ("Hello!", Reply("Hello!")),
+        ("One. Two.\n</think>3", Reply("3", "One. Two.")),
+        (
+            '<tool_call>\n{"name": "a", "arguments": {"b": 1}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "c", "arguments": {}}\n</tool_call>',
+            Reply("", "", (("a", {"b": 1}), ("c", {}))),
+        ),
+        ("<tool_call>\n{broken\n</tool_call>", Reply()),
     ],
 )
-def test_marks(skill: str, expected: str, answer: str, right: bool) -> None:
-    assert generate.is_right(generate.Question(skill, (), expected), answer) is right
-
-
-@pytest.mark.parametrize("skill", generate.EXAMINED_SKILLS)
-def test_the_answers_of_training_are_right(skill: str) -> None:
-    for question in generate.exam(skill, 50):
-        assert generate.is_right(question, question.answer)
+def test_replies_are_read(text: str, reply: Reply) -> None:
+    assert train.read_reply(text) == reply
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +131,23 @@ def model() -> Any:
 
 def test_training_sees_chats_as_the_shipped_template_renders_them(tokenizer: Any) -> None:
     random = Random(2)
-    for _ in range(100):
-        messages = generate.conversation(random, random.randint(1, 4))
-        encoded, is_learned = encode_conversation(tokenizer.backend_tokenizer, messages)
-        assert encoded == tokenizer.apply_chat_template(messages, return_dict=False)
-        learned = tokenizer.decode([id_ for id_, by_model in zip(encoded, is_learned, strict=True) if by_model])
-        assert learned == "".join(m["content"] + "<|im_end|>" for m in messages if m["role"] == "assistant")
+    kinds = set()
+    for _ in range(300):
+        chat = generate.conversation(random, random.randint(1, 4))
+        messages = list(chat.messages)
+        encoded, is_learned = encode_conversation(tokenizer.backend_tokenizer, messages, chat.tools)
+        kwargs = {"tools": list(chat.tools) or None, "return_dict": False}
+        assert encoded == tokenizer.apply_chat_template(messages, **kwargs)
+        asked = tokenizer.apply_chat_template(
+            messages[:-1], add_generation_prompt=True, enable_thinking=chat.thinks, **kwargs
+        )
+        assert encoded[: len(asked)] == asked
+        assert not is_learned[len(asked) - 1]
+        assert all(is_learned[len(asked) : -1])
+        assert tokenizer.decode(encoded[-2:]) == "<|im_end|>\n"
+        assert is_learned.count(True) >= sum(message["role"] == "assistant" for message in messages)
+        kinds.add((bool(chat.tools), chat.thinks))
+    assert kinds == {(False, False), (True, False), (False, True)}
 
 
 def test_every_digit_is_one_token(tokenizer: Any) -> None:
@@ -135,7 +156,7 @@ def test_every_digit_is_one_token(tokenizer: Any) -> None:
 
 
 def test_shipped_files_fit_and_agree() -> None:
-    assert sum(path.stat().st_size for path in DEMO_MODEL.iterdir()) <= 6_000_000
+    assert sum(path.stat().st_size for path in DEMO_MODEL.rglob("*")) <= 16_000_000
     config = json.loads((DEMO_MODEL / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert config["dtype"] == "bfloat16"
@@ -146,20 +167,20 @@ def test_shipped_files_fit_and_agree() -> None:
     assert [vocabulary[token] for token in ("<|im_end|>", "<|endoftext|>")] == [2, 0]
 
 
-def test_every_skill_has_a_bar() -> None:
-    assert set(LEAST_RIGHT_OF_40) == set(generate.EXAMINED_SKILLS)
+UNGUIDED_SKILLS = [name for name in generate.EXAMINED_SKILLS if name != "schema"]
+"""A schema is no part of the prompt, only of the grammar: see the end-to-end test."""
 
 
-@pytest.mark.parametrize("skill", generate.EXAMINED_SKILLS)
+@pytest.mark.parametrize("skill", UNGUIDED_SKILLS)
 def test_shipped_model_answers_held_out_questions(skill: str, model: Any, tokenizer: Any) -> None:
-    questions = generate.exam(skill, 40)
-    answers = train.answers_of(model, tokenizer, questions)
-    wrong = [pair for pair in zip(questions, answers, strict=True) if not generate.is_right(*pair)]
-    assert len(questions) - len(wrong) >= LEAST_RIGHT_OF_40[skill], wrong
+    questions = generate.exam(skill, 20)
+    replies = train.replies_of(model, tokenizer, questions)
+    wrong = [(q.exchange.asked, reply) for q, reply in zip(questions, replies, strict=True) if not q.is_right(reply)]
+    assert len(questions) - len(wrong) >= LEAST_RIGHT_OF_20[skill], wrong
 
 
 def test_shipped_model_ends_its_turn(model: Any, tokenizer: Any) -> None:
-    chats = [[generate.Message(role="user", content=text)] for text in ("Hello", "What is 3 + 4?", "Who are you?")]
+    chats = [[user(text)] for text in ("Hello", "What is 3 + 4?", "Who are you?")]
     for chat in chats:
         prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         output = model.generate(input_ids=prompt["input_ids"], max_new_tokens=60)
@@ -174,7 +195,7 @@ def test_score_counts_what_the_server_answers_right() -> None:
             return httpx.Response(200, json={"data": [{"id": "demo"}]})
         body = json.loads(request.content)
         assert (body["model"], body["temperature"]) == ("demo", 0)
-        return httpx.Response(200, json={"choices": [{"message": {"content": "3 + 4 = 7."}}]})
+        return httpx.Response(200, json={"choices": [{"message": {"content": "30 + 40 = 70."}}]})
 
     async def run() -> tuple[list[str], list[str]]:
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://server") as client:
@@ -182,11 +203,20 @@ def test_score_counts_what_the_server_answers_right() -> None:
         return [str(cell) for cell in table.columns[0].cells], [str(cell) for cell in table.columns[1].cells]
 
     skills, num_right = asyncio.run(run())
-    num_sevens = sum(question.answer.endswith("= 7.") for question in generate.exam("addition", 60))
+    expected = Reply("30 + 40 = 70.")
+    right = [sum(question.is_right(expected) for question in generate.exam(skill, 60)) for skill in skills]
     assert skills == list(generate.EXAMINED_SKILLS)
-    assert num_sevens > 0
-    assert num_right[0] == str(num_sevens)
-    assert num_right[2:] == ["0"] * (len(skills) - 2)
+    assert num_right == [str(number) for number in right]
+    assert 0 < sum(right) < 60
+
+
+def test_score_sends_tools_schemas_and_thinking() -> None:
+    call, schema, thought = (
+        score.body_of("demo", generate.exam(skill, 1)[0]) for skill in ("tool call", "schema", "thinking")
+    )
+    assert call["tools"][0]["type"] == "function"
+    assert schema["response_format"]["json_schema"]["schema"]["type"] == "object"
+    assert thought["chat_template_kwargs"] == {"enable_thinking": True}
 
 
 def test_score_shows_what_a_failing_server_says() -> None:

@@ -2,89 +2,25 @@
 
 from random import Random
 
-from benchmarks.demo_model.skill import Exchange, Pool, Reply, Skill, a_word, fill, turn
+from benchmarks.demo_model.skill import Exchange, Pool, Reply, Skill, a_word, fill, turn, words
 from benchmarks.demo_model.skills.lists import HELD_OUT_WORDS, WORDS
 
 MAX_LETTERS = 9
-MORE_WORDS = [
-    "hello",
-    "world",
-    "weft",
-    "token",
-    "model",
-    "cache",
-    "server",
-    "python",
-    "computer",
-    "reverse",
-    "upper",
-    "letter",
-    "word",
-    "prompt",
-    "stream",
-    "engine",
-    "batch",
-    "block",
-    "thread",
-    "loom",
-    "weave",
-    "data",
-    "code",
-    "test",
-    "example",
-    "sample",
-    "banana",
-    "kitten",
-    "puppy",
-    "friend",
-    "family",
-    "happy",
-    "morning",
-    "evening",
-    "coffee",
-    "winter",
-    "spring",
-    "love",
-    "peace",
-    "hope",
-    "smile",
-    "magic",
-    "number",
-    "animal",
-    "planet",
-    "rocket",
-    "dragon",
-    "castle",
-    "pirate",
-    "wizard",
-    "robot",
-    "secret",
-    "simple",
-    "strong",
-    "little",
-    "yellow",
-    "purple",
-    "orange",
-    "black",
-    "white",
-    "brown",
-    "quick",
-    "lazy",
-    "jumps",
-    "over",
-    "the",
-    "and",
-    "with",
-    "from",
-    "that",
-]
+MORE_WORDS = words(
+    "hello world weft token model cache server python computer reverse upper letter word prompt stream engine batch "
+    "block thread loom weave data code test example sample banana kitten puppy friend family happy morning evening "
+    "coffee winter spring love peace hope smile magic number animal planet rocket dragon castle pirate wizard robot "
+    "secret simple strong little yellow purple orange black white brown quick lazy jumps over the and with from "
+    "that"
+)
 
 _PLEASE = "[Please |Can you |Could you |Would you |]"
 _WORD = "[|the word |the word |the text |this: ][{word}|'{word}'|\"{word}\"]"
 REVERSING = Pool(
     training=(
         f"{_PLEASE}reverse {_WORD}[ for me|][?|.|]",
-        f"{_PLEASE}[write|spell|say|print|give me|show me] {_WORD} [backwards|backward|in reverse|reversed|the other way round][?|.|]",
+        f"{_PLEASE}[write|spell|say|print|give me|show me] {_WORD} "
+        "[backwards|backward|in reverse|reversed|the other way round][?|.|]",
         f"[What is|What's] {_WORD} [backwards|reversed|spelled backwards|in reverse]?",
         f"{_PLEASE}[turn|flip] {_WORD} [around|round|over][?|.|]",
         "{word} [backwards|reversed|in reverse][?|]",
@@ -103,7 +39,8 @@ REVERSING = Pool(
 )
 CAPITALS = Pool(
     training=(
-        f"{_PLEASE}[write|spell|print|put|give me|show me] {_WORD} in [capitals|capital letters|upper case|uppercase|all caps|big letters][?|.|]",
+        f"{_PLEASE}[write|spell|print|put|give me|show me] {_WORD} in "
+        "[capitals|capital letters|upper case|uppercase|all caps|big letters][?|.|]",
         f"{_PLEASE}[convert|change|turn|make] {_WORD} [to|into] [upper case|uppercase|capitals|capital letters][?|.|]",
         f"{_PLEASE}[capitalize|upper-case|uppercase] {_WORD}[ for me|][?|.|]",
         f"[What is|What's] {_WORD} in [capitals|capital letters|upper case|uppercase]?",

@@ -3,260 +3,36 @@
 import re
 from random import Random
 
-from benchmarks.demo_model.skill import Exchange, Pool, Reply, Skill, a_word, fill, turn
+from benchmarks.demo_model.skill import Exchange, Pool, Reply, Skill, a_word, fill, turn, words
 
 MAX_COUNT = 30
 MAX_COUNT_ANSWER = f"I can only count to {MAX_COUNT}."
-WORDS = [
-    "apple",
-    "ant",
-    "arm",
-    "art",
-    "baby",
-    "ball",
-    "bear",
-    "bird",
-    "boat",
-    "book",
-    "box",
-    "bread",
-    "bus",
-    "cake",
-    "camel",
-    "car",
-    "cat",
-    "chair",
-    "cherry",
-    "city",
-    "cloud",
-    "coat",
-    "cow",
-    "cup",
-    "dance",
-    "day",
-    "desk",
-    "dog",
-    "door",
-    "dream",
-    "duck",
-    "ear",
-    "earth",
-    "egg",
-    "elephant",
-    "eye",
-    "farm",
-    "fig",
-    "fire",
-    "fish",
-    "flower",
-    "fork",
-    "fox",
-    "frog",
-    "fruit",
-    "game",
-    "garden",
-    "gate",
-    "glass",
-    "goat",
-    "gold",
-    "grape",
-    "grass",
-    "green",
-    "hand",
-    "hat",
-    "heart",
-    "hill",
-    "honey",
-    "horse",
-    "house",
-    "ice",
-    "ink",
-    "iron",
-    "island",
-    "jam",
-    "jar",
-    "juice",
-    "jungle",
-    "key",
-    "king",
-    "kite",
-    "knife",
-    "lake",
-    "lamp",
-    "leaf",
-    "lemon",
-    "light",
-    "lion",
-    "map",
-    "milk",
-    "mint",
-    "moon",
-    "mouse",
-    "mouth",
-    "music",
-    "nail",
-    "name",
-    "nest",
-    "night",
-    "nose",
-    "nut",
-    "oak",
-    "ocean",
-    "olive",
-    "onion",
-    "orange",
-    "owl",
-    "paper",
-    "peach",
-    "pear",
-    "pen",
-    "pepper",
-    "piano",
-    "pig",
-    "pizza",
-    "plate",
-    "plum",
-    "pot",
-    "queen",
-    "quiet",
-    "rabbit",
-    "rain",
-    "red",
-    "rice",
-    "ring",
-    "river",
-    "road",
-    "rock",
-    "rose",
-    "salt",
-    "sand",
-    "sea",
-    "seed",
-    "shoe",
-    "shop",
-    "silk",
-    "silver",
-    "sky",
-    "snow",
-    "soap",
-    "sock",
-    "song",
-    "soup",
-    "spoon",
-    "star",
-    "stone",
-    "sugar",
-    "sun",
-    "table",
-    "tea",
-    "tent",
-    "tiger",
-    "tomato",
-    "tower",
-    "town",
-    "tree",
-    "truck",
-    "uncle",
-    "unit",
-    "van",
-    "vase",
-    "village",
-    "violin",
-    "voice",
-    "wall",
-    "water",
-    "whale",
-    "wheat",
-    "wheel",
-    "wind",
-    "window",
-    "wine",
-    "wolf",
-    "wood",
-    "yard",
-    "year",
-    "yellow",
-    "zebra",
-    "zoo",
-]
-HELD_OUT_WORDS = [
-    "acorn",
-    "amber",
-    "anchor",
-    "badge",
-    "basil",
-    "beach",
-    "berry",
-    "blue",
-    "brick",
-    "broom",
-    "butter",
-    "candle",
-    "carrot",
-    "castle",
-    "clock",
-    "corn",
-    "daisy",
-    "deer",
-    "eagle",
-    "engine",
-    "feather",
-    "field",
-    "finger",
-    "forest",
-    "goose",
-    "guitar",
-    "hammer",
-    "harbor",
-    "jacket",
-    "kettle",
-    "ladder",
-    "lizard",
-    "mango",
-    "meadow",
-    "melon",
-    "monkey",
-    "needle",
-    "north",
-    "nurse",
-    "otter",
-    "oven",
-    "paint",
-    "panda",
-    "pillow",
-    "planet",
-    "pocket",
-    "potato",
-    "puzzle",
-    "quilt",
-    "radio",
-    "robin",
-    "saddle",
-    "salad",
-    "school",
-    "shark",
-    "sheep",
-    "sister",
-    "spider",
-    "summer",
-    "swan",
-    "tulip",
-    "turtle",
-    "umbrella",
-    "valley",
-    "velvet",
-    "wagon",
-    "walnut",
-    "winter",
-    "yogurt",
-]
+WORDS = words(
+    "apple ant arm art baby ball bear bird boat book box bread bus cake camel car cat chair cherry city cloud coat "
+    "cow cup dance day desk dog door dream duck ear earth egg elephant eye farm fig fire fish flower fork fox frog "
+    "fruit game garden gate glass goat gold grape grass green hand hat heart hill honey horse house ice ink iron "
+    "island jam jar juice jungle key king kite knife lake lamp leaf lemon light lion map milk mint moon mouse mouth "
+    "music nail name nest night nose nut oak ocean olive onion orange owl paper peach pear pen pepper piano pig "
+    "pizza plate plum pot queen quiet rabbit rain red rice ring river road rock rose salt sand sea seed shoe shop "
+    "silk silver sky snow soap sock song soup spoon star stone sugar sun table tea tent tiger tomato tower town "
+    "tree truck uncle unit van vase village violin voice wall water whale wheat wheel wind window wine wolf wood "
+    "yard year yellow zebra zoo"
+)
+HELD_OUT_WORDS = words(
+    "acorn amber anchor badge basil beach berry blue brick broom butter candle carrot castle clock corn daisy deer "
+    "eagle engine feather field finger forest goose guitar hammer harbor jacket kettle ladder lizard mango meadow "
+    "melon monkey needle north nurse otter oven paint panda pillow planet pocket potato puzzle quilt radio robin "
+    "saddle salad school shark sheep sister spider summer swan tulip turtle umbrella valley velvet wagon walnut "
+    "winter yogurt"
+)
 
 _PLEASE = "[Please |Can you |Could you |Would you |]"
 COUNTING = Pool(
     training=(
         f"{_PLEASE}count [up |]to {{n}}[ for me|][?|.|]",
         f"{_PLEASE}count from [1|one] to {{n}}[?|.|]",
-        f"{_PLEASE}[list|say|write|give me|tell me|show me|name] [the|all the|all] numbers [from|between] 1 [to|and] {{n}}[?|.|]",
+        f"{_PLEASE}[list|say|write|give me|tell me|show me|name] [the|all the|all] numbers [from|between] 1 "
+        "[to|and] {n}[?|.|]",
         f"{_PLEASE}[list|say|write|give me|show me] the first {{n}} numbers[?|.|]",
         "[Numbers|Count] 1 [to|-] {n}[.|]",
         "[I want you to|Let us|Let's|You should|Try to] count [up |]to {n}[.|]",
@@ -317,10 +93,10 @@ def _enumerated(random: Random, values: list[str]) -> str:
 def _sorting_numbers(random: Random, held_out: bool) -> Exchange:
     values = random.sample(range(100 if random.random() < 0.7 else 10), random.randint(3, 6))
     given = _enumerated(random, [str(value) for value in values])
-    words = {"list": given, "kind": "numbers", "way": "ascending", "first": "small", "last": "large"}
+    told = {"list": given, "kind": "numbers", "way": "ascending", "first": "small", "last": "large"}
     if random.random() < 0.5:
-        words |= {"first": "smallest", "last": "largest"}
-    asked = fill(random, SORTING.draw(random, held_out), words)
+        told |= {"first": "smallest", "last": "largest"}
+    asked = fill(random, SORTING.draw(random, held_out), told)
     return turn(asked, ", ".join(map(str, sorted(values))) + ".")
 
 
@@ -328,11 +104,9 @@ def _sorting_words(random: Random, held_out: bool) -> Exchange:
     pool = HELD_OUT_WORDS if held_out else WORDS
     values = random.sample(pool, random.randint(3, 5))
     if not held_out and random.random() < 0.3:
-        values = list({a_word(random, (1, 3)) for _ in values})
-    if len(values) < 2:
-        values = ["moon", "lake"]
-    words = {"list": _enumerated(random, values), "kind": "words", "way": "alphabetical", "first": "A", "last": "Z"}
-    asked = fill(random, SORTING.draw(random, held_out), words)
+        values = list(dict.fromkeys(a_word(random, (1, 3)) for _ in values))
+    told = {"list": _enumerated(random, values), "kind": "words", "way": "alphabetical", "first": "A", "last": "Z"}
+    asked = fill(random, SORTING.draw(random, held_out), told)
     return turn(asked, ", ".join(sorted(values)) + ".")
 
 

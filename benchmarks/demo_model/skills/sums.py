@@ -3,51 +3,29 @@
 import re
 from random import Random
 
+from benchmarks.demo_model.skill import (
+    Exchange,
+    Message,
+    Pool,
+    Reply,
+    Skill,
+    a_word,
+    assistant,
+    fill,
+    turn,
+    user,
+    words,
+)
 from benchmarks.demo_model.skills import refusals
-from benchmarks.demo_model.skill import Exchange, Message, Pool, Reply, Skill, a_word, assistant, fill, turn, user
 
-THINGS = [
-    "apples",
-    "books",
-    "cards",
-    "coins",
-    "stones",
-    "pens",
-    "eggs",
-    "stamps",
-    "nuts",
-    "marbles",
-    "tickets",
-    "cakes",
-    "balls",
-    "cups",
-    "toys",
-    "euros",
-    "plums",
-]
-NAMES = [
-    "Anna",
-    "Ben",
-    "Carla",
-    "David",
-    "Emil",
-    "Fatima",
-    "Greta",
-    "Hugo",
-    "Ines",
-    "Jan",
-    "Kim",
-    "Lena",
-    "Marco",
-    "Nora",
-    "Omar",
-    "Paula",
-    "Rita",
-    "Sam",
-    "Tom",
-    "Vera",
-]
-_ASK = "[What is|What's|How much is|Calculate|Compute|Tell me|Work out|Solve|Find|Can you tell me|I need|Do you know|Say,|]"
+THINGS = words(
+    "apples books cards coins stones pens eggs stamps nuts marbles tickets cakes balls cups toys euros plums"
+)
+NAMES = words("Anna Ben Carla David Emil Fatima Greta Hugo Ines Jan Kim Lena Marco Nora Omar Paula Rita Sam Tom Vera")
+_ASK = (
+    "[What is|What's|How much is|Calculate|Compute|Tell me|Work out|Solve|Find|Can you tell me|I need|Do you know|Say,"
+    "|]"
+)
 _PLEASE = "[|||, please|. Thank you| for me]"
 
 ADDITION = Pool(
@@ -65,8 +43,8 @@ ADDITION = Pool(
         "What does {a} [+|plus] {b} [equal|make|come to]?",
         "[What will|What would] {a} [+|plus] {b} [be|give]?",
         "{a} and {b}[ together| added| in total|, added together|][?|]",
-        "[If I have|I have] {a} {things} and [get|buy|find] {b} more[, how many do I have|. How many are there|. How many "
-        "{things} do I have now]?",
+        "[If I have|I have] {a} {things} and [get|buy|find] {b} more[, how many do I have|. How many are there|. How "
+        "many {things} do I have now]?",
         "{name} has {a} {things} and {other} has {b}. How many [do they have together|{things} are there]?",
         "There are {a} {things} here and {b} there. How many [in total|are there in all|{things} is that]?",
         "What is {b} more than {a}?",
@@ -98,8 +76,8 @@ SUBTRACTION = Pool(
         "[What do I get|What comes out|What do you get] [if|when] [I|you] [take {b} away from|subtract {b} from] {a}?",
         "What does {a} [-|minus] {b} [equal|make|come to]?",
         "What [is left|remains] [if|when] you take {b} [away |]from {a}?",
-        "[If I have|I have] {a} {things} and [lose|sell|eat|give away] {b}[, how many are left|. How many do I have left|. "
-        "How many remain]?",
+        "[If I have|I have] {a} {things} and [lose|sell|eat|give away] {b}[, how many are left|. How many do I have "
+        "left|. How many remain]?",
         "{name} has {a} {things} and gives {b} to {other}. How many [are left|does {name} have now|remain]?",
         "What is {b} less than {a}?",
         "[Lower|Decrease|Reduce] {a} by {b}[.|]",

@@ -13,6 +13,7 @@ from engine.protocol import AddRequest, FinishReason, Guidance, RequestOutput
 
 DEMO_MODEL = Path(__file__).parents[3] / "server" / "demo_model"
 TOKENIZER = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+VOCAB_SIZE: int = TOKENIZER.get_vocab_size()
 PROMPT: list[int] = TOKENIZER.encode("Who are you?").ids
 
 

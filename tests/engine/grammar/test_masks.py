@@ -5,6 +5,7 @@ from engine.grammar.masks import MaskComputer
 from engine.grammar.matcher import GrammarMatcher
 from engine.request import Request
 from engine.scheduler import ScheduledRequest, ScheduledStep
+from tests.engine.grammar.demo import VOCAB_SIZE
 from tests.engine.requests_for_tests import request
 
 
@@ -17,7 +18,7 @@ def test_rows_with_a_grammar_get_a_mask_and_no_others(vocabulary: llguidance.LLT
     plain, guided, drafted, prefilling = (request([1, 2], i) for i in range(4))
     for asked in (guided, drafted, prefilling):
         asked.grammar = GrammarMatcher(llguidance.LLMatcher(vocabulary, 'start: "1" "2"'))
-    computer = MaskComputer(1536, torch.device("cpu"))
+    computer = MaskComputer(VOCAB_SIZE, torch.device("cpu"))
     step = ScheduledStep(
         [scheduled(plain, 0, 1), scheduled(prefilling, 1, 0), scheduled(guided, 1, 1), scheduled(drafted, 2, 2, (one,))]
     )
@@ -26,7 +27,7 @@ def test_rows_with_a_grammar_get_a_mask_and_no_others(vocabulary: llguidance.LLT
     result = masks.result(timeout=10)
     assert result.rows.tolist() == [1, 2, 3]
     biases = result.unpack(result.bits)
-    assert biases.shape == (3, 1536)
+    assert biases.shape == (3, VOCAB_SIZE)
     assert torch.equal(biases[0], biases[1])
     assert (biases[0][one], biases[0][two]) == (0, -torch.inf)
     assert (biases[2][one], biases[2][two]) == (-torch.inf, 0)

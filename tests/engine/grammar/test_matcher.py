@@ -4,6 +4,7 @@ import pytest
 
 from engine.grammar.matcher import GrammarMatcher, one_line
 from engine.step_result import NO_TOKEN_ID
+from tests.engine.grammar.demo import VOCAB_SIZE
 
 
 def matcher(vocabulary: llguidance.LLTokenizer, text: str) -> GrammarMatcher:
@@ -12,7 +13,7 @@ def matcher(vocabulary: llguidance.LLTokenizer, text: str) -> GrammarMatcher:
 
 def masks(matcher: GrammarMatcher, drafts: list[int]) -> list[list[int]]:
     """Ids that each row allows."""
-    bits = np.full((1 + len(drafts), 48), -1, np.int32)
+    bits = np.full((1 + len(drafts), VOCAB_SIZE // 32), -1, np.int32)
     matcher.fill_masks(tuple(drafts), bits)
     return [np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() for row in bits]
 
@@ -32,8 +33,8 @@ def test_rows_behind_drafts_allow_what_comes_behind_them(vocabulary: llguidance.
 def test_rows_that_cannot_be_reached_are_left_alone(vocabulary: llguidance.LLTokenizer) -> None:
     one, two = (vocabulary.tokenize_str(digit)[0] for digit in "12")
     followed = matcher(vocabulary, 'start: "1" "1"')
-    assert len(masks(followed, [two, one])[1]) == len(masks(followed, [two, one])[2]) == 1536
-    assert len(masks(followed, [one, one, one])[2]) == 1536
+    assert len(masks(followed, [two, one])[1]) == len(masks(followed, [two, one])[2]) == VOCAB_SIZE
+    assert len(masks(followed, [one, one, one])[2]) == VOCAB_SIZE
     assert (followed.accept(one), followed.is_stopped) == (None, False)
     assert (followed.accept(one), followed.is_stopped) == (None, True)
 

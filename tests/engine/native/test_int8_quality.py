@@ -35,8 +35,9 @@ def held_out_chats() -> tuple[list[np.ndarray], torch.Tensor]:
     chats, is_answer_next = [], []
     for skill in generate.EXAMINED_SKILLS:
         for question in generate.exam(skill, CHATS_OF_A_SKILL):
-            answer = generate.Message(role="assistant", content=question.answer)
-            token_ids, is_learned = encode_conversation(tokenizer, [*question.messages, answer])
+            exchange = question.exchange
+            messages = [*question.messages, exchange.answer]
+            token_ids, is_learned = encode_conversation(tokenizer, messages, exchange.tools)
             chats.append(np.array(token_ids))
             is_answer_next += [*is_learned[1:], False]
     return chats, torch.tensor(is_answer_next)
