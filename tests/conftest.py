@@ -1,4 +1,9 @@
 import pytest
+from hypothesis import settings
+
+# How long an example takes says something of the machine, nothing of the code.
+settings.register_profile("weft", deadline=None)
+settings.load_profile("weft")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

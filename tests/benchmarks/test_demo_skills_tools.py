@@ -155,6 +155,7 @@ def test_the_template_shows_a_tool_as_its_call() -> None:
         '{"name": "get_weather", "arguments": {"city": "string", "days"?: integer, "unit"?: ["c", "f"], "x": any}}\n'
         '{"name": "now", "arguments": {}}',
         "<|im_start|>user\nHi",
-        "<|im_start|>assistant\n" + "\n".join(['<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'] * 2),
+        "<|im_start|>assistant\n</think>"
+        + "\n".join(['<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'] * 2),
         "",
     ]

@@ -27,7 +27,7 @@ def test_the_plan_says_int8_and_half_the_weights() -> None:
         for more in ([], ["--quantization", "int8"])
     ]
     assert [plan["device"] for plan in lines] == ["cpu, bfloat16", "cpu, bfloat16, matrices in int8"]
-    assert [plan["weights"] for plan in lines] == ["3.74 MB", "1.91 MB"]
+    assert [plan["weights"] for plan in lines] == ["6.3 MB", "3.21 MB"]
 
 
 def test_int8_in_another_type_ends_with_one_line_and_code_2(serve: Serve) -> None:

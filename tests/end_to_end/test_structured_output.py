@@ -118,7 +118,11 @@ def test_every_answer_follows(post: Post, path: str, field: dict[str, Any], patt
 
 def test_a_json_object_is_begun_and_ended(post: Post) -> None:
     (text,) = contents(
-        post(response_format={"type": "json_object"}, logit_bias={str(TOKENIZER.token_to_id("}")): 100}, max_tokens=20)
+        post(
+            response_format={"type": "json_object"},
+            logit_bias={str(TOKENIZER.token_to_id(mark)): 100 for mark in "{}"},
+            max_tokens=20,
+        )
     )
     assert json.loads(text) == {}
     reply = post(response_format={"type": "json_object"}, temperature=1, seed=3, n=8, max_tokens=60)

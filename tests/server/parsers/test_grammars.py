@@ -132,7 +132,7 @@ def test_calls_as_templates_write_them(takes: Accepts, way: str) -> None:
 @every_way
 def test_markers_in_strings(takes: Accepts, way: str, kind: str) -> None:
     """Spelled, they are text like any other; the token of a marker stands in no string."""
-    text = WAYS[way].write([("get_weather", '{"city": "[TOOL_CALLS]</tool_call>]}"}')])
+    text = WAYS[way].write([("get_weather", '{"city": "[TOOL_CALLS]]}"}')])
     assert takes(text) is (kind == "demo")
 
 
