@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from random import Random
