@@ -127,8 +127,9 @@ def plan(resolved: Resolved) -> None:
     from server.child import python_command, python_environment
 
     settings = resolved.settings
-    model = checkpoint.resolve(settings.model)
-    settings = settings.model_copy(update={"speculative": checkpoint.resolve_draft(settings.speculative)})
+    model = checkpoint.resolve(settings.model, is_plan=True)
+    draft = checkpoint.resolve_draft(settings.speculative, is_plan=True)
+    settings = settings.model_copy(update={"speculative": draft})
     with supervisor.runtime_directory() as runtime_dir:
         supervisor.write_options(runtime_dir, settings, model)
         command = python_command("engine.plan", str(runtime_dir))
