@@ -21,6 +21,9 @@ CPU other programs need some of it, on a GPU there are none."""
 MAX_CPU_CACHE_BYTES = 4 << 30
 """A CPU decodes too slowly to make use of more."""
 
+_LENGTHS = (1_024, 4_096, 16_384, 65_536)
+"""Of requests, in tokens, for which people want to know how many run at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -38,13 +41,24 @@ class MemoryPlan:
         """Tokens that the KV cache holds; the null block holds none."""
         return (self.num_blocks - 1) * self.block_size
 
+    def num_requests(self, num_tokens: int) -> int:
+        """Requests of so many tokens that the KV cache holds at once, if they share no prefix."""
+        return (self.num_blocks - 1) // -(-num_tokens // self.block_size)
+
+    def concurrency(self, max_num_seqs: int) -> str:
+        """How many requests run at once, by length, for people."""
+        lengths = [n for n in _LENGTHS if n < self.max_model_len] + [self.max_model_len]
+        counts = [(min(self.num_requests(n), max_num_seqs), n) for n in lengths]
+        listed = ", ".join(f"{count:,} with {n:,} tokens each" for count, n in counts)
+        return f"at once      {listed} (never more than {max_num_seqs} requests)"
+
     def lines(self) -> list[str]:
         """The plan for people."""
         at_once = self.num_tokens / self.max_model_len
         return [
-            f"weights      {_size(self.weights_bytes)}",
-            f"activations  {_size(self.activations_bytes)}",
-            f"KV cache     {_size(self.kv_cache_bytes)} = {self.num_blocks:,} blocks of {self.block_size} = "
+            f"weights      {format_size(self.weights_bytes)}",
+            f"activations  {format_size(self.activations_bytes)}",
+            f"KV cache     {format_size(self.kv_cache_bytes)} = {self.num_blocks:,} blocks of {self.block_size} = "
             f"{self.num_tokens:,} tokens = {at_once:.1f} requests of {self.max_model_len:,} tokens at once",
         ]
 
@@ -57,8 +71,8 @@ def check_fit(*, weights_bytes: int, activations_bytes: int, free_bytes: int) ->
     """
     if weights_bytes + activations_bytes >= free_bytes:
         raise ModelError(
-            f"the model does not fit: weights take {_size(weights_bytes)} and activations "
-            f"{_size(activations_bytes)}, but only {_size(free_bytes)} are free"
+            f"the model does not fit: weights take {format_size(weights_bytes)} and activations "
+            f"{format_size(activations_bytes)}, but only {format_size(free_bytes)} are free"
         )
 
 
@@ -84,18 +98,22 @@ def make_plan(
         if config.device.type == "cpu":
             kv_bytes = min(kv_bytes, MAX_CPU_CACHE_BYTES)
     elif kv_bytes > free_bytes:
-        raise ModelError(f"kv_cache_memory is {_size(kv_bytes)}, but only {_size(max(free_bytes, 0))} are free")
+        raise ModelError(
+            f"kv_cache_memory is {format_size(kv_bytes)}, but only {format_size(max(free_bytes, 0))} are free"
+        )
     blocks_per_request = -(-config.max_model_len // config.block_size)
     num_blocks = min(max(kv_bytes, 0) // block_bytes, config.max_num_seqs * blocks_per_request + 1)
     if num_blocks < 2:
-        raise ModelError(f"no memory is left for the KV cache: {_size(kv_bytes)}, a block takes {_size(block_bytes)}")
+        raise ModelError(
+            f"no memory is left for the KV cache: {format_size(kv_bytes)}, a block takes {format_size(block_bytes)}"
+        )
     max_model_len = min(config.max_model_len, (num_blocks - 1) * config.block_size)
     if max_model_len < config.max_model_len:
         logger.warning(
             "max_model_len lowered from %d to %d tokens, which fill the KV cache of %s",
             config.max_model_len,
             max_model_len,
-            _size(num_blocks * block_bytes),
+            format_size(num_blocks * block_bytes),
         )
     return MemoryPlan(
         weights_bytes=weights_bytes,
@@ -115,7 +133,7 @@ def estimate_activations_bytes(model: ModelConfig, config: EngineConfig) -> int:
     return config.max_num_batched_tokens * per_token * config.dtype.itemsize + logits
 
 
-def _size(num_bytes: float) -> str:
+def format_size(num_bytes: float) -> str:
     """Such as 1.2 GB."""
     for unit in ("B", "kB", "MB"):
         if num_bytes < 999.5:

@@ -12,7 +12,7 @@ import msgspec
 from engine import config as engine_config
 from engine.attention.backend import group_layers
 from engine.kernels import choose_kit
-from engine.memory_plan import check_fit, estimate_activations_bytes, make_plan
+from engine.memory_plan import check_fit, estimate_activations_bytes, format_size, make_plan
 from engine.models.config import load_model_config
 from engine.models.decoder import kv_specs
 from engine.models.errors import ModelError
@@ -52,7 +52,9 @@ def main(runtime_dir: pathlib.Path) -> int:
     print(f"device       {config.device.type}, {dtype}{', matrices in int8' if config.is_int8 else ''}")
     if draft and config.draft_model:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
+    print(f"free memory  {format_size(free_bytes)}")
     print("\n".join(plan.lines()))
+    print(plan.concurrency(config.max_num_seqs))
     return 0
 
 

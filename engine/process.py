@@ -65,8 +65,8 @@ class EngineProcess:
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=time.monotonic()))
-        with LoadProgress() as progress:
-            started = start(options, f"{self._epoch_id:016x}", progress=progress, before_launch=self._write_suspects)
+        progress = LoadProgress(self._page)
+        started = start(options, f"{self._epoch_id:016x}", progress=progress, before_launch=self._write_suspects)
         _announce(started, options)
         self._engine: Engine = started.engine
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)

@@ -101,6 +101,32 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
     max_num_batched_tokens: int
 
 
+class CudaDevice(msgspec.Struct, frozen=True):
+    """A GPU as torch sees it; compute_capability is such as "9.0"."""
+
+    name: str
+    compute_capability: str
+    free_bytes: int
+
+
+class MachineFacts(msgspec.Struct, frozen=True):
+    """What only the engine's side can tell of a machine, for `weft doctor`.
+
+    Attributes:
+        cuda_version: Of CUDA that torch was built for; None for a CPU build.
+        cuda_devices: What torch finds.
+        free_bytes: Memory of the host that can be allocated now.
+        compiled: Instruction sets that native kernels were compiled for, best first.
+        native: The instruction set that is used here; None: torch's own operations compute.
+    """
+
+    cuda_version: str | None
+    cuda_devices: tuple[CudaDevice, ...]
+    free_bytes: int
+    compiled: tuple[str, ...]
+    native: str | None
+
+
 class ReasoningBudget(msgspec.Struct, frozen=True):
     """After so many tokens of reasoning comes the token that ends it, unless it has come before.
 

@@ -23,6 +23,7 @@ class Status:
         is_ready: 1 once requests are served, 0 while loading and after an orderly end.
         progress_time: `time.monotonic` of the last sign of progress.
         has_work: 1 while requests run or wait.
+        loaded_bytes, total_bytes: Of the weights, while they load; 0 before and after.
     """
 
     epoch_id: int = 0
@@ -44,6 +45,8 @@ class Status:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    loaded_bytes: int = 0
+    total_bytes: int = 0
 
     def is_alive(self, stall_s: float) -> bool:
         """Whether the engine is ready and has made progress within stall_s seconds, or has nothing to do."""

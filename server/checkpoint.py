@@ -13,14 +13,17 @@ DEMO_MODEL = pathlib.Path(__file__).parent / "demo_model"
 DEMO_NAME = "weft-demo"
 PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
 """Files that are fetched from the hub, those in folders inside the repository left out."""
+CONFIG_PATTERNS = ["config.json", "generation_config.json"]
+"""Files that say what a model takes and nothing else: a few kB."""
 
 
-def resolve(model: str | None, setting: str = "model") -> pathlib.Path:
+def resolve(model: str | None, setting: str = "model", *, is_plan: bool = False) -> pathlib.Path:
     """The checkpoint folder, absolute.
 
     Args:
         model: A local folder, a hub id, or None for the demo model of the package.
         setting: What a fault is told of.
+        is_plan: Of a hub id fetch the configuration alone, which is not enough to serve it.
 
     Raises:
         StartError: There is no such folder, or it is not a checkpoint, or the hub does not give it.
@@ -30,9 +33,14 @@ def resolve(model: str | None, setting: str = "model") -> pathlib.Path:
     folder = pathlib.Path(model).expanduser()
     if folder.is_dir():
         return _check(folder.resolve(), setting)
-    if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", model, re.ASCII):
+    if not is_hub_id(model):
         raise StartError(f"{setting}: no such folder: {model}")
-    return _check(_download(model, setting), setting)
+    return _check(_download(model, setting, CONFIG_PATTERNS if is_plan else PATTERNS), setting)
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether this can be the id of a model on the hub."""
+    return re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", model, re.ASCII) is not None
 
 
 def served_name(model: str | None) -> str:
@@ -43,9 +51,10 @@ def served_name(model: str | None) -> str:
     return folder.resolve().name if folder.is_dir() else model
 
 
-def resolve_draft(speculative: str | None) -> str | None:
+def resolve_draft(speculative: str | None, *, is_plan: bool = False) -> str | None:
     """The same for the setting `speculative`, which may also name no folder at all."""
-    return speculative if speculative in (None, "ngram") else str(resolve(speculative, "speculative"))
+    is_model = speculative not in (None, "ngram")
+    return str(resolve(speculative, "speculative", is_plan=is_plan)) if is_model else speculative
 
 
 def _check(folder: pathlib.Path, setting: str) -> pathlib.Path:
@@ -54,12 +63,12 @@ def _check(folder: pathlib.Path, setting: str) -> pathlib.Path:
     return folder
 
 
-def _download(model: str, setting: str) -> pathlib.Path:
+def _download(model: str, setting: str, patterns: list[str]) -> pathlib.Path:
     from huggingface_hub import snapshot_download  # slow to import, and needed only here
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return pathlib.Path(snapshot_download(model, allow_patterns=PATTERNS, ignore_patterns=["*/*"]))
+        return pathlib.Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except GatedRepoError:
         fault = "the hub asks for permission: accept its terms there and set HF_TOKEN"
     except RepositoryNotFoundError:

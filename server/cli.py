@@ -1,4 +1,4 @@
-"""The `weft` command: `serve`, `plan`, `config`.
+"""The `weft` command: `serve`, `chat`, `plan`, `doctor`, `config`.
 
 Owns the words on the command line. The flags are made from `Settings`, so that each exists once: their values are
 passed on as text, and checked together with environment and file. A fault is one line on stderr and exit code 2.
@@ -127,12 +127,43 @@ def plan(resolved: Resolved) -> None:
     from server.child import python_command, python_environment
 
     settings = resolved.settings
-    model = checkpoint.resolve(settings.model)
-    settings = settings.model_copy(update={"speculative": checkpoint.resolve_draft(settings.speculative)})
+    model = checkpoint.resolve(settings.model, is_plan=True)
+    draft = checkpoint.resolve_draft(settings.speculative, is_plan=True)
+    settings = settings.model_copy(update={"speculative": draft})
     with supervisor.runtime_directory() as runtime_dir:
         supervisor.write_options(runtime_dir, settings, model)
         command = python_command("engine.plan", str(runtime_dir))
         raise typer.Exit(subprocess.run(command, env=python_environment({})).returncode)
+
+
+@app.command()
+def chat(
+    url: Annotated[
+        str, typer.Option(envvar="OPENAI_BASE_URL", help="Any OpenAI-compatible server, with or without /v1.")
+    ] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None, typer.Option(help="Who answers; the first that the server lists if not given.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key that the server asks for.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; the server's if not given.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer; the server's if not given.")] = None,
+) -> None:
+    """Talk to a server in the terminal; with a pipe as standard input, answer that and leave."""
+    from server.terminal.chat import chat as run
+
+    options: dict[str, object] = {"temperature": temperature, "max_tokens": max_tokens}
+    given = {name: value for name, value in options.items() if value is not None}
+    raise typer.Exit(run(url, api_key, model, system, given))
+
+
+@app.command()
+@_with_flags
+def doctor(resolved: Resolved) -> None:
+    """Look at the machine and the installation, and name what is missing to serve with these settings."""
+    from server.terminal.doctor import run
+
+    raise typer.Exit(run(resolved.settings))
 
 
 @app.command()

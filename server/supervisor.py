@@ -34,6 +34,7 @@ from engine.protocol import OPTIONS_NAME, SOCKET_NAME, STATUS_NAME
 from engine.status_page import StatusPage
 from server.child import Child, python_command, python_environment
 from server.settings import Settings, StartError, engine_options
+from server.terminal import status_line
 
 SETTINGS_NAME = "settings.json"
 METRICS_NAME = "metrics"
@@ -90,21 +91,26 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited SIG_IGN would reap the children
     with runtime_directory() as runtime_dir, listen(settings.host, settings.port) as listener:
         write_options(runtime_dir, settings, model)
-        return Supervisor(settings, runtime_dir, listener, commands or Commands()).run()
+        has_line = status_line.is_wanted(settings.log_format)
+        with status_line.shown(runtime_dir / STATUS_NAME) if has_line else contextlib.nullcontext():
+            return Supervisor(settings, runtime_dir, listener, commands or Commands()).run()
 
 
 @contextlib.contextmanager
 def runtime_directory() -> Iterator[pathlib.Path]:
-    """A fresh folder for this user alone, with a path short enough for a socket; removed at the end."""
-    parent = os.environ.get("XDG_RUNTIME_DIR", "")
-    too_long = len(f"{parent}/weft-12345678/{SOCKET_NAME}".encode()) > _MAX_SOCKET_PATH
-    if too_long or not os.access(parent, os.W_OK | os.X_OK):
-        parent = "/tmp"
-    path = pathlib.Path(tempfile.mkdtemp(prefix="weft-", dir=parent))  # mode 700
+    """A fresh folder for this user alone; removed at the end."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="weft-", dir=runtime_parent()))  # mode 700
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def runtime_parent() -> str:
+    """Where runtime directories are made: paths in it are short enough for a socket."""
+    parent = os.environ.get("XDG_RUNTIME_DIR", "")
+    too_long = len(f"{parent}/weft-12345678/{SOCKET_NAME}".encode()) > _MAX_SOCKET_PATH
+    return "/tmp" if too_long or not os.access(parent, os.W_OK | os.X_OK) else parent
 
 
 def write_options(runtime_dir: pathlib.Path, settings: Settings, model: pathlib.Path) -> None:

@@ -62,12 +62,15 @@ class NativeLibrary:
         return function
 
 
+def compiled_variants() -> tuple[str, ...]:
+    """Names of the variants that were compiled, best first."""
+    return tuple(variant for variant in VARIANTS if _path(variant) is not None)
+
+
 def runnable_variants() -> Iterator[str]:
     """Names of the variants that this CPU runs and that were compiled, best first."""
     flags = _cpu_flags()
-    for variant, needed in VARIANTS.items():
-        if needed <= flags and _path(variant) is not None:
-            yield variant
+    yield from (variant for variant in compiled_variants() if VARIANTS[variant] <= flags)
 
 
 @functools.cache

@@ -80,6 +80,16 @@ def test_a_length_that_does_not_fit_is_lowered_and_said(caplog: pytest.LogCaptur
     assert caplog.messages == ["max_model_len lowered from 256 to 144 tokens, which fill the KV cache of 30.7 kB"]
 
 
+def test_concurrency_is_by_length_and_no_more_than_run_at_once() -> None:
+    result = plan(1 << 40, max_model_len=20_000, max_num_seqs=40, kv_cache_memory_bytes=2_501 * BLOCK_BYTES)
+    assert [result.num_requests(n) for n in (16, 17, 20_000)] == [2500, 1250, 2]
+    assert result.concurrency(40) == (
+        "at once      39 with 1,024 tokens each, 9 with 4,096 tokens each, 2 with 16,384 tokens each, "
+        "2 with 20,000 tokens each (never more than 40 requests)"
+    )
+    assert plan(1 << 40).concurrency(3) == "at once      3 with 256 tokens each (never more than 3 requests)"
+
+
 def test_the_plan_reads_well() -> None:
     assert plan(1 << 40).lines() == [
         "weights      1.23 GB",

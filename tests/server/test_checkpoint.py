@@ -1,4 +1,5 @@
 import pathlib
+from collections.abc import Iterable
 
 import huggingface_hub
 import pytest
@@ -7,6 +8,14 @@ from huggingface_hub.utils._paths import filter_repo_objects
 
 from server import checkpoint
 from server.settings import StartError
+
+FILES = ["config.json", "a.safetensors", "chat_template.jinja", "pytorch_model.bin", "modeling.py", "x/config.json"]
+
+
+def kept(files: list[str], asked: dict[str, object]) -> Iterable[str]:
+    """The files that a download with these options fetches."""
+    allow, ignore = asked["allow_patterns"], asked["ignore_patterns"]
+    return filter_repo_objects(files, allow_patterns=allow, ignore_patterns=ignore)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -58,13 +67,11 @@ def test_hub_id_is_downloaded_without_code(folder: pathlib.Path, monkeypatch: py
     assert checkpoint.resolve("org/name") == folder
     assert checkpoint.served_name("org/name") == "org/name"
     assert asked["repo_id"] == "org/name"
-    files = ["config.json", "a.safetensors", "chat_template.jinja", "pytorch_model.bin", "modeling.py", "x/config.json"]
-    kept = filter_repo_objects(
-        files,
-        allow_patterns=asked["allow_patterns"],  # type: ignore[arg-type]
-        ignore_patterns=asked["ignore_patterns"],  # type: ignore[arg-type]
-    )
-    assert list(kept) == files[:3]
+    assert list(kept(FILES, asked)) == FILES[:3]
+    assert checkpoint.resolve("org/name", is_plan=True) == folder
+    assert list(kept(FILES, asked)) == FILES[:1]
+    assert checkpoint.resolve_draft("org/name", is_plan=True) == str(folder)
+    assert list(kept(FILES, asked)) == FILES[:1]
 
 
 def test_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,19 @@
 """The `weft` command as a user runs it: in a process of its own."""
 
+import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from server.checkpoint import DEMO_MODEL
 from server.settings import FLAGS, flag_name
 
 
@@ -92,3 +97,51 @@ def test_command_line_imports_neither_tensors_nor_the_web() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+def test_plan_of_a_hub_id_fetches_its_configuration_and_nothing_else(tmp_path: pathlib.Path) -> None:
+    """It downloaded the weights first."""
+    config = (DEMO_MODEL / "config.json").read_bytes()
+    fetched = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            names = ("config.json", "model.safetensors", "tokenizer.json")
+            is_file = "/resolve/" in self.path
+            if is_file:
+                fetched.append(self.path.rpartition("/")[2])
+                body = config
+            elif "/tree/" in self.path:
+                body = json.dumps(
+                    [{"type": "file", "path": n, "size": len(config), "oid": "1"} for n in names]
+                ).encode()
+            else:
+                model = {"id": "org/model", "_id": "1", "sha": "a" * 40, "private": False}
+                body = json.dumps(model | {"siblings": [{"rfilename": name} for name in names]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            if is_file:
+                self.send_header("ETag", '"1"')
+                self.send_header("X-Repo-Commit", "a" * 40)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        endpoint = f"http://127.0.0.1:{hub.server_address[1]}"
+        done = weft(
+            "plan", "org/model", HF_ENDPOINT=endpoint, HF_HOME=str(tmp_path), NO_PROXY="127.0.0.1", HF_HUB_OFFLINE="0"
+        )
+        hub.shutdown()
+        thread.join()
+    assert done.returncode == 0, done.stderr
+    assert "\nweights      3.74 MB\n" in done.stdout
+    assert re.search(r"^at once +\d+ with 1,024 tokens each, \d+ with 4,096 tokens each \(never", done.stdout, re.M)
+    assert set(fetched) == {"config.json"}

@@ -1,0 +1,185 @@
+"""What `weft chat` asks of a server: its models, and one streamed answer. Works with any OpenAI-compatible URL.
+
+All text that comes out of here, answers, names and error messages, is free of control characters.
+"""
+
+import contextlib
+import re
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+
+from server.terminal.text import strip_controls
+
+_CONNECT_S = 10.0
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_MAX_FAULT = 500
+"""Characters of a body that says why, where it is no error object."""
+
+
+class ChatError(Exception):
+    """The server cannot be asked, or refused; the message is for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one event of a stream adds; num_tokens counts the whole answer and comes at its end, or never."""
+
+    reasoning: str = ""
+    content: str = ""
+    finish_reason: str | None = None
+    num_tokens: int | None = None
+
+
+class _Part(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Part | None = None
+    message: _Part | None = None  # of a server that does not stream
+    finish_reason: str | None = None
+
+
+class _Message(msgspec.Struct):
+    """An event, a whole answer, a refusal or the list of models: what there is of each."""
+
+    choices: list[_Choice] | None = None
+    usage: dict[str, object] | None = None
+    error: dict[str, object] | str | None = None
+    data: list[dict[str, object]] | None = None
+
+
+def api_root(url: str) -> str:
+    """The URL that routes are appended to: with a scheme, and with /v1 unless some version is named already."""
+    url = (url if "://" in url else f"http://{url}").rstrip("/")
+    return url if re.search(r"/v\d\w*(/|$)", url) else f"{url}/v1"
+
+
+class ChatClient:
+    """One server.
+
+    Attributes:
+        url: Its root, as requests use it.
+    """
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        """Take note of the server; nothing is sent yet.
+
+        Raises:
+            ChatError: This is no URL.
+        """
+        self.url = api_root(url)
+        try:
+            host = httpx.URL(self.url).host
+        except httpx.InvalidURL as error:
+            raise ChatError(f"{self.url}: {error}") from None
+        self._http = httpx.Client(
+            headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # a long prompt takes a CPU minutes
+            trust_env=host not in _LOOPBACK,  # a proxy is no way to this machine
+        )
+
+    def models(self) -> list[str]:
+        """Names of the models that it serves.
+
+        Raises:
+            ChatError: It does not say.
+        """
+        with self._faults():
+            response = self._http.get(f"{self.url}/models", timeout=_CONNECT_S)
+            if not response.is_success:
+                raise ChatError(_refusal(response))
+            models = msgspec.json.decode(response.content, type=_Message).data or []
+            return [strip_controls(str(model.get("id"))) for model in models]
+
+    def stream(self, body: Mapping[str, object], *, has_usage: bool = True) -> Generator[Delta, None, None]:
+        """Ask for one answer and yield it as it comes; closing the iterator ends it.
+
+        Args:
+            body: Of POST /chat/completions, but for what makes it a stream.
+            has_usage: Ask for the number of tokens; a server that does not know how is asked again without.
+
+        Raises:
+            ChatError: It refuses, or breaks off.
+        """
+        request = {**body, "stream": True} | ({"stream_options": {"include_usage": True}} if has_usage else {})
+        is_finished = False
+        with (
+            self._faults(),
+            self._http.stream("POST", f"{self.url}/chat/completions", json=request) as response,
+        ):
+            if not response.is_success:
+                response.read()
+                if not (has_usage and "stream_options" in response.text):
+                    raise ChatError(_refusal(response))
+                yield from self.stream(body, has_usage=False)
+                return
+            for event in _events(response):
+                if event == b"[DONE]":
+                    return
+                delta = _read(event)
+                is_finished = is_finished or delta.finish_reason is not None
+                yield delta
+            if not is_finished:
+                raise ChatError("the connection ended before the answer did")
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise ChatError(f"cannot reach {self.url}: {error} (is it served? --url names another place)") from None
+        except httpx.HTTPError as error:
+            raise ChatError(f"{self.url}: {str(error) or type(error).__name__}") from None
+        except msgspec.DecodeError as error:
+            raise ChatError(f"{self.url} does not answer as OpenAI's API does: {error}") from None
+
+
+def _events(response: httpx.Response) -> Iterator[bytes]:
+    """Data of each event. Lines end in LF or CRLF; httpx would also end them at a U+2028 inside of JSON."""
+    if "event-stream" not in response.headers.get("content-type", ""):
+        yield response.read()
+        return
+    pending, data = b"", list[bytes]()
+    for piece in response.iter_bytes():
+        *lines, pending = (pending + piece).split(b"\n")
+        for line in (line.rstrip(b"\r") for line in lines):
+            if line.startswith(b"data:"):
+                data.append(line[5:].strip())
+            elif not line and data:
+                yield b"\n".join(data)
+                data = []
+
+
+def _read(event: bytes) -> Delta:
+    chunk = msgspec.json.decode(event, type=_Message)
+    if chunk.error:
+        raise ChatError(_sentence(chunk.error))
+    choice = chunk.choices[0] if chunk.choices else _Choice()
+    part = choice.delta or choice.message or _Part()
+    num_tokens = (chunk.usage or {}).get("completion_tokens")
+    return Delta(
+        reasoning=strip_controls(part.reasoning_content or part.reasoning or ""),
+        content=strip_controls(part.content or ""),
+        finish_reason=choice.finish_reason,
+        num_tokens=num_tokens if isinstance(num_tokens, int) else None,
+    )
+
+
+def _refusal(response: httpx.Response) -> str:
+    """Status and reason of a response that is no success."""
+    try:
+        error = msgspec.json.decode(response.content, type=_Message).error
+    except msgspec.DecodeError:
+        error = None
+    reason = _sentence(error) if error else strip_controls(response.text)[:_MAX_FAULT].strip()
+    return f"{response.status_code}: {reason or response.reason_phrase}"
+
+
+def _sentence(error: dict[str, object] | str) -> str:
+    return strip_controls(error if isinstance(error, str) else str(error.get("message") or error))

@@ -1,0 +1,81 @@
+"""Checks of the machine and of what is to be served. Each takes what is there and returns a finding."""
+
+from server.terminal.finding import Finding, gigabytes
+
+MIN_FREE_BYTES = 10**9
+MIN_SHARED_BYTES = 64 << 20
+MIN_RUNTIME_BYTES = 10 << 20
+_FILES_BESIDE_STREAMS = 64
+_HUB_ADVICE = {401: "set HF_TOKEN", 403: "accept its terms on the hub and set HF_TOKEN", 404: "see how it is spelled"}
+
+
+def check_memory(free_bytes: int, weights_bytes: int) -> Finding:
+    """Free memory of the host against the weights, 0 where they are not known; `weft plan` knows more."""
+    detail = f"{gigabytes(free_bytes)} free"
+    if weights_bytes >= free_bytes:
+        advice = "serve a smaller model, or end what else runs; weft plan says what a model takes"
+        return Finding(
+            "memory", "note", f"{detail}, and the files of the weights take {gigabytes(weights_bytes)}", advice
+        )
+    if free_bytes < MIN_FREE_BYTES:
+        return Finding("memory", "note", detail, "end what else runs, or give the container more")
+    return Finding("memory", "ok", detail)
+
+
+def check_port(host: str, port: int, fault: str | None, owner: str | None) -> Finding:
+    """Whether the address can be listened on: why not, and which process has it, each None where there is nothing."""
+    if fault is None:
+        return Finding("port", "ok", f"{host} port {port} is free")
+    has_it = f", {owner} has it" if owner else ""
+    return Finding("port", "missing", f"{fault}{has_it}", "end that process, or choose another with --port")
+
+
+def check_folder(folder: str, names: list[str]) -> Finding:
+    """A local model: the names of its files."""
+    lacking = [name for name in ("config.json", "tokenizer.json") if name not in names]
+    lacking += [] if any(name.endswith(".safetensors") for name in names) else ["weights (*.safetensors)"]
+    if not lacking:
+        return Finding("model", "ok", folder)
+    advice = "a model is a folder in Hugging Face layout; pickled weights are not read"
+    return Finding("model", "missing", f"{folder} has no {', no '.join(lacking)}", advice)
+
+
+def check_hub(model: str, answer: int | str, is_cached: bool) -> Finding:
+    """A hub id: with which status the hub answered when asked for its config.json, or in words why it did not."""
+    if answer == 200:
+        return Finding("model", "ok", f"{model} is on the hub{' and in the cache' if is_cached else ''}")
+    if is_cached:
+        return Finding(
+            "model", "note", f"{model} is in the cache; the hub says {answer}", "weft plan says if it is read"
+        )
+    if isinstance(answer, str):
+        advice = "check network, proxy and HF_ENDPOINT, or name a local folder"
+        return Finding("model", "missing", f"{model}: the hub cannot be reached ({answer})", advice)
+    advice = _HUB_ADVICE.get(answer, "try again later")
+    return Finding("model", "missing", f"{model}: the hub answers {answer}", advice)
+
+
+def check_shared_memory(free_bytes: int | None) -> Finding:
+    """/dev/shm, of which free_bytes are left; None: it cannot be written to. Libraries of several GPUs use it."""
+    if free_bytes is None:
+        return Finding("/dev/shm", "note", "cannot be written to", "mount a tmpfs there (docker run --shm-size 1g)")
+    if free_bytes < MIN_SHARED_BYTES:
+        return Finding("/dev/shm", "note", f"{free_bytes >> 20} MiB free", "make it larger (docker run --shm-size 1g)")
+    return Finding("/dev/shm", "ok", f"{gigabytes(free_bytes)} free")
+
+
+def check_open_files(limit: int, max_num_waiting: int) -> Finding:
+    """The limit of open files against the streams that may be open: those that wait and those that run."""
+    wanted = max_num_waiting + _FILES_BESIDE_STREAMS
+    if limit < wanted:
+        detail = f"at most {limit}, and {max_num_waiting} requests may wait"
+        return Finding("open files", "note", detail, f"ulimit -n {1 << wanted.bit_length()} before weft serve")
+    return Finding("open files", "ok", f"at most {limit}")
+
+
+def check_runtime_folder(folder: str, free_bytes: int | None) -> Finding:
+    """The folder of sockets and status page; None: it cannot be written to."""
+    if free_bytes is None or free_bytes < MIN_RUNTIME_BYTES:
+        fault = "cannot be written to" if free_bytes is None else f"has {free_bytes >> 10} KiB left"
+        return Finding("runtime folder", "missing", f"{folder} {fault}", "set XDG_RUNTIME_DIR to a folder of yours")
+    return Finding("runtime folder", "ok", folder)

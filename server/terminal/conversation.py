@@ -1,0 +1,124 @@
+"""A conversation in the terminal, and the commands that change it. Prints nothing itself."""
+
+import json
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from server.terminal.chat_client import ChatClient, ChatError
+from server.terminal.text import strip_controls
+
+
+class CommandError(Exception):
+    """A command cannot be carried out; the message says why."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said so far. Commands and `server.terminal.chat` change it.
+
+    Attributes:
+        client: Whom it is held with.
+        model: Who answers.
+        system: The system prompt; empty for none.
+        options: Further fields of each request, such as temperature.
+        messages: User and assistant in turns, without the system prompt.
+        saved: Files that this conversation was saved to, which may be written again.
+    """
+
+    client: ChatClient
+    model: str
+    system: str = ""
+    options: dict[str, object] = field(default_factory=dict)
+    messages: list[dict[str, str]] = field(default_factory=list)
+    saved: set[pathlib.Path] = field(default_factory=set)
+
+    def all_messages(self) -> list[dict[str, str]]:
+        """The messages as a request has them, the system prompt first."""
+        return ([{"role": "system", "content": self.system}] if self.system else []) + self.messages
+
+    def body(self) -> dict[str, object]:
+        """The request for the next answer."""
+        return {"model": self.model, "messages": self.all_messages(), **self.options}
+
+
+def run_command(conversation: Conversation, line: str) -> str:
+    """Carry out a line that begins with a slash; returns what to show.
+
+    Raises:
+        CommandError: There is no such command, or it fails.
+        EOFError: It was /quit.
+    """
+    name, _, argument = line.strip().partition(" ")
+    if name not in _COMMANDS:
+        raise CommandError(f"no such command: {name} (/help lists them; a message may begin with a space)")
+    return _COMMANDS[name](conversation, argument.strip())
+
+
+def _system(conversation: Conversation, text: str) -> str:
+    if not text:
+        return strip_controls(conversation.system) or "no system prompt"
+    conversation.system = "" if text == "-" else text
+    return "system prompt set" if conversation.system else "system prompt removed"
+
+
+def _model(conversation: Conversation, name: str) -> str:
+    try:
+        names = conversation.client.models()
+    except ChatError as error:
+        if not name:
+            raise CommandError(str(error)) from None
+        names = [name]  # a server need not list what it serves
+    if not name:
+        return "\n".join(f"{'*' if known == conversation.model else ' '} {known}" for known in names)
+    if name not in names:
+        raise CommandError(f"no such model: {name} (the server has {', '.join(names)})")
+    conversation.model = name
+    return f"{name} answers from here on"
+
+
+def _clear(conversation: Conversation, _: str) -> str:
+    conversation.messages.clear()
+    return "conversation forgotten" + (", the system prompt stays" if conversation.system else "")
+
+
+def _save(conversation: Conversation, name: str) -> str:
+    if not name:
+        raise CommandError("/save needs a file, such as chat.json or chat.md")
+    path = pathlib.Path(name).expanduser().absolute()
+    messages = conversation.all_messages()
+    if path.suffix == ".md":
+        text = "\n\n".join(f"## {message['role']}\n\n{message['content']}" for message in messages)
+    else:
+        text = json.dumps(messages, indent=2, ensure_ascii=False)
+    try:
+        with path.open("w" if path in conversation.saved else "x", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+    conversation.saved.add(path)
+    return f"{len(messages)} messages saved to {path}"
+
+
+def _quit(_: Conversation, __: str) -> str:
+    raise EOFError
+
+
+_COMMANDS: dict[str, Callable[[Conversation, str], str]] = {
+    "/system": _system,
+    "/model": _model,
+    "/clear": _clear,
+    "/save": _save,
+    "/help": lambda *_: HELP,
+    "/quit": _quit,
+}
+
+HELP = '''\
+/system TEXT    set the system prompt; alone it is shown, /system - removes it
+/model NAME     let another model answer; alone it lists them
+/clear          forget the conversation
+/save FILE      write the messages as JSON, or as Markdown if FILE ends in .md
+/quit           leave, as Ctrl-D does
+
+A line that ends in \\ goes on in the next one; """ begins and ends a block of lines.
+Ctrl-C stops an answer and keeps what has come. The arrow keys bring back what was typed, Ctrl-R searches it.'''

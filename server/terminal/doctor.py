@@ -1,0 +1,164 @@
+"""`weft doctor`: looks at machine and installation, and says what is missing and what to do about it.
+
+Looks here, judges in `check_software` and `check_machine`. What only torch knows is asked of a child process. Starts
+nothing, loads no model; asks the network only where the model is a hub id, and then for a few seconds at most.
+"""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from engine.protocol import MachineFacts
+from server import supervisor
+from server.checkpoint import DEMO_MODEL, is_hub_id
+from server.child import python_command, python_environment
+from server.settings import Settings, StartError
+from server.terminal import check_machine, check_software
+from server.terminal.finding import Finding
+
+_HUB_S = 4.0
+_COMMAND_S = 120.0
+_COLOURS = {"ok": "green", "note": "yellow", "missing": "bold red"}
+_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+_LISTENS = "0A"
+
+
+def run(settings: Settings) -> int:
+    """Print every finding; returns 1 if anything that is needed is missing."""
+    console = Console(highlight=False, soft_wrap=True)
+    num_missing = 0
+    for finding in examine(settings):
+        num_missing += finding.status == "missing"
+        line = Text.assemble((f"{finding.status:<8}", _COLOURS[finding.status]), f"{finding.name:<15} {finding.detail}")
+        console.print(line)
+        if finding.advice:
+            console.print(Text(f"{'':<24}-> {finding.advice}"))
+    print(f"\n{num_missing} missing" if num_missing else "\nnothing is missing")
+    return int(num_missing > 0)
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """All findings, the quick ones first."""
+    names = importlib.metadata.metadata("weft")
+    command = python_command("engine.machine_facts")
+    asking = subprocess.Popen(command, env=python_environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    yield check_software.check_python(platform.python_version(), names["Requires-Python"])
+    requirements = importlib.metadata.requires("weft") or []
+    versions = {name: _version(name) for name, _ in map(check_software.split_requirement, requirements)}
+    yield from check_software.check_packages(requirements, versions)
+    yield _model(settings)
+    yield _port(settings)
+    parent = supervisor.runtime_parent()
+    yield check_machine.check_runtime_folder(parent, _free_bytes(parent))
+    yield check_machine.check_shared_memory(_free_bytes("/dev/shm"))
+    yield check_machine.check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], settings.max_num_waiting)
+    yield from _ask(asking, settings)
+
+
+def _ask(asking: subprocess.Popen[bytes], settings: Settings) -> Iterator[Finding]:
+    """What the child process says."""
+    try:
+        said, log = asking.communicate(timeout=_COMMAND_S)
+        facts = msgspec.json.decode(said, type=MachineFacts)
+    except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
+        asking.kill()
+        last = (
+            log.decode("utf-8", "replace").strip().splitlines()[-1:] if isinstance(error, msgspec.DecodeError) else []
+        )
+        detail = f"torch cannot be used: {last[0] if last else 'no answer'}"
+        yield Finding("engine", "missing", detail, "install Weft again into a fresh virtual environment")
+        return
+    yield check_software.check_kernels(facts)
+    has_headers = (pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+    yield check_software.check_compiler(_compiler(), has_headers, facts)
+    driver = re.search(r"\b\d+\.\d+(\.\d+)?\b", _DRIVER.read_text()) if _DRIVER.exists() else None
+    yield from check_software.check_cuda(facts, driver and driver[0], settings.device)
+    if facts.cuda_devices:
+        yield check_software.check_triton(_version("triton"))
+    folder = pathlib.Path(settings.model or DEMO_MODEL).expanduser()
+    weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    yield check_machine.check_memory(facts.free_bytes, weights_bytes)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _compiler() -> str | None:
+    """The C compiler with its version; None for none."""
+    command = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), "")
+    try:
+        asked = subprocess.run([*command.split(), "--version"], capture_output=True, text=True, timeout=_COMMAND_S)
+    except (OSError, IndexError):
+        return None
+    return asked.stdout.partition("\n")[0] or None
+
+
+def _free_bytes(folder: str) -> int | None:
+    """What is left in a folder; None if it cannot be written to."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return None
+    usage = os.statvfs(folder)
+    return usage.f_bavail * usage.f_frsize
+
+
+def _model(settings: Settings) -> Finding:
+    if settings.model is None:
+        return Finding("model", "ok", "the demo model of the package")
+    folder = pathlib.Path(settings.model).expanduser()
+    if folder.is_dir() or not is_hub_id(settings.model):
+        names = os.listdir(folder) if folder.is_dir() else []
+        return check_machine.check_folder(str(folder), names)
+    import httpx
+    from huggingface_hub import constants, get_token, try_to_load_from_cache
+
+    token = get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    address = f"{constants.ENDPOINT}/{settings.model}/resolve/main/config.json"
+    answer: int | str
+    try:
+        answer = httpx.head(address, headers=headers, follow_redirects=True, timeout=_HUB_S).status_code
+    except httpx.HTTPError as error:
+        answer = str(error) or type(error).__name__
+    is_cached = isinstance(try_to_load_from_cache(settings.model, "config.json"), str)
+    return check_machine.check_hub(settings.model, answer, is_cached)
+
+
+def _port(settings: Settings) -> Finding:
+    fault = owner = None
+    try:
+        supervisor.listen(settings.host, settings.port).close()
+    except StartError as error:
+        fault = str(error).removesuffix(" (--host, --port)")
+        owner = port_owner(settings.port)
+    return check_machine.check_port(settings.host, settings.port, fault, owner)
+
+
+def port_owner(port: int, proc: pathlib.Path = pathlib.Path("/proc")) -> str | None:
+    """Who listens on a TCP port, such as "weft (process 7)"; None if nobody does, or a process that is not ours."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        path = proc / "net" / table
+        rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
+        sockets |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}")}
+    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):  # a supervisor before its children
+        try:
+            if any(os.readlink(file) in sockets for file in (process / "fd").iterdir()):
+                return f"{(process / 'comm').read_text().strip()} (process {process.name})"
+        except OSError:  # it has ended, or is another user's
+            continue
+    return None

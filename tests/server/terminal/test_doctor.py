@@ -1,0 +1,97 @@
+"""`weft doctor` as a whole, and where it looks."""
+
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from engine.protocol import MachineFacts
+from server.settings import Settings
+from server.terminal import doctor
+
+FACTS = MachineFacts(None, (), 8 * 10**9, ("avx2",), "avx2")
+
+
+def answering(text: str, code: int = 0) -> list[str]:
+    """A command in the place of the one that asks torch."""
+    return [
+        sys.executable,
+        "-c",
+        f"import sys; print({text!r}, file=sys.std{'err' if code else 'out'}); sys.exit({code})",
+    ]
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_nothing_is_missing_to_serve_the_demo_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "python_command", lambda *_: answering(msgspec.json.encode(FACTS).decode()))
+    assert doctor.run(Settings(port=0)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "nothing is missing"
+    found = {line[8:24].strip(): line[:8].strip() for line in lines[:-2] if line[:8].strip()}
+    assert set(found) == {
+        *("Python", "torch", "transformers", "tokenizers", "other packages", "model", "port", "runtime folder"),
+        *("/dev/shm", "open files", "native kernels", "compiler", "CUDA", "memory"),
+    }
+    assert {found[name] for name in ("Python", "torch", "model", "port", "native kernels", "memory")} == {"ok"}
+
+
+def test_what_is_missing_is_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], taken_port: int, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setattr(doctor, "python_command", lambda *_: answering("ImportError: no libtorch.so", code=1))
+    assert doctor.run(Settings(port=taken_port, model=str(tmp_path))) == 1
+    out = capsys.readouterr().out
+    assert re.search(rf"^missing port .* in use, .* \(process {os.getpid()}\) has it$", out, re.MULTILINE)
+    assert re.search(r"^missing model .* has no config.json, no tokenizer.json, no weights", out, re.MULTILINE)
+    assert re.search(r"^missing engine +torch cannot be used: ImportError: no libtorch.so$", out, re.MULTILINE)
+    assert out.endswith("\n3 missing\n")
+
+
+def test_the_engine_tells_its_facts_and_the_command_ends_with_1(taken_port: int) -> None:
+    command = [sys.executable, "-m", "server.cli", "doctor", "--port", str(taken_port), "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert re.search(r"^(ok|note) +native kernels ", done.stdout, re.MULTILINE)
+    assert re.search(r"^(ok|note) +CUDA ", done.stdout, re.MULTILINE)
+    assert done.stdout.endswith("\n1 missing\n")
+
+
+def test_a_hub_that_does_not_answer_is_waited_for_briefly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(doctor, "_HUB_S", 0.1)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        finding = doctor._model(Settings(model="org/model"))
+    assert (finding.status, finding.detail) == ("missing", "org/model: the hub cannot be reached (timed out)")
+
+
+def test_the_owner_of_a_port_is_the_oldest_process_that_has_its_socket(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text(
+        "  sl  local_address rem_address   st ...\n"
+        "   0: 0100007F:1F40 0100007F:9999 01 0:0 0:0 0 0 0 11\n"  # a connection to it
+        "   1: 0100007F:1F40 00000000:0000 0A 0:0 0:0 0 0 0 22\n"
+    )
+    for pid, inode, name in ((7, 11, "curl"), (12, 22, "child"), (9, 22, "weft")):
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+        (tmp_path / str(pid) / "fd" / "3").symlink_to(f"socket:[{inode}]")
+    assert doctor.port_owner(8000, tmp_path) == "weft (process 9)"
+    assert doctor.port_owner(8001, tmp_path) is None
