@@ -23,6 +23,8 @@ class Status:
         is_ready: 1 once requests are served, 0 while loading and after an orderly end.
         progress_time: `time.monotonic` of the last sign of progress.
         has_work: 1 while requests run or wait.
+        prefill_tokens: Computed by steps as prefill: with what was recomputed, without what the prefix cache held.
+        decode_tokens: Computed by steps as decodes, rejected drafts included.
     """
 
     epoch_id: int = 0
@@ -44,6 +46,8 @@ class Status:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
 
     def is_alive(self, stall_s: float) -> bool:
         """Whether the engine is ready and has made progress within stall_s seconds, or has nothing to do."""
