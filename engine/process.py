@@ -176,6 +176,8 @@ class EngineProcess:
                 num_drafts=counters.num_drafts,
                 num_draft_tokens=counters.num_draft_tokens,
                 num_accepted_tokens=counters.num_accepted_tokens,
+                prefill_tokens=counters.prefill_tokens,
+                decode_tokens=counters.decode_tokens,
             )
         )
 

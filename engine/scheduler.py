@@ -57,7 +57,7 @@ class ScheduledStep:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the engine started."""
+    """Totals since the engine started; see `engine.status_page.Status`."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -67,6 +67,8 @@ class Counters:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
 
 
 class Scheduler:
@@ -307,6 +309,10 @@ class Scheduler:
         step.keys.add(request.key)
         step.load.add(num_tokens, request.num_computed_tokens)
         step.num_rows += num_rows
+        if request.num_new_tokens > 1:
+            self.counters.prefill_tokens += num_tokens
+        else:
+            self.counters.decode_tokens += num_tokens
         request.num_computed_tokens += num_tokens
         request.num_placeholders += num_rows > 0
         self.kv.index_computed_blocks(request)

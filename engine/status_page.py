@@ -24,6 +24,8 @@ class Status:
         progress_time: `time.monotonic` of the last sign of progress.
         has_work: 1 while requests run or wait.
         loaded_bytes, total_bytes: Of the weights, while they load; 0 before and after.
+        prefill_tokens: Computed by steps as prefill: with what was recomputed, without what the prefix cache held.
+        decode_tokens: Computed by steps as decodes, rejected drafts included.
     """
 
     epoch_id: int = 0
@@ -47,6 +49,8 @@ class Status:
     num_accepted_tokens: int = 0
     loaded_bytes: int = 0
     total_bytes: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
 
     def is_alive(self, stall_s: float) -> bool:
         """Whether the engine is ready and has made progress within stall_s seconds, or has nothing to do."""

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api import chat_completions, completions, docs, health, metrics, models, tokenize
+from server.api import chat_completions, chat_page, completions, docs, health, metrics, models, stats, tokenize
 from server.auth import AuthMiddleware
 from server.context import VERSION, ServerContext, TextTokenizer
 from server.engine_client import EngineClient, EngineDiedError, EngineUnavailableError, RequestRejectedError
@@ -55,12 +55,14 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
         model_names=model_names,
         created=int(time.time()),
     )
-    for module in (chat_completions, completions, models, tokenize, health, metrics, docs):
+    for module in (chat_completions, completions, models, tokenize, health, metrics, stats, docs, chat_page):
         app.include_router(module.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(DrainMiddleware, lifecycle=app.state.lifecycle)
-    app.add_middleware(AuthMiddleware, keys=settings.api_key, guard_metrics=settings.metrics_auth)
+    app.add_middleware(
+        AuthMiddleware, keys=settings.api_key, open_paths=chat_page.PATHS, guard_metrics=settings.metrics_auth
+    )
     app.add_middleware(RequestHeadersMiddleware, model_name=model_names[0])
     _install_error_handlers(app)
     return app

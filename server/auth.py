@@ -1,7 +1,7 @@
 """The API key check, before anything of a request is read. Without configured keys everybody may ask."""
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,11 +15,11 @@ METRICS_PATH = "/metrics"
 class AuthMiddleware:
     """Answers 401 to a request without a known key; notes the key of the others in the request's state."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], *, guard_metrics: bool) -> None:
-        """Guard every path but those for probes; /metrics only if asked to."""
+    def __init__(self, app: ASGIApp, keys: Sequence[str], *, open_paths: Set[str], guard_metrics: bool) -> None:
+        """Guard every path but these and those for probes; /metrics only if asked to."""
         self._app = app
         self._keys = [key.encode() for key in keys]
-        self._open_paths = OPEN_PATHS if guard_metrics else OPEN_PATHS | {METRICS_PATH}
+        self._open_paths = OPEN_PATHS | open_paths | (frozenset() if guard_metrics else {METRICS_PATH})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through or refuse it."""

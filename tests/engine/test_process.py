@@ -177,3 +177,7 @@ def test_the_status_page_says_how_the_engine_is(start: Start, tmp_path: pathlib.
     assert (status.is_ready, status.has_work, status.num_requests_running) == (1, 1, 1)
     assert (status.num_blocks, status.num_used_blocks, status.num_cached_blocks) == (63, 3, 2)
     assert (status.prompt_tokens, status.generation_tokens, status.num_steps) == (9, 1, 1)
+    assert (status.prefill_tokens, status.decode_tokens) == (9, 0)
+    step(p)
+    p._write_status()
+    assert StatusPage(tmp_path / "status").read().decode_tokens == 1

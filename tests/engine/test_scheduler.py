@@ -334,6 +334,7 @@ def test_a_choice_without_a_seat_waits() -> None:
         steps.append(run_step(scheduler))
     assert steps == [[(0, 1), (0, 1)], [(0, 1), (0, 2)], [(0, 1)]]
     assert (scheduler.counters.prompt_tokens, scheduler.counters.generation_tokens) == (6, 6)
+    assert (scheduler.counters.prefill_tokens, scheduler.counters.decode_tokens) == (8, 4)
 
 
 # --- prefixes and overlap ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def values(text: str) -> dict[str, float]:
 
 
 def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
-    site.engine.page = Status(1, 1, 0.0, 0, 3, 4, 100, 25, 10, 5, 6, 7, 8, 9, 11, 2.5, 12, 13, 14)
+    site.engine.page = Status(1, 1, 0.0, 0, 3, 4, 100, 25, 10, 5, 6, 7, 8, 9, 11, 2.5, 12, 13, 14, 15, 16)
     shown = values(site.call("GET", "/metrics").text)
     assert {name.removeprefix("weft:"): value for name, value in shown.items() if "_bucket" not in name}.items() >= {
         "num_requests_running": 3,
@@ -37,6 +37,8 @@ def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
         "spec_decode_num_drafts_total": 12,
         "spec_decode_num_draft_tokens_total": 13,
         "spec_decode_num_accepted_tokens_total": 14,
+        "engine_prefill_tokens_total": 15,
+        "engine_decode_tokens_total": 16,
     }.items()
 
 

@@ -1,0 +1,34 @@
+"""GET /stats: what the model can do and how the engine is, as JSON. What the chat page draws its picture from."""
+
+from functools import lru_cache
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from server.context import VERSION, ServerContext, get_context
+from server.parsers.reasoning import reasoning_switch
+from server.schemas.stats import EngineStats, Stats, ThinkingSwitch
+
+router = APIRouter()
+
+_switch = lru_cache(maxsize=1)(reasoning_switch)
+
+
+@router.get("/stats")
+async def show_stats(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+    """The model's abilities, and one reading of the engine. Counters run from the start of the engine."""
+    info, status = context.engine_client.info, context.engine_client.status()
+    switch = _switch(context.formats.template)
+    stats = Stats(
+        model=context.model_names[0],
+        version=VERSION,
+        is_ready=info is not None and status.is_alive(context.settings.stall_timeout_s),
+        max_model_len=info.max_model_len if info else None,
+        has_tools=context.formats.tools is not None,
+        thinking=ThinkingSwitch(switch.on, switch.off) if switch else None,
+        engine=EngineStats(**{name: getattr(status, name) for name in EngineStats.__struct_fields__}),
+    )
+    headers = {"cache-control": "no-store"}
+    return Response(msgspec.json.encode(stats), media_type="application/json", headers=headers)

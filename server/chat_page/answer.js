@@ -1,0 +1,76 @@
+// An answer that is arriving: chunks -> a message, with its times. Times are milliseconds.
+
+const MIN_MS = 20; // a rate over less says nothing
+
+/** @returns {import("./store.js").Message} */
+export function newAnswer() {
+  return { role: "assistant", content: "", reasoning: "", calls: [], tokens: [], stats: {} };
+}
+
+/** Grows one message from chunks. */
+export class Answer {
+  /** @param {import("./store.js").Message} message */
+  constructor(message) {
+    this.message = message;
+    this.start = performance.now();
+    this.first = null;
+  }
+
+  /** @param {object} chunk of a streamed chat completion */
+  add(chunk) {
+    const now = performance.now();
+    const { message } = this;
+    const [choice] = chunk.choices ?? [];
+    if (choice) this.addDelta(choice.delta ?? {}, now);
+    const shown = choice?.delta?.content ? choice.logprobs?.content : null; // not those of reasoning and calls
+    for (const { token, logprob, top_logprobs: top } of shown ?? []) {
+      message.tokens.push([token, logprob, top.map((other) => [other.token, other.logprob])]);
+    }
+    if (choice?.finish_reason) message.finish = choice.finish_reason;
+    if (chunk.usage) this.count(chunk.usage, now);
+  }
+
+  addDelta(delta, now) {
+    const { message } = this;
+    const reasoning = delta.reasoning_content ?? delta.reasoning ?? "";
+    if (!(reasoning || delta.content || delta.tool_calls)) return;
+    if (this.first === null) {
+      this.first = now;
+      message.stats.first = now - this.start;
+    }
+    message.reasoning += reasoning;
+    if (message.reasoning && !message.content && !message.calls.length) message.stats.thought = now - this.first;
+    message.content += delta.content ?? "";
+    for (const part of delta.tool_calls ?? []) {
+      const call = (message.calls[part.index] ??= { id: part.id, name: "", arguments: "" });
+      call.name += part.function?.name ?? "";
+      call.arguments += part.function?.arguments ?? "";
+    }
+  }
+
+  /** Tokens and their rate, from the server's own count: an event may hold several. */
+  count(usage, now) {
+    const { stats } = this.message;
+    if (this.first === null || usage.completion_tokens === stats.tokens) return;
+    if (stats.tokens === undefined) this.numFirst = usage.completion_tokens; // which came with the first event
+    stats.tokens = usage.completion_tokens;
+    stats.prompt = usage.prompt_tokens;
+    stats.cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+    if (now > this.first + MIN_MS) stats.rate = ((stats.tokens - this.numFirst) / (now - this.first)) * 1000;
+  }
+}
+
+const seconds = (ms) => (ms < 995 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`);
+
+/** How long the model thought, in words. */
+export const thoughtFor = (stats) => (stats.thought > 50 ? `Thought for ${seconds(stats.thought)}` : "Thought");
+
+/** What is known of an answer's speed, as short texts. */
+export function describe(stats) {
+  const parts = [];
+  if (stats.first !== undefined) parts.push(`${seconds(stats.first)} to first token`);
+  if (stats.rate) parts.push(`${stats.rate.toFixed(stats.rate < 10 ? 1 : 0)} tokens/s`);
+  if (stats.tokens) parts.push(`${stats.tokens} tokens`);
+  if (stats.prompt) parts.push(`prompt ${stats.prompt}${stats.cached ? `, ${stats.cached} cached` : ""}`);
+  return parts;
+}

@@ -1,0 +1,84 @@
+// The server's API: JSON, and a chat completion as a stream of chunks. Addresses are relative, so that the page works
+// behind a proxy that serves it under a path.
+
+import { key } from "./store.js";
+
+/** What the server, or the way to it, says is wrong. `status` is 0 when there was no answer. */
+export class ApiError extends Error {
+  constructor(message, status = 0, param = null) {
+    super(message);
+    this.status = status;
+    this.param = param;
+  }
+}
+
+function headers() {
+  const bytes = new TextEncoder().encode(key.read()); // a header holds bytes, which strings stand for one by one
+  return bytes.length ? { authorization: `Bearer ${String.fromCharCode(...bytes)}` } : {};
+}
+
+async function request(path, options) {
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers: { ...options.headers, ...headers() } });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(error instanceof TypeError ? "The server cannot be reached." : error.message);
+  }
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  throw new ApiError(body.error?.message ?? `The server answered ${response.status}.`, response.status, body.error?.param);
+}
+
+/** GET /stats. */
+export async function readStats() {
+  return (await request("stats", { cache: "no-store" })).json();
+}
+
+/** GET /v1/models: the sampling that a request without wishes gets. */
+export async function readSamplingDefaults() {
+  const models = await (await request("v1/models", {})).json();
+  return models.data[0]?.default_sampling_params ?? {};
+}
+
+/**
+ * POST /v1/chat/completions, streamed.
+ * @param {object} body
+ * @param {AbortSignal} signal ends the stream and, with it, the request
+ * @yields {object} chunks
+ * @throws {ApiError} before the first chunk or between two
+ */
+export async function* streamChat(body, signal) {
+  const response = await request("v1/chat/completions", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  for await (const data of events(response.body)) {
+    if (data.startsWith("[DONE]")) return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(chunk.error.message, Number(chunk.error.code) || 500);
+    yield chunk;
+  }
+  throw new ApiError("The connection was lost before the answer was complete.");
+}
+
+/** The data of server-sent events; comments and other fields are left out. */
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) if (line.startsWith("data:")) yield line.slice(5).trim();
+    }
+  } catch (error) {
+    throw error instanceof TypeError ? new ApiError("The connection was lost before the answer was complete.") : error;
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

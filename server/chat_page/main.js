@@ -1,0 +1,182 @@
+// The page's wiring: composer, keyboard, drawers, and who tells whom.
+
+import { readSamplingDefaults } from "./api.js";
+import { Chat } from "./chat.js";
+import { showConversations } from "./conversations_view.js";
+import { byId, icon } from "./dom.js";
+import { EngineView } from "./engine_view.js";
+import { askForKey, bindSettings, bindTheme, change, showDefaults } from "./settings_view.js";
+import { current, draft, key, newConversation, readConversations } from "./store.js";
+
+const input = byId("input");
+let edited = null; // the message that the composer replaces, if any
+
+const chat = new Chat({
+  onChange: listConversations,
+  onRun(isRunning) {
+    const { activeElement: focused } = document;
+    byId("stop").hidden = !isRunning;
+    byId("send").hidden = isRunning;
+    // Whose button has gone finds the next one; on a phone, the keyboard stays away.
+    if (isRunning && focused === document.body) byId("stop").focus();
+    else if (focused === byId("stop") && matchMedia("(hover: hover)").matches) input.focus();
+  },
+  onEdit(message) {
+    edited = message;
+    write(message.content);
+  },
+  onExample(example) {
+    change(example.settings);
+    write(example.prompt);
+    submit();
+  },
+});
+
+function listConversations() {
+  showConversations(chat.conversation.id, {
+    onOpen: openConversation,
+    onGone(id) {
+      if (id !== chat.conversation.id) return void listConversations();
+      chat.conversation.isDeleted = true;
+      openConversation(newConversation());
+    },
+    onRename(id, title) {
+      if (id !== chat.conversation.id) return;
+      chat.conversation.title = title;
+      byId("title").textContent = title;
+    },
+  });
+}
+
+function openConversation(conversation) {
+  edited = null;
+  closeDrawer();
+  chat.open(conversation);
+  fit();
+  input.focus();
+}
+
+// --- the composer -------------------------------------------------------------------------------------------------
+
+function fit() {
+  byId("editing").hidden = !edited;
+  input.style.height = "auto";
+  input.style.height = `${input.scrollHeight}px`;
+  draft.write(edited ? "" : input.value);
+}
+
+function write(text) {
+  input.value = text;
+  fit();
+  input.focus();
+}
+
+/** Send what is written; it stays where it is if the panel holds something that cannot be sent. */
+function submit() {
+  const text = input.value;
+  if (!text.trim() || chat.abort) return;
+  const before = edited ? chat.messages.slice(0, chat.messages.indexOf(edited)) : chat.messages;
+  if (chat.attempt(() => chat.ask([...before, { role: "user", content: text }]))) {
+    edited = null;
+    write("");
+  }
+}
+
+function cancelEdit() {
+  edited = null;
+  write("");
+}
+
+input.addEventListener("input", fit);
+input.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    submit();
+  }
+});
+byId("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  submit();
+});
+byId("stop").addEventListener("click", () => chat.stop());
+byId("cancel-edit").addEventListener("click", cancelEdit);
+byId("new-chat").addEventListener("click", () => openConversation(newConversation()));
+
+// --- drawers ------------------------------------------------------------------------------------------------------
+
+const DRAWERS = { sidebar: matchMedia("(max-width: 760px)"), panel: matchMedia("(max-width: 1120px)") };
+
+/** A drawer is beside the page where there is room, else over it; what cannot be seen cannot be reached either. */
+function showDrawers() {
+  const open = document.body.dataset.drawer;
+  for (const [name, isNarrow] of Object.entries(DRAWERS)) {
+    const isShown = open === name || !isNarrow.matches;
+    byId(name).inert = !isShown;
+    byId(`open-${name}`).setAttribute("aria-expanded", isShown);
+  }
+}
+
+function openDrawer(name) {
+  if (!DRAWERS[name].matches || document.body.dataset.drawer === name) return;
+  document.body.dataset.drawer = name;
+  showDrawers();
+  byId(name).querySelector("button, summary").focus();
+}
+
+function closeDrawer() {
+  const name = document.body.dataset.drawer;
+  if (!name) return;
+  delete document.body.dataset.drawer;
+  showDrawers();
+  byId(`open-${name}`).focus();
+}
+
+byId("open-sidebar").addEventListener("click", () => openDrawer("sidebar"));
+for (const id of ["open-panel", "engine-pill"]) byId(id).addEventListener("click", () => openDrawer("panel"));
+document.addEventListener("open-panel", () => openDrawer("panel"));
+byId("scrim").addEventListener("click", closeDrawer);
+for (const query of Object.values(DRAWERS)) query.addEventListener("change", showDrawers);
+
+document.addEventListener("keydown", (event) => {
+  const isTyping = event.target.matches("input, textarea, select");
+  if (event.key === "Escape" && !byId("key-dialog").open) {
+    if (document.body.dataset.drawer) closeDrawer();
+    else if (chat.abort) chat.stop();
+    else if (edited) cancelEdit();
+  } else if ((event.key === "/" && !isTyping) || (event.key === "k" && (event.ctrlKey || event.metaKey))) {
+    event.preventDefault();
+    closeDrawer();
+    input.focus();
+  }
+});
+
+// --- start --------------------------------------------------------------------------------------------------------
+
+const engine = new EngineView(
+  (stats) => {
+    const isFirst = chat.stats?.model !== stats.model;
+    chat.stats = stats;
+    if (!isFirst) return;
+    byId("version").textContent = stats.version;
+    byId("model").textContent = stats.model;
+    document.title = `${stats.model} · Weft`;
+    byId("docs").hidden = Boolean(key.read()); // a link carries no key
+    byId("chip-thinking").hidden = !stats.thinking;
+    for (const chip of document.querySelectorAll("[data-section=tools]")) chip.hidden = !stats.has_tools;
+    if (!chat.messages.length) chat.show();
+    readSamplingDefaults().then(showDefaults, () => {});
+  },
+  async (error) => {
+    if (!(await askForKey(error.message))) await new Promise((resolve) => document.addEventListener("key", resolve, { once: true }));
+  },
+);
+
+for (const element of document.querySelectorAll("[data-icon]")) element.prepend(icon(element.dataset.icon));
+bindSettings();
+bindTheme();
+byId("change-key").addEventListener("click", () => askForKey("Sent with every request of this page."));
+showDrawers();
+chat.open(readConversations().find(({ id }) => id === current.read()) ?? newConversation());
+write(draft.read());
+engine.run();
+addEventListener("pagehide", () => chat.leave());

@@ -1,0 +1,125 @@
+// The panel's fields and the composer's chips, bound to the settings; and the dialog that asks for the API key.
+
+import { byId, el } from "./dom.js";
+import { SCHEMA, TOOLS } from "./examples.js";
+import { Fault, SAMPLING, readSchema, readTools } from "./request.js";
+import { key, settings, theme, writeSettings } from "./store.js";
+
+const CHECKS = { tools: readTools, schema: readSchema };
+
+/** Make the fields, and keep settings and page in step. */
+export function bindSettings() {
+  for (const { name, label, fallback, ...range } of SAMPLING) {
+    const input = el("input", { type: "number", "data-setting": name, ...range, placeholder: fallback });
+    byId("sampling").append(el("label", {}, label, input));
+  }
+  for (const field of document.querySelectorAll("[data-setting]")) {
+    field.addEventListener("input", () => {
+      const { setting } = field.dataset;
+      settings[setting] = field.type !== "number" ? field.value : field.value === "" ? undefined : field.valueAsNumber;
+      writeSettings();
+      if (CHECKS[setting]) check(setting);
+    });
+  }
+  for (const chip of document.querySelectorAll("[data-toggle]")) chip.addEventListener("click", () => toggle(chip));
+  byId("tools-example").addEventListener("click", () => change({ tools: JSON.stringify(TOOLS, null, 2), tools_on: true }));
+  byId("schema-example").addEventListener("click", () => change({ schema: JSON.stringify(SCHEMA, null, 2), schema_on: true }));
+  change({});
+}
+
+/** Change settings, and show them. */
+export function change(values) {
+  Object.assign(settings, values);
+  writeSettings();
+  for (const field of document.querySelectorAll("[data-setting]")) field.value = settings[field.dataset.setting] ?? "";
+  for (const chip of document.querySelectorAll("[data-toggle]")) {
+    chip.setAttribute("aria-pressed", settings[chip.dataset.toggle]);
+  }
+  Object.keys(CHECKS).forEach(check);
+}
+
+function toggle(chip) {
+  const name = chip.dataset.toggle;
+  change({ [name]: !settings[name] });
+  const { section } = chip.dataset;
+  if (settings[name] && section && !settings[section].trim()) showSection(section);
+}
+
+/** Say what is wrong with a field while it is in use. */
+function check(section) {
+  const fault = byId(`${section}-fault`);
+  fault.textContent = "";
+  if (!settings[`${section}_on`]) return;
+  try {
+    CHECKS[section](settings[section]);
+  } catch (error) {
+    if (!(error instanceof Fault)) throw error;
+    fault.textContent = error.message;
+  }
+}
+
+/** Open a section of the panel and go to its field. */
+export function showSection(section) {
+  document.dispatchEvent(new CustomEvent("open-panel"));
+  byId(`section-${section}`).open = true;
+  document.querySelector(`[data-setting=${section}]`).focus();
+}
+
+/** Show what the model itself asks for where a field is empty. */
+export function showDefaults(defaults) {
+  for (const { name, fallback } of SAMPLING) {
+    document.querySelector(`[data-setting=${name}]`).placeholder = defaults[name] ?? fallback;
+  }
+}
+
+const THEMES = { auto: "light", light: "dark", dark: "auto" };
+
+/** Auto follows the system; the button goes round. */
+export function bindTheme() {
+  const button = byId("theme");
+  const show = () => {
+    const name = theme.read() || "auto";
+    document.documentElement.dataset.theme = name;
+    button.setAttribute("aria-label", `Theme: ${name}`);
+    button.title = `Theme: ${name}`;
+    document.dispatchEvent(new CustomEvent("theme"));
+  };
+  button.addEventListener("click", () => {
+    const next = THEMES[theme.read() || "auto"];
+    theme.write(next === "auto" ? "" : next);
+    show();
+  });
+  show();
+}
+
+let asking = null; // the answer to the dialog that is open
+
+/**
+ * Ask for the API key; tells the document "key" once one is entered.
+ * @param {string} reason why
+ * @returns {Promise<boolean>} whether one was entered
+ */
+export function askForKey(reason) {
+  if (asking) return asking;
+  const dialog = byId("key-dialog");
+  byId("key-reason").textContent = reason;
+  byId("key").value = key.read();
+  byId("keep-key").checked = key.isKept();
+  dialog.returnValue = "";
+  dialog.showModal();
+  byId("key").select();
+  asking = new Promise((resolve) => {
+    byId("key-form").onsubmit = (event) => {
+      event.preventDefault();
+      key.write(byId("key").value.trim(), byId("keep-key").checked);
+      dialog.close("entered");
+    };
+    byId("cancel-key").onclick = () => dialog.close();
+    dialog.onclose = () => {
+      asking = null;
+      resolve(dialog.returnValue === "entered");
+      if (dialog.returnValue) document.dispatchEvent(new CustomEvent("key"));
+    };
+  });
+  return asking;
+}

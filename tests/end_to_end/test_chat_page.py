@@ -1,0 +1,280 @@
+"""The chat page against a live server: what somebody does with it, in a real browser."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.end_to_end.browser import CHAT, Open, chromium, pages, say, script, text_answer
+from tests.end_to_end.conftest import LiveServer, Serve
+
+LONG = '{"type": "string", "minLength": 12000, "maxLength": 12000}'
+"""No answer that follows this schema is over soon, whatever the model."""
+
+WEATHER = """{"name": "get_weather", "parameters": {
+    "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    with pages(browser) as opener:
+        yield opener
+
+
+def ask_for_something_long(page: Page) -> None:
+    page.click("text=JSON schema >> nth=0")
+    page.fill("[data-setting=schema]", LONG)
+    page.fill("#input", "Go on for long")
+    page.press("#input", "Enter")
+
+
+def setting(page: Page, name: str) -> Any:
+    return page.evaluate("name => JSON.parse(localStorage.getItem('weft:settings'))?.[name]", name)
+
+
+def test_a_message_is_answered_and_kept_over_a_reload(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url)
+    page.keyboard.type("Hello")  # the field has the focus
+    page.keyboard.press("Enter")
+    expect(page.locator(".answer .content")).not_to_be_empty()
+    note = page.locator(".answer .note")
+    expect(note).to_contain_text("to first token")
+    expect(note).to_contain_text(re.compile(r"\d tokens.*prompt \d"))
+    answer = page.inner_text(".answer .content")
+    expect(page.locator("#input")).to_have_value("")
+    page.fill("#input", "not sent yet")
+    page.reload()
+    assert page.inner_text(".bubble") == "Hello"
+    assert page.inner_text(".answer .content") == answer
+    expect(page.locator("#input")).to_have_value("not sent yet")
+    expect(page.locator(".conversations .current")).to_contain_text("Hello")
+
+
+def test_an_answer_streams_and_stops(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url)
+    ask_for_something_long(page)
+    content = page.locator(".answer pre")
+    expect(content).to_have_text(re.compile(r".{20}"))
+    first = content.inner_text()
+    expect(page.locator("#pill-text")).to_have_text("1 running")
+    assert int(page.inner_text("#num-running")) == 1
+    assert int(page.inner_text("#num-used")) > 0
+    page.wait_for_function("n => document.querySelector('.answer pre').innerText.length > n + 20", arg=len(first))
+    expect(page.locator(".answer .note")).to_contain_text(re.compile(r"to first token.*\d tokens/s"))  # live
+    expect(page.locator("#decode")).to_have_text(
+        re.compile("^[1-9]")
+    )  # of two readings, the first may be older than the first step
+    assert "in use" in str(page.get_attribute("#cloth", "aria-label"))
+    page.click("#stop")
+    expect(page.locator(".answer .note")).to_contain_text("Stopped.")
+    live_server.wait_for_metric("weft:num_requests_running", 0)
+    assert page.inner_text(".answer pre").startswith(first[:20])
+    expect(page.locator(".badge")).to_contain_text("not complete")
+    ask_again = page.get_by_role("button", name="Regenerate")
+    ask_again.click()
+    expect(page.locator("#stop")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator(".answer .note")).to_contain_text("Stopped.")
+    assert page.locator(".answer").count() == 1
+    expect(page.locator("#input")).to_be_focused()
+    live_server.wait_for_metric("weft:num_requests_running", 0)
+
+
+def test_leaving_keeps_what_has_come(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url)
+    ask_for_something_long(page)
+    expect(page.locator(".answer pre")).to_have_text(re.compile(r".{20}"))
+    first = page.inner_text(".answer pre")
+    page.reload()
+    assert page.inner_text(".answer pre").startswith(first)
+    expect(page.locator(".answer .note")).to_contain_text("Stopped.")
+    live_server.wait_for_metric("weft:num_requests_running", 0)
+
+
+def test_a_key_is_asked_for_and_sent(open_page: Open, serve: Serve) -> None:
+    page = open_page(serve("--api-key", "sécret", "--dtype", "float32").base_url)
+    dialog = page.locator("dialog")
+    expect(dialog).to_be_visible()
+    page.fill("#key", "wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator("#key-reason")).to_contain_text("not valid")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    page.fill("#input", "Hello")
+    page.keyboard.press("Enter")  # refused with 401, so the page asks once more, and goes on
+    expect(dialog).to_be_visible()
+    expect(page.locator(".bubble")).to_have_text("Hello")
+    page.fill("#key", "sécret")
+    page.click("text=Use this key")
+    expect(page.locator(".answer .note")).to_contain_text("tokens")
+    expect(page.locator("#pill-text")).to_have_text("idle")
+    assert page.evaluate("[localStorage, sessionStorage].map(s => s.getItem('weft:key'))") == [None, "sécret"]
+    page.click("#change-key")
+    page.check("#keep-key")
+    page.keyboard.press("Enter")
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(other.locator("#pill-text")).to_have_text("idle")
+    expect(other.locator("dialog")).to_be_hidden()
+
+
+def test_a_tool_is_called_and_answered(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url)
+    bodies: list[Any] = []
+
+    def ask_for_one_call(route: Route) -> None:
+        """A model that has not learned to call goes on calling."""
+        bodies.append(route.request.post_data_json)
+        route.continue_(post_data=json.dumps(bodies[-1] | {"parallel_tool_calls": False}))
+
+    page.route(CHAT, ask_for_one_call)
+    page.click("text=Tools >> nth=0")
+    page.fill("[data-setting=tools]", WEATHER)
+    page.select_option("[data-setting=tool_choice]", "required")
+    say(page, "What is the weather in Oslo?")
+    call = page.locator(".call")
+    expect(call).to_contain_text("get_weather")
+    expect(call.locator("pre")).to_contain_text('"city": "')
+    page.fill(".call textarea", "rain, 4 degrees")
+    page.click("text=Sampling")
+    page.fill("[data-setting=max_tokens]", "20")
+    page.click("text=Send result")
+    expect(page.locator(".answer").nth(1)).to_be_visible()
+    page.wait_for_selector("#send:visible")
+    expect(page.locator(".error:visible")).to_have_count(0)
+    expect(call).to_contain_text("rain, 4 degrees")
+    assert [body["tool_choice"] for body in bodies] == ["required", "auto"]
+    assistant, tool = bodies[1]["messages"][1:3]
+    assert (tool["role"], tool["content"]) == ("tool", "rain, 4 degrees")
+    assert tool["tool_call_id"] == assistant["tool_calls"][0]["id"]
+
+
+def test_an_answer_is_held_to_a_schema(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url)
+    page.click("text=JSON schema >> nth=0")
+    expect(page.locator("[data-setting=schema]")).to_be_focused()
+    page.fill("[data-setting=schema]", '{"type": ')
+    expect(page.locator("#schema-fault")).to_contain_text("not valid JSON")
+    page.fill("#input", "How old?")
+    page.press("#input", "Enter")
+    expect(page.locator("#input")).to_have_value("How old?")  # not sent, not lost
+    assert page.locator(".bubble").count() == 0
+    page.fill("[data-setting=schema]", '{"type": "object", "properties": {"age": {"enum": [7]}}, "required": ["age"]}')
+    page.press("#input", "Enter")
+    expect(page.locator(".badge")).to_have_text("✓ valid JSON")
+    assert page.inner_text(".answer pre") == '{\n  "age": 7\n}'
+
+
+def test_probabilities_are_shown_on_hover_and_by_keyboard(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url)
+    page.click("text=Probabilities")
+    page.click("text=Sampling")
+    page.fill("[data-setting=temperature]", "0")  # takes the most probable token
+    say(page, "Hello")
+    tokens = page.locator(".token")
+    assert tokens.count() > 2
+    tokens.nth(1).hover()
+    popup = page.locator("#alternatives")
+    expect(popup.locator("> div")).to_have_count(5)
+    expect(popup.locator(".chosen")).to_have_count(1)
+    expect(popup.locator(".chosen")).to_contain_text("%")
+    page.mouse.move(5, 5)
+    expect(popup).to_be_hidden()
+    tokens.first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(tokens.nth(1)).to_be_focused()
+    expect(popup).to_be_visible()
+    page.get_by_role("button", name="Show or hide probabilities").click()
+    expect(page.locator(".answer .content > p")).to_be_visible()
+
+
+def test_the_system_prompt_and_sampling_are_sent(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url)
+    bodies = script(page, text_answer("one"), text_answer("two"))
+    page.fill("[data-setting=system]", "Be brief.")
+    page.click("text=Sampling")
+    page.fill("[data-setting=temperature]", "0.5")
+    page.fill("[data-setting=top_k]", "7")
+    page.fill("[data-setting=stop]", "END\n###")
+    say(page, "Hello")
+    assert bodies[0]["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    wanted = {"temperature": 0.5, "top_k": 7, "stop": ["END", "###"], "model": "weft-demo"}
+    assert wanted.items() <= bodies[0].items()
+    assert not {"top_p", "seed", "tools", "response_format", "logprobs", "chat_template_kwargs"} & set(bodies[0])
+    page.fill("[data-setting=temperature]", "")
+    page.reload()
+    expect(page.locator("[data-setting=system]")).to_have_value("Be brief.")
+    say(page, "Again")
+    assert "temperature" not in bodies[1]
+    assert [m["content"] for m in bodies[1]["messages"]] == ["Be brief.", "Hello", "one", "Again"]
+
+
+def test_messages_are_edited_and_answers_made_anew(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url)
+    bodies = script(page, *(text_answer(f"answer {i}") for i in range(3)))
+    say(page, "frist")
+    page.hover(".user")
+    page.get_by_role("button", name="Edit message").click()
+    expect(page.locator("#editing")).to_be_visible()
+    expect(page.locator("#input")).to_have_value("frist")
+    say(page, "first")
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".answer .content")).to_have_text("answer 2")
+    assert [body["messages"] for body in bodies[1:]] == [[{"role": "user", "content": "first"}]] * 2
+
+
+def test_conversations_are_renamed_exported_and_deleted(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url)
+    script(page, text_answer("one"), text_answer("two"))
+    say(page, "First")
+    page.click("#new-chat")
+    say(page, "Second")
+    items = page.locator(".conversations li")
+    expect(items).to_have_count(2)
+    page.get_by_role("button", name="Rename Second").click()
+    page.keyboard.type("Renamed")
+    page.keyboard.press("Enter")
+    expect(page.locator("#title")).to_have_text("Renamed")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export Renamed").click()
+    assert download.value.suggested_filename == "Renamed.json"
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete Renamed").click()
+    expect(items).to_have_count(1)
+    expect(page.locator(".card")).to_have_count(6)
+    page.click(".conversations .open")
+    expect(page.locator(".bubble")).to_have_text("First")
+
+
+def test_an_example_fills_the_playground(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url)
+    bodies = script(page, text_answer("fine"))
+    page.click(".card:has-text('weather')")
+    expect(page.locator(".answer .content")).to_have_text("fine")
+    assert bodies[0]["tools"][0]["function"]["name"] == "get_weather"
+    assert setting(page, "tools_on") is True
+
+
+@pytest.mark.slow
+def test_from_the_command_to_the_first_character(browser: Browser, serve: Serve) -> None:
+    """Slow only because its bound means little on a machine that does other things at the same time."""
+    start = time.monotonic()
+    server = serve()
+    with pages(browser) as open_page:
+        page = open_page(server.base_url)
+        page.fill("#input", "Hello")
+        page.press("#input", "Enter")
+        page.wait_for_function("() => document.querySelector('.answer .content').innerText.length > 0", polling="raf")
+        seconds = time.monotonic() - start
+    print(f"{seconds:.2f} s")
+    assert seconds < 8

@@ -1,0 +1,364 @@
+"""What the chat page makes of answers that are written down here: text, faults, reasoning; and who can use it."""
+
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.end_to_end.browser import CHAT, Open, chromium, chunk, pages, say, script, stream, text_answer
+from tests.end_to_end.conftest import LiveServer
+
+SHOW = """async text => {
+    const { showMarkdown } = await import("/chat_page/markdown.js");
+    const element = document.createElement("div");
+    showMarkdown(element, text);
+    return element;
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    with pages(browser) as opener:
+        yield opener
+
+
+@pytest.fixture
+def page(open_page: Open, live_server: LiveServer) -> Page:
+    return open_page(live_server.base_url)
+
+
+@pytest.fixture(scope="module")
+def modules(browser: Browser, live_server: LiveServer) -> Iterator[Page]:
+    """A page for tests that only call its modules and leave no trace on it."""
+    with pages(browser) as opener:
+        yield opener(live_server.base_url)
+
+
+def rendered(page: Page, text: str) -> str:
+    """HTML of the nodes that a text becomes, without the attributes that all links have."""
+    html = str(page.evaluate(f"async text => (await ({SHOW})(text)).innerHTML", text))
+    return html.replace(' target="_blank" rel="noopener noreferrer nofollow"', "")
+
+
+INJECTION = """<script>window.injected = 1</script><img src=x onerror="window.injected = 2">
+
+[click](javascript:window.injected=3) `<b>` ![p](https://example.com/p.png)
+
+```html
+<script>window.injected = 4</script>
+```"""
+
+
+def test_html_in_an_answer_stays_text(page: Page) -> None:
+    script(page, text_answer(INJECTION), text_answer("ok"))
+    say(page, "<i>Hello</i>")
+    content = page.locator(".answer .content")
+    expect(content).to_contain_text('<script>window.injected = 1</script><img src=x onerror="window.injected = 2">')
+    expect(content).to_contain_text("[click](javascript:window.injected=3)")
+    expect(content.locator("pre")).to_have_text("<script>window.injected = 4</script>")
+    expect(page.locator(".bubble")).to_have_text("<i>Hello</i>")
+    assert page.locator("#messages :is(script, img, i, b)").count() == 0
+    say(page, INJECTION)  # as the title of nothing, and as the user's own words
+    assert page.evaluate("window.injected") is None
+
+
+def test_the_browser_itself_refuses_html_from_strings(browser: Browser, live_server: LiveServer) -> None:
+    page = browser.new_page()
+    page.goto(live_server.base_url)
+    for code in ("document.body.innerHTML = '<b>x</b>'", "document.write('x')", "eval('1')", "new Function('1')"):
+        attempt = f"try {{ {code}; resolve('done') }} catch {{ resolve('refused') }}"
+        # By a timer: what a debugger runs itself may evaluate strings.
+        assert page.evaluate(f"() => new Promise(resolve => setTimeout(() => {{ {attempt} }}))") == "refused"
+    page.context.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("a *b* **c** ***d*** _e_ ~~f~~ `g`", "<p>a <em>b</em> <strong>c</strong> <strong><em>d</em></strong> "
+         "<em>e</em> <del>f</del> <code>g</code></p>"),
+        ("snake_case_name 2 * 3 * 4 \\*x\\*", "<p>snake_case_name 2 * 3 * 4 *x*</p>"),
+        ("**open *a* `b", "<p>**open <em>a</em> `b</p>"),
+        ("one\ntwo\n\nthree", "<p>one<br>two</p><p>three</p>"),
+        ("# A #\n## B", "<h3>A</h3><h4>B</h4>"),
+        ("- a\n  - b\n    - c\n- d", "<ul><li>a<ul><li>b<ul><li>c</li></ul></li></ul></li><li>d</li></ul>"),
+        ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
+        ("1. a\n\n   more\n\n2. b", "<ol><li>a<p>more</p></li><li>b</li></ol>"),
+        ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
+        ("a\n\n---\n\nb", "<p>a</p><hr><p>b</p>"),
+        ("[a](https://x.org/(b)) <https://y.org>", '<p><a href="https://x.org/(b)">a</a> <a href="https://y.org/">'
+         "https://y.org</a></p>"),
+        ("see https://x.org/a_b_c.", '<p>see <a href="https://x.org/a_b_c">https://x.org/a_b_c</a>.</p>'),
+        ("[a](data:text/html,x) [b](//x.org) [c](/v1)", "<p>[a](data:text/html,x) [b](//x.org) [c](/v1)</p>"),
+        ("|a|b|\n|-|:-:|\n|1|`2`|", '<div class="table"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody>'
+         "<tr><td>1</td><td><code>2</code></td></tr></tbody></table></div>"),
+        ("&lt;b&gt; &amp;", "<p>&amp;lt;b&amp;gt; &amp;amp;</p>"),
+    ],
+)  # fmt: skip
+def test_markdown(modules: Page, text: str, html: str) -> None:
+    assert rendered(modules, text) == html
+
+
+@pytest.mark.parametrize("text", ["```py\nx = '<b>'\n```\nend", "```py\nx = '<b>'"])
+def test_code_keeps_its_text(page: Page, text: str) -> None:
+    script(page, text_answer(text))
+    say(page, "Code")
+    assert page.text_content(".answer pre") == "x = '<b>'"
+    assert page.text_content(".answer .code-head") == "py"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy code").click()
+    assert page.evaluate("navigator.clipboard.readText()") == "x = '<b>'"
+
+
+PIECES = (
+    *(
+        "*",
+        "**",
+        "_",
+        "`",
+        "```",
+        "~~",
+        "[",
+        "](",
+        ")",
+        "!",
+        "<",
+        ">",
+        "|",
+        "-",
+        "#",
+        "\n",
+        "\n\n",
+        "    ",
+        "1. ",
+        "- ",
+    ),
+    *("> ", "\\", "|-|-|", "<script>", "</p>", "javascript:x", "https://x.org", "data:,x", "&#60;", " ", "a", "b", "é"),
+)
+
+
+TAGS = "p|br|em|strong|del|code|pre|a|[uo]l|li|blockquote|hr|h[3-6]|table|thead|tbody|tr|th|td|div|span|button|svg|path"
+
+
+def test_any_text_becomes_harmless_nodes(modules: Page) -> None:
+    chance = random.Random(0)
+    texts = ["".join(chance.choices(PIECES, k=chance.randint(1, 40))) for _ in range(1500)]
+    code = f"""async texts => Promise.all(texts.map(async text => {{
+        const nodes = [...(await ({SHOW})(text)).querySelectorAll("*")];
+        return [[...new Set(nodes.map(node => node.localName))],
+                nodes.flatMap(node => [...node.attributes].map(a => [a.name, a.value]))];
+    }}))"""
+    known = {"class", "href", "target", "rel", "start", "type", "title", "aria-label", "aria-hidden", "viewBox", "d"}
+    for text, (tags, attributes) in zip(texts, modules.evaluate(code, texts), strict=True):
+        assert all(re.fullmatch(TAGS, tag) for tag in tags), text
+        assert {name for name, _ in attributes} <= known | {"tabindex"}, text
+        assert all(value.startswith("https://") for name, value in attributes if name == "href"), text
+
+
+def test_no_words_are_lost(modules: Page) -> None:
+    chance = random.Random(1)
+    pieces = [
+        piece for piece in PIECES if not re.search(r"[`~\[\]()]|https", piece)
+    ]  # which may be addresses, languages
+    texts = ["".join(chance.choices(pieces, k=chance.randint(1, 40))) for _ in range(1000)]
+    code = f"async texts => Promise.all(texts.map(async text => (await ({SHOW})(text)).textContent))"
+    for text, shown in zip(texts, modules.evaluate(code, texts), strict=True):
+        assert re.findall("[a-zé]", shown) == re.findall("[a-zé]", text), text
+
+
+@pytest.mark.parametrize(
+    "piece", ["*a ", "**a", "`", "[", "![a](", "> ", "- ", "|", "<", "_a_ ", "~~", "https://", "# "]
+)
+def test_long_and_nasty_texts_take_no_time(modules: Page, piece: str) -> None:
+    code = f"""async text => {{
+        const start = performance.now();
+        await ({SHOW})(text);
+        return performance.now() - start;
+    }}"""
+    assert modules.evaluate(code, piece * (60_000 // len(piece))) < 1500
+
+
+def test_what_has_not_changed_keeps_its_nodes(modules: Page) -> None:
+    code = """async () => {
+        const { showMarkdown } = await import("/chat_page/markdown.js");
+        const element = document.createElement("div");
+        showMarkdown(element, "one\\n\\ntwo");
+        const [one, two] = element.children;
+        showMarkdown(element, "one\\n\\ntwo three\\n\\nfour");
+        return [element.children[0] === one, element.children[1] === two, element.textContent];
+    }"""
+    assert modules.evaluate(code) == [True, False, "onetwo threefour"]
+
+
+ERROR = {"message": "temperature must be at most 2, got 9", "type": "invalid_request_error"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        ({"status": 400, "json": {"error": ERROR}}, "temperature must be at most 2, got 9"),
+        ({"status": 503, "json": {"error": {"message": "the queue is full"}}}, "the queue is full"),
+        ({"status": 502, "body": "<h1>Bad gateway</h1>"}, "The server answered 502."),
+        (stream(chunk({"content": "half"}), {"error": {"message": "the engine died"}}), "the engine died"),
+        (stream(chunk({"content": "half"}), done=False), "The connection was lost"),
+        (None, "The server cannot be reached."),
+    ],
+)
+def test_a_failure_is_shown_and_can_be_tried_again(page: Page, failure: dict[str, Any] | None, told: str) -> None:
+    page.route(CHAT, lambda route: route.fulfill(**failure) if failure else route.abort())
+    say(page, "My long question")
+    expect(page.locator(".error")).to_contain_text(told)
+    if failure and "half" in failure.get("body", ""):
+        expect(page.locator(".answer .content")).to_have_text("half")
+    page.reload()
+    expect(page.locator(".bubble")).to_have_text("My long question")
+    page.unroute(CHAT)
+    bodies = script(page, text_answer("now"))
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".answer .content")).to_have_text("now")
+    assert bodies[0]["messages"] == [{"role": "user", "content": "My long question"}]
+
+
+def test_reasoning_is_folded_and_switched(page: Page) -> None:
+    page.route("**/stats", with_switch)
+    page.reload()
+    bodies = script(
+        page, *[stream(chunk({"reasoning_content": "Hm."}), chunk({"content": "Yes."}), chunk({}, "stop"))] * 2
+    )
+    say(page, "Well?")
+    page.click("#chip-thinking")
+    say(page, "Well?")
+    switches = [body["chat_template_kwargs"] for body in bodies]
+    assert switches == [{"enable_thinking": False}, {"enable_thinking": True}]
+    thinking = page.locator(".thinking").first
+    assert thinking.get_attribute("open") is None
+    expect(thinking.locator(".prose")).to_be_hidden()
+    page.click("text=/^Thought/ >> nth=0")
+    expect(thinking.locator(".prose")).to_have_text("Hm.")
+    assert bodies[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
+
+
+def with_switch(route: Any) -> None:
+    stats = route.fetch().json()
+    route.fulfill(json={**stats, "thinking": {"on": {"enable_thinking": True}, "off": {"enable_thinking": False}}})
+
+
+# --- who can use it ---------------------------------------------------------------------------------------------------
+
+CALL = chunk({"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}"}}]})
+FULL = """# Title
+
+Text with `code`, [a link](https://x.org) and
+
+```py
+# a comment
+x = "text" + 1  # return
+```
+
+> quoted"""
+WITH_ROLES = {"button", "textbox", "combobox", "spinbutton", "checkbox", "img", "link", "navigation", "complementary"}
+
+
+def fill(page: Page) -> None:
+    """Have one of everything on the page."""
+    page.route("**/stats", with_switch)
+    page.reload()
+    thought = chunk({"reasoning_content": "Hm."})
+    script(page, stream(thought, chunk({"content": FULL}), chunk({}, "length")), stream(CALL, chunk({}, "tool_calls")))
+    say(page, "First")
+    say(page, "Second")
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+
+
+def test_everything_has_an_accessible_name(page: Page) -> None:
+    fill(page)
+    tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    found = [(n["role"]["value"], n.get("name", {}).get("value", "").strip()) for n in tree if not n["ignored"]]
+    named = [(role, name) for role, name in found if role in WITH_ROLES]
+    assert len(named) > 40
+    assert [role for role, name in named if not name] == []
+
+
+CONTRASTS = """() => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    const over = colours => {
+        canvas.clearRect(0, 0, 1, 1);
+        for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+        return canvas.getImageData(0, 0, 1, 1).data;
+    };
+    const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const light = ([r, g, b]) => [r, g, b].map(v => linear(v / 255))
+        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const grounds = e => e ? [...grounds(e.parentElement), getComputedStyle(e).backgroundColor] : ["white"];
+    const low = [];
+    for (const element of document.querySelectorAll("body *")) {
+        const text = [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join("");
+        if (!text || !element.checkVisibility({ visibilityProperty: true })) continue;
+        const ground = grounds(element);
+        const [a, b] = [light(over(ground)), light(over([...ground, getComputedStyle(element).color]))];
+        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (ratio < 4.5) low.push(`${ratio.toFixed(2)} ${element.className} ${text.slice(0, 30)}`);
+    }
+    return low;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_can_be_read(open_page: Open, live_server: LiveServer, scheme: Any) -> None:
+    page = open_page(live_server.base_url, color_scheme=scheme)
+    fill(page)
+    page.wait_for_timeout(300)  # until colours have faded over
+    assert page.evaluate(CONTRASTS) == []
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    if scheme == "light":
+        page.click("#theme")
+    expect(page.locator("body")).not_to_have_css("background-color", ground)
+    page.reload()
+    expect(page.locator("body")).not_to_have_css("background-color", ground)
+
+
+def test_it_fits_a_phone(open_page: Open, live_server: LiveServer) -> None:
+    page = open_page(live_server.base_url, width=360, height=720, has_touch=True)
+    fill(page)
+    assert page.evaluate("[document.documentElement.scrollWidth, document.querySelector('#log').scrollWidth]") == [
+        360,
+        360,
+    ]
+    for button, drawer in (("Conversations", "#sidebar"), ("Settings and engine", "#panel")):
+        expect(page.locator(drawer)).to_be_hidden()
+        page.get_by_role("button", name=button, exact=True).tap()
+        expect(page.locator(drawer)).to_be_in_viewport(ratio=0.9)
+        assert page.evaluate("drawer => document.querySelector(drawer).contains(document.activeElement)", drawer)
+        page.keyboard.press("Escape")
+        expect(page.locator(drawer)).to_be_hidden()
+        expect(page.get_by_role("button", name=button, exact=True)).to_be_focused()
+    box = page.locator("#send").bounding_box()
+    assert box and box["x"] + box["width"] <= 360 and box["width"] >= 36
+
+
+def test_the_keyboard_suffices(page: Page) -> None:
+    script(page, text_answer("fine"))
+    page.click("#title")
+    page.keyboard.press("/")
+    expect(page.locator("#input")).to_be_focused()
+    page.keyboard.type("one/")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    expect(page.locator("#input")).to_have_value("one/\ntwo")
+    page.keyboard.press("Enter")
+    expect(page.locator(".bubble")).to_have_text(re.compile("one/\ntwo"))
+    expect(page.locator("#announcer")).to_have_text(re.compile("fine"))
+    page.focus("#new-chat")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Control+k")
+    expect(page.locator("#input")).to_be_focused()

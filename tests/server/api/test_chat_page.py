@@ -1,0 +1,58 @@
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[3] / "server" / "chat_page"
+PATHS = ["/", *(f"/chat_page/{path.name}" for path in FOLDER.iterdir() if path.name != "index.html")]
+KEYS = {"api_key": ("secret",)}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_file_comes_without_a_key_and_under_the_policy(make_site: Any, path: str) -> None:
+    reply = make_site(**KEYS).call("GET", path)
+    assert reply.status == 200
+    kind = {"/": "text/html", "css": "text/css", "js": "text/javascript"}[path.rsplit(".")[-1]]
+    assert reply.headers["content-type"] == f"{kind}; charset=utf-8"
+    policy = dict(part.strip().split(" ", 1) for part in reply.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["trusted-types"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert "unsafe" not in reply.headers["content-security-policy"]
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert reply.headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_page_names_every_file_so_that_all_are_loaded_at_once(site: Any) -> None:
+    named = re.findall(r'(?:href|src)="(chat_page/[^"]+)"', site.call("GET", "/").text)
+    assert sorted(f"/{path}" for path in named) == sorted(PATHS[1:])
+
+
+def test_other_paths_beside_them_stay_shut(make_site: Any) -> None:
+    site = make_site(**KEYS)
+    assert [site.call("GET", path).status for path in ("/chat_page", "/chat_page/", "/chat_page/x.js")] == [401] * 3
+
+
+def test_a_browser_that_has_a_file_is_told_so(site: Any) -> None:
+    etag = site.call("GET", "/").headers["etag"]
+    again = site.call("GET", "/", headers={"if-none-match": etag})
+    assert (again.status, again.text) == (304, "")
+    assert site.call("GET", "/", headers={"if-none-match": '"other"'}).status == 200
+    assert site.call("HEAD", "/").status == 200
+
+
+def test_no_file_makes_html_of_text_or_names_another_host() -> None:
+    for path in FOLDER.iterdir():
+        text = path.read_text(encoding="utf-8")
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            "//cdn",
+        ):
+            assert word not in text, f"{path.name}: {word}"
+        assert "https://" not in text.replace("https?://", ""), path.name
