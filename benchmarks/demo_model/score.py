@@ -2,9 +2,8 @@
 
     python -m benchmarks.demo_model.score --url http://127.0.0.1:8000 --number 100
 
-Owns the asking and the table. The questions and the marks come from `generate.py`: phrasings and
-values that training never uses.
-It refuses nothing quietly: a request that fails ends the run with the server's own words.
+Owns the asking and the table. The questions and the marks come from `generate.py`: phrasings and values that training
+never uses. It refuses nothing quietly: a request that fails ends the run with the server's own words.
 """
 
 import asyncio
@@ -66,15 +65,20 @@ async def ask_all(client: httpx.AsyncClient, model: str, questions: list[Questio
     return [task.result() for task in tasks]
 
 
+async def examine(client: httpx.AsyncClient, skill: str, number: int, seed: int = 0) -> list[tuple[Question, Reply]]:
+    """Ask `number` questions of a skill; return those that were answered wrong."""
+    model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+    questions = exam(skill, number, seed)
+    replies = await ask_all(client, model, questions)
+    return [pair for pair in zip(questions, replies, strict=True) if not pair[0].is_right(pair[1])]
+
+
 async def score(client: httpx.AsyncClient, number: int, seed: int, show_wrong: bool) -> Table:
     """Examine every skill with `number` chats and return the table; `show_wrong` prints each wrong answer."""
-    model = (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
     console = Console()
-    table = Table("skill", "right", "of", title=f"{model} at temperature 0, held-out phrasings, seed {seed}")
+    table = Table("skill", "right", "of", title=f"temperature 0, held-out phrasings and values, seed {seed}")
     for skill in track(EXAMINED_SKILLS, description="examining", console=console, transient=True):
-        questions = exam(skill, number, seed)
-        replies = await ask_all(client, model, questions)
-        wrong = [pair for pair in zip(questions, replies, strict=True) if not pair[0].is_right(pair[1])]
+        wrong = await examine(client, skill, number, seed)
         table.add_row(skill, str(number - len(wrong)), str(number))
         for question, reply in wrong if show_wrong else ():
             asked, expected = question.messages[-1]["content"], question.exchange.answer
