@@ -49,14 +49,15 @@ DRAFT_SHAPE = Shape(num_layers=2, hidden_size=128, intermediate_size=384)
 class Plan:
     """Everything that the result depends on, beside the code.
 
-    The rate stays at its peak until the last `num_decay_steps`, so a run can be made shorter or longer while it runs.
+    The rates stay at their peak for `num_plateau_steps`; then they fall from `later_share` of it in a line to nothing.
     """
 
     shape: Shape = Shape()
     seed: int = 11
-    num_steps: int = 4800
+    num_steps: int = 6000
     num_warmup_steps: int = 100
-    num_decay_steps: int = 1400
+    num_plateau_steps: int = 1600
+    later_share: float = 0.4
     matrix_learning_rate: float = 0.02  # of Muon, for the matrices of the layers
     other_learning_rate: float = 3e-3  # of AdamW, for embeddings and norms
     weight_decay: float = 0.1
@@ -166,9 +167,9 @@ def make_optimizers(plan: Plan, model: Qwen3ForCausalLM) -> list[torch.optim.Opt
 
 def share_of_rate(plan: Plan, step: int) -> float:
     """Return which share of the peak rates holds at `step`: a linear rise, a plateau, a linear fall."""
-    rise = (step + 1) / plan.num_warmup_steps
-    fall = (plan.num_steps - step) / plan.num_decay_steps
-    return min(1.0, rise, fall)
+    if step < plan.num_plateau_steps:
+        return min(1.0, (step + 1) / plan.num_warmup_steps)
+    return plan.later_share * (plan.num_steps - step) / (plan.num_steps - plan.num_plateau_steps)
 
 
 def read_reply(text: str) -> Reply:
@@ -223,9 +224,7 @@ def resume(path: Path, plan: Plan, model: Qwen3ForCausalLM, optimizers: list[tor
         return 0
     checkpoint = torch.load(path, weights_only=True)
     done = int(checkpoint["num_steps_done"])
-    is_on_plateau = done <= min(plan.num_steps, checkpoint["plan"]["num_steps"]) - plan.num_decay_steps
-    expected = asdict(plan) | ({"num_steps": checkpoint["plan"]["num_steps"]} if is_on_plateau else {})
-    if checkpoint["plan"] != expected:
+    if checkpoint["plan"] != asdict(plan):
         raise typer.BadParameter(f"{path} belongs to another plan; delete it to start anew")
     model.load_state_dict(checkpoint["model"])
     for optimizer, state in zip(optimizers, checkpoint["optimizers"], strict=True):
