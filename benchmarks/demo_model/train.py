@@ -58,6 +58,7 @@ class Plan:
     num_warmup_steps: int = 100
     num_plateau_steps: int = 1600
     later_share: float = 0.4
+    num_steps_of_first_weights: int = 3000
     matrix_learning_rate: float = 0.02  # of Muon, for the matrices of the layers
     other_learning_rate: float = 3e-3  # of AdamW, for embeddings and norms
     weight_decay: float = 0.1
@@ -111,13 +112,15 @@ def make_tokenizer(seed: int) -> Tokenizer:
     return bpe.train_tokenizer(bpe.plain_parts(bpe.render(chat.messages, chat.tools)) for chat in chats)
 
 
-def _document(random: Random, tokenizer: Tokenizer, row_length: int) -> tuple[list[int], list[bool]]:
+def _document(
+    random: Random, tokenizer: Tokenizer, row_length: int, weights: generate.Weights
+) -> tuple[list[int], list[bool]]:
     """Return the ids of one conversation or, now and then, of a plain text that ends with `<|endoftext|>`."""
     if random.random() < 0.03:
         token_ids = tokenizer.encode(generate.plain_text(random) + bpe.END_OF_TEXT).ids
         return token_ids, [False] + [True] * (len(token_ids) - 1)
     num_turns = random.choice((1, 1, 1, 2, 2, 3, 4)) if row_length < MAX_LENGTH else random.randint(1, 80)
-    chat = generate.conversation(random, num_turns)
+    chat = generate.conversation(random, num_turns, weights)
     return bpe.encode_conversation(tokenizer, chat.messages, chat.tools)
 
 
@@ -125,6 +128,7 @@ def make_batch(plan: Plan, step: int, tokenizer: Tokenizer) -> PackedBatch:
     """Return the batch of `step` (>= 0): mostly some short rows, now and then one of full length."""
     random = Random(f"batch {plan.seed} {step}")
     num_rows, row_length = plan.num_rows, plan.row_length
+    weights = generate.FIRST_WEIGHTS if step < plan.num_steps_of_first_weights else generate.LATER_WEIGHTS
     if step % plan.longest_row_every == plan.longest_row_every - 2:
         num_rows, row_length = 1, MAX_LENGTH
     rows: list[tuple[list[int], list[bool], list[int]]] = []
@@ -133,7 +137,7 @@ def make_batch(plan: Plan, step: int, tokenizer: Tokenizer) -> PackedBatch:
         is_learned: list[bool] = []
         documents: list[int] = []
         while len(token_ids) < row_length:
-            ids, learned = _document(random, tokenizer, row_length)
+            ids, learned = _document(random, tokenizer, row_length, weights)
             documents += [documents[-1] + 1 if documents else 0] * len(ids)
             token_ids += ids
             is_learned += learned
