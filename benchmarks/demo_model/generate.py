@@ -19,6 +19,7 @@ from benchmarks.demo_model.skills import (
     lists,
     memory,
     refusals,
+    repeating,
     small_answers,
     stories,
     sums,
@@ -39,6 +40,7 @@ SKILLS: dict[str, Skill] = {
         letters,
         tool_calls,
         json_answers,
+        repeating,
     )
     for skill in module.SKILLS
 }
@@ -73,6 +75,7 @@ LATER_WEIGHTS: Weights = FIRST_WEIGHTS | {
     "tool result": 28,
     "tools idle": 8,
     "schema": 60,
+    "repeating": 110,
 }
 """Once what is learned by heart sits, what takes copying and reckoning gets most of the time."""
 

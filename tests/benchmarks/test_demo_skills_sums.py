@@ -1,4 +1,4 @@
-"""What the demo model learns of sums, lists and letters."""
+"""What the demo model learns of sums, lists, letters and repeating."""
 
 import re
 from random import Random
@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from benchmarks.demo_model.skill import Exchange, Reply, Skill
-from benchmarks.demo_model.skills import letters, lists, refusals, sums
+from benchmarks.demo_model.skills import letters, lists, refusals, repeating, sums
 
-SKILLS = {skill.name: skill for module in (sums, lists, letters) for skill in module.SKILLS}
+SKILLS = {skill.name: skill for module in (sums, lists, letters, repeating) for skill in module.SKILLS}
 EXAMINED = [skill for skill in SKILLS.values() if skill.is_examined]
 
 
