@@ -160,7 +160,8 @@ def test_serve_shows_what_it_does_and_leaves_the_terminal_as_it_was() -> None:
         idle = "idle | KV cache 0% | Press Ctrl-C to stop"
         terminal.wait_for(lambda lines: lines[-1:] == [idle])
         text = "\n".join(terminal.lines)
-        for start in ("model        demo_model", "device       cpu", "weights      ", f"Serving weft-demo at {url}/v1"):
+        served = f"Serving weft-demo: chat at {url}/, API at {url}/v1"
+        for start in ("model        demo_model", "device       cpu", "weights      ", served):
             assert re.search(rf"^\d\d:\d\d:\d\d {re.escape(start)}", text, re.MULTILINE), start
         body = {"model": "weft-demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000}
         request = body | {"ignore_eos": True, "stream": True}
@@ -180,7 +181,7 @@ def test_serve_shows_what_it_does_and_leaves_the_terminal_as_it_was() -> None:
 def test_a_dumb_terminal_gets_plain_lines() -> None:
     command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--dtype", "float32"]
     with PseudoTerminal(command, TERM="dumb") as terminal:
-        terminal.wait_for("supervisor: Serving weft-demo at")
+        terminal.wait_for("supervisor: Serving weft-demo: chat at")
         os.kill(terminal.process.pid, signal.SIGTERM)
         assert terminal.wait() == 0
         assert "\x1b" not in terminal.raw
