@@ -130,6 +130,11 @@ def test_a_key_is_asked_for_and_sent(open_page: Open, serve: Serve) -> None:
     other.goto(page.url)
     expect(other.locator("#pill-text")).to_have_text("idle")
     expect(other.locator("dialog")).to_be_hidden()
+    other.click("#change-key")
+    other.fill("#key", "")  # which removes it
+    other.keyboard.press("Enter")
+    expect(other.locator("#key-reason")).to_contain_text("API key")
+    assert other.evaluate("[localStorage, sessionStorage].map(s => s.getItem('weft:key'))") == [None, None]
 
 
 def test_a_tool_is_called_and_answered(page: Page) -> None:

@@ -82,7 +82,7 @@ def test_interrupt_stops_the_answer_and_keeps_it(tmp_path: pathlib.Path) -> None
         terminal.type("\x03")
         terminal.wait_for("stopped")
         hold.set()
-        assert script.is_left.wait(10)
+        assert script.is_left.wait(60)
         assert "\x1b[2mHm.\x1b[0m" in terminal.raw  # reasoning is dim
         script.pieces = [event(content="Yes."), END]
         ask(terminal, "Go on")
@@ -165,7 +165,7 @@ def test_serve_shows_what_it_does_and_leaves_the_terminal_as_it_was() -> None:
             assert re.search(rf"^\d\d:\d\d:\d\d {re.escape(start)}", text, re.MULTILINE), start
         body = {"model": "weft-demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000}
         request = body | {"ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=request, timeout=30) as response:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=request, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
             terminal.wait_for(lambda seen: bool(re.match(r"1 running, 0 waiting \| decode [1-9]", seen[-1])))
