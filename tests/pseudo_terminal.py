@@ -14,7 +14,7 @@ import termios
 import time
 from collections.abc import Callable, Sequence
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """Of what is waited for; only a failure takes so long."""
 
 _TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b[=>78]|[\r\n\b]|[^\x1b\r\n\b]")

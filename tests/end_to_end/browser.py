@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sy
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHAT = "**/v1/chat/completions"
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 120_000
 """Of what is waited for; only a failure takes so long."""
 
 BLOCKED = re.compile("Content Security Policy|requires 'Trusted")
@@ -30,7 +30,7 @@ def chromium() -> Iterator[Browser]:
         pytest.fail(message) if os.environ.get("WEFT_REQUIRE_BROWSER") else pytest.skip(message)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [], timeout=60_000
+            executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [], timeout=240_000
         )
         yield browser
         browser.close()

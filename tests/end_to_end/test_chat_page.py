@@ -105,6 +105,20 @@ def test_leaving_keeps_what_has_come(page: Page, live_server: LiveServer) -> Non
     live_server.wait_for_metric("weft:num_requests_running", 0)
 
 
+def test_another_conversation_stops_the_answer_and_keeps_it(page: Page, live_server: LiveServer) -> None:
+    ask_for_something_long(page)
+    expect(page.locator(".answer pre")).to_have_text(re.compile(r".{20}"))
+    first = page.inner_text(".answer pre")
+    page.click("#new-chat")
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator("article")).to_have_count(0)
+    live_server.wait_for_metric("weft:num_requests_running", 0)
+    expect(page.locator("#announcer")).to_be_empty()  # nobody hears of what is out of sight
+    page.click(".conversations .open")
+    expect(page.locator(".answer .note")).to_contain_text("Stopped.")
+    assert page.inner_text(".answer pre").startswith(first)
+
+
 def test_a_key_is_asked_for_and_sent(open_page: Open, serve: Serve) -> None:
     page = open_page(serve("--api-key", "sécret", "--dtype", "float32").base_url)
     dialog = page.locator("dialog")
