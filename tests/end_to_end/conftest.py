@@ -50,7 +50,7 @@ class LiveServer:
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
-        lines = httpx.get(f"{self.base_url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.base_url}/metrics", timeout=60).text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         assert values, f"{name} is not exported"
         return sum(values)
