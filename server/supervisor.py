@@ -138,6 +138,12 @@ def listen(host: str, port: int) -> socket.socket:
         raise StartError(f"cannot listen on {host} port {port}: {fault} (--host, --port)") from None
 
 
+def page_url(host: str, port: int) -> str:
+    """Where a browser on this machine finds the chat page; an address for all interfaces is none to go to."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
 class Supervisor:
     """The children and the loop over them."""
 
@@ -228,12 +234,8 @@ class Supervisor:
                 multiprocess.mark_process_dead(pid, str(self._metrics_dir))  # type: ignore[no-untyped-call]
         if not self._is_ready and num_ready == len(self._servers) and self._page.read().is_ready:
             self._is_ready = self._was_ready = True
-            logger.info("Serving %s at %s", self._settings.served_model_name[0], self._url())
-
-    def _url(self) -> str:
-        port = self._listener.getsockname()[1]
-        host = self._settings.host
-        return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+            url = page_url(self._settings.host, self._listener.getsockname()[1])
+            logger.info("Serving %s: chat at %s, API at %sv1", self._settings.served_model_name[0], url, url)
 
     def _drain(self) -> int:
         """Let the servers finish what they have; returns the exit code."""

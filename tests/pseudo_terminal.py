@@ -14,6 +14,9 @@ import termios
 import time
 from collections.abc import Callable, Sequence
 
+TIMEOUT_S = 120.0
+"""Of what is waited for; only a failure takes so long."""
+
 _TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b[=>78]|[\r\n\b]|[^\x1b\r\n\b]")
 
 
@@ -117,20 +120,20 @@ class PseudoTerminal:
     def type(self, keys: str) -> None:
         """Press keys once the command waits for something: a Ctrl-C that readline is not waiting for is lost."""
         stat = pathlib.Path(f"/proc/{self.process.pid}/stat")
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + TIMEOUT_S
         while stat.read_text().rpartition(")")[2].split()[0] != "S":
             assert time.monotonic() < deadline, "it never waits"
             self._read(0.001)
         os.write(self._master, keys.encode())
 
-    def wait_for(self, claim: str | Callable[[list[str]], bool], timeout_s: float = 30.0) -> None:
+    def wait_for(self, claim: str | Callable[[list[str]], bool], timeout_s: float = TIMEOUT_S) -> None:
         """Until a text is on the screen, or a claim about its lines is true."""
         deadline = time.monotonic() + timeout_s
         while not (any(claim in line for line in self.lines) if isinstance(claim, str) else claim(self.lines)):
             assert time.monotonic() < deadline, f"{claim} is not what is seen:\n" + "\n".join(self.lines)
             self._read(0.05)
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         """Until it ends; returns the exit code."""
         deadline = time.monotonic() + timeout_s
         while self.process.poll() is None:

@@ -14,6 +14,7 @@ export class Answer {
     this.message = message;
     this.start = performance.now();
     this.first = null;
+    this.decoder = new TextDecoder(); // of tokens: a character may take several of them
   }
 
   /** @param {object} chunk of a streamed chat completion */
@@ -23,8 +24,9 @@ export class Answer {
     const [choice] = chunk.choices ?? [];
     if (choice) this.addDelta(choice.delta ?? {}, now);
     const shown = choice?.delta?.content ? choice.logprobs?.content : null; // not those of reasoning and calls
-    for (const { token, logprob, top_logprobs: top } of shown ?? []) {
-      message.tokens.push([token, logprob, top.map((other) => [other.token, other.logprob])]);
+    for (const { token, logprob, bytes, top_logprobs: top } of shown ?? []) {
+      const text = this.decoder.decode(Uint8Array.from(bytes), { stream: true });
+      message.tokens.push([token, logprob, top.map((other) => [other.token, other.logprob]), text]);
     }
     if (choice?.finish_reason) message.finish = choice.finish_reason;
     if (chunk.usage) this.count(chunk.usage, now);

@@ -5,10 +5,9 @@ import { key } from "./store.js";
 
 /** What the server, or the way to it, says is wrong. `status` is 0 when there was no answer. */
 export class ApiError extends Error {
-  constructor(message, status = 0, param = null) {
+  constructor(message, status = 0) {
     super(message);
     this.status = status;
-    this.param = param;
   }
 }
 
@@ -27,7 +26,7 @@ async function request(path, options) {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw new ApiError(body.error?.message ?? `The server answered ${response.status}.`, response.status, body.error?.param);
+  throw new ApiError(body.error?.message ?? `The server answered ${response.status}.`, response.status);
 }
 
 /** GET /stats. */

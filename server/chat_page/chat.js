@@ -11,6 +11,7 @@ import { current, newConversation, settings, writeConversation } from "./store.j
 
 const NEAR_END = 48;
 const TITLE_LENGTH = 48;
+const PAUSE = 4; // from one drawing to the next, in times that the last one took
 
 export class Chat {
   /**
@@ -21,7 +22,7 @@ export class Chat {
    * @param {(example: object) => void} hooks.onExample
    */
   constructor(hooks) {
-    Object.assign(this, { hooks, conversation: newConversation(), abort: null, stats: null, sticks: true });
+    Object.assign(this, { hooks, conversation: newConversation(), abort: null, stats: null, sticks: true, due: 0 });
     this.log = byId("log");
     this.log.addEventListener("scroll", () => {
       this.sticks = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR_END;
@@ -84,7 +85,7 @@ export class Chat {
       this.abort = null;
       this.hooks.onRun(false);
       this.show();
-      announce(message);
+      if (conversation === this.conversation) announce(message);
     }
     if (error?.status === 401 && (await askForKey(error.message)) && conversation === this.conversation) this.retry();
   }
@@ -163,14 +164,17 @@ export class Chat {
     if (this.sticks) this.scrollToEnd();
   }
 
-  /** Show what has arrived, once a frame. */
+  /** Show what has arrived, once a frame; where that is much, as in long code, seldom enough to leave time for the rest. */
   draw(message) {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
       if (this.liveView?.message !== message || !this.abort) return;
+      const start = performance.now();
+      if (start < this.due) return void this.draw(message);
       this.liveView.update(true);
       if (this.sticks) this.scrollToEnd();
+      this.due = start + (performance.now() - start) * PAUSE;
     });
   }
 

@@ -6,7 +6,7 @@ import { showConversations } from "./conversations_view.js";
 import { byId, icon } from "./dom.js";
 import { EngineView } from "./engine_view.js";
 import { askForKey, bindSettings, bindTheme, change, showDefaults } from "./settings_view.js";
-import { current, draft, key, newConversation, readConversations } from "./store.js";
+import { current, draft, isKept, key, newConversation, readConversations } from "./store.js";
 
 const input = byId("input");
 let edited = null; // the message that the composer replaces, if any
@@ -49,10 +49,12 @@ function listConversations() {
 }
 
 function openConversation(conversation) {
-  edited = null;
   closeDrawer();
-  chat.open(conversation);
-  fit();
+  if (conversation.id !== chat.conversation.id) { // the open one may be growing, and what is stored of it is older
+    edited = null;
+    chat.open(conversation);
+    fit();
+  }
   input.focus();
 }
 
@@ -117,6 +119,7 @@ function showDrawers() {
 }
 
 function openDrawer(name) {
+  byId(name).scrollTop = 0;
   if (!DRAWERS[name].matches || document.body.dataset.drawer === name) return;
   document.body.dataset.drawer = name;
   showDrawers();
@@ -176,6 +179,7 @@ bindSettings();
 bindTheme();
 byId("change-key").addEventListener("click", () => askForKey("Sent with every request of this page."));
 showDrawers();
+if (!isKept) byId("kept").textContent = "This browser blocks storage: all is gone with the page.";
 chat.open(readConversations().find(({ id }) => id === current.read()) ?? newConversation());
 write(draft.read());
 engine.run();

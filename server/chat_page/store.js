@@ -3,11 +3,49 @@
 const PREFIX = "weft:";
 const CONVERSATION = `${PREFIX}conversation:`;
 
+/** As long as the page lives: where the browser blocks storage, as it may for all sites or inside of others. */
+class Memory {
+  getItem(name) {
+    return this[name] ?? null;
+  }
+  setItem(name, value) {
+    this[name] = value;
+  }
+  removeItem(name) {
+    delete this[name];
+  }
+}
+
+/** The browser's storage of this name; asking for one that is blocked may throw or give null. */
+function open(name) {
+  try {
+    return window[name] ?? new Memory();
+  } catch {
+    return new Memory();
+  }
+}
+
+const local = open("localStorage");
+const session = open("sessionStorage");
+
+/** Whether anything outlives the page. */
+export const isKept = !(local instanceof Memory);
+
 function read(name, fallback) {
   try {
-    return JSON.parse(localStorage.getItem(name)) ?? fallback;
+    return JSON.parse(local.getItem(name)) ?? fallback;
   } catch {
     return fallback;
+  }
+}
+
+/** @returns {boolean} false if there is no room */
+function write(storage, name, value) {
+  try {
+    storage.setItem(name, value);
+    return true;
+  } catch {
+    return false;
   }
 }
 
@@ -18,7 +56,7 @@ function read(name, fallback) {
  * @property {string} [reasoning]
  * @property {{id: string, name: string, arguments: string}[]} [calls]
  * @property {string} [call_id] of the call that a tool message answers
- * @property {[string, number, [string, number][]][]} [tokens] text, log-probability, alternatives
+ * @property {[string, number, [string, number][], string][]} [tokens] name, log-probability, alternatives, shown text
  * @property {object} [stats] see `Answer`
  * @property {string} [finish] why it ended
  * @property {string} [error]
@@ -34,7 +72,7 @@ export function newConversation() {
 
 /** @returns {Conversation[]} the latest first */
 export function readConversations() {
-  const names = Object.keys(localStorage).filter((name) => name.startsWith(CONVERSATION));
+  const names = Object.keys(local).filter((name) => name.startsWith(CONVERSATION));
   return names.map((name) => read(name, null)).filter(Boolean).sort((a, b) => b.time - a.time);
 }
 
@@ -44,16 +82,10 @@ export function readConversations() {
  */
 export function writeConversation(conversation) {
   const lean = (name, value) => (name === "tokens" ? undefined : value);
-  for (const replacer of [undefined, lean]) {
-    try {
-      localStorage.setItem(CONVERSATION + conversation.id, JSON.stringify(conversation, replacer));
-      return true;
-    } catch { /* full: the next round takes less */ }
-  }
-  return false;
+  return [undefined, lean].some((replacer) => write(local, CONVERSATION + conversation.id, JSON.stringify(conversation, replacer)));
 }
 
-export const deleteConversation = (id) => localStorage.removeItem(CONVERSATION + id);
+export const deleteConversation = (id) => local.removeItem(CONVERSATION + id);
 
 const DEFAULTS = {
   system: "",
@@ -69,18 +101,18 @@ const DEFAULTS = {
 
 /** Settings are read once and written with every change; sampling is absent where the model's default holds. */
 export const settings = { ...DEFAULTS, ...read(`${PREFIX}settings`, {}) };
-export const writeSettings = () => localStorage.setItem(`${PREFIX}settings`, JSON.stringify(settings));
+export const writeSettings = () => write(local, `${PREFIX}settings`, JSON.stringify(settings));
 
 /** A short text under a name; "" removes it. */
 const text = (storage, name) => ({
   read: () => storage.getItem(PREFIX + name) ?? "",
-  write: (value) => (value ? storage.setItem(PREFIX + name, value) : storage.removeItem(PREFIX + name)),
+  write: (value) => void (value ? write(storage, PREFIX + name, value) : storage.removeItem(PREFIX + name)),
 });
-export const draft = text(sessionStorage, "draft");
-export const current = text(sessionStorage, "current");
-export const theme = text(localStorage, "theme");
+export const draft = text(session, "draft");
+export const current = text(session, "current");
+export const theme = text(local, "theme");
 
-const [kept, passing] = [text(localStorage, "key"), text(sessionStorage, "key")];
+const [kept, passing] = [text(local, "key"), text(session, "key")];
 
 /** The API key: for this tab, or kept until it is removed. */
 export const key = {

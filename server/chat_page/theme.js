@@ -1,2 +1,4 @@
 // Before the first paint, so that a chosen theme does not flash: the one script that is no module.
-document.documentElement.dataset.theme = localStorage.getItem("weft:theme") ?? "auto";
+try {
+  document.documentElement.dataset.theme = localStorage.getItem("weft:theme") ?? "auto";
+} catch { /* this browser keeps nothing: the theme is that of the system */ }

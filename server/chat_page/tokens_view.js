@@ -14,11 +14,11 @@ const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥").r
 /**
  * Show tokens in an element; those that it shows already stay.
  * @param {HTMLElement} element
- * @param {[string, number, [string, number][]][]} tokens
+ * @param {import("./store.js").Message["tokens"]} tokens
  */
 export function showTokens(element, tokens) {
   for (const token of tokens.slice(element.childNodes.length)) {
-    const span = el("span", { class: "token", tabindex: element.firstChild ? "-1" : "0" }, token[0]);
+    const span = el("span", { class: "token", tabindex: element.firstChild ? "-1" : "0" }, token[3]);
     span.style.setProperty("--doubt", (1 - Math.exp(token[1])).toFixed(3));
     span.token = token;
     element.append(span);

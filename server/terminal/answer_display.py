@@ -13,6 +13,9 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
+_DRAWN_PER_S = 15
+"""Times that the unfinished paragraph is drawn; words come without jerks."""
+
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 """The parser that rich brings along and uses, but HTML stays as text; rich would leave it out."""
 
@@ -46,7 +49,7 @@ class LiveDisplay:
         self._tail = ""
         self._is_reasoning = False
         self._has_printed = False
-        self._live = Live(console=console, get_renderable=self._bottom, transient=True)
+        self._live = Live(console=console, get_renderable=self._bottom, transient=True, refresh_per_second=_DRAWN_PER_S)
         self._live.start()
 
     def add(self, text: str, *, is_reasoning: bool = False) -> None:

@@ -26,7 +26,8 @@ from server.terminal.text import strip_controls
 DRAW_EVERY_S = 0.5
 RATE_OVER_S = 2.0
 """Rates are over this time: long enough to be read."""
-_END_S = 2.0
+_END_S = 5.0
+"""The last lines of a busy machine take a while; where nobody else holds the pipe, this is never waited for in full."""
 _BAR_WIDTH = 20
 
 _LOG_LINE = re.compile(r"(\d\d:\d\d:\d\d) (\w+) +([\w ]+): (.*)")

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHAT = "**/v1/chat/completions"
-TIMEOUT_MS = 15_000
+TIMEOUT_MS = 120_000
+"""Of what is waited for; only a failure takes so long."""
+
 BLOCKED = re.compile("Content Security Policy|requires 'Trusted")
 
 expect.set_options(timeout=TIMEOUT_MS)
@@ -28,10 +30,46 @@ def chromium() -> Iterator[Browser]:
         pytest.fail(message) if os.environ.get("WEFT_REQUIRE_BROWSER") else pytest.skip(message)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [], timeout=60_000
+            executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [], timeout=240_000
         )
         yield browser
         browser.close()
+
+
+class Tab:
+    """A page in a context of its own, and what it loads and what goes wrong in it."""
+
+    def __init__(self, browser: Browser, *, width: int = 1280, height: int = 800, **options: Any) -> None:
+        """Open it empty; options are those of a context."""
+        self.context: BrowserContext = browser.new_context(viewport={"width": width, "height": height}, **options)
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.context.on("request", lambda request: self.requests.append(request.url))
+        self.context.on("weberror", lambda error: self.errors.append(str(error.error)))
+        self.context.on("console", lambda m: self.errors.append(m.text) if BLOCKED.search(m.text) else None)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(TIMEOUT_MS)
+
+    def open(self, url: str) -> Page:
+        """Go there, until the page knows the model and the engine, or asks for a key."""
+        self.page.goto(url)
+        self.page.wait_for_selector("#dot:is(.good, .busy), dialog[open]")
+        return self.page
+
+    def check(self) -> None:
+        """Nothing has gone wrong, and no other host was asked, since the last check."""
+        errors, requests = self.errors.copy(), self.requests.copy()
+        self.errors.clear()
+        self.requests.clear()
+        assert errors == []
+        assert [url for url in requests if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))] == []
+
+    def forget(self, url: str) -> None:
+        """Leave the page, and nothing of it: what it stored, how it looked, who answered for the server."""
+        self.page.unroute_all(behavior="ignoreErrors")
+        self.page.emulate_media(color_scheme="light", reduced_motion="no-preference")
+        self.page.goto(f"{url}/version")  # of the same origin, and without scripts
+        self.page.evaluate("localStorage.clear(), sessionStorage.clear()")
 
 
 Open = Callable[..., Page]
@@ -39,26 +77,18 @@ Open = Callable[..., Page]
 
 @contextlib.contextmanager
 def pages(browser: Browser) -> Iterator[Open]:
-    """Opens pages, each with a storage of its own; what they load and what goes wrong in them is checked at the end."""
+    """Opens pages in tabs of their own, which are checked and closed at the end."""
     with contextlib.ExitStack() as stack:
-        errors: list[str] = []
-        requests: list[str] = []
+        tabs: list[Tab] = []
 
-        def open_page(url: str, *, width: int = 1280, height: int = 800, **options: Any) -> Page:
-            context = browser.new_context(viewport={"width": width, "height": height}, **options)
-            stack.callback(context.close)
-            context.on("request", lambda request: requests.append(request.url))
-            context.on("weberror", lambda error: errors.append(str(error.error)))
-            context.on("console", lambda m: errors.append(m.text) if BLOCKED.search(m.text) else None)
-            page = context.new_page()
-            page.set_default_timeout(TIMEOUT_MS)
-            page.goto(url)
-            page.wait_for_selector("#messages > *")
-            return page
+        def open_page(url: str, **options: Any) -> Page:
+            tabs.append(Tab(browser, **options))
+            stack.callback(tabs[-1].context.close)
+            return tabs[-1].open(url)
 
         yield open_page
-        assert errors == []
-        assert [url for url in requests if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))] == []
+        for tab in tabs:
+            tab.check()
 
 
 def say(page: Page, text: str) -> None:

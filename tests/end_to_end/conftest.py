@@ -10,9 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+
+if TYPE_CHECKING:  # what needs no browser does not wait for it
+    from playwright.sync_api import Browser, Page
+
+    from tests.end_to_end.browser import Open, Tab
 
 
 @dataclass
@@ -27,7 +33,7 @@ class LiveServer:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_ready(self, timeout_s: float = 240.0) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
@@ -44,12 +50,12 @@ class LiveServer:
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
-        lines = httpx.get(f"{self.base_url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.base_url}/metrics", timeout=60).text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         assert values, f"{name} is not exported"
         return sum(values)
 
-    def wait_for_metric(self, name: str, value: float, timeout_s: float = 10.0) -> None:
+    def wait_for_metric(self, name: str, value: float, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while self.metric(name) != value:
             assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, not {value}"
@@ -122,3 +128,39 @@ def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer
     log = tmp_path_factory.mktemp("live") / "server.log"
     with serving(log, "--dtype", "float32") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """Not for the session: while the driver runs, its event loop does, and no test may start one of its own."""
+    from tests.end_to_end.browser import chromium
+
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_page(browser: "Browser") -> Iterator["Open"]:
+    """Opens pages with a storage of their own."""
+    from tests.end_to_end.browser import pages
+
+    with pages(browser) as opener:
+        yield opener
+
+
+@pytest.fixture(scope="module")
+def tab(browser: "Browser") -> Iterator["Tab"]:
+    """Shared by the tests of a module, which saves most of the time that a page takes to open."""
+    from tests.end_to_end.browser import Tab
+
+    tab = Tab(browser)
+    yield tab
+    tab.context.close()
+
+
+@pytest.fixture
+def page(tab: "Tab", live_server: LiveServer) -> Iterator["Page"]:
+    """The chat page, as somebody sees it who has never been there."""
+    yield tab.open(live_server.base_url)
+    tab.forget(live_server.base_url)
+    tab.check()

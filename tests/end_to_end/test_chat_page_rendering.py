@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.end_to_end.browser import CHAT, Open, chromium, chunk, pages, say, script, stream, text_answer
+from tests.end_to_end.browser import CHAT, Open, Tab, chunk, pages, say, script, stream, text_answer
 from tests.end_to_end.conftest import LiveServer
 
 SHOW = """async text => {
@@ -17,23 +17,6 @@ SHOW = """async text => {
     showMarkdown(element, text);
     return element;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Open]:
-    with pages(browser) as opener:
-        yield opener
-
-
-@pytest.fixture
-def page(open_page: Open, live_server: LiveServer) -> Page:
-    return open_page(live_server.base_url)
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +54,13 @@ def test_html_in_an_answer_stays_text(page: Page) -> None:
     assert page.evaluate("window.injected") is None
 
 
-def test_the_browser_itself_refuses_html_from_strings(browser: Browser, live_server: LiveServer) -> None:
-    page = browser.new_page()
-    page.goto(live_server.base_url)
+def test_the_browser_itself_refuses_html_from_strings(tab: Tab, page: Page) -> None:
     for code in ("document.body.innerHTML = '<b>x</b>'", "document.write('x')", "eval('1')", "new Function('1')"):
         attempt = f"try {{ {code}; resolve('done') }} catch {{ resolve('refused') }}"
         # By a timer: what a debugger runs itself may evaluate strings.
         assert page.evaluate(f"() => new Promise(resolve => setTimeout(() => {{ {attempt} }}))") == "refused"
-    page.context.close()
+    assert tab.errors
+    tab.errors.clear()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +166,9 @@ def test_long_and_nasty_texts_take_no_time(modules: Page, piece: str) -> None:
         await ({SHOW})(text);
         return performance.now() - start;
     }}"""
-    assert modules.evaluate(code, piece * (60_000 // len(piece))) < 1500
+    text = piece * (60_000 // len(piece))
+    # Work that grows with the square takes minutes; the best of a few counts, since a machine may be busy.
+    assert any(modules.evaluate(code, text) < 1500 for _ in range(5))
 
 
 def test_what_has_not_changed_keeps_its_nodes(modules: Page) -> None:
@@ -231,6 +215,7 @@ def test_a_failure_is_shown_and_can_be_tried_again(page: Page, failure: dict[str
 def test_reasoning_is_folded_and_switched(page: Page) -> None:
     page.route("**/stats", with_switch)
     page.reload()
+    expect(page.locator("#chip-thinking")).to_be_visible()
     bodies = script(
         page, *[stream(chunk({"reasoning_content": "Hm."}), chunk({"content": "Yes."}), chunk({}, "stop"))] * 2
     )
@@ -250,6 +235,63 @@ def test_reasoning_is_folded_and_switched(page: Page) -> None:
 def with_switch(route: Any) -> None:
     stats = route.fetch().json()
     route.fulfill(json={**stats, "thinking": {"on": {"enable_thinking": True}, "off": {"enable_thinking": False}}})
+
+
+def token(text: str, data: bytes, others: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        "token": text,
+        "logprob": -0.5,
+        "bytes": list(data),
+        "top_logprobs": [{"token": other, "logprob": -0.5} for other in (text, *others)],
+    }
+
+
+def test_tokens_that_share_a_character_show_it(page: Page) -> None:
+    """They showed a replacement character each."""
+    parts = [token("�", b" \xe2\x82", ("a",)), token("�", b"\xac"), token("!", b"!")]
+    script(page, stream(chunk({"content": " €!"}, logprobs={"content": parts}), chunk({}, "stop")))
+    say(page, "How much?")
+    expect(page.locator(".token")).to_have_text([" ", "€", "!"])
+    page.locator(".token").nth(1).hover()
+    expect(page.locator("#alternatives .chosen")).to_contain_text("�")
+
+
+# --- where it is kept -------------------------------------------------------------------------------------------------
+
+BLOCKED = """for (const name of ["localStorage", "sessionStorage"]) {
+    Object.defineProperty(window, name, { get() { throw new DOMException("Access is denied", "SecurityError"); } });
+}"""
+FULL_UP = "Storage.prototype.setItem = () => { throw new DOMException('Full', 'QuotaExceededError'); }"
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "told"),
+    [(BLOCKED, "all is gone with the page"), (FULL_UP, "browser only")],
+    ids=["blocked", "full"],
+)
+def test_it_works_where_nothing_can_be_kept(
+    browser: Browser, live_server: LiveServer, obstacle: str, told: str
+) -> None:
+    """The page did not start where site storage was blocked."""
+    tab = Tab(browser)
+    tab.page.add_init_script(obstacle)
+    page = tab.open(live_server.base_url)
+    bodies = script(page, text_answer("one"), text_answer("two"))
+    page.click("[data-toggle=probabilities]")
+    page.click("#theme")
+    say(page, "First")
+    page.fill("[data-setting=system]", "Be brief.")
+    say(page, "Second")
+    expect(page.locator(".answer .content")).to_have_text(["one", "two"])
+    assert [message["content"] for message in bodies[1]["messages"]] == ["Be brief.", "First", "one", "Second"]
+    assert bodies[1]["logprobs"] is True
+    expect(page.locator("#kept")).to_contain_text(told)
+    if obstacle == BLOCKED:
+        page.click("#new-chat")
+        page.click(".conversations .open")  # as long as the page is open
+        expect(page.locator(".bubble")).to_have_text(["First", "Second"])
+    tab.check()
+    tab.context.close()
 
 
 # --- who can use it ---------------------------------------------------------------------------------------------------
@@ -272,6 +314,7 @@ def fill(page: Page) -> None:
     """Have one of everything on the page."""
     page.route("**/stats", with_switch)
     page.reload()
+    expect(page.locator("#chip-thinking")).to_be_visible()
     thought = chunk({"reasoning_content": "Hm."})
     script(page, stream(thought, chunk({"content": FULL}), chunk({}, "length")), stream(CALL, chunk({}, "tool_calls")))
     say(page, "First")
@@ -313,10 +356,9 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_can_be_read(open_page: Open, live_server: LiveServer, scheme: Any) -> None:
-    page = open_page(live_server.base_url, color_scheme=scheme)
+def test_all_text_can_be_read(page: Page, scheme: Any) -> None:
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # colours do not fade over
     fill(page)
-    page.wait_for_timeout(300)  # until colours have faded over
     assert page.evaluate(CONTRASTS) == []
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.click("#theme")

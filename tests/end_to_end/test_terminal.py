@@ -82,7 +82,7 @@ def test_interrupt_stops_the_answer_and_keeps_it(tmp_path: pathlib.Path) -> None
         terminal.type("\x03")
         terminal.wait_for("stopped")
         hold.set()
-        assert script.is_left.wait(10)
+        assert script.is_left.wait(60)
         assert "\x1b[2mHm.\x1b[0m" in terminal.raw  # reasoning is dim
         script.pieces = [event(content="Yes."), END]
         ask(terminal, "Go on")
@@ -160,11 +160,12 @@ def test_serve_shows_what_it_does_and_leaves_the_terminal_as_it_was() -> None:
         idle = "idle | KV cache 0% | Press Ctrl-C to stop"
         terminal.wait_for(lambda lines: lines[-1:] == [idle])
         text = "\n".join(terminal.lines)
-        for start in ("model        demo_model", "device       cpu", "weights      ", f"Serving weft-demo at {url}/v1"):
+        served = f"Serving weft-demo: chat at {url}/, API at {url}/v1"
+        for start in ("model        demo_model", "device       cpu", "weights      ", served):
             assert re.search(rf"^\d\d:\d\d:\d\d {re.escape(start)}", text, re.MULTILINE), start
         body = {"model": "weft-demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000}
         request = body | {"ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=request, timeout=30) as response:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=request, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
             terminal.wait_for(lambda seen: bool(re.match(r"1 running, 0 waiting \| decode [1-9]", seen[-1])))
@@ -180,7 +181,7 @@ def test_serve_shows_what_it_does_and_leaves_the_terminal_as_it_was() -> None:
 def test_a_dumb_terminal_gets_plain_lines() -> None:
     command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--dtype", "float32"]
     with PseudoTerminal(command, TERM="dumb") as terminal:
-        terminal.wait_for("supervisor: Serving weft-demo at")
+        terminal.wait_for("supervisor: Serving weft-demo: chat at")
         os.kill(terminal.process.pid, signal.SIGTERM)
         assert terminal.wait() == 0
         assert "\x1b" not in terminal.raw

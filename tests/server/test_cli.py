@@ -77,7 +77,7 @@ def test_a_signal_during_a_download_ends_it_at_once(tmp_path: pathlib.Path, sign
         with subprocess.Popen(command, env=os.environ | hub, stderr=subprocess.PIPE) as serving:
             connection, _ = silent_hub.accept()
             serving.send_signal(signum)
-            assert serving.wait(timeout=5) == 0
+            assert serving.wait(timeout=60) == 0
             assert serving.communicate()[1] == b""
             connection.close()
 

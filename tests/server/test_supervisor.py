@@ -125,7 +125,7 @@ class Weft:
 
     @property
     def num_ready(self) -> int:
-        return sum(" Serving m at " in line for line in self.read("log"))
+        return sum(" Serving m: chat at " in line for line in self.read("log"))
 
     def wait_ready(self, times: int = 1) -> None:
         eventually(lambda: self.num_ready == times, "ready")
@@ -309,6 +309,19 @@ def test_sleeps_when_nothing_happens(weft: Weft) -> None:
     before = num_wakeups()
     time.sleep(0.5)
     assert num_wakeups() == before
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("localhost", "http://localhost:80/"),
+        ("0.0.0.0", "http://127.0.0.1:80/"),
+        ("::", "http://[::1]:80/"),
+        ("fe80::1", "http://[fe80::1]:80/"),
+    ],
+)
+def test_the_page_has_an_address_to_go_to(host: str, url: str) -> None:
+    assert supervisor.page_url(host, 80) == url
 
 
 def test_long_runtime_path_is_not_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

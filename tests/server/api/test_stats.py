@@ -5,9 +5,26 @@ from engine.status_page import Status
 from server.formats import choose_formats
 from tests.chat_templates_for_tests import QWEN3
 
+ENGINE: Any = {
+    "num_requests_running": 3,
+    "num_requests_waiting": 4,
+    "num_blocks": 100,
+    "num_used_blocks": 25,
+    "num_cached_blocks": 10,
+    "prompt_tokens": 5,
+    "generation_tokens": 6,
+    "prefix_cache_queries": 7,
+    "prefix_cache_hits": 8,
+    "num_preemptions": 9,
+    "num_steps": 11,
+    "step_seconds": 2.5,
+    "prefill_tokens": 15,
+    "decode_tokens": 16,
+}
+
 
 def test_the_engine_as_its_status_page_says(site: Any) -> None:
-    site.engine.page = Status(1, 1, 0.0, 0, 3, 4, 100, 25, 10, 5, 6, 7, 8, 9, 11, 2.5, 12, 13, 14, 15, 16)
+    site.engine.page = Status(is_ready=1, **ENGINE)
     reply = site.call("GET", "/stats")
     assert reply.headers["cache-control"] == "no-store"
     assert {k: v for k, v in reply.json.items() if k not in ("engine", "version")} == {
@@ -17,22 +34,7 @@ def test_the_engine_as_its_status_page_says(site: Any) -> None:
         "has_tools": False,
         "thinking": None,
     }
-    assert reply.json["engine"] == {
-        "num_requests_running": 3,
-        "num_requests_waiting": 4,
-        "num_blocks": 100,
-        "num_used_blocks": 25,
-        "num_cached_blocks": 10,
-        "prompt_tokens": 5,
-        "generation_tokens": 6,
-        "prefix_cache_queries": 7,
-        "prefix_cache_hits": 8,
-        "num_preemptions": 9,
-        "num_steps": 11,
-        "step_seconds": 2.5,
-        "prefill_tokens": 15,
-        "decode_tokens": 16,
-    }
+    assert reply.json["engine"] == ENGINE
 
 
 def test_what_the_template_can(site: Any) -> None:
