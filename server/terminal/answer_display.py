@@ -21,7 +21,6 @@ class PlainDisplay:
     """The content alone, as it is."""
 
     def __init__(self) -> None:
-        """Nothing is written yet."""
         self._has_written = False
 
     def add(self, text: str, *, is_reasoning: bool = False) -> None:
@@ -41,7 +40,6 @@ class LiveDisplay:
     """Markdown on a terminal."""
 
     def __init__(self, console: Console) -> None:
-        """Start to draw."""
         self._console = console
         self._tail = ""
         self._is_reasoning = False
