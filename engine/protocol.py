@@ -321,7 +321,6 @@ class FrameReader:
     """Cuts a byte stream into frame bodies. Owns the bytes of the frame that is not yet whole."""
 
     def __init__(self) -> None:
-        """Start with no bytes held."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:

@@ -81,11 +81,9 @@ class _TensorSource(Protocol):
 
     def fill(self, name: str, target: torch.Tensor) -> None:
         """Copy the tensor into target; raises ModelError when it does not exist or has another shape."""
-        ...
 
     def close(self) -> None:
         """End of loading; raises ModelError when tensors are left that nobody asked for."""
-        ...
 
 
 class _SafetensorsSource:

@@ -19,7 +19,6 @@ class CallStream:
     """
 
     def __init__(self, use: ToolUse) -> None:
-        """No call has begun."""
         self._use = use
         self._index = -1
         self._custom: str | None = None  # arguments of the custom call that is open

@@ -23,11 +23,9 @@ class Detokenizer(Protocol):
 
     def feed(self, token_id: int) -> str:
         """Take the next id; return the text that is now certain, "" while a character is incomplete."""
-        ...
 
     def finish(self) -> str:
         """Return what is still held: U+FFFD for an incomplete character, else ""."""
-        ...
 
 
 class BytesDetokenizer:

@@ -44,7 +44,6 @@ class ApiError(Exception):
     headers: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        """Keep what the client is told."""
         super().__init__(message)
         self.message = message
         self.param = param
@@ -134,7 +133,6 @@ class RouteError(InvalidRequestError):
     code = None
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str]) -> None:
-        """Take the status (404 or 405) and headers that the router decided on."""
         super().__init__(message)
         self.status = status  # type: ignore[misc]  # the one class whose status is known only at run time
         self.headers = headers  # type: ignore[misc]

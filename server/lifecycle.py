@@ -16,7 +16,6 @@ class Lifecycle:
     """
 
     def __init__(self) -> None:
-        """Start idle and not draining."""
         self.draining = False
         self.num_active = 0
         self._idle = asyncio.Event()

@@ -40,11 +40,9 @@ class StreamRenderer(Protocol):
 
     def chunks(self, index: int, delta: Delta) -> bytes:
         """The events for one delta."""
-        ...
 
     def last_chunk(self) -> bytes:
         """The events after the last delta."""
-        ...
 
 
 async def off_loop(num_chars: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:

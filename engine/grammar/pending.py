@@ -51,7 +51,6 @@ class PendingGrammars:
     """Owner of the requests whose grammar is being compiled."""
 
     def __init__(self, compiler: GrammarCompiler, limit_s: float = COMPILE_LIMIT_S) -> None:
-        """Start with none."""
         self._compiler = compiler
         self._limit_s = limit_s
         self._waiting: list[_Waiting] = []

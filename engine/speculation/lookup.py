@@ -22,7 +22,6 @@ class Text:
     """Token ids in which pairs are found. It may grow at its end, and may serve many lookups."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
-        """Refer to token_ids, and index nothing yet."""
         self.token_ids = token_ids
         self._ends: dict[tuple[int, int], list[int]] = {}
         self._num_indexed = 1
