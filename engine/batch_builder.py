@@ -32,9 +32,7 @@ def build_batch(step: ScheduledStep, previous: ScheduledStep | None, block_size:
     """Flatten a step.
 
     Args:
-        step: What to compute.
         previous: The launched step that is not collected yet, whose rows the placeholders come from; None if all are.
-        block_size: Tokens in a block.
     """
     requests = step.requests
     source_rows = {s.request.key: s.first_row for s in previous.requests if s.num_rows} if previous else {}

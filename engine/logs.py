@@ -17,7 +17,6 @@ def configure(log_format: str, process: str) -> None:
     """Send the log of this process to stderr.
 
     Args:
-        log_format: text or json.
         process: Name of this process in each line, such as "supervisor".
     """
     handler = logging.StreamHandler(sys.stderr)

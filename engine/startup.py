@@ -69,10 +69,7 @@ def start(
     """Load the model and build the engine around it.
 
     Args:
-        options: What the supervisor asks for.
-        epoch: Names this engine process.
         progress: Told of bytes loaded and bytes in all.
-        before_launch: Told of every step right before it is launched.
 
     Raises:
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.

@@ -99,7 +99,6 @@ class Answer:
     """The choices of one HTTP request. Has one reader, who also closes it.
 
     Attributes:
-        order: What was asked.
         choices: The text pipelines, by choice.
         prompts: What the engine said, by prompt.
     """

@@ -43,7 +43,6 @@ class Child:
     """A child process and its restarts. The supervisor alone mutates it.
 
     Attributes:
-        name: For the log.
         due_time: On `time.monotonic`, when it is to be started; None while it runs.
     """
 

@@ -54,9 +54,7 @@ def ignored_fields(
     """Return the dotted names of the fields of this body that have no effect.
 
     Args:
-        body: As it was parsed.
         refused: Names that are refused on this route, with the values that ask for nothing.
-        strict: Refuse unknown fields.
         honoured: Names among the accepted ones that have an effect with this model.
 
     Raises:

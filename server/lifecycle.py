@@ -11,7 +11,6 @@ class Lifecycle:
     """Draining flag and count of requests in flight.
 
     Attributes:
-        draining: New requests are refused; running ones go on to their end.
         num_active: Requests between `enter` and `leave`, streams included until their last byte.
     """
 

@@ -118,12 +118,6 @@ async def open_answer(
     """Have an order accepted. Whoever gets the answer closes it.
 
     Args:
-        context: The app's.
-        request: The client's.
-        order: What to ask of the engine.
-        text_options: How output becomes text.
-        stops: Stop strings.
-        skip_special_tokens: Leave control tokens out of the text.
         kept_ids: But not these.
         new_parser: Tells what of the text is content, which alone is searched for stop strings; None: all of it is.
     """

@@ -174,7 +174,6 @@ class Resolved:
     """Settings together with where each came from.
 
     Attributes:
-        settings: The values.
         origins: By setting: the flag, the variable, file:line, or "default".
     """
 

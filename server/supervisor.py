@@ -78,7 +78,6 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
 
     Args:
         settings: With `served_model_name` filled in.
-        model: The resolved checkpoint folder.
         commands: Other programs to run as children, in tests.
 
     Returns:

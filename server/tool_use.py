@@ -45,7 +45,6 @@ class ToolUse:
         is_required: At least one call has to come.
         allows_many: More than one call may come.
         custom_names: Of the tools whose input is text.
-        style: How calls are answered.
     """
 
     shown: list[dict[str, Any]]

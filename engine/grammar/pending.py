@@ -37,7 +37,6 @@ class Compiled:
     Attributes:
         request: Has its grammar, unless there is a fault.
         fault: Why the request is not taken in; None if it is.
-        reason: The kind of fault.
         aborted_choices: Choices that the caller gave up meanwhile.
     """
 

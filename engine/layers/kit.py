@@ -41,7 +41,6 @@ class LayerKit(Protocol):
     """Makes the layers of one model.
 
     Attributes:
-        name: For the log.
         copies_tied_table: Whether the output head is a copy of the embedding that it is tied to.
         is_int8: Whether a matrix takes one byte a value and one float32 an output, instead of what its dtype takes.
     """

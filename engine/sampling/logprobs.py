@@ -47,7 +47,6 @@ def score(logits: Tensor, scores: ScoreBatch) -> LogprobTensors:
 
     Args:
         logits: (num_scores, vocab_size) float32, the model's own; not changed.
-        scores: One entry per row of logits: the whole step's or a slice of it.
     """
     target_ids = to_device(scores.target_ids, logits.device)
     return pick(torch.log_softmax(logits, -1), target_ids, np.arange(len(logits)), scores.num_logprobs)

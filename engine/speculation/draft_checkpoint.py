@@ -19,12 +19,7 @@ class DraftCheckpoint:
     """A checked draft model.
 
     Attributes:
-        config: Its configuration.
-        kit: Makes its layers.
-        groups: Its KV groups.
         group_indices: For each of them, the group of the served model whose block tables it uses.
-        weights_bytes: What its weights take.
-        activations_bytes: What its largest step takes.
     """
 
     config: ModelConfig

@@ -39,18 +39,13 @@ class Text:
 
 
 class Lookup:
-    """Follows one output through a text.
-
-    Attributes:
-        pace: Experience with what it proposed.
-    """
+    """Follows one output through a text."""
 
     def __init__(self, text: Text, num_tokens: int, pointer: int | None) -> None:
         """Start level with the first num_tokens ids of the request.
 
         Args:
             text: Where to look; the ids of the request themselves for prompt lookup.
-            num_tokens: Ids of the request that are there already.
             pointer: Where in the text the output should begin; None if it is to be found.
         """
         self.pace = Pace()

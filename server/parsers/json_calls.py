@@ -37,10 +37,8 @@ class JsonCalls:
     """A `ToolFormat`.
 
     Attributes:
-        name, markers: See `ToolFormat`.
         present: Patterns that all occur in a template of the family.
         absent: Patterns of which none occurs in it.
-        syntax: How the parser reads it.
         layouts: What a constrained output may choose from.
     """
 

@@ -59,8 +59,6 @@ class Tool:
     """A function that the model may call.
 
     Attributes:
-        name: As it was declared.
-        parameters: A JSON schema of type object.
         is_strict: What cannot be enforced of it is a fault, instead of being left out.
     """
 

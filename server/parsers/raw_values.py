@@ -40,9 +40,7 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
     """The JSON types that a schema names, in its order; none: any.
 
     Args:
-        schema: Of one value.
         root: The schema that `$ref` points into.
-        depth: How many schemas this one lies in.
     """
     schema = resolve(schema, root)
     if (named := schema.get("type")) is not None:

@@ -37,7 +37,6 @@ class _Tags:
 
     Attributes:
         openings: A call begins with any of these; the first is the one that grammars ask for.
-        before_name: Behind the first opening.
         value_end: As the format itself writes `after_value`, with the line break before it.
         ends: What closes a call; of several, the last may be missing.
     """
@@ -117,9 +116,7 @@ class XmlFormat:
     """A `ToolFormat` that is described by its tags.
 
     Attributes:
-        name, markers: As in `ToolFormat`.
         signs: They all occur in the chat templates of its models, and not all in those of others.
-        tags: What is around the parts of a call.
         line_break: Between the parts, in Lark.
     """
 
