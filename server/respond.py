@@ -118,7 +118,7 @@ async def open_answer(
     """Have an order accepted. Whoever gets the answer closes it.
 
     Args:
-        kept_ids: But not these.
+        kept_ids: Control tokens that stay in the text in any case.
         new_parser: Tells what of the text is content, which alone is searched for stop strings; None: all of it is.
     """
 

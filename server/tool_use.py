@@ -4,7 +4,6 @@ A custom tool, whose input is text, is shown and called as a function with one s
 `functions` and `function_call` are the same under other names, with at most one call.
 """
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,13 +27,6 @@ CUSTOM_INPUT = "input"
 """The one argument of a custom tool."""
 
 
-class CallStyle(enum.Enum):
-    """How a call appears in the answer."""
-
-    TOOL = enum.auto()
-    FUNCTION = enum.auto()
-
-
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """What a request says about tools.
@@ -45,6 +37,7 @@ class ToolUse:
         is_required: At least one call has to come.
         allows_many: More than one call may come.
         custom_names: Of the tools whose input is text.
+        is_legacy: Declared as `functions`, so the call is answered in `function_call`.
     """
 
     shown: list[dict[str, Any]]
@@ -52,12 +45,12 @@ class ToolUse:
     is_required: bool
     allows_many: bool
     custom_names: frozenset[str] = frozenset()
-    style: CallStyle = CallStyle.TOOL
+    is_legacy: bool = False
 
     @property
     def param(self) -> str:
         """The field that declares the tools."""
-        return "tools" if self.style is CallStyle.TOOL else "functions"
+        return "functions" if self.is_legacy else "tools"
 
 
 def tool_use(body: ChatCompletionBody) -> ToolUse | None:
@@ -104,7 +97,7 @@ def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -
         tools=[_tool(function) for function in callable_functions],
         is_required=isinstance(body.function_call, NamedTool),
         allows_many=False,
-        style=CallStyle.FUNCTION,
+        is_legacy=True,
     )
 
 

@@ -19,7 +19,7 @@ class DraftCheckpoint:
     """A checked draft model.
 
     Attributes:
-        group_indices: For each of them, the group of the served model whose block tables it uses.
+        group_indices: For each of its KV groups, the group of the served model whose block tables it uses.
     """
 
     config: ModelConfig
