@@ -285,26 +285,14 @@ FromEngine = EngineInfo | Accepted | Rejected | StepOutput
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+decode_to_engine, decode_from_engine = _to_engine.decode, _from_engine.decode
+"""Decode the body of a frame; a msgspec.DecodeError says that it is no such message, or a parameter out of range."""
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
     """One frame, length included."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
-
-
-def decode_to_engine(body: bytes) -> ToEngine:
-    """Decode the body of a frame that a server sent.
-
-    Raises:
-        msgspec.DecodeError: The body is no such message, or a parameter is out of range.
-    """
-    return _to_engine.decode(body)
-
-
-def decode_from_engine(body: bytes) -> FromEngine:
-    """Decode the body of a frame that the engine sent."""
-    return _from_engine.decode(body)
 
 
 class FrameReader:

@@ -77,11 +77,7 @@ class Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the supervisor's mask would be inherited
 
         self._process = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            pass_fds=self._pass_fds,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=prepare,
+            self._command, env=self._environment, pass_fds=self._pass_fds, stdin=subprocess.DEVNULL, preexec_fn=prepare
         )
         self._start_time = time.monotonic()
         self.due_time = None

@@ -26,10 +26,10 @@ class TextScanner(Protocol):
 
 
 class Detokenizer(TextScanner, Protocol):
-    """Token ids to text, a whole number of characters at a time."""
+    """Token ids of one output to text, a whole number of characters at a time. Mutated by its two methods alone."""
 
     def feed(self, token_id: int) -> str:
-        """Take one id; return the text that is now certain."""
+        """Take one id; return the text that is now certain, "" while a character is incomplete."""
 
 
 class StopMatcher(TextScanner, Protocol):

@@ -19,9 +19,7 @@ MAX_REPORTED = 32
 
 _NOTHING: tuple[object, ...] = (None,)
 
-REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
-    "moderation": _NOTHING,
-}
+REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {"moderation": _NOTHING}
 """Fields that are known and not honoured, each with the values that ask for nothing."""
 
 REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {

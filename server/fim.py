@@ -26,8 +26,7 @@ _FAMILIES = (
     ),
     # StarCoder, Granite 3
     _Family(
-        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-        ("<|endoftext|>", "<file_sep>", "<repo_name>", "<fim_pad>"),
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), ("<|endoftext|>", "<file_sep>", "<repo_name>", "<fim_pad>")
     ),
     # SantaCoder
     _Family(("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), ("<|endoftext|>",)),

@@ -18,7 +18,8 @@ from typing import TypeAlias
 import tokenizers
 
 from server.chat_template import RESERVED_NAMES, ChatTemplateError, ChatTemplates, read_chat_templates
-from server.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from server.choice_stream import Detokenizer
+from server.detokenizer import BytesDetokenizer, WindowDetokenizer
 from server.shield import Shield
 from server.token_bytes import read_token_table
 

@@ -20,7 +20,7 @@ from server.schemas.tools import (
     ToolDefinition,
     ToolReference,
 )
-from server.validation import shown
+from server.validation import required, shown
 
 MAX_TOOLS = 128
 CUSTOM_INPUT = "input"
@@ -104,20 +104,14 @@ def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -
 def _function(tool: ToolDefinition, at: str) -> FunctionDefinition:
     """A declaration as a function, whatever it is."""
     if tool.type == "function":
-        if tool.function is None:
-            raise InvalidRequestError(f"{at}.function is required", param=f"{at}.function")
-        return tool.function
-    if tool.custom is None:
-        raise InvalidRequestError(f"{at}.custom is required", param=f"{at}.custom")
-    return _custom_function(tool.custom, f"{at}.custom")
+        return required(tool.function, f"{at}.function")
+    return _custom_function(required(tool.custom, f"{at}.custom"), f"{at}.custom")
 
 
 def _custom_function(custom: CustomDefinition, at: str) -> FunctionDefinition:
     text: dict[str, Any] = {"type": "string"}
     if custom.format is not None and custom.format.type == "grammar":
-        grammar = custom.format.grammar
-        if grammar is None:
-            raise InvalidRequestError(f"{at}.format.grammar is required", param=f"{at}.format.grammar")
+        grammar = required(custom.format.grammar, f"{at}.format.grammar")
         if grammar.syntax == "lark":
             raise UnsupportedValueError(
                 f"{at}.format.grammar.syntax must be 'regex': the input of a tool is written inside JSON, where a Lark "
@@ -178,12 +172,10 @@ def _chosen(choice: str | ToolChoiceObject | None, kinds: Mapping[str, str]) -> 
 
 def _name(reference: ToolReference | ToolChoiceObject, kinds: Mapping[str, str], at: str) -> str:
     """The name in a reference to a declared tool."""
-    named = reference.function if reference.type == "function" else reference.custom
     at += f".{reference.type}"
-    if named is None:
-        raise InvalidRequestError(f"{at} is required", param=at)
-    _check_declared(named.name, [name for name, kind in kinds.items() if kind == reference.type], f"{at}.name")
-    return named.name
+    name = required(reference.function if reference.type == "function" else reference.custom, at).name
+    _check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
+    return name
 
 
 def _shown(function: FunctionDefinition) -> dict[str, Any]:

@@ -130,11 +130,7 @@ async def encode_messages(context: ServerContext, messages: list[Message], *, op
 
 
 async def _prompt(
-    body: ChatCompletionBody,
-    context: ServerContext,
-    wishes: OutputWishes,
-    max_tokens: int | None,
-    info: EngineInfo,
+    body: ChatCompletionBody, context: ServerContext, wishes: OutputWishes, max_tokens: int | None, info: EngineInfo
 ) -> tuple[Prompt, list[Pin]]:
     """The prompt, and which beginnings of it are to stay in the prefix cache."""
     breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)
