@@ -129,7 +129,7 @@ async def open_answer(
             matcher = ContentStops(new_parser(), matcher)
         return ChoiceStream(detokenizer, matcher, text_options)
 
-    choices = [choice() for _ in range(len(order.prompts) * order.num_choices)]
+    choices = [choice() for _ in range(len(order.prompts) * order.request.num_choices)]
     timer = RequestTimer(context.metrics, request.state.arrival_time, len(choices))
     block_size = context.engine_info.block_size if context.settings.prefix_caching else 0
     answer = Answer(order, choices, timer, block_size)
