@@ -40,11 +40,7 @@ def python_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 class Child:
-    """A child process and its restarts. The supervisor alone mutates it.
-
-    Attributes:
-        due_time: On `time.monotonic`, when it is to be started; None while it runs.
-    """
+    """A child process; the supervisor alone mutates it. `due_time` (monotonic) is when to start; None while it runs."""
 
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], pass_fds: tuple[int, ...] = ()

@@ -8,11 +8,7 @@ import asyncio
 
 
 class Lifecycle:
-    """Draining flag and count of requests in flight.
-
-    Attributes:
-        num_active: Requests between `enter` and `leave`, streams included until their last byte.
-    """
+    """Draining flag, and the requests between `enter` and `leave`, streams included until their last byte."""
 
     def __init__(self) -> None:
         self.draining = False

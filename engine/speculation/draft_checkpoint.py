@@ -16,11 +16,7 @@ from engine.weights import count_weights_bytes
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A checked draft model.
-
-    Attributes:
-        group_indices: For each of its KV groups, the group of the served model whose block tables it uses.
-    """
+    """A checked draft model; by its KV group, `group_indices` names the served group whose block tables it uses."""
 
     config: ModelConfig
     kit: LayerKit

@@ -15,11 +15,7 @@ from engine.speculation.pace import Pace, price_of_drafts
 
 
 class BatchDrafter(Protocol):
-    """Guesses for many requests in one go.
-
-    Attributes:
-        pace: Experience with all its drafts.
-    """
+    """Guesses for many requests in one go; `pace` is experience with all its drafts."""
 
     pace: Pace
 

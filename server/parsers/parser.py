@@ -56,11 +56,7 @@ class OutputParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call.
-
-    Attributes:
-        is_strict: What cannot be enforced of it is a fault, instead of being left out.
-    """
+    """A function that the model may call; where it is strict, what cannot be enforced of it is a fault."""
 
     name: str
     parameters: dict[str, Any]
