@@ -9,8 +9,7 @@ from engine.protocol import TokenLogprobs
 from server.answer import Answer, PromptState
 from server.choice_stream import Delta, Part
 from server.context import TextTokenizer
-from server.prompt_echo import PromptEcho
-from server.prompt_report import prompt_logprobs, prompt_text
+from server.prompt_report import PromptEcho, prompt_logprobs, prompt_text
 from server.render import FINISH_WORDS, MIN_LOGPROB, Envelope, RenderOptions, chunk_usage, obfuscation, usage
 from server.schemas import completions as wire
 from server.schemas.common import Usage

@@ -20,8 +20,7 @@ from server.fields import REFUSED_IN_COMPLETIONS, ignored_fields, ignored_header
 from server.fim import FillIn, fill_in
 from server.output_plan import naming_the_grammar, structured_guidance
 from server.params import MAX_LOGPROBS, build_sampling_params, build_text_options, check_common, check_range, stop_list
-from server.prompt_echo import PromptEcho, echo_prompt
-from server.prompt_report import num_prompt_logprobs
+from server.prompt_report import PromptEcho, echo_prompt, num_prompt_logprobs
 from server.render import new_envelope, render_options
 from server.render_completions import CompletionRenderer
 from server.respond import (
