@@ -29,13 +29,7 @@ from engine.scheduler import ScheduledRequest, ScheduledStep
 
 
 def build_batch(step: ScheduledStep, previous: ScheduledStep | None, block_size: int) -> Batch:
-    """Flatten a step.
-
-    Args:
-        step: What to compute.
-        previous: The launched step that is not collected yet, whose rows the placeholders come from; None if all are.
-        block_size: Tokens in a block.
-    """
+    """Flatten a step; placeholders come from the rows of `previous`, which is launched and not collected yet."""
     requests = step.requests
     source_rows = {s.request.key: s.first_row for s in previous.requests if s.num_rows} if previous else {}
     lengths = np.fromiter((s.num_tokens for s in requests), np.int64, len(requests))

@@ -22,19 +22,13 @@ class EngineConfig:
     """What the engine runs with.
 
     Attributes:
-        model: Checkpoint folder.
-        device: Where tensors live.
         dtype: Of weights, activations and KV cache.
         max_model_len: Most tokens of a request, before the memory plan has its say.
         max_num_seqs: Most requests that run at once.
-        max_num_batched_tokens: Most tokens in a step.
-        block_size: Tokens in a block.
         prefix_caching: Whether blocks are found by content.
         pin_share: Share of the KV cache that requests may pin.
-        load_dummy: Random weights instead of the checkpoint's.
         is_int8: Matrices are quantized to int8; activations and KV cache stay in dtype.
         itl_target_s: Longest predicted step while anything decodes; None follows the decodes (`LatencyTarget`).
-        max_num_waiting: Length of the queue.
         overlap: Whether a step is launched before the one before it is collected.
         kv_cache_memory_bytes: Asked for by the user; None lets the plan decide.
         is_ngram: What an output repeats is guessed from the request's own tokens.

@@ -43,7 +43,6 @@ class CrashRecord:
     """Owner of the record. One engine process at a time."""
 
     def __init__(self, runtime_dir: pathlib.Path) -> None:
-        """Read what the engine before this one left behind, and settle who is suspect and who is condemned."""
         self._memory_path = runtime_dir / "suspects"
         self._memory = _Memory()
         if self._memory_path.exists():

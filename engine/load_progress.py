@@ -15,7 +15,6 @@ class LoadProgress:
     """Call it with bytes done and bytes in all."""
 
     def __init__(self, page: StatusPage) -> None:
-        """Start the clock."""
         self._page = page
         self._logged = time.monotonic()
 

@@ -14,12 +14,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 def configure(log_format: str, process: str) -> None:
-    """Send the log of this process to stderr.
-
-    Args:
-        log_format: text or json.
-        process: Name of this process in each line, such as "supervisor".
-    """
+    """Send the log of this process to stderr; `process` is its name in each line, such as "supervisor"."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(process) if log_format == "json" else _TextFormatter(process))
     root = logging.getLogger()

@@ -81,13 +81,6 @@ def make_plan(
 ) -> MemoryPlan:
     """Divide the memory.
 
-    Args:
-        config: Limits and what the user asked for.
-        groups: Layers that share block tables.
-        weights_bytes: Taken by the weights.
-        activations_bytes: Taken by the largest step.
-        free_bytes: Free beside weights and activations.
-
     Raises:
         ModelError: Not even one request fits.
     """

@@ -31,11 +31,9 @@ class Model(Protocol):
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep) -> torch.Tensor:
         """Hidden states (num_tokens, hidden_size) behind the last norm, for ids and positions (num_tokens,)."""
-        ...
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(num_rows, vocab_size) float32 logits of (num_rows, hidden_size)."""
-        ...
 
 
 class Follower(Protocol):
@@ -43,7 +41,6 @@ class Follower(Protocol):
 
     def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
         """Compute a batch with these input ids, (num_tokens,) on the device."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from engine.batch_builder import scored_range
 from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
 from engine.request import Request, Status
 from engine.scheduler import ScheduledRequest, ScheduledStep, Scheduler
-from engine.speculation.prediction import PredictionDrafter
+from engine.speculation.drafters import PredictionDrafter
 from engine.step_result import StepResult
 
 Outputs = list[tuple[int, RequestOutput]]

@@ -52,18 +52,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         device: auto, cpu or cuda.
         dtype: auto, bfloat16, float16 or float32.
         max_model_len: Most tokens of prompt and output together.
-        max_num_seqs: Most requests that run at once.
-        max_num_batched_tokens: Most tokens in a step.
         kv_cache_memory_bytes: Bytes for the KV cache.
-        block_size: Tokens in a block.
         prefix_caching: Whether full blocks are indexed by content.
         pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
         load_format: auto, or dummy for random weights.
         quantization: none, or int8 for matrices of one byte a value.
         speculative: ngram, or the folder of a draft model; None for neither.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes.
-        max_num_waiting: Requests beyond this many waiting ones are rejected.
-        log_format: text or json.
     """
 
     model: str
@@ -114,7 +109,6 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
     Attributes:
         cuda_version: Of CUDA that torch was built for; None for a CPU build.
-        cuda_devices: What torch finds.
         free_bytes: Memory of the host that can be allocated now.
         compiled: Instruction sets that native kernels were compiled for, best first.
         native: The instruction set that is used here; None: torch's own operations compute.
@@ -187,8 +181,6 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
         extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
-        guidance: What the output must or may follow.
-        caching: How it uses the prefix cache.
     """
 
     request_id: int
@@ -238,7 +230,6 @@ class RequestOutput(msgspec.Struct, array_like=True):
     """What one choice gained since the last message; merged when the reader is slow.
 
     Attributes:
-        request_id: As in `AddRequest`.
         index: The choice, from 0.
         token_ids: New output ids, in order; the id that stopped the output is the last one.
         finish_reason: None while the choice runs.
@@ -247,7 +238,6 @@ class RequestOutput(msgspec.Struct, array_like=True):
         prompt_logprobs: For prompt positions 1.., in order, before the first output id; None unless asked for.
         num_cached_tokens: Prompt tokens found in the prefix cache; set on the first message of a choice.
         queue_time_s: Seconds from arrival to the first step; set on the first message of a choice.
-        message: What went wrong, with FinishReason.ERROR.
         num_accepted_predictions: Ids of the prediction that were tried and are part of token_ids.
         num_rejected_predictions: Those that were tried in vain.
     """
@@ -295,6 +285,8 @@ FromEngine = EngineInfo | Accepted | Rejected | StepOutput
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+decode_to_engine, decode_from_engine = _to_engine.decode, _from_engine.decode
+"""Decode the body of a frame; a msgspec.DecodeError says that it is no such message, or a parameter out of range."""
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
@@ -303,25 +295,10 @@ def encode(message: ToEngine | FromEngine) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def decode_to_engine(body: bytes) -> ToEngine:
-    """Decode the body of a frame that a server sent.
-
-    Raises:
-        msgspec.DecodeError: The body is no such message, or a parameter is out of range.
-    """
-    return _to_engine.decode(body)
-
-
-def decode_from_engine(body: bytes) -> FromEngine:
-    """Decode the body of a frame that the engine sent."""
-    return _from_engine.decode(body)
-
-
 class FrameReader:
     """Cuts a byte stream into frame bodies. Owns the bytes of the frame that is not yet whole."""
 
     def __init__(self) -> None:
-        """Start with no bytes held."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:

@@ -38,16 +38,11 @@ class Request:
     """State of one request; see the module's head for the counters.
 
     Attributes:
-        key: Who it belongs to.
-        params: How it samples.
-        prompt_token_ids: The prompt; never changes.
         arrival: Order of arrival over all requests, from 0; forks are one arrival.
         arrival_time: `time.monotonic` at arrival.
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
-        caching: How it uses the prefix cache.
-        priority: Lower is served earlier.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
         token_ids: Prompt and known output ids.
@@ -61,9 +56,7 @@ class Request:
         first_new_block: Blocks before this one were there when the request was (re)admitted.
         pending_indices: Choices to be forked from this request once its prompt is computed.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission; None before.
-        queue_time_s: Seconds from arrival to first admission.
         num_scored_tokens: Prompt tokens whose log-probability has been reported, the first one, which has none, too.
-        num_preemptions: How often it has been preempted.
         stop_ids: Ids that end the output: end-of-sequence ids and the caller's.
         penalised_prompt_ids: Different ids of the prompt; empty without a repetition penalty.
         reasoning_budget: When the end of reasoning is forced; None means never.

@@ -33,7 +33,6 @@ class Connection:
     """One server process. Owned by `ServerLink`."""
 
     def __init__(self, number: int, sock: socket.socket) -> None:
-        """Take over a connected socket."""
         sock.setblocking(False)
         self.number = number
         self.sock = sock

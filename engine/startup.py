@@ -19,7 +19,6 @@ from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.drafter import ForcedTokens
 from engine.grammar.masks import MaskComputer
 from engine.grammar.pending import PendingGrammars
 from engine.grammar.vocabulary import load_vocabulary
@@ -34,9 +33,8 @@ from engine.protocol import EngineInfo, EngineOptions
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.speculation.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
 from engine.speculation.draft_model import DraftModel
+from engine.speculation.drafters import ForcedTokens, NgramDrafter, PredictionDrafter
 from engine.speculation.drafting import Drafter
-from engine.speculation.ngram import NgramDrafter
-from engine.speculation.prediction import PredictionDrafter
 from engine.step_cost import StepCostModel, StepLoad
 from engine.weights import count_weights_bytes, load_weights
 
@@ -69,10 +67,7 @@ def start(
     """Load the model and build the engine around it.
 
     Args:
-        options: What the supervisor asks for.
-        epoch: Names this engine process.
         progress: Told of bytes loaded and bytes in all.
-        before_launch: Told of every step right before it is launched.
 
     Raises:
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.

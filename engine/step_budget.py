@@ -27,11 +27,8 @@ class StepBudget:
         """Charge the decodes of the step.
 
         Args:
-            cost: Predicts step times.
-            max_num_tokens: Most tokens in a step.
             block_size: The least that a step grants to prefill, in tokens.
             limit_s: Longest predicted step, from `LatencyTarget`; None when only tokens count.
-            decodes: The load of the requests that decode in this step.
         """
         self._cost = cost
         self._load = decodes
@@ -78,8 +75,6 @@ class LatencyTarget:
         """Longest that a step should be predicted to take; None for no limit.
 
         Args:
-            decodes: What the decodes of the step compute.
-            cost: Predicts step times.
             num_decodes: Requests that decode in the step.
             num_prompts: Requests that could go on with their prompts.
         """

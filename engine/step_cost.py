@@ -62,7 +62,6 @@ class StepCostModel:
     """
 
     def __init__(self) -> None:
-        """Start with no observation."""
         self._gram = np.eye(_NUM_FEATURES) * 1e-9
         self._moment = np.zeros(_NUM_FEATURES)
         self._coefficients = np.zeros(_NUM_FEATURES)

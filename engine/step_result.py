@@ -14,7 +14,6 @@ class StepResult:
 
     Attributes:
         token_ids: Sampled id of every row, or NO_TOKEN_ID.
-        logprobs: By row, for the rows that asked.
         scores: One entry per scored prompt position.
     """
 

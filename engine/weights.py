@@ -44,13 +44,8 @@ def load_weights(
 
     Args:
         folder: Model folder in Hugging Face layout; not read when load_format is "dummy".
-        config: Its configuration.
-        kit: Makes the layers.
-        device: Where the weights go.
-        dtype: What they are converted to.
         max_model_len: Longest context, in tokens, that positions are prepared for.
         load_format: "dummy" makes random weights.
-        seed: Of the random weights.
         progress: Told after every tensor; None tells nobody.
 
     Raises:
@@ -81,11 +76,9 @@ class _TensorSource(Protocol):
 
     def fill(self, name: str, target: torch.Tensor) -> None:
         """Copy the tensor into target; raises ModelError when it does not exist or has another shape."""
-        ...
 
     def close(self) -> None:
         """End of loading; raises ModelError when tensors are left that nobody asked for."""
-        ...
 
 
 class _SafetensorsSource:

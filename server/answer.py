@@ -13,17 +13,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from engine.protocol import (
-    UNGUIDED,
-    USUAL_CACHING,
-    AddRequest,
-    CachePolicy,
-    FinishReason,
-    Guidance,
-    RequestOutput,
-    TokenLogprobs,
-)
-from engine.sampling_params import SamplingParams
+import msgspec
+
+from engine.protocol import AddRequest, FinishReason, RequestOutput, TokenLogprobs
 from server.beams import BeamOptions
 from server.choice_stream import ChoiceStream, Delta
 from server.engine_client import EngineClient, EngineDiedError, Generation
@@ -45,33 +37,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked of the engine, once per prompt. Fields as in `AddRequest`; `beams` makes choices a search."""
+    """What is asked of the engine: `request` for each of the prompts; `beams` makes its choices a search."""
 
     prompts: Sequence[Prompt]
-    sampling_params: SamplingParams
-    num_choices: int = 1
-    tenant: str = ""
-    priority: int = 0
-    deadline: float | None = None
-    cache_salt: str = ""
-    guidance: Guidance = UNGUIDED
-    caching: CachePolicy = USUAL_CACHING
+    request: AddRequest
     beams: BeamOptions | None = None
-
-    def request(self, prompt_token_ids: list[int]) -> AddRequest:
-        """What the engine is sent for a prompt."""
-        return AddRequest(
-            0,
-            prompt_token_ids,
-            self.sampling_params,
-            num_choices=self.num_choices,
-            tenant=self.tenant,
-            priority=self.priority,
-            deadline=self.deadline,
-            cache_salt=self.cache_salt,
-            guidance=self.guidance,
-            caching=self.caching,
-        )
 
 
 @dataclass(slots=True)
@@ -99,7 +69,6 @@ class Answer:
     """The choices of one HTTP request. Has one reader, who also closes it.
 
     Attributes:
-        order: What was asked.
         choices: The text pipelines, by choice.
         prompts: What the engine said, by prompt.
     """
@@ -125,7 +94,8 @@ class Answer:
         """
 
         async def accept(index: int) -> None:
-            self._generations[index] = await engine_client.generate(order.request(order.prompts[index].token_ids))
+            request = msgspec.structs.replace(order.request, prompt_token_ids=order.prompts[index].token_ids)
+            self._generations[index] = await engine_client.generate(request)
 
         order = self.order
         try:
@@ -163,7 +133,7 @@ class Answer:
         try:
             async with aclosing(_merged(self._generations)) as outputs:
                 async for prompt_index, output in outputs:
-                    index = prompt_index * self.order.num_choices + output.index
+                    index = prompt_index * self.order.request.num_choices + output.index
                     self._note(index, prompt_index, output)
                     delta = self.choices[index].feed(output)
                     if delta is None:
@@ -196,7 +166,9 @@ class Answer:
         """Tokens so far."""
         totals = [len(prompt.token_ids) for prompt in self.order.prompts]
         cached = [state.num_cached_tokens or 0 for state in self.prompts]
-        block = self._cached_block_size if self.order.caching.is_used else 0  # only whole blocks can be found again
+        block = (
+            self._cached_block_size if self.order.request.caching.is_used else 0
+        )  # only whole blocks can be found again
         written = [max(0, t // block * block - c) if block else 0 for t, c in zip(totals, cached, strict=True)]
         num_output_tokens = sum(choice.num_output_tokens for choice in self.choices)
         return Counts(sum(totals), sum(cached), sum(written), num_output_tokens, self._num_accepted, self._num_rejected)

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from server.parsed_choice import Call
 from server.parsers.parser import Kind, Piece
 from server.schemas.chat_completions import AnsweredCall, AssistantMessage, CalledCustom, CalledFunction, ChunkDelta
-from server.tool_use import CUSTOM_INPUT, CallStyle, ToolUse
+from server.tool_use import CUSTOM_INPUT, ToolUse
 
 
 class CallStream:
@@ -19,7 +19,6 @@ class CallStream:
     """
 
     def __init__(self, use: ToolUse) -> None:
-        """No call has begun."""
         self._use = use
         self._index = -1
         self._custom: str | None = None  # arguments of the custom call that is open
@@ -51,7 +50,7 @@ class CallStream:
 
 
 def _function_delta(use: ToolUse, index: int, function: CalledFunction, *, is_head: bool = False) -> ChunkDelta:
-    if use.style is CallStyle.FUNCTION:
+    if use.is_legacy:
         return ChunkDelta(function_call=function)
     call = AnsweredCall(index=index, function=function)
     if is_head:
@@ -64,7 +63,7 @@ def add_calls(message: AssistantMessage, calls: list[Call], use: ToolUse) -> Non
     if not calls:
         return
     message.content = message.content or None
-    if use.style is CallStyle.FUNCTION:
+    if use.is_legacy:
         message.function_call = CalledFunction(calls[0].arguments, calls[0].name)
         return
     message.tool_calls = [_whole(call, use) for call in calls]

@@ -32,7 +32,6 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
 
     Args:
         engine_client: Connected or not; requests get 503 while it is not.
-        tokenizer: Of the model that the engine runs.
         settings: With at least one `served_model_name`; `model` is the checkpoint folder, where the model's own
             sampling defaults lie, or None for none.
     """

@@ -70,7 +70,6 @@ class BeamSearchClient:
     """An engine client whose `num_choices` are the width of a beam search."""
 
     def __init__(self, engine_client: EngineClient, options: BeamOptions, info: EngineInfo) -> None:
-        """Ask this client; `info` is of the engine behind it."""
         self._client = engine_client
         self._options = options
         self.info: EngineInfo | None = info

@@ -35,11 +35,7 @@ class Beam(NamedTuple):
 
 
 class Beams:
-    """The beams of one prompt. Mutated by `advance` alone.
-
-    Attributes:
-        live: Beams that go on, the most probable first; all of one length.
-    """
+    """The beams of one prompt, mutated by `advance` alone: `live` go on, the most probable first, all of one length."""
 
     def __init__(self, width: int, max_tokens: int, stop_ids: frozenset[int], options: BeamOptions) -> None:
         """Start with one empty beam; `width` and `max_tokens` are at least 1."""
@@ -51,11 +47,7 @@ class Beams:
         self._finished: list[tuple[float, Beam]] = []  # at most width, best first
 
     def advance(self, rows: Sequence[TokenLogprobs]) -> None:
-        """Extend every live beam by one token.
-
-        Args:
-            rows: By live beam, its 2 * width most probable next ids (or all there are), whatever was sampled.
-        """
+        """Extend every live beam by one token; `rows` hold its 2 * width most probable next ids, or all there are."""
         candidates = [
             (beam, token_id, logprob, row)
             for beam, row in zip(self.live, rows, strict=True)

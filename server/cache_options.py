@@ -72,9 +72,6 @@ async def find_pins(
     A template may put a part anywhere, so each is found by changing what follows it and seeing where the ids differ.
 
     Args:
-        messages: As they were sent.
-        breakpoints: Among their parts.
-        token_ids: The prompt that they make.
         encode: Makes a prompt of messages in the same way.
         num_cut: Ids that are left out at the beginning of the prompt.
     """

@@ -79,7 +79,6 @@ class ChatTemplate:
     """One compiled template; rendering changes nothing, so threads may share it.
 
     Attributes:
-        source: What was compiled.
         names: Words by which the template looks up keys and compares values.
         variables: Names that the template uses and does not define.
     """
@@ -107,7 +106,6 @@ class ChatTemplate:
 
         Args:
             messages: At least a role each; JSON values only.
-            add_generation_prompt: End with the opening of the assistant's answer.
             variables: Whatever else the template may name: tools, documents, switches, special tokens.
 
         Raises:
@@ -181,7 +179,6 @@ def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str,
     """Read name -> source, from files if there are any, else from tokenizer_config.json.
 
     Args:
-        folder: The checkpoint.
         config: Its tokenizer_config.json, where `chat_template` is a source or a list of {name, template}.
 
     Returns:

@@ -40,12 +40,7 @@ def python_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 class Child:
-    """A child process and its restarts. The supervisor alone mutates it.
-
-    Attributes:
-        name: For the log.
-        due_time: On `time.monotonic`, when it is to be started; None while it runs.
-    """
+    """A child process; the supervisor alone mutates it. `due_time` (monotonic) is when to start; None while it runs."""
 
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], pass_fds: tuple[int, ...] = ()
@@ -78,11 +73,7 @@ class Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the supervisor's mask would be inherited
 
         self._process = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            pass_fds=self._pass_fds,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=prepare,
+            self._command, env=self._environment, pass_fds=self._pass_fds, stdin=subprocess.DEVNULL, preexec_fn=prepare
         )
         self._start_time = time.monotonic()
         self.due_time = None

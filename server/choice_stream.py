@@ -23,15 +23,13 @@ class TextScanner(Protocol):
 
     def finish(self) -> str:
         """Let go of what is still held."""
-        ...
 
 
 class Detokenizer(TextScanner, Protocol):
-    """Token ids to text, a whole number of characters at a time."""
+    """Token ids of one output to text, a whole number of characters at a time. Mutated by its two methods alone."""
 
     def feed(self, token_id: int) -> str:
-        """Take one id; return the text that is now certain."""
-        ...
+        """Take one id; return the text that is now certain, "" while a character is incomplete."""
 
 
 class StopMatcher(TextScanner, Protocol):
@@ -40,20 +38,16 @@ class StopMatcher(TextScanner, Protocol):
     @property
     def matched(self) -> str | None:
         """The stop string that was found; None so far."""
-        ...
 
     @property
     def num_content(self) -> int | None:
         """Characters of content that stay after a match, where the text is not all content; None: all of the text."""
-        ...
 
     def feed(self, text: str) -> str:
         """Take text; return what cannot be part of a stop string. After a match, nothing more comes."""
-        ...
 
     def pass_over(self, text: str) -> str:
         """Take text that is not to be searched, before any that is; return it."""
-        ...
 
 
 class Part(enum.Enum):

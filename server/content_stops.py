@@ -12,7 +12,6 @@ class ContentStops:
     """A `StopMatcher`."""
 
     def __init__(self, parser: OutputParser, stops: StopMatcher) -> None:
-        """Take a parser of its own, which has read nothing, and what searches the content."""
         self._parser = parser
         self._stops = stops
         self._held = ""  # raw text since content was held back

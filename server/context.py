@@ -28,25 +28,20 @@ class TextTokenizer(Protocol):
     @property
     def bos_token_id(self) -> int | None:
         """The beginning-of-text id; None when the vocabulary has none."""
-        ...
 
     @property
     def vocab_size(self) -> int:
         """Ids that have a text are below this."""
-        ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Plain text to ids."""
-        ...
 
     def encode_continuation(self, text: str) -> list[int]:
         """Text that follows other text to ids."""
-        ...
 
     @property
     def template_variables(self) -> frozenset[str]:
         """What the chat template names besides what it defines."""
-        ...
 
     def encode_chat(
         self,
@@ -57,43 +52,33 @@ class TextTokenizer(Protocol):
         template_kwargs: Mapping[str, object] = ...,
     ) -> list[int]:
         """Messages to ids through the chat template."""
-        ...
 
     def template_source(self, has_tools: bool) -> str:
         """The chat template; empty when there is none."""
-        ...
 
     def token_id(self, text: str) -> int | None:
         """The id of a token by its text; None when the vocabulary has none."""
-        ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Ids to text, all at once."""
-        ...
 
     def token_text(self, token_id: int) -> str:
         r"""One id as text; bytes that are no whole character read \xe4."""
-        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one id stands for."""
-        ...
 
     def added_id(self, text: str) -> int | None:
         """The id of a control token, or of another added one, by its text."""
-        ...
 
     def is_special(self, token_id: int) -> bool:
         """Whether `skip_special_tokens` leaves this id out."""
-        ...
 
     def detokenizer(self, skip_special_tokens: bool = True, kept: Set[int] = ...) -> Detokenizer:
         """Start the text of one output; `kept` ids are in it, whatever they are."""
-        ...
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
         """Every id sequence that writes the word."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

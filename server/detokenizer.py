@@ -11,23 +11,10 @@ for byte-level vocabularies, valid characters in the run survive, and nothing wa
 
 from codecs import utf_8_decode
 from collections.abc import Set
-from typing import Protocol
 
 import tokenizers
 
 from server.token_bytes import TokenTable
-
-
-class Detokenizer(Protocol):
-    """Turns the ids of one output into text; mutated by its two methods alone."""
-
-    def feed(self, token_id: int) -> str:
-        """Take the next id; return the text that is now certain, "" while a character is incomplete."""
-        ...
-
-    def finish(self) -> str:
-        """Return what is still held: U+FFFD for an incomplete character, else ""."""
-        ...
 
 
 class BytesDetokenizer:

@@ -59,7 +59,6 @@ class RequestRejectedError(Exception):
     """The engine did not take the request in; `message` is fit for the caller."""
 
     def __init__(self, reason: RejectReason, message: str) -> None:
-        """Keep the reason and the message of the engine's answer."""
         super().__init__(message)
         self.reason = reason
         self.message = message
@@ -76,15 +75,12 @@ class Generation(Protocol):
         Raises:
             EngineDiedError: The engine went away before every choice had finished.
         """
-        ...
 
     def abort(self, index: int | None = None) -> None:
         """Stop one choice, or all of them; what is unread of it is dropped and no output follows."""
-        ...
 
     def close(self) -> None:
         """Abort whatever has not finished. Idempotent; call it in the reader's `finally`."""
-        ...
 
 
 class EngineClient(Protocol):
@@ -93,11 +89,9 @@ class EngineClient(Protocol):
     @property
     def info(self) -> EngineInfo | None:
         """What the connected engine said of itself; None while none is connected."""
-        ...
 
     def status(self) -> Status:
         """Read the engine's page of shared memory; costs microseconds and never waits."""
-        ...
 
     async def meet(self) -> None:
         """Wait for the first handshake if the engine is ready for one; returns at once in any other case.
@@ -105,7 +99,6 @@ class EngineClient(Protocol):
         Of several server processes one meets the engine first, says that all is ready, and the next request may be
         another's.
         """
-        ...
 
     async def generate(self, request: AddRequest) -> Generation:
         """Have one prompt continued; returns once the engine has accepted. The client numbers the request itself.
@@ -116,7 +109,6 @@ class EngineClient(Protocol):
             EngineUnavailableError: No engine is connected, or it went away before it answered.
             RequestRejectedError: The engine did not take the request in.
         """
-        ...
 
 
 class SocketEngineClient:

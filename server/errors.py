@@ -44,7 +44,6 @@ class ApiError(Exception):
     headers: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        """Keep what the client is told."""
         super().__init__(message)
         self.message = message
         self.param = param
@@ -134,7 +133,6 @@ class RouteError(InvalidRequestError):
     code = None
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str]) -> None:
-        """Take the status (404 or 405) and headers that the router decided on."""
         super().__init__(message)
         self.status = status  # type: ignore[misc]  # the one class whose status is known only at run time
         self.headers = headers  # type: ignore[misc]
@@ -209,33 +207,14 @@ def as_api_error(exc: Exception) -> ApiError:
             return InternalError("internal error; the server's log has the details under this request's x-request-id")
 
 
-class _ErrorFields(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+def _object_schema(properties: dict[str, object]) -> dict[str, object]:
+    return {"type": "object", "required": [*properties], "properties": properties}
 
 
-class _ErrorBody(msgspec.Struct):
-    error: _ErrorFields
-
-
-ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+_TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
+ERROR_SCHEMA = _object_schema(
+    {"error": _object_schema({"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL})}
+)
 """The error object as JSON Schema, for the OpenAPI description."""
 
 
@@ -243,7 +222,8 @@ def error_body(error: ApiError) -> bytes:
     """OpenAI's error object as JSON."""
     # A message may quote the caller's text; a lone surrogate in it has no UTF-8 form.
     message = error.message.encode("utf-8", "replace").decode()
-    return msgspec.json.encode(_ErrorBody(_ErrorFields(message, error.type, error.param, error.code)))
+    fields = {"message": message, "type": error.type, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"error": fields})
 
 
 def error_response(error: ApiError) -> Response:

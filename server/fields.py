@@ -19,9 +19,7 @@ MAX_REPORTED = 32
 
 _NOTHING: tuple[object, ...] = (None,)
 
-REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
-    "moderation": _NOTHING,
-}
+REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {"moderation": _NOTHING}
 """Fields that are known and not honoured, each with the values that ask for nothing."""
 
 REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
@@ -54,9 +52,7 @@ def ignored_fields(
     """Return the dotted names of the fields of this body that have no effect.
 
     Args:
-        body: As it was parsed.
         refused: Names that are refused on this route, with the values that ask for nothing.
-        strict: Refuse unknown fields.
         honoured: Names among the accepted ones that have an effect with this model.
 
     Raises:

@@ -3,78 +3,62 @@
 A vocabulary names its family; each family was trained on one order of prefix and suffix.
 """
 
-import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from server.context import TextTokenizer
 from server.errors import UnsupportedParameterError
 
 
-class _Slot(enum.Enum):
-    PREFIX = enum.auto()
-    SUFFIX = enum.auto()
+class _Family(NamedTuple):
+    """Tokens before the first part, before the second and behind both; and those that also end what was filled in."""
 
-
-_PREFIX, _SUFFIX = _Slot.PREFIX, _Slot.SUFFIX
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """The prompt as tokens and slots, and the tokens besides those of the prompt that end what was filled in."""
-
-    layout: tuple[str | _Slot, ...]
+    tokens: tuple[str, ...]
     ends: tuple[str, ...] = ()
-
-    @property
-    def tokens(self) -> list[str]:
-        return [item for item in self.layout if isinstance(item, str)]
+    is_suffix_first: bool = False
 
 
 _FAMILIES = (
     # Qwen 2.5 and 3 Coder, CodeGemma, Granite 4
     _Family(
-        ("<|fim_prefix|>", _PREFIX, "<|fim_suffix|>", _SUFFIX, "<|fim_middle|>"),
+        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
         ("<|endoftext|>", "<|file_separator|>", "<|file_sep|>", "<|repo_name|>", "<|fim_pad|>"),
     ),
     # StarCoder, Granite 3
     _Family(
-        ("<fim_prefix>", _PREFIX, "<fim_suffix>", _SUFFIX, "<fim_middle>"),
-        ("<|endoftext|>", "<file_sep>", "<repo_name>", "<fim_pad>"),
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), ("<|endoftext|>", "<file_sep>", "<repo_name>", "<fim_pad>")
     ),
     # SantaCoder
-    _Family(("<fim-prefix>", _PREFIX, "<fim-suffix>", _SUFFIX, "<fim-middle>"), ("<|endoftext|>",)),
+    _Family(("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), ("<|endoftext|>",)),
     # DeepSeek Coder and V2, V3
     _Family(
-        ("<｜fim▁begin｜>", _PREFIX, "<｜fim▁hole｜>", _SUFFIX, "<｜fim▁end｜>"),  # noqa: RUF001 (so they are written)
+        ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 (so they are written)
         ("<|EOT|>",),
     ),
     # Code Llama
-    _Family(("▁<PRE>", _PREFIX, "▁<SUF>", _SUFFIX, "▁<MID>"), ("▁<EOT>",)),
+    _Family(("▁<PRE>", "▁<SUF>", "▁<MID>"), ("▁<EOT>",)),
     # GLM 4
-    _Family(("<|code_prefix|>", _PREFIX, "<|code_suffix|>", _SUFFIX, "<|code_middle|>")),
+    _Family(("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>")),
     # Seed Coder
-    _Family(("<[fim-suffix]>", _SUFFIX, "<[fim-prefix]>", _PREFIX, "<[fim-middle]>")),
-    # Codestral: the suffix comes first, and the output follows the prefix
-    _Family(("[SUFFIX]", _SUFFIX, "[PREFIX]", _PREFIX)),
+    _Family(("<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"), is_suffix_first=True),
+    # Codestral: the output follows the prefix
+    _Family(("[SUFFIX]", "[PREFIX]"), is_suffix_first=True),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FillIn:
-    """How this vocabulary asks for the middle.
+    """How this vocabulary asks for the middle; `stop_token_ids` end the output besides the model's own."""
 
-    Attributes:
-        layout: Token ids and slots in order.
-        stop_token_ids: Ids that end the output besides the model's own.
-    """
-
-    layout: tuple[int | _Slot, ...]
+    token_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
+    is_suffix_first: bool
 
     def prompt(self, prefix_ids: list[int], suffix_ids: list[int]) -> list[int]:
         """The prompt between the ids of prefix and suffix; nothing is put in front."""
-        given = {_PREFIX: prefix_ids, _SUFFIX: suffix_ids}
-        return [i for item in self.layout for i in ([item] if isinstance(item, int) else given[item])]
+        first, second = (suffix_ids, prefix_ids) if self.is_suffix_first else (prefix_ids, suffix_ids)
+        begin, between, *end = self.token_ids
+        return [begin, *first, between, *second, *end]
 
 
 def fill_in(tokenizer: TextTokenizer) -> FillIn:
@@ -87,8 +71,8 @@ def fill_in(tokenizer: TextTokenizer) -> FillIn:
         ids = {token: tokenizer.token_id(token) for token in (*family.tokens, *family.ends)}
         known = {token: i for token, i in ids.items() if i is not None}
         if all(token in known for token in family.tokens):
-            layout = tuple(known[item] if isinstance(item, str) else item for item in family.layout)
-            return FillIn(layout, tuple(dict.fromkeys(known.values())))
+            token_ids = tuple(known[token] for token in family.tokens)
+            return FillIn(token_ids, tuple(dict.fromkeys(known.values())), family.is_suffix_first)
     raise UnsupportedParameterError(
         "suffix is not supported by this model: its vocabulary has no tokens for filling in the middle", param="suffix"
     )

@@ -8,15 +8,9 @@ import asyncio
 
 
 class Lifecycle:
-    """Draining flag and count of requests in flight.
-
-    Attributes:
-        draining: New requests are refused; running ones go on to their end.
-        num_active: Requests between `enter` and `leave`, streams included until their last byte.
-    """
+    """Draining flag, and the requests between `enter` and `leave`, streams included until their last byte."""
 
     def __init__(self) -> None:
-        """Start idle and not draining."""
         self.draining = False
         self.num_active = 0
         self._idle = asyncio.Event()

@@ -12,7 +12,7 @@ import msgspec
 from server.errors import InvalidRequestError, UnsupportedValueError
 from server.schemas.chat_completions import ContentPart, FunctionCall, Message, ToolCall
 from server.tool_use import CUSTOM_INPUT
-from server.validation import shown
+from server.validation import required, shown
 
 _UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
 
@@ -67,19 +67,15 @@ def _part_text(part: ContentPart, at: str) -> str:
         raise UnsupportedValueError(f"{at}: the model does not take parts of type {part.type!r}", param=at)
     if part.type not in ("text", "refusal"):
         raise InvalidRequestError(f"{at}.type must be 'text', got {shown(part.type)}", param=f"{at}.type")
-    text = part.text if part.type == "text" else part.refusal
-    if text is None:
-        raise InvalidRequestError(f"{at}.{part.type} is required", param=f"{at}.{part.type}")
-    return text
+    return required(part.text if part.type == "text" else part.refusal, f"{at}.{part.type}")
 
 
 def _template_call(call: ToolCall, at: str) -> dict[str, Any]:
     if call.function is not None:
         shown_call = _function_call(call.function)
-    elif call.custom is not None:
-        shown_call = _call(call.custom.name, {CUSTOM_INPUT: call.custom.input})
     else:
-        raise InvalidRequestError(f"{at}.{call.type} is required", param=f"{at}.{call.type}")
+        custom = required(call.custom, f"{at}.{call.type}")
+        shown_call = _call(custom.name, {CUSTOM_INPUT: custom.input})
     return shown_call if call.id is None else {"id": call.id, **shown_call}
 
 

@@ -73,7 +73,6 @@ class EngineCollector(Collector):
     """The engine's gauges and counters, read when asked."""
 
     def __init__(self, engine_client: EngineClient, model_name: str) -> None:
-        """Read from this client's status page."""
         self._engine_client = engine_client
         self._model_name = model_name
 
@@ -100,7 +99,6 @@ class Metrics:
     """The metrics of one app; it owns its registry, so that several apps may live in one process."""
 
     def __init__(self, engine_client: EngineClient, model_name: str) -> None:
-        """Register everything, at zero."""
         self._own = CollectorRegistry()
         self._engine = EngineCollector(engine_client, model_name)
         self._model_name = model_name

@@ -26,7 +26,6 @@ class RequestHeadersMiddleware:
     """Puts x-request-id, openai-processing-ms and openai-model on every response, and an error where there is none."""
 
     def __init__(self, app: ASGIApp, model_name: str) -> None:
-        """Name the model as clients know it."""
         self._app = app
         self._model_name = quote(model_name, safe="/:@+ ").encode()
 
@@ -67,7 +66,6 @@ class DrainMiddleware:
     """Counts requests in and out, and refuses new ones while draining. Probes are neither counted nor refused."""
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
-        """Count into this lifecycle."""
         self._app = app
         self._lifecycle = lifecycle
 
@@ -90,7 +88,6 @@ class BodyLimitMiddleware:
     """Refuses a body that is too long before it is parsed: at once if its length is declared, else while it comes."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
-        """Read no more than this."""
         self._app = app
         self._max_body_bytes = max_body_bytes
 

@@ -32,7 +32,6 @@ class OutputPlan:
     """What follows from a request for its output.
 
     Attributes:
-        guidance: For the engine.
         reading: For the renderer; None when all text is content.
         kept_ids: Control tokens that the parser has to see.
         counts_tokens: Usage tells tokens apart by what they were spent on.
@@ -46,13 +45,7 @@ class OutputPlan:
 
 @dataclass(frozen=True, slots=True)
 class OutputWishes:
-    """What a chat body says about its output.
-
-    Attributes:
-        use: The tools; None when there are none to call.
-        structure: What the content has to follow; None for free text.
-        thinking: How much the model may think, and whether that is shown.
-    """
+    """What a chat body says about its output."""
 
     use: ToolUse | None
     structure: Structure | None
@@ -89,9 +82,6 @@ def plan_output(
     """Decide on grammar and parser.
 
     Args:
-        wishes: What the body says.
-        formats: Those of the model.
-        tokenizer: Knows the markers.
         prompt_token_ids: Templates open or close the reasoning at the end of the prompt.
         prediction_token_ids: What the output will probably hold.
     """

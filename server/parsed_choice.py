@@ -50,7 +50,6 @@ class ParsedChoice:
     """
 
     def __init__(self, parser: OutputParser) -> None:
-        """Nothing is fed yet."""
         self._parser = parser
         self._num_fed = 0
         self._num_content = 0

@@ -114,7 +114,6 @@ class Drain:
     def __init__(
         self, server: uvicorn.Server, lifecycle: Lifecycle, engine_client: SocketEngineClient, timeout_s: float
     ) -> None:
-        """Take note; nothing happens before the first signal."""
         self._server = server
         self._lifecycle = lifecycle
         self._engine_client = engine_client

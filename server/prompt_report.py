@@ -1,10 +1,12 @@
-"""What an answer says of its prompt: the text that the model saw, and the log-probabilities of its tokens."""
+"""What an answer says of its prompt: its text, where each token begins in that, log-probabilities of its tokens."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
 from engine.protocol import TokenLogprobs
+from server.answer import Prompt
 from server.context import TextTokenizer
 from server.errors import InvalidRequestError
 from server.params import MAX_LOGPROBS, check_range
@@ -50,3 +52,29 @@ def _position(token_id: int, entry: TokenLogprobs, count: int, tokenizer: TextTo
         i: PromptLogprob(max(logprob, MIN_LOGPROB), ranks.get(i), tokenizer.token_text(i))
         for i, logprob in logprobs.items()
     }
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEcho:
+    """What the caller wrote, or what its token ids say; and by token, where its text begins."""
+
+    text: str
+    starts: list[int]
+
+
+def echo_prompt(prompt: Prompt, tokenizer: TextTokenizer, *, skip_special_tokens: bool) -> PromptEcho:
+    """The prompt for `echo`, and for the text offsets of legacy logprobs. O(tokens)."""
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens and prompt.text is None)
+    starts: list[int] = []
+    pieces: list[str] = []
+    num_chars = 0
+    for token_id in prompt.token_ids:
+        starts.append(num_chars)
+        pieces.append(detokenizer.feed(token_id))
+        num_chars += len(pieces[-1])
+    text = "".join(pieces) + detokenizer.finish()
+    if prompt.text is None:
+        return PromptEcho(text, starts)
+    # A beginning-of-text token that was put in front is not in what the caller wrote.
+    num_added = len(text) - len(prompt.text) if text.endswith(prompt.text) else 0
+    return PromptEcho(prompt.text, [min(max(0, start - num_added), len(prompt.text)) for start in starts])

@@ -48,8 +48,6 @@ class RenderOptions:
     Attributes:
         logprobs: Alternatives per token to show, ids that were asked for included; None shows no logprobs.
         prompt_logprobs: Alternatives per prompt token to show; None shows none of the prompt's.
-        prompt_text: Show the prompt as text.
-        token_ids: Show prompt and output token ids.
         usage: End the stream with a usage chunk.
         usage_on_every_chunk: Show usage so far on each chunk.
         obfuscation: Pad chunks, so that their lengths on the wire do not give the text away.

@@ -17,7 +17,7 @@ from server.prompt_report import prompt_logprobs, prompt_text
 from server.render import FINISH_WORDS, MIN_LOGPROB, Envelope, RenderOptions, chunk_usage, obfuscation, usage
 from server.schemas import chat_completions as wire
 from server.sse import TextEvent, event
-from server.tool_use import CallStyle, ToolUse
+from server.tool_use import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class ChatRenderer:
         reason = delta.finish_reason or FinishReason.STOP
         if reason is FinishReason.STOP and parsed is not None and parsed.num_calls:
             assert self._reading is not None and self._reading.tool_use is not None, "only tools are called"
-            return "function_call" if self._reading.tool_use.style is CallStyle.FUNCTION else "tool_calls"
+            return "function_call" if self._reading.tool_use.is_legacy else "tool_calls"
         return FINISH_WORDS[reason]
 
     def _whole_choice(self, index: int, delta: Delta) -> wire.Choice:

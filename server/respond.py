@@ -40,11 +40,9 @@ class StreamRenderer(Protocol):
 
     def chunks(self, index: int, delta: Delta) -> bytes:
         """The events for one delta."""
-        ...
 
     def last_chunk(self) -> bytes:
         """The events after the last delta."""
-        ...
 
 
 async def off_loop(num_chars: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -120,13 +118,7 @@ async def open_answer(
     """Have an order accepted. Whoever gets the answer closes it.
 
     Args:
-        context: The app's.
-        request: The client's.
-        order: What to ask of the engine.
-        text_options: How output becomes text.
-        stops: Stop strings.
-        skip_special_tokens: Leave control tokens out of the text.
-        kept_ids: But not these.
+        kept_ids: Control tokens that stay in the text in any case.
         new_parser: Tells what of the text is content, which alone is searched for stop strings; None: all of it is.
     """
 
@@ -137,7 +129,7 @@ async def open_answer(
             matcher = ContentStops(new_parser(), matcher)
         return ChoiceStream(detokenizer, matcher, text_options)
 
-    choices = [choice() for _ in range(len(order.prompts) * order.num_choices)]
+    choices = [choice() for _ in range(len(order.prompts) * order.request.num_choices)]
     timer = RequestTimer(context.metrics, request.state.arrival_time, len(choices))
     block_size = context.engine_info.block_size if context.settings.prefix_caching else 0
     answer = Answer(order, choices, timer, block_size)

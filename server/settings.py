@@ -171,12 +171,7 @@ def flag_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings together with where each came from.
-
-    Attributes:
-        settings: The values.
-        origins: By setting: the flag, the variable, file:line, or "default".
-    """
+    """Settings, and where each came from: the flag, the variable, file:line, or "default"."""
 
     settings: Settings
     origins: Mapping[str, str]

@@ -48,7 +48,6 @@ class Shield:
     """Knows the texts of one vocabulary's special tokens. Immutable."""
 
     def __init__(self, special_texts: Collection[str]) -> None:
-        """Compile the search."""
         texts = sorted(text for text in special_texts if len(text) > 1)
         self._max_length = max(map(len, texts), default=0)
         self._listed = "\0" + "\0".join(texts) + "\0"

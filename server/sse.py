@@ -93,11 +93,7 @@ class EventStream(EventSourceResponse):
         self._ping_s = ping_s
         self._last_event_time = 0.0
         super().__init__(
-            events,
-            headers={**_HEADERS, **headers},
-            ping=ping_s,
-            sep="\n",
-            ping_message_factory=self._keep_alive,
+            events, headers={**_HEADERS, **headers}, ping=ping_s, sep="\n", ping_message_factory=self._keep_alive
         )
         self._close = close
 

@@ -13,17 +13,12 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """One text being searched; mutated by its methods alone.
-
-    Attributes:
-        matched: The stop string that was found; None so far.
-    """
+    """One text being searched; mutated by its methods alone."""
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
         """Start a new text.
 
         Args:
-            stops: None is empty.
             include: Whether the released text keeps the stop string that ended it.
 
         Raises:

@@ -21,7 +21,7 @@ from server.schemas.structured_output import (
     StructuredOutputs,
     TaggedStructure,
 )
-from server.validation import shown
+from server.validation import required, shown
 
 MAX_CHOICES = 4096
 
@@ -64,15 +64,11 @@ def _response_format(wanted: ResponseFormat) -> Structure:
     if wanted.type == "json_object":
         return _json({"type": "object"}, "response_format")
     if wanted.type == "structural_tag":
-        for name in ("structures", "triggers"):
-            if getattr(wanted, name) is None:
-                raise InvalidRequestError(f"response_format.{name} is required", param=f"response_format.{name}")
-        return _tags(wanted.structures or [], wanted.triggers or [], "response_format")
-    if wanted.json_schema is None:
-        raise InvalidRequestError("response_format.json_schema is required", param="response_format.json_schema")
-    schema = {"type": "object"} if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
-    is_lenient = not wanted.json_schema.strict
-    return _json(schema, "response_format.json_schema.schema", is_lenient=is_lenient)
+        structures = required(wanted.structures, "response_format.structures")
+        return _tags(structures, required(wanted.triggers, "response_format.triggers"), "response_format")
+    named = required(wanted.json_schema, "response_format.json_schema")
+    schema = {"type": "object"} if named.schema_ is None else named.schema_
+    return _json(schema, "response_format.json_schema.schema", is_lenient=not named.strict)
 
 
 def _structured_outputs(wanted: StructuredOutputs) -> Structure:

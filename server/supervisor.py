@@ -78,7 +78,6 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
 
     Args:
         settings: With `served_model_name` filled in.
-        model: The resolved checkpoint folder.
         commands: Other programs to run as children, in tests.
 
     Returns:
@@ -212,14 +211,8 @@ class Supervisor:
 
     def _mark_engine_dead(self) -> None:
         """The page outlives its writer: say for it that nothing is served, until the next engine writes."""
-        gone = {
-            "is_ready": 0,
-            "has_work": 0,
-            "num_requests_running": 0,
-            "num_requests_waiting": 0,
-            "num_used_blocks": 0,
-        }
-        self._page.write(replace(self._page.read(), **gone))
+        gone = ("is_ready", "has_work", "num_requests_running", "num_requests_waiting", "num_used_blocks")
+        self._page.write(replace(self._page.read(), **dict.fromkeys(gone, 0)))
 
     def _watch_readiness(self) -> None:
         """Tidy up after dead servers, and say so once everything serves."""

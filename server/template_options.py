@@ -12,13 +12,7 @@ _OTHER_PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation
 
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
-    """How messages become a prompt.
-
-    Attributes:
-        add_generation_prompt: End with the opening of the assistant's answer.
-        continue_final_message: Leave the last message open, so that the output goes on with it.
-        variables: What the template may name besides the messages.
-    """
+    """How messages become a prompt."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False

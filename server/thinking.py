@@ -30,7 +30,6 @@ class Thinking:
     Attributes:
         template_kwargs: Variables that switch reasoning in the template.
         max_tokens: Reasoning ends after so many tokens; None: when the model ends it.
-        is_shown: The answer shows it.
         ignored: Fields without effect on this model.
     """
 

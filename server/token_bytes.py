@@ -55,7 +55,6 @@ class TokenTable:
     """How ids become text: the bytes of each, and what happens at the start of a sequence.
 
     Attributes:
-        bytes_of: Token id -> bytes.
         num_leading_spaces: Spaces cut from the start of the whole text, at most so many.
         first_has_no_spaces: The first token loses all of its spaces.
     """
@@ -69,7 +68,6 @@ def read_token_table(backend: tokenizers.Tokenizer, added: Set[str]) -> TokenTab
     """Read what the decoder does to a token.
 
     Args:
-        backend: A loaded tokenizer.
         added: Texts of the added tokens, which stand outside the printable alphabet.
 
     Returns:

@@ -18,7 +18,8 @@ from typing import TypeAlias
 import tokenizers
 
 from server.chat_template import RESERVED_NAMES, ChatTemplateError, ChatTemplates, read_chat_templates
-from server.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from server.choice_stream import Detokenizer
+from server.detokenizer import BytesDetokenizer, WindowDetokenizer
 from server.shield import Shield
 from server.token_bytes import read_token_table
 
@@ -42,7 +43,6 @@ class Tokenizer:
         vocab_size: Ids with a text are below this, added tokens included; the model may have more rows.
         bos_token_id: Beginning of a sequence; None when the checkpoint names none.
         eos_token_id: End of a sequence; None when the checkpoint names none.
-        has_chat_template: The checkpoint has a chat template of its own.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class Tokenizer:
         Args:
             backend: Without truncation and padding.
             special_tokens: bos_token, eos_token and their like -> text; templates see them under these names.
-            templates: May be empty.
         """
         self._backend = backend
         self._special_tokens = special_tokens
@@ -102,7 +101,6 @@ class Tokenizer:
         """Return the ids of a text; the text of a special token in it becomes that token.
 
         Args:
-            text: Any length.
             add_special_tokens: Add what the checkpoint puts around a prompt, mostly one token at the beginning.
         """
         return self._ids(text, add_special_tokens)
@@ -122,7 +120,6 @@ class Tokenizer:
 
         Args:
             messages: In OpenAI's form, JSON values only.
-            add_generation_prompt: End with the opening of the assistant's answer.
             continue_final_message: End with the content of the last message, which is left open.
             template_kwargs: What else the template may name, for example tools or enable_thinking.
             chat_template: Name or source of another template than the checkpoint's own.

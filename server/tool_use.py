@@ -4,7 +4,6 @@ A custom tool, whose input is text, is shown and called as a function with one s
 `functions` and `function_call` are the same under other names, with at most one call.
 """
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,18 +20,11 @@ from server.schemas.tools import (
     ToolDefinition,
     ToolReference,
 )
-from server.validation import shown
+from server.validation import required, shown
 
 MAX_TOOLS = 128
 CUSTOM_INPUT = "input"
 """The one argument of a custom tool."""
-
-
-class CallStyle(enum.Enum):
-    """How a call appears in the answer."""
-
-    TOOL = enum.auto()
-    FUNCTION = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +37,7 @@ class ToolUse:
         is_required: At least one call has to come.
         allows_many: More than one call may come.
         custom_names: Of the tools whose input is text.
-        style: How calls are answered.
+        is_legacy: Declared as `functions`, so the call is answered in `function_call`.
     """
 
     shown: list[dict[str, Any]]
@@ -53,12 +45,12 @@ class ToolUse:
     is_required: bool
     allows_many: bool
     custom_names: frozenset[str] = frozenset()
-    style: CallStyle = CallStyle.TOOL
+    is_legacy: bool = False
 
     @property
     def param(self) -> str:
         """The field that declares the tools."""
-        return "tools" if self.style is CallStyle.TOOL else "functions"
+        return "functions" if self.is_legacy else "tools"
 
 
 def tool_use(body: ChatCompletionBody) -> ToolUse | None:
@@ -105,27 +97,21 @@ def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -
         tools=[_tool(function) for function in callable_functions],
         is_required=isinstance(body.function_call, NamedTool),
         allows_many=False,
-        style=CallStyle.FUNCTION,
+        is_legacy=True,
     )
 
 
 def _function(tool: ToolDefinition, at: str) -> FunctionDefinition:
     """A declaration as a function, whatever it is."""
     if tool.type == "function":
-        if tool.function is None:
-            raise InvalidRequestError(f"{at}.function is required", param=f"{at}.function")
-        return tool.function
-    if tool.custom is None:
-        raise InvalidRequestError(f"{at}.custom is required", param=f"{at}.custom")
-    return _custom_function(tool.custom, f"{at}.custom")
+        return required(tool.function, f"{at}.function")
+    return _custom_function(required(tool.custom, f"{at}.custom"), f"{at}.custom")
 
 
 def _custom_function(custom: CustomDefinition, at: str) -> FunctionDefinition:
     text: dict[str, Any] = {"type": "string"}
     if custom.format is not None and custom.format.type == "grammar":
-        grammar = custom.format.grammar
-        if grammar is None:
-            raise InvalidRequestError(f"{at}.format.grammar is required", param=f"{at}.format.grammar")
+        grammar = required(custom.format.grammar, f"{at}.format.grammar")
         if grammar.syntax == "lark":
             raise UnsupportedValueError(
                 f"{at}.format.grammar.syntax must be 'regex': the input of a tool is written inside JSON, where a Lark "
@@ -186,12 +172,10 @@ def _chosen(choice: str | ToolChoiceObject | None, kinds: Mapping[str, str]) -> 
 
 def _name(reference: ToolReference | ToolChoiceObject, kinds: Mapping[str, str], at: str) -> str:
     """The name in a reference to a declared tool."""
-    named = reference.function if reference.type == "function" else reference.custom
     at += f".{reference.type}"
-    if named is None:
-        raise InvalidRequestError(f"{at} is required", param=at)
-    _check_declared(named.name, [name for name, kind in kinds.items() if kind == reference.type], f"{at}.name")
-    return named.name
+    name = required(reference.function if reference.type == "function" else reference.custom, at).name
+    _check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
+    return name
 
 
 def _shown(function: FunctionDefinition) -> dict[str, Any]:

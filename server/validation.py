@@ -5,13 +5,15 @@ is part of the path. Of several findings the one deepest in the body is told: it
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 
 from server.errors import InvalidRequestError, InvalidTypeError, MalformedBodyError
 
 _MAX_VALUE_CHARS = 80
+
+T = TypeVar("T")
 
 
 def as_invalid_request(exc: RequestValidationError) -> InvalidRequestError:
@@ -55,6 +57,17 @@ def shown(value: object) -> str:
     """A value as a message quotes it: not at length."""
     text = repr(value)
     return text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "..."
+
+
+def required(value: T | None, path: str) -> T:
+    """Return the value of the field at `path`.
+
+    Raises:
+        InvalidRequestError: There is none.
+    """
+    if value is None:
+        raise InvalidRequestError(f"{path} is required", param=path)
+    return value
 
 
 def _steps(error: Any, body: Any) -> list[str | int]:

@@ -64,7 +64,6 @@ class AttentionStep(Protocol):
         Returns:
             (num_tokens, num_heads, head_dim), valid until the next call: the memory may be used again.
         """
-        ...
 
 
 class AttentionBackend(Protocol):
@@ -74,4 +73,3 @@ class AttentionBackend(Protocol):
 
     def begin(self, batch: Batch) -> AttentionStep:
         """Do the block copies that the batch asks for, and prepare the metadata that all layers share."""
-        ...

@@ -80,12 +80,7 @@ class SdpaBackend:
     name = "sdpa"
 
     def __init__(
-        self,
-        groups: tuple[KVGroup, ...],
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, groups: tuple[KVGroup, ...], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Allocate the cache; only the null block, which stays zero for ever, is touched: the rest takes no memory."""
         self._groups = groups

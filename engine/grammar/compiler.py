@@ -46,9 +46,6 @@ class GrammarCompiler:
     def compile(self, text: str) -> "Future[GrammarMatcher]":
         """Compile a grammar, or find it; whoever follows it needs a copy of the matcher.
 
-        Args:
-            text: Lark or JSON, as `llguidance` reads them.
-
         Returns:
             The matcher at the beginning of an output, or a GrammarError.
 

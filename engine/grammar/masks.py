@@ -13,7 +13,6 @@ class MaskComputer:
     """Owner of that thread, which touches a matcher only between `begin` and the end of its future."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        """Remember the width of the logits; the device is where they are."""
         self._vocab_size = vocab_size
         self._unpacker = MaskUnpacker(vocab_size, device)
         self._pool = ThreadPoolExecutor(1, "masks")

@@ -25,7 +25,6 @@ class GrammarMatcher:
     """A grammar and the output so far. Used by one thread at a time."""
 
     def __init__(self, matcher: "LLMatcher") -> None:
-        """Take over a matcher without errors."""
         self._matcher = matcher
 
     def copy(self) -> "GrammarMatcher":

@@ -37,7 +37,6 @@ class Compiled:
     Attributes:
         request: Has its grammar, unless there is a fault.
         fault: Why the request is not taken in; None if it is.
-        reason: The kind of fault.
         aborted_choices: Choices that the caller gave up meanwhile.
     """
 
@@ -51,7 +50,6 @@ class PendingGrammars:
     """Owner of the requests whose grammar is being compiled."""
 
     def __init__(self, compiler: GrammarCompiler, limit_s: float = COMPILE_LIMIT_S) -> None:
-        """Start with none."""
         self._compiler = compiler
         self._limit_s = limit_s
         self._waiting: list[_Waiting] = []

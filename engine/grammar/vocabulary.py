@@ -32,7 +32,6 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
     """Read tokenizer.json, and what the files beside it declare special.
 
     Args:
-        folder: Checkpoint in Hugging Face layout.
         vocab_size: Rows of the model's logits; ids without a text are never allowed.
         eos_token_ids: Allowed where a grammar accepts.
 

@@ -29,22 +29,18 @@ class Linear(Protocol):
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """(num_tokens, in_features) -> (num_tokens, out_features)."""
-        ...
 
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add the layer's outputs to residual (num_tokens, out_features)."""
-        ...
 
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
         """The layer's outputs in float32."""
-        ...
 
 
 class LayerKit(Protocol):
     """Makes the layers of one model.
 
     Attributes:
-        name: For the log.
         copies_tied_table: Whether the output head is a copy of the embedding that it is tied to.
         is_int8: Whether a matrix takes one byte a value and one float32 an output, instead of what its dtype takes.
     """
@@ -55,23 +51,18 @@ class LayerKit(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Weight (out_features, in_features), bias (out_features,)."""
-        ...
 
     def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
         """Weight (2 * intermediate_size, hidden_size), gate first -> activation(gate(x)) * up(x)."""
-        ...
 
     def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
         """Embedding and output head over one table (vocab_size, hidden_size)."""
-        ...
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         """RMSNorm over the last dimension."""
-        ...
 
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """Norm of queries and keys, where there is one, then rotary embedding."""
-        ...
 
 
 def embedding(table: torch.Tensor) -> Layer:

@@ -17,11 +17,9 @@ class RopeScaling(Protocol):
     @property
     def attention_factor(self) -> float:
         """Factor on cosine and sine."""
-        ...
 
     def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
         """Scaled inverse frequencies, (head_dim / 2,) float32."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,9 @@ class ModelConfig:
     """A checkpoint's architecture and sizes.
 
     Attributes:
-        architecture: Name in config.json, such as Qwen3ForCausalLM.
-        num_heads, num_kv_heads, head_dim: Query heads, K/V heads, values per head.
         max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
-        rope: Rotary embedding.
-        qkv_bias, o_bias, mlp_bias: Which projections have a bias.
-        qk_norm: RMSNorm over each head of queries and keys.
         sliding_windows: One entry per layer; None is full attention.
         activation: Of the feed-forward layers, a key of `engine.layers.gated.ACTIVATIONS`.
-        tie_word_embeddings: The output head is the embedding table.
         dtype: What the checkpoint declares; float32 when it declares nothing.
         eos_token_ids: Ids that end an answer, from generation_config.json, else config.json; may be empty.
     """

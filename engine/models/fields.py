@@ -18,7 +18,6 @@ class Fields:
     """One JSON object and where it came from."""
 
     def __init__(self, values: Mapping[str, object], where: str) -> None:
-        """Wrap values; `where` names the object in messages."""
         self._values = values
         self._where = where
 

@@ -22,7 +22,6 @@ def edit_logits(logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor
 
     Args:
         logits: (num_rows, vocab_size) float32.
-        batch: What to do to which row.
         previous_token_ids: (num_previous_rows,) int64, what the previous step sampled; None when nothing needs it.
     """
     if batch.penalties is not None:

@@ -43,12 +43,7 @@ class LogprobTensors:
 
 
 def score(logits: Tensor, scores: ScoreBatch) -> LogprobTensors:
-    """Log-probabilities of prompt tokens.
-
-    Args:
-        logits: (num_scores, vocab_size) float32, the model's own; not changed.
-        scores: One entry per row of logits: the whole step's or a slice of it.
-    """
+    """Log-probabilities of prompt tokens from the model's own logits (num_scores, vocab_size) float32, not changed."""
     target_ids = to_device(scores.target_ids, logits.device)
     return pick(torch.log_softmax(logits, -1), target_ids, np.arange(len(logits)), scores.num_logprobs)
 

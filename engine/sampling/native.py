@@ -20,7 +20,6 @@ class NativeSampler:
     """See `PickIds` and `engine/native/sample.c`."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        """Take the function of a loaded library."""
         self._sample = library.function("weft_sample", _POINTER, _SIZE, _SIZE, *[_POINTER] * 8)
 
     def __call__(self, logits: torch.Tensor, batch: SamplingBatch, masks: RowMasks | None) -> torch.Tensor:

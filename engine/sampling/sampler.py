@@ -75,9 +75,7 @@ def sample(
 
     Args:
         logits: (num_rows, vocab_size) float32; overwritten.
-        batch: How each row is sampled.
         previous_token_ids: (num_previous_rows,) int64, what the previous step sampled; None when nothing needs it.
-        masks: Of the rows that follow a grammar; None when none does.
         pick_ids: Computes steps 3 to 8.
     """
     reporting = np.flatnonzero(batch.num_logprobs >= 0)

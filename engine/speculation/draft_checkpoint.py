@@ -16,16 +16,7 @@ from engine.weights import count_weights_bytes
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A checked draft model.
-
-    Attributes:
-        config: Its configuration.
-        kit: Makes its layers.
-        groups: Its KV groups.
-        group_indices: For each of them, the group of the served model whose block tables it uses.
-        weights_bytes: What its weights take.
-        activations_bytes: What its largest step takes.
-    """
+    """A checked draft model; by its KV group, `group_indices` names the served group whose block tables it uses."""
 
     config: ModelConfig
     kit: LayerKit

@@ -49,9 +49,6 @@ class DraftModel:
         """Take over a loaded model and a cache of as many blocks as kv has.
 
         Args:
-            model: The draft model.
-            backend: Its cache.
-            device: Where both are.
             kv: Hands out the blocks; the served model's.
             group_indices: For each KV group of the draft model, the group of the served model whose tables it uses.
         """

@@ -15,7 +15,6 @@ class Drafter(Protocol):
 
     def propose(self, request: "Request") -> list[int]:
         """Token ids that may follow request.token_ids; empty for no guess."""
-        ...
 
 
 @dataclass(slots=True)

@@ -22,7 +22,6 @@ class Text:
     """Token ids in which pairs are found. It may grow at its end, and may serve many lookups."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
-        """Refer to token_ids, and index nothing yet."""
         self.token_ids = token_ids
         self._ends: dict[tuple[int, int], list[int]] = {}
         self._num_indexed = 1
@@ -40,18 +39,13 @@ class Text:
 
 
 class Lookup:
-    """Follows one output through a text.
-
-    Attributes:
-        pace: Experience with what it proposed.
-    """
+    """Follows one output through a text."""
 
     def __init__(self, text: Text, num_tokens: int, pointer: int | None) -> None:
         """Start level with the first num_tokens ids of the request.
 
         Args:
             text: Where to look; the ids of the request themselves for prompt lookup.
-            num_tokens: Ids of the request that are there already.
             pointer: Where in the text the output should begin; None if it is to be found.
         """
         self.pace = Pace()

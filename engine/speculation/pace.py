@@ -68,7 +68,6 @@ def price_of_drafts(cost: StepCostModel, contexts: Iterable[int]) -> tuple[float
     """What one more token for each decoding request costs.
 
     Args:
-        cost: Predicts step times.
         contexts: Computed tokens of each request that decodes.
 
     Returns:

@@ -15,28 +15,21 @@ from engine.speculation.pace import Pace, price_of_drafts
 
 
 class BatchDrafter(Protocol):
-    """Guesses for many requests in one go.
-
-    Attributes:
-        pace: Experience with all its drafts.
-    """
+    """Guesses for many requests in one go; `pace` is experience with all its drafts."""
 
     pace: Pace
 
     def price(self, step_s: float) -> float:
         """What it takes to draft one more token for each request, as a part of a step of step_s seconds."""
-        ...
 
     def propose(self, requests: Sequence[Request], num_drafts: int) -> list[list[int]]:
         """Up to num_drafts (>= 1) ids for each request; all their ids are known."""
-        ...
 
 
 class Speculator:
     """Owner of the drafters."""
 
     def __init__(self, scheduler: Scheduler, drafters: Sequence[Drafter], draft_model: BatchDrafter | None) -> None:
-        """Take the drafters, the best first; draft_model is asked last."""
         self._scheduler = scheduler
         self._drafters = drafters
         self._draft_model = draft_model

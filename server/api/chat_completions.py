@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.protocol import EngineInfo, Pin
+from engine.protocol import AddRequest, EngineInfo, Pin
 from server.answer import Order, Prompt
 from server.beam_search import beam_options
 from server.cache_options import cache_policy, find_breakpoints, find_pins
@@ -71,8 +71,9 @@ async def create_chat_completion(
     prompt, pins = await _prompt(body, context, wishes, max_tokens, info)
     prediction = await _prediction(body, context)
     plan = plan_output(wishes, context.formats, context.tokenizer, prompt.token_ids, prediction)
-    order = Order(
-        [prompt],
+    engine_request = AddRequest(
+        0,  # the client numbers it
+        [],  # of each prompt
         sampling_params,
         num_choices=num_choices(body),
         tenant=tenant(request, body.safety_identifier, body.user),
@@ -81,8 +82,8 @@ async def create_chat_completion(
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
         guidance=plan.guidance,
         caching=cache_policy(body.prompt_cache_options, pins),
-        beams=beams,
     )
+    order = Order([prompt], engine_request, beams)
     options = render_options(body, logprobs)
     text_options = build_text_options(
         body, track_tokens=logprobs is not None or options.token_ids or plan.counts_tokens
@@ -130,11 +131,7 @@ async def encode_messages(context: ServerContext, messages: list[Message], *, op
 
 
 async def _prompt(
-    body: ChatCompletionBody,
-    context: ServerContext,
-    wishes: OutputWishes,
-    max_tokens: int | None,
-    info: EngineInfo,
+    body: ChatCompletionBody, context: ServerContext, wishes: OutputWishes, max_tokens: int | None, info: EngineInfo
 ) -> tuple[Prompt, list[Pin]]:
     """The prompt, and which beginnings of it are to stay in the prefix cache."""
     breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)

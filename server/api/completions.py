@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.protocol import EngineInfo
+from engine.protocol import AddRequest, EngineInfo
 from server.answer import Answer, Order, Prompt
 from server.beam_search import beam_options
 from server.cache_options import cache_policy
@@ -20,8 +20,7 @@ from server.fields import REFUSED_IN_COMPLETIONS, ignored_fields, ignored_header
 from server.fim import FillIn, fill_in
 from server.output_plan import naming_the_grammar, structured_guidance
 from server.params import MAX_LOGPROBS, build_sampling_params, build_text_options, check_common, check_range, stop_list
-from server.prompt_echo import PromptEcho, echo_prompt
-from server.prompt_report import num_prompt_logprobs
+from server.prompt_report import PromptEcho, echo_prompt, num_prompt_logprobs
 from server.render import new_envelope, render_options
 from server.render_completions import CompletionRenderer
 from server.respond import (
@@ -78,8 +77,9 @@ async def create_completion(
     stops, structure = stop_list(body), structure_of(body)
     prompts = [_fitted(prompt, body, max_tokens, info) for prompt in await _prompts(body, context, info, filling)]
     check_context(prompts, max_tokens, info, "prompt")
-    order = Order(
-        prompts,
+    engine_request = AddRequest(
+        0,  # the client numbers it
+        [],  # of each prompt
         sampling_params,
         num_choices=best_of,
         tenant=tenant(request, body.user),
@@ -88,8 +88,8 @@ async def create_completion(
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
         guidance=structured_guidance(structure),
         caching=cache_policy(body.prompt_cache_options),
-        beams=beams,
     )
+    order = Order(prompts, engine_request, beams)
     options = render_options(body, logprobs)
     text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
     skip_special_tokens = body.skip_special_tokens is not False
@@ -151,7 +151,7 @@ def _best_of(body: CompletionBody, max_n: int) -> int:
 
 def _best(answer: Answer, n: int) -> list[int]:
     """The choices to show: of each prompt, the n with the highest mean log-probability, or all as they are."""
-    num_made = answer.order.num_choices
+    num_made = answer.order.request.num_choices
     shown: list[int] = []
     for first in range(0, len(answer.choices), num_made):
         made = range(first, first + num_made)

@@ -37,10 +37,8 @@ class JsonCalls:
     """A `ToolFormat`.
 
     Attributes:
-        name, markers: See `ToolFormat`.
         present: Patterns that all occur in a template of the family.
         absent: Patterns of which none occurs in it.
-        syntax: How the parser reads it.
         layouts: What a constrained output may choose from.
     """
 
@@ -141,11 +139,7 @@ MISTRAL = JsonCalls(
     present=(r"\[TOOL_CALLS\]",),
     absent=(),
     syntax=Syntax(
-        openers=("[TOOL_CALLS]",),
-        fillers=(",", "]"),
-        before_name=(),
-        after_name=("[ARGS]",),
-        id_marker="[CALL_ID]",
+        openers=("[TOOL_CALLS]",), fillers=(",", "]"), before_name=(), after_name=("[ARGS]",), id_marker="[CALL_ID]"
     ),
     layouts=(
         *(
@@ -191,10 +185,7 @@ DEEPSEEK_V31 = JsonCalls(
     present=(_CALL_BEGIN,),
     absent=("```json",),
     syntax=Syntax(
-        openers=(_CALLS_BEGIN, _CALL_BEGIN),
-        fillers=(_CALL_END, _CALLS_END),
-        before_name=(),
-        after_name=(_SEPARATOR,),
+        openers=(_CALLS_BEGIN, _CALL_BEGIN), fillers=(_CALL_END, _CALLS_END), before_name=(), after_name=(_SEPARATOR,)
     ),
     layouts=(
         Layout(
@@ -228,13 +219,7 @@ PHI4 = JsonCalls(
     absent=(r"<\|start_of_role\|>",),
     syntax=Syntax(openers=("<|tool_call|>", "functools["), fillers=(",", "]", "<|/tool_call|>")),
     layouts=(
-        Layout(
-            trigger="<|tool_call|>",
-            **_object(),
-            between=", ",
-            opening="<|tool_call|>[",
-            closing="]<|/tool_call|>",
-        ),
+        Layout(trigger="<|tool_call|>", **_object(), between=", ", opening="<|tool_call|>[", closing="]<|/tool_call|>"),
         Layout(trigger="functools[", **_object(), between=", ", opening="functools[", closing="]"),
     ),
 )

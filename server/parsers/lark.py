@@ -84,10 +84,8 @@ def text_up_to(
     Args:
         rule: Its name, in lower case; the name in upper case and `_TEXT` behind it becomes a terminal.
         marker: What ends the text.
-        mark: As it was given to the format.
         without: Further texts that may not occur, such as other markers.
         not_first: See `text_without`.
-        within: See `text_without`.
 
     Returns:
         Two lines.

@@ -46,26 +46,17 @@ class OutputParser(Protocol):
     @property
     def region(self) -> Kind:
         """Where the text that was fed last lies: REASONING, CONTENT or CALL (markup and arguments included)."""
-        ...
 
     def feed(self, text: str) -> list[Piece]:
         """Take text that is not empty; return what is certain now, without neighbours of the same kind."""
-        ...
 
     def finish(self) -> list[Piece]:
         """The output has ended, perhaps too early: return what was still held."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call.
-
-    Attributes:
-        name: As it was declared.
-        parameters: A JSON schema of type object.
-        is_strict: What cannot be enforced of it is a fault, instead of being left out.
-    """
+    """A function that the model may call; where it is strict, what cannot be enforced of it is a fault."""
 
     name: str
     parameters: dict[str, Any]
@@ -101,7 +92,6 @@ class ToolFormat(Protocol):
     @property
     def name(self) -> str:
         """For `--tool-format` and the log."""
-        ...
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -109,19 +99,15 @@ class ToolFormat(Protocol):
 
         The parser has to see them, so they stay in the text even when control tokens are left out of it.
         """
-        ...
 
     def is_used_by(self, template: str) -> bool:
         """Tell from the source of its chat template whether a model writes calls like this."""
-        ...
 
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
         """A parser for an output that may call these tools; everything that is no call is content."""
-        ...
 
     def grammar(self, wanted: AnswerRules) -> str:
         """Rules for `llguidance` in Lark; the rule `answer` is the whole output after the reasoning.
 
         From where a call opens, the output can only be one of these tools with arguments of its schema.
         """
-        ...

@@ -37,13 +37,7 @@ def with_definitions(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, 
 
 
 def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
-    """The JSON types that a schema names, in its order; none: any.
-
-    Args:
-        schema: Of one value.
-        root: The schema that `$ref` points into.
-        depth: How many schemas this one lies in.
-    """
+    """The JSON types that a schema names, in its order; none: any. `root` is the schema that `$ref` points into."""
     schema = resolve(schema, root)
     if (named := schema.get("type")) is not None:
         return [name for name in ([named] if isinstance(named, str) else named) if name in _IS_OF_TYPE]

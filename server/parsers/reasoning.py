@@ -40,9 +40,6 @@ class ReasoningFormat:
     """How one family of models writes its reasoning.
 
     Attributes:
-        name: For the log and for settings.
-        begin, end: The markers of the block.
-        sign: Templates of the family hold this text.
         answer_begin, answer_end: Markers around the answer, which are left out of it; "" where there are none.
         behind_begin: What a template may write behind `begin` apart from newlines; the block is open then, too.
     """
@@ -111,11 +108,7 @@ _SWITCHES = {
 
 
 def reasoning_switch(template: str) -> Switch | None:
-    """How a caller turns reasoning on and off; None: the template has no variable for it.
-
-    Args:
-        template: The source, which has been compiled before.
-    """
+    """How a caller turns reasoning on and off; None: the template has no variable for it."""
     tokens = [token for token in jinja2.Environment().lex(template) if token[1] != "whitespace"]
     for name, switch in _SWITCHES.items():
         if _reads(tokens, name):

@@ -63,7 +63,6 @@ class Scanner(ABC):
     """
 
     def __init__(self) -> None:
-        """Start a new output."""
         self.region = Kind.CONTENT
         self._text = ""
         self._at = 0  # what is before it has been read

@@ -41,7 +41,6 @@ def guided_schema(schema: dict[str, Any], *, is_lenient: bool = False) -> dict[s
     never stop to write them.
 
     Args:
-        schema: As it was given.
         is_lenient: Leave out what cannot be enforced, instead of refusing the schema.
 
     Raises:

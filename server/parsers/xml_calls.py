@@ -31,73 +31,51 @@ from server.parsers.raw_values import raw_to_json, resolve, types_of, with_defin
 from server.parsers.scanner import Scanner, Steps, json_text
 
 
-@dataclass(frozen=True, slots=True)
-class _Tags:
-    """What stands around the parts of a call, in its order; empty where a format has nothing there.
-
-    Attributes:
-        openings: A call begins with any of these; the first is the one that grammars ask for.
-        before_name: Behind the first opening.
-        value_end: As the format itself writes `after_value`, with the line break before it.
-        ends: What closes a call; of several, the last may be missing.
-    """
-
-    openings: tuple[str, ...]
-    before_name: str
-    after_name: str
-    before_key: str
-    after_key: str
-    before_value: str
-    after_value: str
-    value_end: str
-    ends: tuple[str, ...]
-
-
 class _XmlParser(Scanner):
-    def __init__(self, tools: Sequence[Tool], tags: _Tags) -> None:
-        self._tags = tags
-        self._names = {tool.name + tags.after_name: tool for tool in tools}
+    def __init__(self, tools: Sequence[Tool], format: "XmlFormat") -> None:
+        self._format = format
+        self._names = {tool.name + format.after_name: tool for tool in tools}
         super().__init__()
 
     def _read(self) -> Steps[None]:
-        yield from self._read_content(self._tags.openings, self._read_call)
+        yield from self._read_content(self._format.openings, self._read_call)
 
     def _read_call(self, opening: str) -> Steps[bool]:
         """Read what is behind the opening; False: it is no call, and nothing has been told."""
-        tags = self._tags
+        format = self._format
         if not self._names or (
-            tags.before_name and opening == tags.openings[0] and (yield from self._next(tags.before_name)) is None
+            format.before_name and opening == format.openings[0] and (yield from self._next(format.before_name)) is None
         ):
             return False
         name = yield from self._next(*self._names)
-        tag = name and (yield from self._next(tags.before_key, *tags.ends))
+        tag = name and (yield from self._next(format.before_key, *format.ends))
         if name is None or tag is None:
             return False
         schema = self._names[name].parameters
         self._begin_call(self._names[name].name)
         separator = ""
-        while tag == tags.before_key:
+        while tag == format.before_key:
             key: list[str] = []
-            if (yield from self._until((tags.after_key,), key.append)) is None:
+            if (yield from self._until((format.after_key,), key.append)) is None:
                 return True
-            if tags.before_value and (yield from self._next(tags.before_value)) is None:
+            if format.before_value and (yield from self._next(format.before_value)) is None:
                 return True
             self._tell_arguments(f"{separator}{json_text(''.join(key))}: ")
             properties = schema.get("properties") or {}
             if not (yield from self._read_value(types_of(properties.get("".join(key)), schema))):
                 return True
             separator = ", "
-            tag = yield from self._next(tags.before_key, *tags.ends)
+            tag = yield from self._next(format.before_key, *format.ends)
         if tag is not None:
             self._tell_arguments("}")
-            while tag in tags.ends[:-1]:
-                tag = yield from self._next(*tags.ends[tags.ends.index(tag) + 1 :])
+            while tag in format.ends[:-1]:
+                tag = yield from self._next(*format.ends[format.ends.index(tag) + 1 :])
         return True
 
     def _read_value(self, types: list[str]) -> Steps[bool]:
         """Read a value and its end tag; False: the output has ended before."""
-        ends = tuple({self._tags.value_end: None, self._tags.after_value: None})
-        if self._tags.value_end.startswith("\n"):
+        ends = tuple({self._format.value_end: None, self._format.after_value: None})
+        if self._format.value_end.startswith("\n"):
             yield from self._next("\n", skips_blanks=False)
         if types[:1] == ["string"]:
             self._tell_arguments('"')
@@ -114,20 +92,29 @@ class _XmlParser(Scanner):
 
 @dataclass(frozen=True, slots=True)
 class XmlFormat:
-    """A `ToolFormat` that is described by its tags.
+    """A `ToolFormat` that is described by its tags, in the order of a call; empty where it has nothing there.
 
     Attributes:
-        name, markers: As in `ToolFormat`.
         signs: They all occur in the chat templates of its models, and not all in those of others.
-        tags: What is around the parts of a call.
         line_break: Between the parts, in Lark.
+        openings: A call begins with any of these; the first is the one that grammars ask for.
+        value_end: As the format itself writes `after_value`, with the line break before it.
+        ends: What closes a call; of several, the last may be missing.
     """
 
     name: str
     markers: tuple[str, ...]
     signs: tuple[str, ...]
-    tags: _Tags
     line_break: str
+    openings: tuple[str, ...]
+    before_name: str
+    after_name: str
+    before_key: str
+    after_key: str
+    before_value: str
+    after_value: str
+    value_end: str
+    ends: tuple[str, ...]
 
     def is_used_by(self, template: str) -> bool:
         """Tell from all the signs; the outer tag alone would be Hermes as well."""
@@ -135,20 +122,20 @@ class XmlFormat:
 
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
         """A parser for an output that may call these tools."""
-        return _XmlParser(tools, self.tags)
+        return _XmlParser(tools, self)
 
     def grammar(self, wanted: AnswerRules) -> str:
         """As `ToolFormat` says; parameters come in the order of the schema, a string is text up to its end tag."""
         tools, mark, content, is_required = wanted.tools, wanted.mark, wanted.content, wanted.is_required
-        opening, *others = self.tags.openings
+        opening, *others = self.openings
         calls = f"call (BREAKS? {mark(opening)} call)*" if wanted.allows_many else "call"
         rules = ["BREAKS: /\\n{1,2}/\n"]
         if is_required or content is not None:
             rules.append(f"answer: {'' if is_required else f'{content} | '}BREAKS? {mark(opening)} {calls}\n")
         else:
-            rules.append(f"answer: PLAIN | before {calls}\nPLAIN: {lark.text_without(self.tags.openings)}\n")
+            rules.append(f"answer: PLAIN | before {calls}\nPLAIN: {lark.text_without(self.openings)}\n")
             rules.append(lark.text_up_to("before", opening, mark, others))
-        rules.append(lark.text_up_to("text", self.tags.value_end, mark, (self.tags.after_value,)))
+        rules.append(lark.text_up_to("text", self.value_end, mark, (self.after_value,)))
         rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}\n")
         for i, tool in enumerate(tools):
             rules += self._call(f"call_{i}", tool, mark)
@@ -156,19 +143,19 @@ class XmlFormat:
 
     def _call(self, rule: str, tool: Tool, mark: Mark) -> list[str]:
         """The rule of what is behind the opening of a call, and those that it needs."""
-        tags = self.tags
-        parts = [self._spell(("\n" if tags.before_name else "") + tags.before_name + tool.name + tags.after_name, mark)]
+        begin = "\n" if self.before_name else ""
+        parts = [self._spell(begin + self.before_name + tool.name + self.after_name, mark)]
         rules = []
         for i, (key, schema) in enumerate((tool.parameters.get("properties") or {}).items()):
-            head = self._spell(f"\n{tags.before_key}{key}{tags.after_key}\n{tags.before_value}", mark)
+            head = self._spell(f"\n{self.before_key}{key}{self.after_key}\n{self.before_value}", mark)
             is_optional = key not in (tool.parameters.get("required") or ())
             value = self._value(schema, tool, mark)
             within = lark.string_of(resolve(schema, tool.parameters)) if value == "text" else None
             if within:
                 value = f"{rule}_{i}"
-                rules.append(lark.text_up_to(value, tags.value_end, mark, (tags.after_value,), within=within))
+                rules.append(lark.text_up_to(value, self.value_end, mark, (self.after_value,), within=within))
             parts.append(f"({head} {value}){'?' if is_optional else ''}")
-        parts.append(self._spell("".join(f"\n{end}" for end in tags.ends), mark))
+        parts.append(self._spell("".join(f"\n{end}" for end in self.ends), mark))
         return [f"{rule}: {' '.join(parts)}\n", *rules]
 
     def _spell(self, text: str, mark: Mark) -> str:
@@ -179,7 +166,7 @@ class XmlFormat:
     def _value(self, schema: Any, tool: Tool, mark: Mark) -> str:
         """A value and its end tag."""
         root = tool.parameters
-        end = lark.spell(self.tags.value_end, self.markers, mark)
+        end = lark.spell(self.value_end, self.markers, mark)
         resolved = resolve(schema, root)
         if "enum" in resolved or "const" in resolved:
             words = [
@@ -197,33 +184,29 @@ QWEN3_CODER = XmlFormat(
     name="qwen3_coder",
     markers=("<tool_call>", "</tool_call>"),
     signs=("<tool_call>", "<function=", "<parameter="),
-    tags=_Tags(
-        openings=("<tool_call>", "<function="),
-        before_name="<function=",
-        after_name=">",
-        before_key="<parameter=",
-        after_key=">",
-        before_value="",
-        after_value="</parameter>",
-        value_end="\n</parameter>",
-        ends=("</function>", "</tool_call>"),
-    ),
+    openings=("<tool_call>", "<function="),
+    before_name="<function=",
+    after_name=">",
+    before_key="<parameter=",
+    after_key=">",
+    before_value="",
+    after_value="</parameter>",
+    value_end="\n</parameter>",
+    ends=("</function>", "</tool_call>"),
     line_break='"\\n"',
 )
 GLM = XmlFormat(
     name="glm",
     markers=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     signs=("<tool_call>", "<arg_key>", "<arg_value>"),
-    tags=_Tags(
-        openings=("<tool_call>",),
-        before_name="",
-        after_name="",
-        before_key="<arg_key>",
-        after_key="</arg_key>",
-        before_value="<arg_value>",
-        after_value="</arg_value>",
-        value_end="</arg_value>",
-        ends=("</tool_call>",),
-    ),
+    openings=("<tool_call>",),
+    before_name="",
+    after_name="",
+    before_key="<arg_key>",
+    after_key="</arg_key>",
+    before_value="<arg_value>",
+    after_value="</arg_value>",
+    value_end="</arg_value>",
+    ends=("</tool_call>",),
     line_break='"\\n"?',
 )

@@ -84,7 +84,6 @@ ToolChoice = Annotated[
 ]
 
 FunctionChoice = Annotated[
-    Annotated[Literal["none", "auto"], Tag("text")] | Annotated[NamedTool, Tag("other")],
-    TEXT_OR_OTHER,
+    Annotated[Literal["none", "auto"], Tag("text")] | Annotated[NamedTool, Tag("other")], TEXT_OR_OTHER
 ]
 """The deprecated `function_call`."""

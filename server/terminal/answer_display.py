@@ -24,7 +24,6 @@ class PlainDisplay:
     """The content alone, as it is."""
 
     def __init__(self) -> None:
-        """Nothing is written yet."""
         self._has_written = False
 
     def add(self, text: str, *, is_reasoning: bool = False) -> None:
@@ -44,7 +43,6 @@ class LiveDisplay:
     """Markdown on a terminal."""
 
     def __init__(self, console: Console) -> None:
-        """Start to draw."""
         self._console = console
         self._tail = ""
         self._is_reasoning = False

@@ -26,12 +26,7 @@ _ERROR = "bold red"
 def chat(url: str, api_key: str | None, model: str | None, system: str | None, options: dict[str, object]) -> int:
     """Talk until the user leaves, or answer what standard input holds; returns the exit code.
 
-    Args:
-        url: The server, with or without /v1.
-        api_key: Sent as bearer token; None for none.
-        model: Who answers; None is the first model that the server lists.
-        system: The system prompt; None for none.
-        options: Further fields of each request.
+    Without a model the first answers that the server lists; options are further fields of each request.
     """
     console = Console(highlight=False)
     try:

@@ -61,18 +61,9 @@ def api_root(url: str) -> str:
 
 
 class ChatClient:
-    """One server.
-
-    Attributes:
-        url: Its root, as requests use it.
-    """
+    """One server; raises ChatError where its URL is none. `url` is its root, as requests use it."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        """Take note of the server; nothing is sent yet.
-
-        Raises:
-            ChatError: This is no URL.
-        """
         self.url = api_root(url)
         try:
             host = httpx.URL(self.url).host
@@ -109,10 +100,8 @@ class ChatClient:
         """
         request = {**body, "stream": True} | ({"stream_options": {"include_usage": True}} if has_usage else {})
         is_finished = False
-        with (
-            self._faults(),
-            self._http.stream("POST", f"{self.url}/chat/completions", json=request) as response,
-        ):
+        address = f"{self.url}/chat/completions"
+        with self._faults(), self._http.stream("POST", address, json=request) as response:
             if not response.is_success:
                 response.read()
                 if not (has_usage and "stream_options" in response.text):

@@ -13,10 +13,9 @@ def check_memory(free_bytes: int, weights_bytes: int) -> Finding:
     """Free memory of the host against the weights, 0 where they are not known; `weft plan` knows more."""
     detail = f"{gigabytes(free_bytes)} free"
     if weights_bytes >= free_bytes:
+        detail += f", and the files of the weights take {gigabytes(weights_bytes)}"
         advice = "serve a smaller model, or end what else runs; weft plan says what a model takes"
-        return Finding(
-            "memory", "note", f"{detail}, and the files of the weights take {gigabytes(weights_bytes)}", advice
-        )
+        return Finding("memory", "note", detail, advice)
     if free_bytes < MIN_FREE_BYTES:
         return Finding("memory", "note", detail, "end what else runs, or give the container more")
     return Finding("memory", "ok", detail)
@@ -45,14 +44,12 @@ def check_hub(model: str, answer: int | str, is_cached: bool) -> Finding:
     if answer == 200:
         return Finding("model", "ok", f"{model} is on the hub{' and in the cache' if is_cached else ''}")
     if is_cached:
-        return Finding(
-            "model", "note", f"{model} is in the cache; the hub says {answer}", "weft plan says if it is read"
-        )
+        detail = f"{model} is in the cache; the hub says {answer}"
+        return Finding("model", "note", detail, "weft plan says if it is read")
     if isinstance(answer, str):
         advice = "check network, proxy and HF_ENDPOINT, or name a local folder"
         return Finding("model", "missing", f"{model}: the hub cannot be reached ({answer})", advice)
-    advice = _HUB_ADVICE.get(answer, "try again later")
-    return Finding("model", "missing", f"{model}: the hub answers {answer}", advice)
+    return Finding("model", "missing", f"{model}: the hub answers {answer}", _HUB_ADVICE.get(answer, "try again later"))
 
 
 def check_shared_memory(free_bytes: int | None) -> Finding:

@@ -18,9 +18,6 @@ class Conversation:
     """What was said so far. Commands and `server.terminal.chat` change it.
 
     Attributes:
-        client: Whom it is held with.
-        model: Who answers.
-        system: The system prompt; empty for none.
         options: Further fields of each request, such as temperature.
         messages: User and assistant in turns, without the system prompt.
         saved: Files that this conversation was saved to, which may be written again.

@@ -68,15 +68,14 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 def _ask(asking: subprocess.Popen[bytes], settings: Settings) -> Iterator[Finding]:
     """What the child process says."""
+    log = b""
     try:
         said, log = asking.communicate(timeout=_COMMAND_S)
         facts = msgspec.json.decode(said, type=MachineFacts)
-    except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
+    except (subprocess.TimeoutExpired, msgspec.DecodeError):
         asking.kill()
-        last = (
-            log.decode("utf-8", "replace").strip().splitlines()[-1:] if isinstance(error, msgspec.DecodeError) else []
-        )
-        detail = f"torch cannot be used: {last[0] if last else 'no answer'}"
+        *_, last = b"no answer", *log.strip().splitlines()
+        detail = f"torch cannot be used: {last.decode('utf-8', 'replace')}"
         yield Finding("engine", "missing", detail, "install Weft again into a fresh virtual environment")
         return
     yield check_software.check_kernels(facts)

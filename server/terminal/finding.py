@@ -8,13 +8,9 @@ Severity = Literal["ok", "note", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check.
+    """The outcome of one check: what was looked at, what is there, and what to do about it, if anything.
 
-    Attributes:
-        name: What was looked at.
-        status: "missing": Weft cannot serve as asked; "note": it can, and something is worth knowing.
-        detail: What is there.
-        advice: What to do about it; empty where there is nothing to do.
+    "missing": Weft cannot serve as asked; "note": it can, and something is worth knowing.
     """
 
     name: str

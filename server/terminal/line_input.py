@@ -27,7 +27,6 @@ class LineInput:
     """The keyboard. A history that cannot be read or written is done without."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Load the history at path."""
         self._path = path
         readline.set_auto_history(False)  # what is kept is the message, not each of its lines
         if os.environ.get("TERM", "dumb") != "dumb":

@@ -70,7 +70,6 @@ class Readings:
     """The latest readings of the status page, and what they say together."""
 
     def __init__(self) -> None:
-        """Nothing has been read."""
         self._readings: deque[tuple[float, Status]] = deque()
 
     def add(self, now: float, status: Status) -> None:

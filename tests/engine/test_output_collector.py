@@ -5,7 +5,7 @@ from engine.output_collector import collect, end, fail
 from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
 from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
-from engine.speculation.prediction import PredictionDrafter
+from engine.speculation.drafters import PredictionDrafter
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
 from tests.engine.requests_for_tests import request

@@ -76,7 +76,7 @@ def test_the_plan_before_loading_is_the_one_that_is_served(
         return model
 
     monkeypatch.setattr(startup, "load_weights", load)
-    assert said[-3:] == start(options, "epoch").plan.lines()
+    assert said[-4:-1] == start(options, "epoch").plan.lines()
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(

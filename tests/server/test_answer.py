@@ -52,7 +52,7 @@ def answer_for(site: Any, num_prompts: int) -> Answer:
     prompts = [Prompt([i]) for i in range(num_prompts)]
     choices = [ChoiceStream(site.tokenizer.detokenizer(), None, TextOptions()) for _ in prompts]
     timer = RequestTimer(site.app.state.context.metrics, 0.0, num_prompts)
-    return Answer(Order(prompts, SamplingParams()), choices, timer, 4)
+    return Answer(Order(prompts, AddRequest(0, [], SamplingParams())), choices, timer, 4)
 
 
 def test_when_one_prompt_is_refused_the_others_are_given_up(site: Any) -> None:

@@ -6,7 +6,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from server.choice_stream import Detokenizer
+from server.detokenizer import BytesDetokenizer, WindowDetokenizer
 from server.token_bytes import read_token_table
 from tests.tokenizers_for_tests import byte_level, metaspace, sentencepiece, wordpiece
 

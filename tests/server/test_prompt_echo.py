@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.answer import Prompt
-from server.prompt_echo import echo_prompt
+from server.prompt_report import echo_prompt
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -6,7 +6,7 @@ import pytest
 
 from server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError
 from server.schemas.chat_completions import ChatCompletionBody
-from server.tool_use import CallStyle, ToolUse, tool_use
+from server.tool_use import ToolUse, tool_use
 
 WEATHER = {"name": "weather", "description": "Tells.", "parameters": {"type": "object", "properties": {"city": {}}}}
 TIME = {"name": "time"}
@@ -38,7 +38,7 @@ def test_every_tool_may_be_called_as_often_as_the_model_likes() -> None:
     assert use.shown == tools(WEATHER, TIME)
     assert use.tools[0].parameters == WEATHER["parameters"]
     assert use.tools[1].parameters == {"type": "object", "properties": {}}
-    assert (use.is_required, use.allows_many, use.style) == (False, True, CallStyle.TOOL)
+    assert (use.is_required, use.allows_many, use.is_legacy) == (False, True, False)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_old_names_mean_the_same() -> None:
     use = read(functions=[WEATHER, TIME], function_call={"name": "weather"})
     assert use is not None
     assert names(use) == ["weather"]
-    assert (use.is_required, use.allows_many, use.style) == (True, False, CallStyle.FUNCTION)
+    assert (use.is_required, use.allows_many, use.is_legacy) == (True, False, True)
     assert read(functions=[WEATHER], function_call="none") is None
 
 

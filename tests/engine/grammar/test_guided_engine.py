@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from engine.engine import Engine
-from engine.grammar.drafter import ForcedTokens
 from engine.protocol import AddRequest, FinishReason, ReasoningBudget
+from engine.speculation.drafters import ForcedTokens
 from engine.speculation.speculator import Speculator
 from tests.engine.grammar.demo import PROMPT, TOKENIZER, Answers, guided, json_grammar, run
 from tests.engine.requests_for_tests import add_request

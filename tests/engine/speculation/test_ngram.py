@@ -10,7 +10,7 @@ from engine.engine import Engine
 from engine.native import library
 from engine.protocol import AddRequest, EngineOptions, Guidance
 from engine.sampling_params import SamplingParams
-from engine.speculation.ngram import NgramDrafter
+from engine.speculation.drafters import NgramDrafter
 from engine.startup import start
 from tests.engine.fake_runner import make_engine
 from tests.engine.requests_for_tests import add_request

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.protocol import AddRequest, Guidance
-from engine.speculation.prediction import PredictionDrafter
+from engine.speculation.drafters import PredictionDrafter
 from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine
 from tests.engine.requests_for_tests import add_request
 from tests.engine.speculation.runs import ids, run

@@ -1,7 +1,7 @@
 import llguidance
 
-from engine.grammar.drafter import ForcedTokens
 from engine.grammar.matcher import GrammarMatcher
+from engine.speculation.drafters import ForcedTokens
 from tests.engine.requests_for_tests import request
 
 
