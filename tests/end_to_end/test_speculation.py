@@ -35,7 +35,7 @@ def test_the_plan_names_the_draft_model() -> None:
     command = [sys.executable, "-m", "server.cli", "plan", "--device", "cpu", "--speculative", DEMO]
     plan = dict(line.split(maxsplit=1) for line in subprocess.check_output(command, text=True).splitlines()[2:])
     assert plan["draft"].startswith("model  demo_model (")
-    assert plan["weights"] == "7.48 MB"
+    assert plan["weights"] == "12.6 MB"
 
 
 def test_a_draft_model_that_is_nowhere_ends_with_one_line_and_code_2(serve: Serve) -> None:

@@ -15,6 +15,8 @@ from tests.engine.grammar.demo import TOKENIZER
 
 MODEL = "weft-demo"
 ASK: Any = [{"role": "user", "content": "What is the weather?"}]
+OPEN_CALL = TOKENIZER.token_to_id("<tool_call>")
+"""Made likely or impossible where a test is not about what the model likes."""
 SETTINGS: Any = {"model": MODEL, "messages": ASK, "temperature": 1.0, "seed": 7, "max_tokens": 300}
 
 
@@ -102,16 +104,14 @@ def test_a_call_that_must_come_comes_and_is_valid(
 
 
 def test_auto_answers_in_words_until_the_model_opens_a_call(client: openai.OpenAI) -> None:
-    words = plain(client, tools=[WEATHER], tool_choice="auto")
+    words = plain(client, tools=[WEATHER], tool_choice="auto", logit_bias={OPEN_CALL: -100})
     assert (words["calls"], words["finish_reason"]) == ([], "stop")
     assert words["content"]
 
 
 @pytest.mark.parametrize("lure", [100, -100])
 def test_auto_takes_the_structure_or_a_call_as_the_model_likes(client: openai.OpenAI, lure: int) -> None:
-    """The demo model would open no call by itself, so the first token of the marker is made likely or impossible."""
-    token_id = TOKENIZER.encode("<tool_call>", add_special_tokens=False).ids[0]
-    asked = {"tools": [WEATHER], "tool_choice": "auto", "parallel_tool_calls": False, "logit_bias": {token_id: lure}}
+    asked = {"tools": [WEATHER], "tool_choice": "auto", "parallel_tool_calls": False, "logit_bias": {OPEN_CALL: lure}}
     asked["extra_body"] = {"structured_outputs": {"choice": ["nothing", "never"]}}
     message = plain(client, **asked)
     if lure > 0:

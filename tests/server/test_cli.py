@@ -142,6 +142,6 @@ def test_plan_of_a_hub_id_fetches_its_configuration_and_nothing_else(tmp_path: p
         hub.shutdown()
         thread.join()
     assert done.returncode == 0, done.stderr
-    assert "\nweights      3.74 MB\n" in done.stdout
+    assert "\nweights      6.3 MB\n" in done.stdout
     assert re.search(r"^at once +\d+ with 1,024 tokens each, \d+ with 4,096 tokens each \(never", done.stdout, re.M)
     assert set(fetched) == {"config.json"}
