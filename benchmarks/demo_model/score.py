@@ -17,7 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.demo_model.generate import EXAMINED_SKILLS, Question, exam
-from benchmarks.demo_model.skill import Reply
+from benchmarks.demo_model.skill import Json, Reply
 
 MAX_ANSWER_TOKENS = 160
 
@@ -53,9 +53,17 @@ async def ask(client: httpx.AsyncClient, model: str, question: Question) -> Repl
         error.add_note(response.text)
         raise
     message = response.json()["choices"][0]["message"]
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    arguments = [(call["name"], json.loads(call["arguments"])) for call in calls]
-    return Reply(message["content"] or "", message.get("reasoning_content") or "", tuple(arguments))
+    calls = [
+        (call["function"]["name"], _parsed(call["function"]["arguments"])) for call in message.get("tool_calls") or ()
+    ]
+    return Reply(message["content"] or "", message.get("reasoning_content") or "", tuple(calls))
+
+
+def _parsed(arguments: str) -> Json:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {"cut off": arguments}
 
 
 async def ask_all(client: httpx.AsyncClient, model: str, questions: list[Question]) -> list[Reply]:

@@ -1,6 +1,6 @@
 """What int8 does to a trained model: the demo model, over chats phrased in ways that its training never used.
 
-Its answers are so certain (perplexity 1.00) that theirs hardly moves with 3 bits either. So all positions are compared
+Its answers are so certain that their perplexity hardly moves with 3 bits either. So all positions are compared
 as well, the user's words among them, where the model is in doubt: the perplexity that a model has over text drawn from
 another grows by exp(mean KL divergence) over the other's own.
 """
@@ -65,7 +65,7 @@ def test_perplexity_stays_within_one_percent() -> None:
     plain, quantized = (log_probabilities(NativeKit(library, is_int8), chats) for is_int8 in (False, True))
     following = torch.from_numpy(np.concatenate(chats)).roll(-1)[is_answer_next, None]
     losses = [-logprobs[is_answer_next].gather(1, following).mean().item() for logprobs in (plain, quantized)]
-    assert math.exp(losses[0]) < 1.05  # it was the trained model that ran
+    assert math.exp(losses[0]) < 1.4  # it was the trained model that ran: a random one has 4,096
     assert math.exp(abs(losses[1] - losses[0])) < 1.01
     divergence = (plain.exp() * (plain - quantized)).sum(-1).mean().item()
     assert 0 < math.exp(divergence) - 1 < 0.001  # 6 bits exceed this
