@@ -82,8 +82,11 @@ def playground(page: Page) -> None:
 
 
 def take(browser: Browser, url: str, path: pathlib.Path, scene: Any, hover: str | None = None, **options: Any) -> None:
-    """One picture: the scene, in a browser that has nothing stored."""
+    """One picture: the scene, in a browser that has nothing stored but a temperature of 0: pictures should repeat."""
     context = browser.new_context(**options)
+    context.add_init_script(
+        "localStorage.setItem('weft:settings', localStorage.getItem('weft:settings') ?? '{\"temperature\": 0}')"
+    )
     page = context.new_page()
     page.goto(url)
     page.wait_for_selector("#dot.good, #dot.busy")
