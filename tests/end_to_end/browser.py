@@ -23,11 +23,11 @@ expect.set_options(timeout=TIMEOUT_MS)
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless browser; skips where there is none, unless WEFT_REQUIRE_BROWSER says that there must be one."""
+    """A headless browser; skips where there is none, unless REQUIRE_BROWSER says that there must be one."""
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         message = f"no browser: none of {', '.join(NAMES)} is on PATH"
-        pytest.fail(message) if os.environ.get("WEFT_REQUIRE_BROWSER") else pytest.skip(message)
+        pytest.fail(message) if os.environ.get("REQUIRE_BROWSER") else pytest.skip(message)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [], timeout=240_000
