@@ -60,6 +60,12 @@ class Screen:
             self._column += 1
 
 
+def _take_terminal() -> None:
+    """In the child: its terminal, and a Ctrl-C that is heard even where these tests run with SIGINT ignored."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class PseudoTerminal:
     """A command on a terminal of its own; a context manager that ends it."""
 
@@ -76,7 +82,7 @@ class PseudoTerminal:
             | {"TERM": "xterm-256color"}
             | environment,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,
         )
         self._slave = slave  # held open, so that what was written last can be read
         self._raw = self._pending = ""
