@@ -232,11 +232,11 @@ class Supervisor:
 
     def _drain(self) -> int:
         """Let the servers finish what they have; returns the exit code."""
+        start_time = time.monotonic()  # before the line that asks for a second signal, which may come at once
         logger.info("Draining: new requests are refused, running ones finish; a second signal ends them")
         self._listener.close()  # the servers hold it as long as they refuse; then the port is closed
         for child in self._servers:
             child.send_signal(signal.SIGTERM)
-        start_time = time.monotonic()
         deadline = start_time + self._settings.drain_timeout_s + DRAIN_MARGIN_S
         while any(child.pid is not None for child in self._servers):
             remaining_s = deadline - time.monotonic()

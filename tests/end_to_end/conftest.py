@@ -45,8 +45,7 @@ class LiveServer:
 
     def children(self, module: str) -> list[int]:
         """Process ids of the children that run a module."""
-        pids = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in pids if module.encode() in _command(pid)]
+        return children_of(self.process.pid, module)
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
@@ -66,6 +65,12 @@ class LiveServer:
         if self.process.poll() is None:
             self.process.send_signal(signum)
         return self.process.wait(timeout_s)
+
+
+def children_of(parent: int, module: str) -> list[int]:
+    """Process ids of the children of process `parent` that run a module."""
+    pids = pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in pids if module.encode() in _command(pid)]
 
 
 def _command(pid: str) -> list[bytes]:

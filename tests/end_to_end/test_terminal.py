@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from server.supervisor import REPEAT_S
-from tests.end_to_end.conftest import LiveServer
+from tests.end_to_end.conftest import LiveServer, children_of
 from tests.pseudo_terminal import PseudoTerminal
 from tests.server.terminal.scripted_server import END, Script, event, serving
 
@@ -169,6 +169,8 @@ def test_serve_shows_what_it_does_and_leaves_the_terminal_as_it_was() -> None:
             lines = response.iter_lines()
             next(lines)
             terminal.wait_for(lambda seen: bool(re.match(r"1 running, 0 waiting \| decode [1-9]", seen[-1])))
+            (engine,) = children_of(terminal.process.pid, "engine.process")
+            os.kill(engine, signal.SIGSTOP)  # else a fast machine may answer in full before the second Ctrl-C
             terminal.type("\x03")
             terminal.wait_for(lambda seen: "Draining" in seen[-2] and seen[-1].startswith("1 running"))
             time.sleep(REPEAT_S)
