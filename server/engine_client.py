@@ -41,7 +41,7 @@ from engine.status_page import Status, StatusPage
 
 RECONNECT_S = 0.05
 """Pause between two attempts to reach an engine that does not listen yet."""
-MEET_S = 2.0
+MEET_S = 10.0
 """How long a process that has not met its first engine waits for it, if the engine says that it is ready."""
 
 logger = logging.getLogger(__name__)

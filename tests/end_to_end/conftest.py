@@ -1,8 +1,10 @@
 """`weft serve` as a user starts it, on a free port, with its log at hand."""
 
 import contextlib
+import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,10 +17,19 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from server.checkpoint import DEMO_MODEL
+
 if TYPE_CHECKING:  # what needs no browser does not wait for it
     from playwright.sync_api import Browser, Page
 
     from tests.end_to_end.browser import Open, Tab
+
+
+TIMEOUT_S = 500.0
+"""Of what is waited for; only a failure takes so long."""
+
+LONG_CONTEXT = 98_304
+"""Tokens: a request that may fill it outlasts any test, also on a fast machine."""
 
 
 @dataclass
@@ -33,44 +44,42 @@ class LiveServer:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def wait_ready(self, timeout_s: float = 240.0) -> None:
-        deadline = time.monotonic() + timeout_s
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.base_url}/ready").status_code == 200:
                     return
             time.sleep(0.05)
-        raise AssertionError(f"not ready after {timeout_s} s:\n{self.log.read_text()}")
+        raise AssertionError(f"not ready after {TIMEOUT_S} s:\n{self.log.read_text()}")
 
     def children(self, module: str) -> list[int]:
         """Process ids of the children that run a module."""
-        return children_of(self.process.pid, module)
+        pids = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in pids if module.encode() in _command(pid)]
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.base_url}{path}", timeout=TIMEOUT_S)
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
-        lines = httpx.get(f"{self.base_url}/metrics", timeout=60).text.splitlines()
+        lines = self.get("/metrics").text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         assert values, f"{name} is not exported"
         return sum(values)
 
-    def wait_for_metric(self, name: str, value: float, timeout_s: float = 60.0) -> None:
-        deadline = time.monotonic() + timeout_s
+    def wait_for_metric(self, name: str, value: float) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
         while self.metric(name) != value:
             assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, not {value}"
             time.sleep(0.02)
 
-    def stop(self, signum: int = signal.SIGTERM, timeout_s: float = 40.0) -> int:
+    def stop(self, signum: int = signal.SIGTERM) -> int:
         """Send a signal if it still runs, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signum)
-        return self.process.wait(timeout_s)
-
-
-def children_of(parent: int, module: str) -> list[int]:
-    """Process ids of the children of process `parent` that run a module."""
-    pids = pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in pids if module.encode() in _command(pid)]
+        return self.process.wait(TIMEOUT_S)
 
 
 def _command(pid: str) -> list[bytes]:
@@ -81,31 +90,39 @@ def _command(pid: str) -> list[bytes]:
 
 
 @contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port for a server: it may listen there, and no connection to another server is given the number meanwhile."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@contextlib.contextmanager
 def serving(log: pathlib.Path, *arguments: str, ready: bool = True, **environment: str) -> Iterator[LiveServer]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *arguments]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=os.environ | environment, start_new_session=True
-        )
-    server = LiveServer(process, port, log)
-    try:
-        if ready:
-            server.wait_ready()
-        yield server
-    finally:
-        _end(process)
+    with reserved_port() as port:
+        command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *arguments]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, env=os.environ | environment, start_new_session=True
+            )
+        server = LiveServer(process, port, log)
+        try:
+            if ready:
+                server.wait_ready()
+            yield server
+        finally:
+            _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Drain, then force, so that the runtime directory goes as well; kill only what does not listen."""
-    for _ in range(2):
+    for patience_s in (1.0, 20.0):
         if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0)
+                process.wait(patience_s)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -128,10 +145,19 @@ def serve(tmp_path: pathlib.Path) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="session")
-def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """The demo model in float32, shared by all tests that leave it as they found it."""
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo model under its own name, with a context of `LONG_CONTEXT` tokens."""
+    folder = pathlib.Path(shutil.copytree(DEMO_MODEL, tmp_path_factory.mktemp("long") / "weft-demo"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG_CONTEXT}))
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def live_server(tmp_path_factory: pytest.TempPathFactory, long_model: str) -> Iterator[LiveServer]:
+    """The demo model in float32 with a long context, shared by all tests that leave it as they found it."""
     log = tmp_path_factory.mktemp("live") / "server.log"
-    with serving(log, "--dtype", "float32") as server:
+    with serving(log, long_model, "--dtype", "float32") as server:
         yield server
 
 

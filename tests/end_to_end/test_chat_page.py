@@ -11,8 +11,9 @@ from playwright.sync_api import Browser, Page, Route, expect
 from tests.end_to_end.browser import CHAT, Open, pages, say, script, text_answer
 from tests.end_to_end.conftest import LiveServer, Serve
 
-LONG = '{"type": "string", "minLength": 12000, "maxLength": 12000}'
-"""An answer that follows this schema fills the context of the model."""
+LONG = '{"type": "string", "minLength": 1000000}'
+"""An answer that follows this schema fills the context of the model, however fast that is: it runs until it is stopped.
+"""
 
 WEATHER = """{"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}}"""

@@ -167,8 +167,8 @@ def test_long_and_nasty_texts_take_no_time(modules: Page, piece: str) -> None:
         return performance.now() - start;
     }}"""
     text = piece * (60_000 // len(piece))
-    # Work that grows with the square takes minutes; the best of a few counts, since a machine may be busy.
-    assert any(modules.evaluate(code, text) < 1500 for _ in range(5))
+    # Work that grows with the square takes minutes; the best of a few counts, since a machine may be busy or slow.
+    assert any(modules.evaluate(code, text) < 10_000 for _ in range(5))
 
 
 def test_what_has_not_changed_keeps_its_nodes(modules: Page) -> None:

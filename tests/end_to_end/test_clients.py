@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.end_to_end.conftest import LiveServer
+from tests.end_to_end.conftest import TIMEOUT_S, LiveServer
 
 ROOT = pathlib.Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
@@ -19,7 +19,7 @@ def test_the_client_is_content(live_server: LiveServer, script: pathlib.Path) ->
     # Nothing of this process's Python may reach the other virtual environment.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [PYTHON, script, live_server.base_url, "weft-demo"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[-1] == "good", ran.stdout
 

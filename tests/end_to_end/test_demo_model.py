@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from benchmarks.demo_model import score
-from tests.end_to_end.conftest import LiveServer
+from tests.end_to_end.conftest import TIMEOUT_S, LiveServer
 
 NUMBER = 20
 LEAST_RIGHT = {
@@ -37,7 +37,7 @@ learned yet, stands in CHANGELOG.md."""
 def test_skills_hold_for_what_was_never_trained(live_server: LiveServer, skill: str) -> None:
     async def examine() -> list[object]:
         limits = httpx.Limits(max_connections=8)
-        async with httpx.AsyncClient(base_url=live_server.base_url, limits=limits, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=live_server.base_url, limits=limits, timeout=TIMEOUT_S) as client:
             return list(await score.examine(client, skill, NUMBER))
 
     wrong = asyncio.run(examine())

@@ -7,21 +7,24 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 import server
-from tests.end_to_end.conftest import LiveServer, Serve
+from server.supervisor import EXIT_FORCED, REPEAT_S
+from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve
 
 MODEL = "weft-demo"
-LONG: dict[str, Any] = {"prompt": [20] * 30, "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"prompt": [20] * 30, "max_tokens": 98_000, "ignore_eos": True, "temperature": 0}
+"""For a server of the long model: it does not end before the test does."""
 
 
 def complete(server: LiveServer, **body: Any) -> httpx.Response:
     body = {"model": MODEL, "prompt": [20, 21], "max_tokens": 3} | body
-    return httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
+    return httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=TIMEOUT_S)
 
 
 class Stream:
@@ -35,11 +38,11 @@ class Stream:
         self.first = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
-        assert self.first.wait(20), "no first chunk"
+        assert self.first.wait(TIMEOUT_S), "no first chunk"
 
     def _run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=60) as reply:
+            with httpx.stream("POST", self._url, json=self._body, timeout=TIMEOUT_S) as reply:
                 for chunk in reply.iter_text():
                     self.text += chunk
                     self.first.set()
@@ -47,10 +50,27 @@ class Stream:
             self.is_cut = True
 
     def wait(self) -> str:
-        self.thread.join(30)
+        self.thread.join(TIMEOUT_S)
         assert not self.thread.is_alive(), "the stream hangs"
         assert not self.is_cut, "the connection was cut"
         return self.text
+
+
+def eventually(claim: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not claim():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def kill_engine(server: LiveServer) -> None:
+    """Kill the engine, and stop the supervisor, which would start another one: `let_restart` lets it."""
+    server.process.send_signal(signal.SIGSTOP)
+    os.kill(server.children("engine.process")[0], signal.SIGKILL)
+
+
+def let_restart(server: LiveServer) -> None:
+    server.process.send_signal(signal.SIGCONT)
 
 
 def wait_until_serving(server: LiveServer) -> None:
@@ -58,30 +78,28 @@ def wait_until_serving(server: LiveServer) -> None:
     assert complete(server).status_code == 200
 
 
-def test_an_engine_that_dies_fails_its_requests_at_once_and_comes_back(serve: Serve) -> None:
-    server = serve()
+def test_an_engine_that_dies_fails_its_requests_at_once_and_comes_back(serve: Serve, long_model: str) -> None:
+    server = serve(long_model)
     (engine,) = server.children("engine.process")
     stream = Stream(server, **LONG)
-    os.kill(engine, signal.SIGKILL)
-    killed = time.monotonic()
+    kill_engine(server)
     text = stream.wait()
-    assert time.monotonic() - killed < 2
     assert '"error"' in text
     assert text.endswith("data: [DONE]\n\n")
-    reply = httpx.get(f"{server.base_url}/ready")
-    assert reply.status_code == 503
+    assert server.get("/ready").status_code == 503
     refused = complete(server)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "engine_restarting"
     assert float(refused.headers["retry-after"]) > 0
+    let_restart(server)
     wait_until_serving(server)
     assert server.children("engine.process") != [engine]
     assert server.stop() == 0
 
 
-def test_requests_that_had_no_token_yet_are_told_as_well(serve: Serve) -> None:
+def test_requests_that_had_no_token_yet_are_told_as_well(serve: Serve, long_model: str) -> None:
     """Accepted, but still waiting when the engine dies."""
-    server = serve("--max-num-seqs", "1")
+    server = serve(long_model, "--max-num-seqs", "1")
     running = Stream(server, **LONG)
     replies: list[httpx.Response] = []
     waiting = [
@@ -91,9 +109,9 @@ def test_requests_that_had_no_token_yet_are_told_as_well(serve: Serve) -> None:
     for thread in waiting:
         thread.start()
     server.wait_for_metric("weft:num_requests_waiting", 2)
-    os.kill(server.children("engine.process")[0], signal.SIGKILL)
+    kill_engine(server)
     for thread in waiting:
-        thread.join(2)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive()
     assert '"error"' in running.wait()
     for reply in replies:
@@ -119,27 +137,37 @@ def test_an_engine_that_hangs_is_not_healthy(serve: Serve, has_work: bool) -> No
     wait_for_health(server, 503)
     os.kill(engine, signal.SIGCONT)
     wait_for_health(server, 200)
-    asking.join(20)
+    asking.join(TIMEOUT_S)
     assert not asking.is_alive()
     if has_work:
         assert '"finish_reason":"length"' in stream.wait()
 
 
 def wait_for_health(server: LiveServer, status: int) -> None:
-    deadline = time.monotonic() + 5
-    while httpx.get(f"{server.base_url}/health").status_code != status:
-        assert time.monotonic() < deadline, f"/health does not turn {status}"
-        time.sleep(0.05)
+    eventually(lambda: server.get("/health").status_code == status, f"/health does not turn {status}")
 
 
 def test_nobody_works_while_there_is_nothing_to_do(serve: Serve) -> None:
     server = serve()
     assert complete(server).status_code == 200
     pids = [server.process.pid, *server.children("engine.process"), *server.children("server.process")]
-    time.sleep(0.5)
-    before = cpu_seconds(pids)
+    # The web server looks at the clock ten times a second; the engine may first prepare what it has time for now.
+    eventually(lambda: is_quiet(pids), "somebody works")
+
+
+def is_quiet(pids: list[int]) -> bool:
+    """Whether processes rest for three seconds: they neither compute nor wake again and again."""
+    start_time, num_wakeups, seconds = time.monotonic(), wakeups(pids), cpu_seconds(pids)
     time.sleep(3)
-    assert cpu_seconds(pids) - before <= 0.05  # the web server looks at the clock ten times a second
+    elapsed_s = time.monotonic() - start_time
+    return wakeups(pids) - num_wakeups <= 30 * elapsed_s and cpu_seconds(pids) - seconds <= 0.1 * elapsed_s
+
+
+def wakeups(pids: list[int]) -> int:
+    """How often threads of processes have gone to sleep so far."""
+    files = [file for pid in pids for file in pathlib.Path(f"/proc/{pid}/task").glob("*/status")]
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -148,9 +176,9 @@ def cpu_seconds(pids: list[int]) -> float:
     return sum(int(user) + int(system) for *_, user, system in (f[:13] for f in fields)) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_request_that_kills_the_engine_alone_is_refused(serve: Serve) -> None:
+def test_a_request_that_kills_the_engine_alone_is_refused(serve: Serve, long_model: str) -> None:
     """Killed twice while it ran: first as one of two suspects, then alone. Its neighbour is served."""
-    server = serve()
+    server = serve(long_model)
     neighbour = LONG | {"prompt": [30] * 30}
     poison = [Stream(server, **LONG), Stream(server, **neighbour)]
     os.kill(server.children("engine.process")[0], signal.SIGKILL)
@@ -168,19 +196,18 @@ def test_a_request_that_kills_the_engine_alone_is_refused(serve: Serve) -> None:
     assert complete(server, **(neighbour | {"max_tokens": 3})).status_code == 200
 
 
-def test_a_server_process_that_dies_is_replaced_and_its_requests_leave_the_engine(serve: Serve) -> None:
-    server = serve("--server-processes", "2")
+def test_a_server_process_that_dies_is_replaced_and_its_requests_leave_the_engine(
+    serve: Serve, long_model: str
+) -> None:
+    server = serve(long_model, "--server-processes", "2")
     assert len(server.children("server.process")) == 2
     stream = Stream(server, **LONG)
     server.wait_for_metric("weft:num_requests_running", 1)
     for pid in server.children("server.process"):
         os.kill(pid, signal.SIGKILL)
-    stream.thread.join(10)
+    stream.thread.join(TIMEOUT_S)
     assert stream.is_cut
-    deadline = time.monotonic() + 20
-    while len(server.children("server.process")) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: len(server.children("server.process")) == 2, "they are not replaced")
     wait_until_serving(server)
     server.wait_for_metric("weft:num_requests_running", 0)
     server.wait_for_metric("weft:kv_cache_usage_perc", 0)
@@ -193,29 +220,42 @@ def test_ready_means_that_every_server_process_serves(serve: Serve) -> None:
 
 
 def test_sigterm_drains(serve: Serve) -> None:
-    server = serve()
-    stream = Stream(server, **(LONG | {"max_tokens": 400}))
+    server = serve(WEFT_DRAIN_TIMEOUT_S=str(TIMEOUT_S))
+    (engine,) = server.children("engine.process")
+    stream = stopped_stream(server, engine)
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    eventually(lambda: server.get("/ready").status_code == 503, "it does not drain")
     refused = complete(server)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "shutting_down"
     assert refused.headers["connection"] == "close"
+    os.kill(engine, signal.SIGCONT)
     text = stream.wait()
     assert text.endswith("data: [DONE]\n\n")
     assert '"finish_reason":"length"' in text
-    assert server.process.wait(20) == 0
+    assert server.process.wait(TIMEOUT_S) == 0
 
 
-def test_a_second_signal_forces(serve: Serve) -> None:
-    server = serve()
+def stopped_stream(server: LiveServer, engine: int) -> Stream:
+    """One that runs, and will end soon, but not before its engine is let go on."""
+    while True:
+        stream = Stream(server, **(LONG | {"max_tokens": 400}))
+        os.kill(engine, signal.SIGSTOP)
+        if server.metric("weft:num_requests_running") == 1:
+            return stream
+        os.kill(engine, signal.SIGCONT)  # it had ended already
+
+
+def test_a_second_signal_forces(serve: Serve, long_model: str) -> None:
+    server = serve(long_model, WEFT_DRAIN_TIMEOUT_S=str(TIMEOUT_S))
     stream = Stream(server, **LONG)
     server.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    eventually(lambda: "Draining" in server.log.read_text(), "it does not drain")
+    time.sleep(REPEAT_S)
     assert server.process.poll() is None
     server.process.send_signal(signal.SIGINT)
-    server.process.wait(5)
-    stream.thread.join(5)
+    assert server.process.wait(TIMEOUT_S) == EXIT_FORCED
+    stream.thread.join(TIMEOUT_S)
     assert not stream.thread.is_alive()
     assert '"finish_reason":"length"' not in stream.text
 
@@ -224,11 +264,10 @@ def test_the_engine_dies_with_the_supervisor(serve: Serve) -> None:
     server = serve()
     children = server.children("engine.process") + server.children("server.process")
     os.kill(server.process.pid, signal.SIGKILL)
-    server.process.wait(5)
-    deadline = time.monotonic() + 5
-    while any(os.path.exists(f"/proc/{pid}/exe") for pid in children):
-        assert time.monotonic() < deadline, "children outlive the supervisor"
-        time.sleep(0.05)
+    server.process.wait(TIMEOUT_S)
+    eventually(
+        lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in children), "children outlive the supervisor"
+    )
 
 
 def wait_in_queue(server: LiveServer) -> None:
@@ -236,8 +275,8 @@ def wait_in_queue(server: LiveServer) -> None:
         complete(server, prompt=[40])
 
 
-def test_a_full_queue_is_said(serve: Serve) -> None:
-    server = serve("--max-num-seqs", "1", WEFT_MAX_NUM_WAITING="1")
+def test_a_full_queue_is_said(serve: Serve, long_model: str) -> None:
+    server = serve(long_model, "--max-num-seqs", "1", WEFT_MAX_NUM_WAITING="1")
     running = Stream(server, **LONG)
     threading.Thread(target=wait_in_queue, args=(server,), daemon=True).start()
     server.wait_for_metric("weft:num_requests_waiting", 1)
@@ -253,7 +292,7 @@ def test_a_model_that_cannot_be_loaded_ends_with_one_line(serve: Serve, tmp_path
     shutil.copy(demo / "tokenizer.json", tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
     live = serve(str(tmp_path), ready=False)
-    assert live.process.wait(30) == 2
+    assert live.process.wait(TIMEOUT_S) == 2
     lines = [line for line in live.log.read_text().splitlines() if "error" in line]
     assert len(lines) == 1
     assert "MambaForCausalLM" in lines[0]

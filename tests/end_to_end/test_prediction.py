@@ -9,6 +9,9 @@ import pytest
 from tests.end_to_end.conftest import LiveServer, Serve
 
 NUM_TOKENS = 48
+NUM_TRIES = 8
+"""Of what is drafted only while the steps before were as long as this machine makes them when nobody disturbs it."""
+
 TEXTS = ["What is 3 plus 4?", "1 2 3 1 2 3 1 2 3", "Count to twenty"]
 LONG_TEXT = {"type": "object", "properties": {"text": {"type": "string", "minLength": 60}}, "required": ["text"]}
 WAYS: dict[str, dict[str, Any]] = {
@@ -54,10 +57,13 @@ def test_a_prediction_that_holds_saves_steps_and_changes_nothing(
 ) -> None:
     text, *counts, num_steps = ask(client, live_server, way)
     assert counts == [0, 0]
-    predicted, accepted, _, num_predicted_steps = ask(client, live_server, way, text)
-    assert predicted == text
-    assert accepted > 0
-    assert num_predicted_steps < num_steps
+
+    def saves_steps() -> bool:
+        predicted, accepted, _, num_predicted_steps = ask(client, live_server, way, text)
+        assert predicted == text
+        return accepted > 0 and num_predicted_steps < num_steps
+
+    assert any(saves_steps() for _ in range(NUM_TRIES))
 
 
 @every_way
@@ -73,15 +79,19 @@ def test_a_prediction_that_does_not_hold_changes_nothing(
 def test_a_streamed_answer_counts_its_prediction(client: openai.OpenAI, live_server: LiveServer) -> None:
     text = ask(client, live_server, "greedy")[0]
     prediction: Any = {"type": "content", "content": text}
-    chunks = list(
-        client.chat.completions.create(
-            **settings("greedy"), prediction=prediction, stream=True, stream_options={"include_usage": True}
+
+    def num_accepted() -> int:
+        chunks = list(
+            client.chat.completions.create(
+                **settings("greedy"), prediction=prediction, stream=True, stream_options={"include_usage": True}
+            )
         )
-    )
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
-    usage = chunks[-1].usage
-    assert usage is not None and usage.completion_tokens_details is not None
-    assert (usage.completion_tokens_details.accepted_prediction_tokens or 0) > 0
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+        usage = chunks[-1].usage
+        assert usage is not None and usage.completion_tokens_details is not None
+        return usage.completion_tokens_details.accepted_prediction_tokens or 0
+
+    assert any(num_accepted() > 0 for _ in range(NUM_TRIES))
 
 
 def test_ngram_speculation_gives_the_same_answers(client: openai.OpenAI, serve: Serve) -> None:

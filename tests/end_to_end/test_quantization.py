@@ -7,14 +7,14 @@ import httpx
 import pytest
 
 from engine.native.library import load
-from tests.end_to_end.conftest import Serve
+from tests.end_to_end.conftest import TIMEOUT_S, Serve
 
 
 @pytest.mark.skipif(load() is None, reason="no native kernels on this machine")
 def test_int8_is_served_and_said(serve: Serve) -> None:
     server = serve("--quantization", "int8")
     body = {"model": "weft-demo", "messages": [{"role": "user", "content": "What is 3 plus 4?"}], "temperature": 0}
-    answer = httpx.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=60).json()
+    answer = httpx.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=TIMEOUT_S).json()
     assert answer["choices"][0]["message"]["content"] == "3 + 4 = 7."
     assert "layers: native int8 (" in server.log.read_text()
 
@@ -27,10 +27,11 @@ def test_the_plan_says_int8_and_half_the_weights() -> None:
         for more in ([], ["--quantization", "int8"])
     ]
     assert [plan["device"] for plan in lines] == ["cpu, bfloat16", "cpu, bfloat16, matrices in int8"]
-    assert [plan["weights"] for plan in lines] == ["6.3 MB", "3.21 MB"]
+    plain, quantized = (float(plan["weights"].removesuffix(" MB")) for plan in lines)
+    assert 0.5 < quantized / plain < 0.55  # every row has a scale
 
 
 def test_int8_in_another_type_ends_with_one_line_and_code_2(serve: Serve) -> None:
     server = serve("--quantization", "int8", "--dtype", "float32", ready=False)
-    assert server.process.wait(60) == 2
+    assert server.process.wait(TIMEOUT_S) == 2
     assert "quantization int8 needs device cpu and dtype bfloat16, got cpu and float32" in server.log.read_text()

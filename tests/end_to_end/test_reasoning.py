@@ -1,6 +1,5 @@
 """A model that thinks: the demo model behind a template that knows thinking, so what it thinks is anything."""
 
-import json
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -11,10 +10,12 @@ import pytest
 
 from tests.chat_templates_for_tests import QWEN3
 from tests.end_to_end.conftest import serving
-from tests.engine.grammar.demo import DEMO_MODEL
+from tests.engine.grammar.demo import DEMO_MODEL, TOKENIZER
 
 ASK: Any = [{"role": "user", "content": "Tell me something"}]
 YES_OR_NO: Any = {"structured_outputs": {"choice": ["yes", "no"]}}
+NO_END: Any = {str(TOKENIZER.token_to_id(token)): -100 for token in ("</think>", "<|im_end|>")}
+"""As a `logit_bias`: the model ends neither its thinking nor its answer by itself."""
 NUM_AROUND = 8
 """Tokens that count as reasoning besides those that it may take: markers, newlines, the rest of a character."""
 
@@ -24,24 +25,11 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     folder = tmp_path_factory.mktemp("thinking")
     checkpoint = pathlib.Path(shutil.copytree(DEMO_MODEL, folder / "thinker"))
     (checkpoint / "chat_template.jinja").write_text(QWEN3)
-    give_thinking_tokens(checkpoint / "tokenizer.json")
     with (
         serving(folder / "server.log", str(checkpoint), "--dtype", "float32") as server,
         openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as sdk,
     ):
         yield sdk
-
-
-def give_thinking_tokens(file: pathlib.Path) -> None:
-    """Let the markers be single tokens, in the places of the last ones that were learned."""
-    tokenizer = json.loads(file.read_text())
-    vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
-    for marker, old in zip(("<think>", "</think>"), sorted(vocab, key=vocab.get)[-2:], strict=True):
-        token_id = vocab[marker] = vocab.pop(old)
-        merges[:] = [merge for merge in merges if "".join(merge).replace(" ", "") != old]
-        kind = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
-        tokenizer["added_tokens"].append({"id": token_id, "content": marker, **kind})
-    file.write_text(json.dumps(tokenizer))
 
 
 def settings(client: openai.OpenAI, extra: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -86,7 +74,7 @@ def streamed(client: openai.OpenAI, extra: dict[str, Any], **more: Any) -> tuple
 
 @pytest.mark.parametrize("budget", [0, 5, 30])
 def test_a_budget_ends_the_thinking_and_the_answer_follows(client: openai.OpenAI, budget: int) -> None:
-    body = {"thinking_token_budget": budget, **YES_OR_NO, "logit_bias": {"2": -100}}
+    body = {"thinking_token_budget": budget, **YES_OR_NO, "logit_bias": NO_END}
     thought, said, reason, spent = plain(client, body)
     assert bool(thought) == (budget > 0)
     assert said in ("yes", "no")
@@ -107,7 +95,7 @@ def test_thinking_switched_off_leaves_the_answer(client: openai.OpenAI) -> None:
 
 
 def test_calls_come_after_the_thinking(client: openai.OpenAI) -> None:
-    body = {"thinking_token_budget": 10}
+    body = {"thinking_token_budget": 10, "logit_bias": NO_END}
     tools: Any = [{"type": "function", "function": {"name": "time"}}]
     answer = client.chat.completions.create(
         **settings(client, body, tools=tools, tool_choice="required", parallel_tool_calls=False)
@@ -119,7 +107,7 @@ def test_calls_come_after_the_thinking(client: openai.OpenAI) -> None:
 
 
 def test_thinking_that_is_not_shown_is_still_counted(client: openai.OpenAI) -> None:
-    body = {"thinking_token_budget": 10, **YES_OR_NO}
+    body = {"thinking_token_budget": 10, **YES_OR_NO, "logit_bias": NO_END}
     thought, said, _, spent = plain(client, {**body, "include_reasoning": False})
     assert (thought, said in ("yes", "no")) == ("", True)
     assert spent == plain(client, body)[3] > 0

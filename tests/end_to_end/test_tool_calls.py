@@ -105,7 +105,8 @@ def test_a_call_that_must_come_comes_and_is_valid(
 
 def test_auto_answers_in_words_until_the_model_opens_a_call(client: openai.OpenAI) -> None:
     words = plain(client, tools=[WEATHER], tool_choice="auto", logit_bias={OPEN_CALL: -100})
-    assert (words["calls"], words["finish_reason"]) == ([], "stop")
+    assert words["calls"] == []
+    assert words["finish_reason"] in ("stop", "length")
     assert words["content"]
 
 
@@ -126,7 +127,8 @@ def test_auto_takes_the_structure_or_a_call_as_the_model_likes(client: openai.Op
 
 def test_none_calls_nothing(client: openai.OpenAI) -> None:
     message = plain(client, tools=[WEATHER], tool_choice="none")
-    assert (message["calls"], message["finish_reason"]) == ([], "stop")
+    assert message["calls"] == []
+    assert message["finish_reason"] in ("stop", "length")
 
 
 def test_a_tool_with_a_schema_beyond_grammars_is_callable_unless_it_is_strict(client: openai.OpenAI) -> None:

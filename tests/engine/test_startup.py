@@ -1,8 +1,8 @@
 """Start-up and `weft plan` on a tiny checkpoint."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -143,15 +143,16 @@ def test_a_tiny_cache_is_enough_to_start_and_to_serve(checkpoint_folder: Callabl
 
 
 class CrowdedRunner:
-    """Another program has the second core, so that two threads take longer than one."""
+    """Another program has the second core, so that two threads take longer than one, on a clock of its own."""
 
     num_threads = 0
+    now = 0.0
 
     def __init__(self, *parts: object) -> None:
         pass
 
     def launch(self, batch: Batch) -> None:
-        time.sleep(0.002 * self.num_threads)
+        CrowdedRunner.now += 0.002 * self.num_threads
 
     def collect(self, launched: None) -> None:
         pass
@@ -167,6 +168,7 @@ def test_only_a_small_model_may_be_left_with_one_thread(
     """Load on the machine while a large model warmed up left it with one thread, half as fast, for ever."""
     monkeypatch.setattr(startup, "_SMALL_MODEL_BYTES", small_model_bytes)
     monkeypatch.setattr(startup, "ModelRunner", CrowdedRunner)
+    monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: CrowdedRunner.now))
     monkeypatch.setattr(
         startup, "set_num_threads", lambda kit, backend, sampler, n: setattr(CrowdedRunner, "num_threads", n)
     )

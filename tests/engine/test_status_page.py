@@ -1,27 +1,34 @@
 import os
 import pathlib
+import select
 import struct
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from engine import status_page
 from engine.status_page import Status, StatusPage
 
 READER = """
-import sys, time
+import sys
+from engine import status_page
 from engine.status_page import StatusPage
+status_page._NUM_TRIES = 10**6  # a writer that waits for its processor in the middle of a write is not given up
 page = StatusPage(sys.argv[1])
 print("ready", flush=True)
 seen = set()
 while True:
     s = page.read()
     assert s.num_steps == s.epoch_id == s.prompt_tokens == s.num_preemptions == int(s.step_seconds), s
-    seen.add(s.num_steps)
+    if s.num_steps not in seen:
+        seen.add(s.num_steps)
+        if len(seen) == 10:
+            print("some seen", flush=True)
     if s.is_ready:
         break
-print(len(seen))
 """
 
 
@@ -53,10 +60,10 @@ def test_reading_is_what_was_written_and_outlives_the_writer(tmp_path: pathlib.P
 
 def test_is_alive_while_it_progresses_or_has_nothing_to_do() -> None:
     now = time.monotonic()
-    assert Status(is_ready=1, has_work=1, progress_time=now).is_alive(5.0)
-    assert not Status(is_ready=1, has_work=1, progress_time=now - 6).is_alive(5.0)
-    assert Status(is_ready=1, has_work=0, progress_time=now - 600).is_alive(5.0)
-    assert not Status(is_ready=0, has_work=0, progress_time=now).is_alive(5.0)
+    assert Status(is_ready=1, has_work=1, progress_time=now).is_alive(500.0)
+    assert not Status(is_ready=1, has_work=1, progress_time=now - 501).is_alive(500.0)
+    assert Status(is_ready=1, has_work=0, progress_time=now - 600).is_alive(500.0)
+    assert not Status(is_ready=0, has_work=0, progress_time=now).is_alive(500.0)
 
 
 def test_a_reader_in_another_process_sees_whole_readings_only(tmp_path: pathlib.Path) -> None:
@@ -68,27 +75,28 @@ def test_a_reader_in_another_process_sees_whole_readings_only(tmp_path: pathlib.
         assert reader.stdout.readline() == "ready\n"
         end = time.monotonic() + 0.5
         number = 0
-        while time.monotonic() < end:
+        while time.monotonic() < end or not select.select([reader.stdout], [], [], 0)[0]:
             number += 1
             page.write(reading(number))
             if number % 100 == 0:
                 time.sleep(1e-4)  # to be scheduled out here rather than in a write
         page.write(reading(number + 1, is_last=True))
-        num_seen = int(reader.stdout.readline())
     assert reader.returncode == 0
-    assert num_seen > 10
 
 
-def test_a_writer_that_died_in_a_write_stops_neither_readers_nor_its_successor(tmp_path: pathlib.Path) -> None:
+def test_a_writer_that_died_in_a_write_stops_neither_readers_nor_its_successor(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(status_page, "time", SimpleNamespace(sleep=pauses.append))
     page = StatusPage(tmp_path / "status")
     page.write(reading(1))
     with open(tmp_path / "status", "r+b") as file:
         (version,) = struct.unpack("<Q", file.read(8))
         file.seek(0)
         file.write(struct.pack("<Q", version + 1))  # odd: as if a write were under way
-    began = time.monotonic()
     assert page.read() == reading(1)
-    assert time.monotonic() - began < 1.0
+    assert 0.01 < sum(pauses) < 0.1
     StatusPage(tmp_path / "status").write(reading(2))
     assert page.read() == reading(2)
 

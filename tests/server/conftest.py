@@ -111,17 +111,19 @@ class ByteTokenizer:
 
 
 class FakeGeneration:
-    def __init__(self, outputs: list[RequestOutput], error: Exception | None, pause_s: float) -> None:
+    def __init__(self, outputs: list[RequestOutput], error: Exception | None, may_go_on: Callable[[int], bool]) -> None:
         self._outputs = outputs
         self._error = error
-        self._pause_s = pause_s
+        self._may_go_on = may_go_on
         self.aborted: set[int] = set()
         self.closed = threading.Event()
         self.num_read = 0
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
         for output in self._outputs:
-            await asyncio.sleep(self._pause_s)
+            while not self._may_go_on(self.num_read):
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
             if output.index not in self.aborted:
                 self.num_read += 1
                 yield output
@@ -156,7 +158,10 @@ def logprobs_of(token_id: int, count: int) -> TokenLogprobs:
 
 @dataclass
 class FakeEngine:
-    """Answers every choice with `answers` in turn, token by token; `refuse` and `error` make it fail."""
+    """Answers every choice with `answers` in turn, token by token; `refuse` and `error` make it fail.
+
+    A generation of which n outputs were read waits with the next one until `may_go_on(n)`.
+    """
 
     answers: list[str] = field(default_factory=lambda: ["Hällo, wörld!"])
     info: EngineInfo | None = field(
@@ -170,7 +175,7 @@ class FakeEngine:
     error_after: int = 0
     finish: FinishReason | None = None
     chunk: int = 1
-    pause_s: float = 0.0
+    may_go_on: Callable[[int], bool] = lambda num_read: True
     num_cached_tokens: int = 4
     logprob_of_choice: Callable[[int], float] | None = None
     asked: list[Asked] = field(default_factory=list)
@@ -193,7 +198,7 @@ class FakeEngine:
         outputs.sort(key=lambda output: len(outputs))  # stable: choices stay whole
         if self.error is not None:
             outputs = outputs[: self.error_after]
-        generation = FakeGeneration(outputs, self.error, self.pause_s)
+        generation = FakeGeneration(outputs, self.error, self.may_go_on)
         self.asked.append(Asked(request, generation))
         return generation
 
@@ -294,8 +299,9 @@ class Site:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            deadline = time.monotonic() + 10
-            while not server.started and time.monotonic() < deadline:
+            deadline = time.monotonic() + 60
+            while not server.started:
+                assert time.monotonic() < deadline
                 time.sleep(0.01)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:

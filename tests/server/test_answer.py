@@ -69,7 +69,8 @@ def test_when_opening_is_cancelled_what_was_accepted_is_given_up(site: Any) -> N
 
     async def run() -> None:
         task = asyncio.create_task(answer_for(site, 2).open(engine))
-        await asyncio.sleep(0.01)
+        for _ in range(20):
+            await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -27,6 +27,7 @@ from engine.protocol import (
 )
 from engine.sampling_params import SamplingParams
 from engine.status_page import Status, StatusPage
+from server import engine_client
 from server.engine_client import (
     EngineDiedError,
     EngineUnavailableError,
@@ -36,6 +37,8 @@ from server.engine_client import (
 )
 
 GREEDY = SamplingParams(temperature=0.0)
+TIMEOUT_S = 60.0
+"""Of what is waited for; only a failure takes so long."""
 
 
 def info(epoch: str) -> EngineInfo:
@@ -87,7 +90,7 @@ class FakeEngine:
         self._writer.write(data)
 
     async def hear(self) -> ToEngine:
-        return await asyncio.wait_for(self._heard.get(), 5)
+        return await asyncio.wait_for(self._heard.get(), TIMEOUT_S)
 
     async def hear_add(self) -> AddRequest:
         message = await self.hear()
@@ -109,13 +112,13 @@ def step(*outputs: RequestOutput) -> StepOutput:
 
 
 async def connected(client: SocketEngineClient, epoch: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT_S):
         while client.info is None or client.info.epoch != epoch:
             await asyncio.sleep(0.005)
 
 
 async def disconnected(client: SocketEngineClient) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT_S):
         while client.info is not None:
             await asyncio.sleep(0.005)
 
@@ -124,7 +127,7 @@ async def accepted(client: SocketEngineClient, engine: FakeEngine, num_choices: 
     task = asyncio.create_task(client.generate(AddRequest(0, [1, 2], GREEDY, num_choices)))
     request = await engine.hear_add()
     engine.say(Accepted(request.request_id))
-    return await asyncio.wait_for(task, 5), request.request_id
+    return await asyncio.wait_for(task, TIMEOUT_S), request.request_id
 
 
 def run(tmp_path: pathlib.Path, script: Callable[[SocketEngineClient, FakeEngine], Awaitable[None]]) -> None:
@@ -140,12 +143,13 @@ def run(tmp_path: pathlib.Path, script: Callable[[SocketEngineClient, FakeEngine
 
 
 async def settle() -> None:
-    """Let what is under way on the socket arrive."""
-    await asyncio.sleep(0.05)
+    """Let what is under way on the socket arrive: both ends are on this loop, so its turns count, and not the time."""
+    for _ in range(50):
+        await asyncio.sleep(0)
 
 
 async def read_all(generation: Generation) -> AsyncIterator[RequestOutput]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT_S):
         async for output in generation:
             yield output
 
@@ -177,23 +181,26 @@ def test_accepted_request_streams_to_its_end(tmp_path: pathlib.Path) -> None:
     run(tmp_path, script)
 
 
-def test_a_process_that_has_not_met_a_ready_engine_waits_for_it(tmp_path: pathlib.Path) -> None:
+def test_a_process_that_has_not_met_a_ready_engine_waits_for_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine says on its page that it is ready before each server process has connected."""
+    monkeypatch.setattr(engine_client, "MEET_S", 10 * TIMEOUT_S)  # as if it never gave up
 
     async def main() -> None:
         page, engine = StatusPage(tmp_path / STATUS_NAME), FakeEngine(tmp_path, "a")
         async with SocketEngineClient(tmp_path) as client:
-            await asyncio.wait_for(client.meet(), 0.1)  # it loads, or nobody is there: the caller is told at once
+            await asyncio.wait_for(client.meet(), TIMEOUT_S)  # it loads, or nobody is there: the caller is told at once
             page.write(Status(epoch_id=1, is_ready=1))
             meeting = asyncio.create_task(client.meet())
             await settle()
             assert not meeting.done()
             await engine.start()
-            await asyncio.wait_for(meeting, 2)
+            await asyncio.wait_for(meeting, TIMEOUT_S)
             assert client.info is not None
             await engine.die()
             await disconnected(client)
-            await asyncio.wait_for(client.meet(), 0.1)  # lost, not about to come: the caller is told at once
+            await asyncio.wait_for(client.meet(), TIMEOUT_S)  # lost, not about to come: the caller is told at once
 
     uvloop.run(main())
 
@@ -268,7 +275,7 @@ def test_abort_of_the_last_choice_ends_a_waiting_reader(tmp_path: pathlib.Path) 
         reader = asyncio.create_task(read())
         await settle()
         generation.abort(0)
-        assert await asyncio.wait_for(reader, 5) == []
+        assert await asyncio.wait_for(reader, TIMEOUT_S) == []
         assert await engine.hear() == AbortRequest(number, None)
 
     run(tmp_path, script)
@@ -308,7 +315,7 @@ def test_no_engine_is_said_at_once(tmp_path: pathlib.Path) -> None:
         async with SocketEngineClient(tmp_path) as client:
             assert client.info is None
             with pytest.raises(EngineUnavailableError):
-                await asyncio.wait_for(client.generate(AddRequest(0, [1], GREEDY)), 0.1)
+                await asyncio.wait_for(client.generate(AddRequest(0, [1], GREEDY)), TIMEOUT_S)
 
     uvloop.run(main())
 
@@ -339,7 +346,7 @@ def test_death_mid_stream_hands_out_what_came_then_raises(tmp_path: pathlib.Path
         await settle()
         await engine.die()
         with pytest.raises(EngineUnavailableError):  # not accepted yet: it may be sent again
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, TIMEOUT_S)
         received = []
         with pytest.raises(EngineDiedError):
             async for output in read_all(generation):

@@ -9,9 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+TIMEOUT_S = 60.0
+"""Of what is waited for; only a failure takes so long."""
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
-    end_time = time.monotonic() + timeout_s
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    end_time = time.monotonic() + TIMEOUT_S
     while time.monotonic() < end_time:
         if condition():
             return True
@@ -38,34 +41,29 @@ BODIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_requests_at_once(site: Any, path: str, stream: bool) -> None:
-    site.engine.pause_s = 0.2
+    site.engine.may_go_on = lambda num_read: num_read == 0  # after its first token it is silent
     with site.live() as base_url:
         connection = send(base_url, path, {**BODIES[path], "stream": stream})
         assert wait_for(lambda: bool(site.engine.asked) and site.engine.asked[0].generation.num_read > 0)
         connection.close()
-        left_time = time.monotonic()
         assert wait_for(lambda: all(asked.generation.closed.is_set() for asked in site.engine.asked))
-        assert time.monotonic() - left_time < 0.3
         assert wait_for(lambda: site.app.state.lifecycle.num_active == 0)
 
 
 def test_deltas_arrive_as_they_are_made(site: Any) -> None:
-    site.engine.answers, site.engine.pause_s = ["abc"], 0.1
-    with site.live() as base_url, httpx.Client(base_url=base_url) as client:
+    """No token is made before the client has seen the one before it."""
+    seen: list[str] = []
+    site.engine.answers, site.engine.may_go_on = ["abc"], lambda num_read: num_read <= len(seen)
+    with site.live() as base_url, httpx.Client(base_url=base_url, timeout=TIMEOUT_S) as client:
         body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            headers_time = time.monotonic()
-            times = {}
             for line in response.iter_lines():
-                for char in "abc":
-                    if f'"content":"{char}"' in line:
-                        times[char] = time.monotonic() - headers_time
-    assert times["a"] < 0.19 < times["c"]
-    assert times["a"] < times["b"] < times["c"]
+                seen += [char for char in "abc" if f'"content":"{char}"' in line]
+    assert seen == ["a", "b", "c"]
 
 
 def test_the_connection_serves_again_after_a_stream(site: Any) -> None:
-    with site.live() as base_url, httpx.Client(base_url=base_url) as client:
+    with site.live() as base_url, httpx.Client(base_url=base_url, timeout=TIMEOUT_S) as client:
         for _ in range(3):
             response = client.post("/v1/completions", json={"prompt": "a", "stream": True})
             assert response.text.endswith("data: [DONE]\n\n")
@@ -91,4 +89,4 @@ def test_the_clients_timeout_is_the_deadline(site: Any, body: Any, timeout: str,
     if expected_s is None:
         assert deadline is None
     else:
-        assert before + expected_s <= deadline < before + expected_s + 5
+        assert before + expected_s <= deadline <= time.monotonic() + expected_s

@@ -197,7 +197,7 @@ def test_threads_may_share_a_tokenizer() -> None:
 
 def test_neither_torch_nor_transformers_is_imported() -> None:
     code = "import sys, server.tokenizer; assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=500)
 
 
 def test_a_token_is_found_by_its_text_and_a_template_tells_its_variables(tmp_path: Path) -> None:

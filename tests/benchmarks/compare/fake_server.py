@@ -1,5 +1,6 @@
 """A server that streams made-up completions: python fake_server.py PORT [--delay SECONDS] [--die] [--child].
 
+A request with "until_at_once" gets its first token once so many have run at once.
 It answers /ready after the delay, or dies after it; with --child it has a child of its own that ignores signals.
 """
 
@@ -13,7 +14,7 @@ import time
 PORT = int(sys.argv[1])
 DELAY_S = float(sys.argv[sys.argv.index("--delay") + 1]) if "--delay" in sys.argv else 0.0
 IGNORE = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('child', flush=True); time.sleep(60)"
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('child', flush=True); time.sleep(600)"
 )
 START = time.monotonic()
 MOST_AT_ONCE = [0, 0]  # now, ever
@@ -27,6 +28,8 @@ async def stream(body: dict[str, object], writer: asyncio.StreamWriter) -> None:
     number = int(str(body["max_tokens"]))
     MOST_AT_ONCE[0] += 1
     MOST_AT_ONCE[1] = max(MOST_AT_ONCE)
+    while MOST_AT_ONCE[1] < int(str(body.get("until_at_once", 0))):
+        await asyncio.sleep(0.005)
     for _ in range(number):
         event = {"choices": [{"text": 'a "usage":{} \n\ndata: [DONE]'}], "usage": None}
         writer.write(chunk(b"data: %s\n\n" % json.dumps(event).encode()))

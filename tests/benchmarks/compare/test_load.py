@@ -73,17 +73,17 @@ def test_an_error_is_shown_as_the_server_put_it() -> None:
         parse(OK, EVENTS[0], b'data: {"error": {"message": "engine died"}}\n\n')
 
 
-def body(num_tokens: int) -> bytes:
-    return json.dumps({"max_tokens": num_tokens}).encode()
+def body(num_tokens: int, **more: int) -> bytes:
+    return json.dumps({"max_tokens": num_tokens, **more}).encode()
 
 
 def test_load_sends_all_and_keeps_to_the_concurrency(fake: Callable[..., Server], tmp_path: Path) -> None:
     done: list[int] = []
-    with servers.running(fake(), WORKLOADS[:1], tmp_path / "log", 30) as server:
-        streams = load(server.url, [body(5)] * 7, 3, on_done=lambda: done.append(1))
+    with servers.running(fake(), WORKLOADS[:1], tmp_path / "log", 300) as server:
+        streams = load(server.url, [body(5, until_at_once=3)] * 7, 3, on_done=lambda: done.append(1))
         status, most = servers.get(server.url, "/most_at_once")
         with pytest.raises(LoadError, match=r"a stream had \d+ events after 0\.2 s"):
-            load(server.url, [body(500)] * 2, 2, timeout_s=0.2)
+            load(server.url, [body(10**6)] * 2, 2, timeout_s=0.2)
     assert [len(stream.times) for stream in streams] == [5] * 7
     assert [stream.num_output_tokens for stream in streams] == [5] * 7
     assert all(stream.sent_at < stream.times[0] and stream.times == sorted(stream.times) for stream in streams)

@@ -10,6 +10,9 @@ from engine.grammar.compiler import MAX_GRAMMAR_BYTES, GrammarCompiler
 from engine.grammar.errors import GrammarError
 from tests.engine.grammar.demo import json_grammar
 
+TIMEOUT_S = 120.0
+"""Of what is waited for; only a failure takes so long."""
+
 
 @pytest.fixture(scope="module")
 def compiler(vocabulary: llguidance.LLTokenizer) -> GrammarCompiler:
@@ -34,7 +37,7 @@ def compiler(vocabulary: llguidance.LLTokenizer) -> GrammarCompiler:
     ],
 )
 def test_a_fault_is_one_line_that_names_it(compiler: GrammarCompiler, text: str, fault: str) -> None:
-    error = compiler.compile(text).exception(timeout=30)
+    error = compiler.compile(text).exception(timeout=TIMEOUT_S)
     assert isinstance(error, GrammarError)
     assert str(error).startswith("the grammar cannot be used: ")
     assert fault in str(error)
@@ -45,7 +48,7 @@ def test_a_fault_is_one_line_that_names_it(compiler: GrammarCompiler, text: str,
 
 def test_a_text_that_is_too_long_is_refused_at_once(compiler: GrammarCompiler) -> None:
     longest = "start: /a/ //" + "é" * ((MAX_GRAMMAR_BYTES - 13) // 2)
-    assert compiler.compile(longest).exception(timeout=30) is None
+    assert compiler.compile(longest).exception(timeout=TIMEOUT_S) is None
     with pytest.raises(GrammarError, match="a grammar may have at most 131072 bytes, got 131073"):
         compiler.compile("x" * (MAX_GRAMMAR_BYTES + 1))
 
@@ -87,7 +90,7 @@ def test_the_vocabulary_is_read_once_and_at_first_use(vocabulary: llguidance.LLT
     compiler = GrammarCompiler(load)
     assert threads == []
     futures = [compiler.compile(f'start: "{i}"') for i in range(10)]
-    assert [future.exception(timeout=30) for future in futures] == [None] * 10
+    assert [future.exception(timeout=TIMEOUT_S) for future in futures] == [None] * 10
     assert len(threads) == 1
     assert threads[0].startswith("grammar")
 
@@ -104,19 +107,19 @@ def test_a_chain_as_long_as_a_text_can_be_does_not_overflow_the_stack(compiler: 
     schema = json.dumps({"$ref": "#/$defs/d0", "$defs": {**defs, "d2500": {"type": "string"}}})
     for text in (rules, json_grammar(json.loads(schema))):
         assert 80_000 < len(text) <= MAX_GRAMMAR_BYTES
-        assert compiler.compile(text).exception(timeout=60) is None
+        assert compiler.compile(text).exception(timeout=TIMEOUT_S) is None
 
 
 def test_gbnf_is_translated(compiler: GrammarCompiler, vocabulary: llguidance.LLTokenizer) -> None:
     text = json.dumps({"grammars": [{"gbnf": 'root ::= answer "!"\nanswer ::= "yes" | "no"'}]})
-    matcher = compiler.compile(text).result(timeout=30).copy()
+    matcher = compiler.compile(text).result(timeout=TIMEOUT_S).copy()
     for token_id in vocabulary.tokenize_str("no!"):
         assert matcher.accept(token_id) is None
     assert matcher.is_stopped
 
 
 def test_gbnf_that_is_none_is_a_fault(compiler: GrammarCompiler) -> None:
-    error = compiler.compile(json.dumps({"grammars": [{"gbnf": "root ::= ("}]})).exception(timeout=30)
+    error = compiler.compile(json.dumps({"grammars": [{"gbnf": "root ::= ("}]})).exception(timeout=TIMEOUT_S)
     assert isinstance(error, GrammarError)
     assert str(error).startswith("the grammar cannot be used: ")
 
@@ -126,15 +129,15 @@ def test_what_was_cancelled_is_compiled_again(vocabulary: llguidance.LLTokenizer
 
     def load() -> llguidance.LLTokenizer:
         busy.set()
-        assert gate.wait(30)
+        assert gate.wait(TIMEOUT_S)
         return vocabulary
 
     compiler = GrammarCompiler(load)
     for text in ("start: /a/", "start: /b/"):  # both threads
         compiler.compile(text)
-    assert busy.wait(30)
+    assert busy.wait(TIMEOUT_S)
     waiting = compiler.compile("start: /c/")
     assert waiting.cancel()
     again = compiler.compile("start: /c/")
     gate.set()
-    assert again.exception(timeout=30) is None
+    assert again.exception(timeout=TIMEOUT_S) is None

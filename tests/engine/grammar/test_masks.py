@@ -24,7 +24,7 @@ def test_rows_with_a_grammar_get_a_mask_and_no_others(vocabulary: llguidance.LLT
     )
     masks = computer.begin(step)
     assert masks is not None
-    result = masks.result(timeout=10)
+    result = masks.result(timeout=120)
     assert result.rows.tolist() == [1, 2, 3]
     biases = result.unpack(result.bits)
     assert biases.shape == (3, VOCAB_SIZE)

@@ -1,7 +1,6 @@
 """What holds for every format whose calls are not JSON: however its text is cut, and under its grammar."""
 
 import json
-import time
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from server.parsers.harmony import HARMONY
 from server.parsers.parser import Kind
 from server.parsers.pythonic_calls import PYTHONIC
+from tests.linear_time import assert_linear
 from tests.server.parsers.text_calls_for_tests import (
     CALLS,
     PROSE,
@@ -159,13 +159,15 @@ def test_a_tool_that_was_not_declared_is_content_as_it_was_written(writer: Write
 @ONE_EACH
 def test_a_long_argument_takes_linear_time(name: str) -> None:
     writer = WRITERS[name]
-    value = "ab\n< ]" * 30_000
-    text = writer.write([("get", {"key": value})])
-    parser = writer.format.parser(TOOLS)
-    started = time.process_time()
-    told = [piece.text for char in text for piece in parser.feed(char) if piece.kind is Kind.ARGUMENTS]
-    assert time.process_time() - started < 2
-    assert json.loads("".join(told)) == {"key": value}
+
+    def parse(size: int) -> None:
+        value = "ab\n< ]" * size
+        text = writer.write([("get", {"key": value})])
+        parser = writer.format.parser(TOOLS)
+        told = [piece.text for char in text for piece in parser.feed(char) if piece.kind is Kind.ARGUMENTS]
+        assert json.loads("".join(told)) == {"key": value}
+
+    assert_linear(parse, 30_000)
 
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
