@@ -6,7 +6,6 @@ and no tensors. What the model can do is in `skills/`, one file for skills of a 
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -45,39 +44,6 @@ SKILLS: dict[str, Skill] = {
     for skill in module.SKILLS
 }
 EXAMINED_SKILLS = tuple(name for name, skill in SKILLS.items() if skill.is_examined)
-
-Weights = Mapping[str, float]
-"""How often each skill is drawn, beside the others."""
-
-FIRST_WEIGHTS: Weights = {name: skill.weight for name, skill in SKILLS.items()}
-LATER_WEIGHTS: Weights = FIRST_WEIGHTS | {
-    "greeting": 6,
-    "identity": 5,
-    "abilities": 5,
-    "thanks": 4,
-    "farewell": 6,
-    "knowledge": 15,
-    "refusal": 15,
-    "memory": 45,
-    "story": 10,
-    "emoji": 20,
-    "accents": 16,
-    "addition": 55,
-    "subtraction": 65,
-    "thinking": 40,
-    "sums too large": 4,
-    "counting": 6,
-    "sorting numbers": 25,
-    "sorting words": 50,
-    "reversing": 55,
-    "capitals": 40,
-    "tool call": 70,
-    "tool result": 28,
-    "tools idle": 8,
-    "schema": 60,
-    "repeating": 110,
-}
-"""Once what is learned by heart sits, what takes copying and reckoning gets most of the time."""
 
 IDLE_THOUGHT = "I can answer this at once."
 """What a chat with thinking on has before an answer that needs none."""
@@ -133,8 +99,8 @@ def typed(random: Random, text: str) -> str:
     return text
 
 
-def _draw(random: Random, weights: Weights) -> tuple[Skill, Exchange]:
-    skill = SKILLS[random.choices(list(weights), list(weights.values()))[0]]
+def _draw(random: Random) -> tuple[Skill, Exchange]:
+    skill = random.choices(list(SKILLS.values()), [skill.weight for skill in SKILLS.values()])[0]
     return skill, _hurried(random, skill, skill.make(random, False))
 
 
@@ -162,7 +128,7 @@ def _system_messages(random: Random) -> list[Message]:
     return [Message(role="system", content=random.choice(SYSTEM_PROMPTS))]
 
 
-def conversation(random: Random, num_turns: int, weights: Weights = FIRST_WEIGHTS) -> Conversation:
+def conversation(random: Random, num_turns: int) -> Conversation:
     """Return a chat of `num_turns` exchanges (>= 1) to train on.
 
     What belongs together with tools or with thinking on is a chat of its own; what is to be remembered stands
@@ -171,7 +137,7 @@ def conversation(random: Random, num_turns: int, weights: Weights = FIRST_WEIGHT
     messages: list[Message] = _system_messages(random)
     start, remembers = len(messages), False
     for _ in range(num_turns):
-        skill, exchange = _draw(random, weights)
+        skill, exchange = _draw(random)
         if exchange.tools or exchange.thinks:
             if len(messages) > start:
                 continue
@@ -185,7 +151,7 @@ def conversation(random: Random, num_turns: int, weights: Weights = FIRST_WEIGHT
             messages[place:place] = exchange.opening
         messages += exchange.messages
     if len(messages) == start:
-        return conversation(random, num_turns, weights)
+        return conversation(random, num_turns)
     if random.random() < _SHARE_OF_IDLE_THOUGHTS:
         last = messages[-1]
         messages[-1] = Message(role="assistant", content=last["content"], reasoning_content=IDLE_THOUGHT)
@@ -198,7 +164,7 @@ def plain_text(random: Random) -> str:
     if random.random() < 0.3:
         return sums.plain_sum(random)
     while True:
-        answer = _draw(random, FIRST_WEIGHTS)[1].answer["content"]
+        answer = _draw(random)[1].answer["content"]
         if answer:
             return answer
 

@@ -130,9 +130,18 @@ def fill(random: Random, template: str, values: Mapping[str, object] | None = No
     return text[:1].upper() + text[1:] if template[:1].islower() and random.random() < 0.7 else text
 
 
-def a_word(random: Random, num_syllables: tuple[int, int] = (1, 4)) -> str:
-    """Make up a word in lower case, so that unknown words are nothing new to the model."""
-    syllables = [
-        random.choice("bcdfghjklmnprstvwz") + random.choice("aeiou") for _ in range(random.randint(*num_syllables))
-    ]
-    return "".join(syllables) + random.choice(("", "n", "s", "x", "rt", "l", "m"))
+ONSETS = words(
+    "b c d f g h j k l m n p r s t v w y z b c d f g h k l m n p r s t bl br ch cl cr dr fl fr gl gr kn ph pl pr qu sc "
+    "sh sk sl sm sn sp st str sw th tr tw wh wr"
+)
+NUCLEI = words("a e i o u a e i o u a e i o u ai au ay ea ee ei ie oa oi oo ou ow ue y")
+CODAS = words("ck ct d dd ft g k l ll lt m mp n nd ng nk nt p pp r rr rd rk rm rn rt s sh sk ss st t tt tch th w x")
+
+
+def a_word(random: Random, num_syllables: tuple[int, int] = (1, 3)) -> str:
+    """Make up a word in lower case, built as European words are, so that unknown words are nothing new to the model."""
+    syllables = []
+    for _ in range(random.randint(*num_syllables)):
+        onset = random.choice(ONSETS) if syllables or random.random() < 0.85 else ""
+        syllables.append(onset + random.choice(NUCLEI) + (random.choice(CODAS) if random.random() < 0.4 else ""))
+    return "".join(syllables)

@@ -27,9 +27,10 @@ _SMALL_WORDS = (
 )
 # Qwen's pattern: contractions, words, single digits, runs of marks, line ends, spaces. But only small words take the
 # space before them along: what is copied (names, values, tools) has the same tokens in a sentence and in a call.
+# And words in capitals are letters one by one, as in the spelling of a word; "labelPicture" is two words.
 SPLIT_PATTERN = (
-    rf" (?:{_SMALL_WORDS.replace(' ', '|')})(?!\p{{L}})|(?i:'s|'t|'re|'ve|'m|'ll|'d)(?!\p{{L}})|\p{{L}}+|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    rf" (?:{_SMALL_WORDS.replace(' ', '|')})(?![\p{{L}}-])|(?i:'s|'t|'re|'ve|'m|'ll|'d)(?!\p{{L}})"
+    r"|\p{Lu}?[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|\p{L}|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CHAT_TEMPLATE = """\
 {%- if tools %}

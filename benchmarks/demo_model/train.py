@@ -41,30 +41,27 @@ class Shape:
     intermediate_size: int = 512
 
 
-DRAFT_SHAPE = Shape(num_layers=2, hidden_size=128, intermediate_size=384)
-"""The model that guesses what the other one will say, for speculative decoding."""
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that the result depends on, beside the code.
 
-    The rates stay at their peak for `num_plateau_steps`; then they fall from `later_share` of it in a line to nothing.
+    The rates rise to their peaks for `num_warmup_steps`; then they fall in a line to nothing.
     """
 
     shape: Shape = Shape()
     seed: int = 11
-    num_steps: int = 6000
+    num_steps: int = 5000
     num_warmup_steps: int = 100
-    num_plateau_steps: int = 1600
-    later_share: float = 0.4
-    num_steps_of_first_weights: int = 3000
-    matrix_learning_rate: float = 0.02  # of Muon, for the matrices of the layers
-    other_learning_rate: float = 3e-3  # of AdamW, for embeddings and norms
+    matrix_learning_rate: float = 0.015  # of Muon, for the matrices of the layers
+    other_learning_rate: float = 2e-3  # of AdamW, for embeddings and norms
     weight_decay: float = 0.1
-    num_rows: int = 4
+    num_rows: int = 8
     row_length: int = 512
     longest_row_every: int = 60
+
+
+DRAFT_PLAN = Plan(shape=Shape(num_layers=2, hidden_size=128, intermediate_size=384), num_steps=3000)
+"""The model that guesses what the other one will say, for speculative decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,12 @@ def make_model(plan: Plan) -> Qwen3ForCausalLM:
     )
     model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig.from_dict(
-        {"eos_token_id": [config.eos_token_id, config.pad_token_id], "pad_token_id": config.pad_token_id}
+        {
+            "eos_token_id": [config.eos_token_id, config.pad_token_id],
+            "pad_token_id": config.pad_token_id,
+            "do_sample": True,
+            "temperature": 0.3,  # what is served unless a request says otherwise; at 1.0 a story can lose its thread
+        }
     )
     return model
 
@@ -112,15 +114,13 @@ def make_tokenizer(seed: int) -> Tokenizer:
     return bpe.train_tokenizer(bpe.plain_parts(bpe.render(chat.messages, chat.tools)) for chat in chats)
 
 
-def _document(
-    random: Random, tokenizer: Tokenizer, row_length: int, weights: generate.Weights
-) -> tuple[list[int], list[bool]]:
+def _document(random: Random, tokenizer: Tokenizer, row_length: int) -> tuple[list[int], list[bool]]:
     """Return the ids of one conversation or, now and then, of a plain text that ends with `<|endoftext|>`."""
     if random.random() < 0.03:
         token_ids = tokenizer.encode(generate.plain_text(random) + bpe.END_OF_TEXT).ids
         return token_ids, [False] + [True] * (len(token_ids) - 1)
     num_turns = random.choice((1, 1, 1, 2, 2, 3, 4)) if row_length < MAX_LENGTH else random.randint(1, 80)
-    chat = generate.conversation(random, num_turns, weights)
+    chat = generate.conversation(random, num_turns)
     return bpe.encode_conversation(tokenizer, chat.messages, chat.tools)
 
 
@@ -128,7 +128,6 @@ def make_batch(plan: Plan, step: int, tokenizer: Tokenizer) -> PackedBatch:
     """Return the batch of `step` (>= 0): mostly some short rows, now and then one of full length."""
     random = Random(f"batch {plan.seed} {step}")
     num_rows, row_length = plan.num_rows, plan.row_length
-    weights = generate.FIRST_WEIGHTS if step < plan.num_steps_of_first_weights else generate.LATER_WEIGHTS
     if step % plan.longest_row_every == plan.longest_row_every - 2:
         num_rows, row_length = 1, MAX_LENGTH
     rows: list[tuple[list[int], list[bool], list[int]]] = []
@@ -137,7 +136,7 @@ def make_batch(plan: Plan, step: int, tokenizer: Tokenizer) -> PackedBatch:
         is_learned: list[bool] = []
         documents: list[int] = []
         while len(token_ids) < row_length:
-            ids, learned = _document(random, tokenizer, row_length, weights)
+            ids, learned = _document(random, tokenizer, row_length)
             documents += [documents[-1] + 1 if documents else 0] * len(ids)
             token_ids += ids
             is_learned += learned
@@ -170,14 +169,13 @@ def make_optimizers(plan: Plan, model: Qwen3ForCausalLM) -> list[torch.optim.Opt
 
 
 def share_of_rate(plan: Plan, step: int) -> float:
-    """Return which share of the peak rates holds at `step`: a linear rise, a plateau, a linear fall."""
-    if step < plan.num_plateau_steps:
-        return min(1.0, (step + 1) / plan.num_warmup_steps)
-    return plan.later_share * (plan.num_steps - step) / (plan.num_steps - plan.num_plateau_steps)
+    """Return which share of the peak rates holds at `step`."""
+    return min((step + 1) / plan.num_warmup_steps, (plan.num_steps - step) / (plan.num_steps - plan.num_warmup_steps))
 
 
 def read_reply(text: str) -> Reply:
-    """Split what the model wrote, special tokens left out, as the server's parsers would; for exams while it learns."""
+    """Split what the model wrote as the server's parsers would; for exams while it learns."""
+    text = text.partition(bpe.END_OF_MESSAGE)[0]
     reasoning, _, content = text.rpartition(bpe.END_THINKING)
     calls = []
     for found in re.findall(rf"{bpe.BEGIN_CALL}\n(.*?)\n{bpe.END_CALL}", content, re.DOTALL):
@@ -207,7 +205,7 @@ def replies_of(
     prompts.pop("token_type_ids", None)
     generated: Any = model.generate  # type: ignore[misc] # its annotation asks for more than a model
     output = generated(**prompts, max_new_tokens=max_tokens, do_sample=False)  # (num_questions, length)
-    written = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
+    written = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :])  # with markers, which skipping drops
     return [read_reply(text) for text in written]
 
 
@@ -288,20 +286,24 @@ def train(plan: Plan, folder: Path, examine_every: int = 1500, save_every: int =
 def main(
     output: Annotated[Path, typer.Option(help="Where the finished model goes.")] = REPOSITORY / "server/demo_model",
     folder: Annotated[Path, typer.Option(help="Where checkpoints are kept.")] = REPOSITORY / "build/demo_model",
-    steps: Annotated[int, typer.Option(min=100, help="Training steps.")] = Plan().num_steps,
+    steps: Annotated[int | None, typer.Option(min=200, help="Training steps, if not those of the plan.")] = None,
     draft: Annotated[bool, typer.Option("--draft", help="Train the small draft of the model instead.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
 ) -> None:
     """Train the demo model, or go on where an interrupted run stopped, and write it to `output`."""
     torch.set_num_threads(threads)
-    plan = Plan(num_steps=steps)
+    plan = DRAFT_PLAN if draft else Plan()
     if draft:
-        plan, output, folder = replace(plan, shape=DRAFT_SHAPE), output / "draft", folder / "draft"
+        output, folder = output / "draft", folder / "draft"
+    if steps is not None:
+        plan = replace(plan, num_steps=steps)
     model = train(plan, folder)
     model.bfloat16()
     output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(output)
     (output / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner; a container's user differs
+    if draft:  # it drafts for the model, whose tokenizer it shares
+        return
     bpe.save_tokenizer(make_tokenizer(plan.seed), output, MAX_LENGTH)
     shares = shares_right(Qwen3ForCausalLM.from_pretrained(output), AutoTokenizer.from_pretrained(output), number=200)
     for skill, share in shares.items():

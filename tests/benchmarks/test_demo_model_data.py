@@ -62,16 +62,16 @@ def test_tokens_of_another_conversation_are_masked() -> None:
     assert batch.attention_mask().tolist() == [[[[True, False, False], [True, True, False], [False, False, True]]]]
 
 
-def test_the_rate_rises_stays_and_falls() -> None:
-    plan = train.Plan(num_steps=8, num_warmup_steps=2, num_plateau_steps=4, later_share=0.4)
-    rates = [train.share_of_rate(plan, step) for step in range(8)]
-    assert rates == pytest.approx([0.5, 1, 1, 1, 0.4, 0.3, 0.2, 0.1])
+def test_the_rate_rises_and_falls() -> None:
+    plan = train.Plan(num_steps=6, num_warmup_steps=2)
+    rates = [train.share_of_rate(plan, step) for step in range(6)]
+    assert rates == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25])
 
 
 @pytest.fixture(scope="module")
 def resumable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, train.Plan]:
     """A checkpoint of a tiny model."""
-    plan = train.Plan(shape=train.Shape(1, 64, 64), num_steps=8, num_plateau_steps=2, num_rows=1, row_length=64)
+    plan = train.Plan(shape=train.Shape(1, 64, 64), num_steps=8, num_rows=1, row_length=64)
     folder = tmp_path_factory.mktemp("training")
     model, optimizers = _tiny(plan)
     train.save(folder / "checkpoint.pt", plan, model, optimizers, 4)
@@ -99,7 +99,7 @@ def test_another_plan_is_refused(resumable: tuple[Path, train.Plan], change: dic
 @pytest.mark.parametrize(
     ("text", "reply"),
     [
-        ("Hello!", Reply("Hello!")),
+        ("Hello!<|im_end|><|endoftext|>", Reply("Hello!")),
         ("One. Two.\n</think>3", Reply("3", "One. Two.")),
         (
             '<tool_call>\n{"name": "a", "arguments": {"b": 1}}\n</tool_call>\n'

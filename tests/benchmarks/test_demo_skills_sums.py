@@ -75,7 +75,7 @@ def test_a_thought_must_hold_a_calculation() -> None:
 def test_lists_are_sorted_and_complete() -> None:
     for name in ("sorting numbers", "sorting words"):
         for exchange in exchanges(SKILLS[name], 1_000):
-            items = re.findall(r"\w+", exchange.answer["content"])
+            items = re.findall(r"\w+", exchange.answer["content"].split(":")[-1])
             values: list[int] | list[str] = [int(item) for item in items] if name == "sorting numbers" else items
             assert values == sorted(values)
             assert set(items) <= set(re.findall(r"\w+", exchange.asked))

@@ -84,13 +84,13 @@ def _word(random: Random, held_out: bool) -> str:
 def _reversing(random: Random, held_out: bool) -> Exchange:
     word = _word(random, held_out)
     asked = fill(random, REVERSING.draw(random, held_out), {"word": word})
-    return turn(asked, f"Spelled {' '.join(word)}, backwards {' '.join(reversed(word))}: {word[::-1]}")
+    return turn(asked, f"Spelled {'-'.join(word)}, backwards {'-'.join(reversed(word))}: {word[::-1]}")
 
 
 def _capitals(random: Random, held_out: bool) -> Exchange:
     word = _word(random, held_out)
     asked = fill(random, CAPITALS.draw(random, held_out), {"word": word})
-    return turn(asked, f"Spelled {' '.join(word)}: {word.upper()}")
+    return turn(asked, f"Spelled {'-'.join(word)}: {word.upper()}")
 
 
 def _ends_alike(exchange: Exchange, reply: Reply) -> bool:
@@ -99,6 +99,6 @@ def _ends_alike(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS = (
-    Skill("reversing", 34, _reversing, _ends_alike, is_typed=False),
-    Skill("capitals", 20, _capitals, _ends_alike, is_typed=False),
+    Skill("reversing", 50, _reversing, _ends_alike, is_typed=False),
+    Skill("capitals", 35, _capitals, _ends_alike, is_typed=False),
 )

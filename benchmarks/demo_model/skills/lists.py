@@ -1,4 +1,4 @@
-"""Counting, and sorting numbers and words."""
+"""Counting, and sorting numbers and words; of words the first letters are said first, as a token hides them."""
 
 import re
 from random import Random
@@ -107,7 +107,8 @@ def _sorting_words(random: Random, held_out: bool) -> Exchange:
         values = list(dict.fromkeys(a_word(random, (1, 3)) for _ in values))
     told = {"list": _enumerated(random, values), "kind": "words", "way": "alphabetical", "first": "A", "last": "Z"}
     asked = fill(random, SORTING.draw(random, held_out), told)
-    return turn(asked, ", ".join(sorted(values)) + ".")
+    first_letters = "/".join("-".join(value[:2]) for value in values)
+    return turn(asked, f"First letters {first_letters}: {', '.join(sorted(values))}.")
 
 
 def _items(text: str) -> list[str]:
@@ -115,12 +116,12 @@ def _items(text: str) -> list[str]:
 
 
 def _has_the_list(exchange: Exchange, reply: Reply) -> bool:
-    return _items(reply.content) == _items(exchange.answer["content"])
+    return _items(reply.content.split(":")[-1]) == _items(exchange.answer["content"].split(":")[-1])
 
 
 SKILLS = (
-    Skill("counting", 10, _counting, _has_the_list),
-    Skill("beyond counting", 2, _beyond_counting, is_examined=False),
-    Skill("sorting numbers", 22, _sorting_numbers, _has_the_list),
-    Skill("sorting words", 24, _sorting_words, _has_the_list),
+    Skill("counting", 7, _counting, _has_the_list),
+    Skill("beyond counting", 3, _beyond_counting, is_examined=False),
+    Skill("sorting numbers", 35, _sorting_numbers, _has_the_list),
+    Skill("sorting words", 50, _sorting_words, _has_the_list),
 )
