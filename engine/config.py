@@ -31,6 +31,7 @@ class EngineConfig:
         itl_target_s: Longest predicted step while anything decodes; None follows the decodes (`LatencyTarget`).
         overlap: Whether a step is launched before the one before it is collected.
         kv_cache_memory_bytes: Asked for by the user; None lets the plan decide.
+        is_deterministic: Whether a request's bits may not depend on what runs beside it.
         is_ngram: What an output repeats is guessed from the request's own tokens.
         draft_model: Folder of a model that guesses for this one; None for none.
     """
@@ -50,6 +51,7 @@ class EngineConfig:
     max_num_waiting: int
     overlap: bool
     kv_cache_memory_bytes: int | None
+    is_deterministic: bool = False
     is_ngram: bool = False
     draft_model: Path | None = None
 
@@ -97,6 +99,7 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
         max_num_waiting=options.max_num_waiting,
         overlap=is_cuda,  # on the CPU a launch already computes the step
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        is_deterministic=options.deterministic,
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
     )

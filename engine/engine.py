@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+import torch
+
 from engine.batch import Batch
 from engine.batch_builder import build_batch
 from engine.grammar.errors import GrammarError
@@ -38,6 +40,10 @@ class Runner(Protocol):
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for it."""
+        ...
+
+    def prepare(self) -> bool:
+        """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
         ...
 
 
@@ -144,10 +150,11 @@ class Engine:
         self.scheduler.add(request)
         return True
 
-    def prepare(self) -> None:
-        """Spend idle time on what the first request of a kind would have to wait for."""
+    def prepare(self) -> bool:
+        """Spend idle time on what the next request of a kind would have to wait for; returns whether there is more."""
         if self.grammars is not None:
             self.grammars.prepare()
+        return self._runner.prepare()
 
     def take_compiled(self) -> list[Compiled]:
         """Requests that have waited long enough for their grammar; those without a fault now wait to be admitted."""
@@ -189,7 +196,11 @@ class Engine:
             logger.exception("a step failed")
             failed = self.launched_steps + ([step] if step is not None else [])
             self._launched.clear()
-            outputs += fail(self.scheduler, failed, f"the step failed: {type(error).__name__}")
+            has_no_memory = isinstance(error, torch.OutOfMemoryError)
+            fault = "the device ran out of memory" if has_no_memory else type(error).__name__
+            outputs += fail(self.scheduler, failed, f"the step failed: {fault}")
+            if has_no_memory:
+                self.scheduler.halve_token_budget()
         return outputs
 
     def _launch(self, step: ScheduledStep) -> None:

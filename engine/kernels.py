@@ -16,12 +16,18 @@ from engine.native.layers import supports as supports_layers
 from engine.sampling.native import NativeSampler
 from engine.sampling.sampler import PickIds, pick_ids
 
+_NOT_DETERMINISTIC = (
+    "deterministic is for Weft's own {}, and there is none for this model here: on a CPU it wants dtype bfloat16 and "
+    "the compiled kernels, on CUDA Triton"
+)
+
 
 def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     """Weft's own layers where they can compute the model, else torch's.
 
     Raises:
-        ModelError: Matrices are to be int8, which only Weft's own layers compute, and they cannot.
+        ModelError: Matrices are to be int8, which only Weft's own layers compute, and they cannot; or results are to be
+            deterministic on a CPU, which goes for these layers alone.
     """
     native = library.load() if supports_layers(model, config.dtype, config.device) else None
     if native:
@@ -30,14 +36,24 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
         raise ModelError(
             "quantization int8 needs Weft's native kernels, and they were not compiled or cannot compute this model"
         )
-    return torch_kit(config.device, config.dtype)
+    if config.is_deterministic and config.device.type == "cpu":
+        raise ModelError(_NOT_DETERMINISTIC.format("layers"))
+    return torch_kit(config.device, config.dtype, config.is_deterministic)
 
 
 def make_backend(groups: tuple[KVGroup, ...], num_blocks: int, config: EngineConfig) -> AttentionBackend:
-    """Weft's own attention where it can serve the cache, else the reference; allocates the cache."""
+    """Weft's own attention where it can serve the cache, else the reference; allocates the cache.
+
+    Raises:
+        ModelError: Results are to be deterministic, and those of the reference are not.
+    """
     cache = (groups, num_blocks, config.block_size, config.dtype, config.device)
     native = library.load() if supports_attention(groups, config.block_size, config.dtype, config.device) else None
-    return NativeBackend(*cache, native) if native else SdpaBackend(*cache)
+    if native:
+        return NativeBackend(*cache, native)
+    if config.is_deterministic:
+        raise ModelError(_NOT_DETERMINISTIC.format("attention"))
+    return SdpaBackend(*cache)
 
 
 def choose_sampler(device: torch.device) -> PickIds:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 SHARE_OF_FREE_MEMORY = {"cpu": 0.4, "cuda": 0.92}
 """Most of the memory that is free after weights and activations which the KV cache takes unless told otherwise: on a
-CPU other programs need some of it, on a GPU there are none."""
+CPU other programs need some of it, on a GPU CUDA graphs do, and what is lost between allocations."""
 
 MAX_CPU_CACHE_BYTES = 4 << 30
 """A CPU decodes too slowly to make use of more."""

@@ -1,12 +1,13 @@
 """Weights and cache behind one call: batch in, sampled ids out.
 
-`launch` queues a step on the device and returns at once (on the CPU: when it is computed); `collect` waits for it.
-Ids that the previous step sampled are taken from the device, so a step can be launched before the one before it is
-collected. Sees batches, never requests. The host waits for the device
-in `collect` only, and for the masks of grammars in `launch`.
+`launch` queues a step on the device, with the way of its results to the host, and returns at once (on the CPU: when it
+is computed); `collect` waits for those results, not for what was launched since. Ids that the previous step sampled
+are taken from the device, so a step can be launched before the one before it is collected. Sees batches, never
+requests. The host waits for the device in `collect` only, and for the masks of grammars in `launch`.
 """
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,26 +15,20 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.backend import AttentionBackend, AttentionStep
+from engine.attention.backend import AttentionBackend
 from engine.batch import Batch, ScoreBatch
+from engine.cuda_graphs import ComputedStep, DecodeGraphs
+from engine.models.model import Model
 from engine.sampling.logprobs import LogprobTensors, score, token_logprobs
 from engine.sampling.masks import RowMasks
 from engine.sampling.sampler import PickIds, SampleResult, pick_ids, sample
-from engine.sampling.transfer import to_device
+from engine.sampling.transfer import Download, to_device
 from engine.step_result import StepResult
+
+logger = logging.getLogger(__name__)
 
 _SCORES_AT_ONCE = 64
 """Prompt positions whose logits exist at the same time: a row of logits is large."""
-
-
-class Model(Protocol):
-    """What the runner needs of a model; both run under `torch.inference_mode`."""
-
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep) -> torch.Tensor:
-        """Hidden states (num_tokens, hidden_size) behind the last norm, for ids and positions (num_tokens,)."""
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(num_rows, vocab_size) float32 logits of (num_rows, hidden_size)."""
 
 
 class Follower(Protocol):
@@ -45,10 +40,11 @@ class Follower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose results are still on the device."""
+    """A step whose results are on their way to the host; samples is None when it sampled nothing."""
 
     samples: SampleResult | None
     scores: list[LogprobTensors]
+    download: Download
 
 
 class ModelRunner:
@@ -61,13 +57,20 @@ class ModelRunner:
         device: torch.device,
         follower: Follower | None = None,
         pick_ids: PickIds = pick_ids,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
-        """Take over a loaded model and an allocated cache; the follower is given every step as well."""
+        """Take over a loaded model and an allocated cache.
+
+        Args:
+            follower: Given every step as well.
+            graphs: Of this model and backend; without them all steps run eagerly.
+        """
         self._model = model
         self._backend = backend
         self._device = device
         self._follower = follower
         self._pick_ids = pick_ids
+        self._graphs = graphs
         self._previous_token_ids: torch.Tensor | None = None
 
     @torch.inference_mode()
@@ -76,20 +79,23 @@ class ModelRunner:
 
         Steps run in the order in which they are launched; placeholders come from the step launched before. Masks are
         waited for between the two.
+
+        Raises:
+            torch.OutOfMemoryError: Not even after everything that can be computed again was given up.
         """
-        token_ids = to_device(batch.token_ids, self._device)  # (num_tokens,)
-        if len(batch.placeholders.targets):
-            assert self._previous_token_ids is not None
-            targets = to_device(batch.placeholders.targets, self._device)
-            rows = to_device(batch.placeholders.rows, self._device)
-            token_ids = token_ids.index_copy(0, targets, self._previous_token_ids[rows])
-        hidden_states = self.forward(token_ids, batch)
-        samples = self._sample(batch, hidden_states, masks) if len(batch.row_indices) else None
-        self._previous_token_ids = samples.token_ids if samples else None
-        scores = list(self._score(batch.scores, hidden_states)) if batch.scores else []
-        if self._follower is not None:
-            self._follower.follow(token_ids, batch)
-        return LaunchedStep(samples, scores)
+        try:
+            return self._launch(batch, masks)
+        except torch.OutOfMemoryError:
+            logger.warning("a step of %d tokens ran out of memory and is launched again", batch.num_tokens)
+        # Behind the handler, for the error holds on to what the step had allocated. A step may be launched twice: it
+        # writes to the slots that are its own, and what it reads from others is there.
+        self._give_up_memory()
+        return self._launch(batch, masks)
+
+    @torch.inference_mode()
+    def prepare(self) -> bool:
+        """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
+        return self._graphs is not None and self._graphs.record_next()
 
     def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Write K/V of a batch with these input ids; returns hidden states (num_tokens, hidden_size)."""
@@ -97,21 +103,64 @@ class ModelRunner:
         return self._model.forward(token_ids, to_device(batch.positions, self._device), attention)
 
     def collect(self, launched: LaunchedStep) -> StepResult:
-        """Wait for a step and bring its results to the host."""
-        scores = [entry for part in launched.scores for entry in token_logprobs(part)]
-        samples = launched.samples
-        if samples is None:
-            return StepResult([], {}, scores)
-        logprobs = {}
-        if samples.logprobs is not None:
-            logprobs = dict(zip(samples.logprobs.rows.tolist(), token_logprobs(samples.logprobs), strict=True))
-        return StepResult(samples.token_ids.tolist(), logprobs, scores)
+        """Wait for the results of a step."""
+        tensors = iter(launched.download.wait())
+        samples, logprobs = launched.samples, {}
+        token_ids = next(tensors).tolist() if samples is not None else []
+        if samples is not None and samples.logprobs is not None:
+            part = samples.logprobs.on_host(tensors)
+            logprobs = dict(zip(part.rows.tolist(), token_logprobs(part), strict=True))
+        scores = [entry for part in launched.scores for entry in token_logprobs(part.on_host(tensors))]
+        return StepResult(token_ids, logprobs, scores)
 
-    def _sample(self, batch: Batch, hidden_states: torch.Tensor, masks: "Future[RowMasks] | None") -> SampleResult:
-        rows = hidden_states[to_device(batch.row_indices, self._device)]
+    def _launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> LaunchedStep:
+        computed = None
+        if self._graphs is not None:
+            # Where a graph samples, nothing may fail behind it: launched again, it would find its own ids in place of
+            # those that the previous step sampled.
+            computed = self._graphs.run(batch, may_sample=masks is None and self._follower is None)
+        if computed is None:
+            token_ids = self._input_ids(batch)
+            computed = ComputedStep(token_ids, self.forward(token_ids, batch), None)
+        samples = self._sample(batch, computed, masks) if len(batch.row_indices) else None
+        scores = list(self._score(batch.scores, computed.hidden_states)) if batch.scores else []
+        if self._follower is not None:
+            self._follower.follow(computed.token_ids, batch)
+        parts = [*([samples.logprobs] if samples and samples.logprobs else []), *scores]
+        results = [tensor for part in parts for tensor in part.tensors]
+        launched = LaunchedStep(samples, scores, Download([*([samples.token_ids] if samples else []), *results]))
+        self._previous_token_ids = samples.token_ids if samples else None
+        if self._graphs is not None and samples is not None and computed.sampled_ids is None:
+            self._graphs.keep_sampled(samples.token_ids)
+        return launched
+
+    def _input_ids(self, batch: Batch) -> torch.Tensor:
+        """(num_tokens,) on the device, placeholders filled in."""
+        token_ids = to_device(batch.token_ids, self._device)
+        if not len(batch.placeholders.targets):
+            return token_ids
+        assert self._previous_token_ids is not None
+        targets = to_device(batch.placeholders.targets, self._device)
+        rows = to_device(batch.placeholders.rows, self._device)
+        return token_ids.index_copy(0, targets, self._previous_token_ids[rows])
+
+    def _sample(self, batch: Batch, computed: ComputedStep, masks: "Future[RowMasks] | None") -> SampleResult:
+        if computed.sampled_ids is not None:
+            return SampleResult(computed.sampled_ids, None)
+        rows = computed.hidden_states
+        if len(batch.row_indices) != len(rows):
+            rows = rows[to_device(batch.row_indices, self._device)]
         logits = self._model.compute_logits(rows)
         row_masks = masks.result() if masks is not None else None
         return sample(logits, batch.sampling, self._previous_token_ids, row_masks, self._pick_ids)
+
+    def _give_up_memory(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # a step in flight may be using the memory of a graph
+        if self._graphs is not None:
+            self._graphs.release()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _score(self, scores: ScoreBatch, hidden_states: torch.Tensor) -> Iterator[LogprobTensors]:
         for start in range(0, len(scores.token_indices), _SCORES_AT_ONCE):

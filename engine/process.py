@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 EXIT_CANNOT_LOAD = 2
 _PR_SET_PDEATHSIG = 1
 _PREPARE_AFTER_S = 2.0
-"""Idle time after which the engine gets ready for what it may be asked later, once."""
+"""Idle time after which the engine gets ready for what it may be asked later."""
 _STUCK_POLL_S = 0.005
 """Pause when requests wait but none can run, which only another message can change."""
 
@@ -83,10 +83,10 @@ class EngineProcess:
             for connection, message in messages:
                 self._apply(connection, message)
             if idle_s is not None and not messages and not self._engine.has_work:
-                idle_s = None
-                self._engine.prepare()
+                idle_s = 0.0 if self._engine.prepare() else None
             self._answer_compiled()
             if self._engine.has_work:
+                idle_s = _PREPARE_AFTER_S
                 num_steps = self._engine.num_steps
                 self._write_status()
                 outputs = self._engine.step()

@@ -59,6 +59,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         quantization: none, or int8 for matrices of one byte a value.
         speculative: ngram, or the folder of a draft model; None for neither.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes.
+        deterministic: Whether a request's bits may not depend on what runs beside it.
     """
 
     model: str
@@ -75,6 +76,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     speculative: str | None = None
     itl_target_ms: float | None = None
+    deterministic: bool = False
     max_num_waiting: int = 1024
     log_format: str = "text"
 

@@ -7,6 +7,7 @@ manager every request's state; never touches a tensor. A step may be scheduled b
 """
 
 import bisect
+import logging
 import time
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,8 @@ from engine.request import Request, RequestKey, Status
 from engine.speculation.drafting import Drafting
 from engine.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from engine.step_cost import StepCostModel, StepLoad
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +208,12 @@ class Scheduler:
             return None
         step.blocks = self.kv.take_step_blocks()
         return step
+
+    def halve_token_budget(self) -> None:
+        """Compute fewer tokens a step from now on, as far as that goes, because there was no memory for so many."""
+        least = self._max_num_seqs + self.kv.block_size
+        self._max_num_batched_tokens = max(self._max_num_batched_tokens // 2, least)
+        logger.warning("steps compute at most %d tokens from now on", self._max_num_batched_tokens)
 
     def expired(self) -> list[Request]:
         """Requests that never ran and whose deadline has passed."""

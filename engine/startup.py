@@ -3,6 +3,7 @@
 The order matters: weights first, then a step is measured, and the KV cache takes what is really left.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from engine import config as engine_config
 from engine.attention.backend import AttentionBackend, KVGroup, group_layers
 from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
 from engine.config import EngineConfig
+from engine.cuda_graphs import DecodeGraphs
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.masks import MaskComputer
@@ -95,7 +97,7 @@ def start(
         cache = make_backend(draft.groups, plan.num_blocks, config)
         draft_model = DraftModel(drafter, cache, config.device, kv, draft.group_indices)
     sampler = choose_sampler(config.device)
-    runner = ModelRunner(model, backend, config.device, draft_model, sampler)
+    runner = ModelRunner(model, backend, config.device, draft_model, sampler, _graphs(model, backend, config))
     cost = StepCostModel()
     num_threads = _warm_up(runner, cost, config, plan, len(groups), partial(set_num_threads, kit, backend, sampler))
     scheduler = Scheduler(
@@ -139,6 +141,18 @@ def _load(
         max_model_len=config.max_model_len,
         load_format="dummy" if config.load_dummy else "auto",
         progress=progress,
+    )
+
+
+def _graphs(model: Decoder, backend: AttentionBackend, config: EngineConfig) -> DecodeGraphs | None:
+    if not backend.supports_graphs:
+        return None
+    return DecodeGraphs(
+        model,
+        backend,
+        config.device,
+        max_num_seqs=config.max_num_seqs,
+        max_num_rows=config.max_num_batched_tokens,
     )
 
 
@@ -200,8 +214,8 @@ def _measure_activations(
 ) -> int:
     """Bytes that the largest step needs beside weights and cache.
 
-    On CUDA that step is run with a cache of its own and torch's peak is read. On the CPU it would take seconds, so
-    the shapes give an estimate.
+    On CUDA that step is run with a cache of its own, sampled in the most costly way, and torch's peak is read. On the
+    CPU it would take seconds, so the shapes give an estimate.
     """
     if config.device.type != "cuda":
         return estimate_activations_bytes(model_config, config)
@@ -211,7 +225,7 @@ def _measure_activations(
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)
     batch = dummy_batch(config.max_num_batched_tokens, len(groups), config.block_size, config.max_num_seqs)
-    runner.collect(runner.launch(batch))
+    runner.collect(runner.launch(dataclasses.replace(batch, sampling=_costly(batch.sampling))))
     return torch.cuda.max_memory_allocated(config.device) - before
 
 
@@ -289,6 +303,19 @@ def dummy_batch(num_tokens: int, num_groups: int, block_size: int, num_rows: int
             allowed_entries=none,
             allowed_ids=none,
         ),
+    )
+
+
+def _costly(sampling: SamplingBatch) -> SamplingBatch:
+    """Filters and log-probabilities for every row, which need more memory than any layer."""
+    num_rows = len(sampling.temperatures)
+    return dataclasses.replace(
+        sampling,
+        temperatures=np.ones(num_rows, np.float32),
+        top_ks=np.full(num_rows, 50),
+        top_ps=np.full(num_rows, 0.9, np.float32),
+        min_ps=np.full(num_rows, 0.01, np.float32),
+        num_logprobs=np.full(num_rows, 20),
     )
 
 

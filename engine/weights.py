@@ -1,9 +1,9 @@
 """Weights: safetensors -> a `Decoder` on its device.
 
-Every tensor is copied from the file straight to its place on the device, fused matrices slice by slice, and each
-linear layer is packed as soon as it is complete; so memory holds the weights once, plus one matrix. A tensor that is
-missing, superfluous or of another shape is a `ModelError` that names it. The load format "dummy" makes random
-weights of the right shapes without a file.
+Every tensor is copied from the file straight to its place on the device (on CUDA through pinned memory, while the next
+is read), fused matrices slice by slice, and each linear layer is packed as soon as it is complete; so memory holds the
+weights once, plus one matrix. A tensor that is missing, superfluous or of another shape is a `ModelError` that names
+it. The load format "dummy" makes random weights of the right shapes without a file.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder, DecoderLayer, DecoderWeights
 from engine.models.errors import ModelError
 from engine.models.fields import Fields
+from engine.upload import PinnedUpload
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]
@@ -51,7 +52,7 @@ def load_weights(
     Raises:
         ModelError: The checkpoint does not hold exactly the tensors that config asks for.
     """
-    source = _RandomSource(seed, dtype, device) if load_format == "dummy" else _SafetensorsSource(folder)
+    source = _RandomSource(seed, dtype, device) if load_format == "dummy" else _SafetensorsSource(folder, device)
     total_bytes = config.num_parameters * dtype.itemsize
     loader = _Loader(config, kit, source, device, dtype, progress, total_bytes)
     with torch.inference_mode():
@@ -88,8 +89,9 @@ class _SafetensorsSource:
     the weights in the process.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: torch.device) -> None:
         self._shards = _locate_tensors(folder)
+        self._upload = PinnedUpload(device) if device.type == "cuda" else None
         self._unread = set(self._shards)
 
     def fill(self, name: str, target: torch.Tensor) -> None:
@@ -103,7 +105,10 @@ class _SafetensorsSource:
             raise ModelError(f"{path}: tensor {name} is not readable ({error})") from None
         if tensor.shape != target.shape:
             raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(target.shape)}")
-        target.copy_(tensor)
+        if self._upload is not None:
+            self._upload.copy(tensor, target)
+        else:
+            target.copy_(tensor)
         self._unread.discard(name)
 
     def close(self) -> None:

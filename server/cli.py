@@ -68,8 +68,9 @@ def _with_flags(command: Callable[[Resolved], None]) -> Callable[..., None]:
 def _flag(name: str) -> Any:
     """The type of a flag's parameter, as typer reads it: text, or a switch."""
     field = Settings.model_fields[name]
-    if field.default is True:
-        return Annotated[bool | None, typer.Option(flag_name(name), help=f"Turn off: {field.description}")]
+    if isinstance(field.default, bool):
+        meaning = f"Turn off: {field.description}" if field.default else field.description
+        return Annotated[bool | None, typer.Option(flag_name(name), help=meaning)]
     values = describe_values(name)
     metavar = values.replace(", ", "|") if field.default in values.split(", ") else values.split()[0].upper()
     kind = list[str] | None if field.default == () else str | None

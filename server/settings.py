@@ -119,6 +119,11 @@ class Settings(BaseModel):
         description="Milliseconds between two tokens of a stream that prefill of others may cost at most; "
         "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, or no limit while as many prompts wait.",
     )
+    deterministic: bool = Field(
+        default=False,
+        description="Let the bits of an answer depend on the request alone, not on what runs beside it, at a cost in "
+        "speed; on a CPU Weft's own kernels do so anyway.",
+    )
     api_key: Names = Field(
         default=(),
         repr=False,
@@ -153,7 +158,7 @@ class Settings(BaseModel):
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "block_size", "prefix_caching", "load_format", "quantization"),
-    *("tool_format", "speculative", "itl_target_ms", "api_key", "server_processes", "log_format"),
+    *("tool_format", "speculative", "itl_target_ms", "deterministic", "api_key", "server_processes", "log_format"),
 )
 """The settings that have a flag, in the order of the help text; the others are for YAML and environment only."""
 
@@ -269,6 +274,7 @@ def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
         quantization=settings.quantization,
         speculative=settings.speculative,
         itl_target_ms=settings.itl_target_ms,
+        deterministic=settings.deterministic,
         max_num_waiting=settings.max_num_waiting,
         log_format=settings.log_format,
     )

@@ -57,6 +57,7 @@ class NativeBackend:
     """
 
     name = "native"
+    supports_graphs = False
 
     def __init__(
         self,

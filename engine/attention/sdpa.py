@@ -78,6 +78,7 @@ class SdpaBackend:
     """Owns the cache of every layer: keys and values, each (num_blocks * block_size, num_kv_heads, head_dim)."""
 
     name = "sdpa"
+    supports_graphs = False
 
     def __init__(
         self, groups: tuple[KVGroup, ...], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device

@@ -16,6 +16,7 @@ from engine.layers.gated import TorchGated
 from engine.layers.linear import OnednnLinear, TorchLinear
 from engine.layers.norm import HeadNorm, RMSNorm
 from engine.layers.rotary import rotate
+from engine.layers.tiled_linear import TiledLinear, forbid_split_sums
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
@@ -70,16 +71,23 @@ def embedding(table: torch.Tensor) -> Layer:
     return partial(F.embedding, weight=table)
 
 
+_KIT_NAMES = {
+    TorchLinear: "torch",
+    OnednnLinear: "torch with oneDNN",
+    TiledLinear: "torch in fixed tiles",
+}
+
+
 class TorchKit:
-    """torch's operations; matrices in oneDNN's layout where that is asked for."""
+    """torch's operations, with matrices of one kind."""
 
     is_int8 = False
 
-    def __init__(self, use_onednn: bool = False) -> None:
-        """OneDNN's layout is for bfloat16 on CPUs that have instructions for it."""
-        self.name = "torch with oneDNN" if use_onednn else "torch"
-        self.copies_tied_table = use_onednn
-        self._linear = OnednnLinear if use_onednn else TorchLinear
+    def __init__(self, linear: type[TorchLinear] = TorchLinear) -> None:
+        """OneDNN's linear layer is for bfloat16 on CPUs that have instructions for it."""
+        self.name = _KIT_NAMES[linear]
+        self.copies_tied_table = linear is OnednnLinear
+        self._linear = linear
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
         """See `LayerKit`."""
@@ -110,9 +118,12 @@ class TorchKit:
         return prepare
 
 
-def torch_kit(device: torch.device, dtype: torch.dtype) -> TorchKit:
-    """With oneDNN's layout for bfloat16 on a CPU that has bfloat16 instructions."""
+def torch_kit(device: torch.device, dtype: torch.dtype, is_deterministic: bool = False) -> TorchKit:
+    """With oneDNN's layout for bfloat16 on a CPU that has bfloat16 instructions; with fixed tiles if deterministic."""
+    if is_deterministic:
+        forbid_split_sums()
+        return TorchKit(TiledLinear)
     if device.type != "cpu" or dtype != torch.bfloat16:
         return TorchKit()
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return TorchKit(use_onednn=has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return TorchKit(OnednnLinear if has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported() else TorchLinear)

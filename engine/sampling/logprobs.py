@@ -1,9 +1,11 @@
 """Log-probabilities of ids that were sampled, or of prompt ids that are scored, and their best alternatives.
 
 Owns the way from a row of logits to `TokenLogprobs`. They are always of the model's own distribution: before
-penalties, bans and temperature. Only `token_logprobs` waits for the device.
+penalties, bans and temperature. `token_logprobs` would wait for tensors that are still on the device.
 """
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,7 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """Log-probabilities of n tokens, still on the device; what the host knows of them is in arrays.
+    """Log-probabilities of n tokens, on the device or brought to the host; what the host knew before is in arrays.
 
     Attributes:
         rows: (n,) host, row that entry i belongs to, rising.
@@ -40,6 +42,18 @@ class LogprobTensors:
     asked_entries: Ints
     asked_ids: Ints
     asked_logprobs: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What has to be brought to the host."""
+        return self.logprobs, self.top_ids, self.top_logprobs, self.asked_logprobs
+
+    def on_host(self, tensors: Iterator[Tensor]) -> "LogprobTensors":
+        """The same with the next tensors, those of `tensors` on the host."""
+        logprobs, top_ids, top_logprobs, asked_logprobs = (next(tensors) for _ in self.tensors)
+        return dataclasses.replace(
+            self, logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs, asked_logprobs=asked_logprobs
+        )
 
 
 def score(logits: Tensor, scores: ScoreBatch) -> LogprobTensors:
@@ -83,7 +97,7 @@ def pick(
 
 
 def token_logprobs(tensors: LogprobTensors) -> list[TokenLogprobs]:
-    """The entries as messages, in the order of `tensors.rows`. Waits for the device."""
+    """The entries as messages, in the order of `tensors.rows`."""
     entries = zip(
         tensors.num_logprobs.tolist(),
         tensors.logprobs.tolist(),

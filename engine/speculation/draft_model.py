@@ -19,8 +19,9 @@ from engine.attention.backend import AttentionBackend, KVGroup
 from engine.batch import Batch
 from engine.batch_builder import build_batch
 from engine.kv_cache_manager import KVCacheManager, StepBlocks
-from engine.model_runner import Model, ModelRunner
+from engine.model_runner import ModelRunner
 from engine.models.errors import ModelError
+from engine.models.model import Model
 from engine.request import Request
 from engine.scheduler import ScheduledRequest, ScheduledStep
 from engine.speculation.pace import Pace

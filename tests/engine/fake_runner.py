@@ -44,6 +44,7 @@ class FakeRunner:
         self._max_num_tokens = max_num_tokens
         self._previous: list[int] = []
         self.fails_at_launch = self.fails_at_collect = False
+        self.error: Exception = RuntimeError("it failed")
         self.num_computed_tokens = 0
         self.batches: list[Batch] = []
 
@@ -52,7 +53,7 @@ class FakeRunner:
         assert batch.num_tokens <= self._max_num_tokens
         if self.fails_at_launch:
             self.fails_at_launch = False
-            raise RuntimeError("launch failed")
+            raise self.error
         self.num_computed_tokens += batch.num_tokens
         token_ids = batch.token_ids.copy()
         for target, row in zip(batch.placeholders.targets, batch.placeholders.rows, strict=True):
@@ -71,8 +72,11 @@ class FakeRunner:
             self.fails_at_collect = False
             for group, cache in zip(launched.batch.groups, self._caches, strict=True):
                 cache[group.slot_mapping] = -1  # it was never computed, so nobody may find it
-            raise RuntimeError("collect failed")
+            raise self.error
         return StepResult(launched.token_ids, {}, launched.scores)
+
+    def prepare(self) -> bool:
+        return False
 
     def _score(self, batch: Batch, token_ids: np.ndarray) -> list[TokenLogprobs]:
         """Scores that tell what was scored: the target as log-probability, the token before it as alternative."""

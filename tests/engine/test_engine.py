@@ -2,6 +2,7 @@ import logging
 
 import msgspec
 import pytest
+import torch
 
 from engine import engine as engine_module
 from engine.engine import RejectedError
@@ -213,6 +214,22 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
     fake.engine.scheduler.check_integrity()
     fake.engine.add(0, add_request([0] * 9, 9, max_tokens=5, temperature=0.0))  # what the failed one wanted
     assert finish(fake) == {(2, 0): greedy([2] * 9, 5), (9, 0): greedy([0] * 9, 5)}
+
+
+def test_a_step_without_memory_makes_those_after_it_smaller(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    fake = make_engine(max_num_seqs=2, max_num_batched_tokens=20)
+    fake.runner.fails_at_launch, fake.runner.error = True, torch.OutOfMemoryError("none left")
+    fake.engine.add(0, add_request([1] * 40, max_tokens=5))
+    assert [o.message for _, o in fake.step()] == ["the step failed: the device ran out of memory"]
+    fake.engine.add(0, add_request([2] * 40, 1, max_tokens=5, temperature=0.0))
+    assert finish(fake) == {(1, 0): greedy([2] * 40, 5)}
+    assert max(batch.num_tokens for batch in fake.runner.batches[1:]) == 10
+    for _ in range(3):
+        fake.engine.scheduler.halve_token_budget()
+    fake.engine.add(0, add_request([3] * 40, 2, max_tokens=1))
+    fake.step()
+    assert fake.runner.batches[-1].num_tokens == 6  # two requests and a block
 
 
 def cached_tokens(fake: FakeEngine, add: AddRequest) -> int | None:

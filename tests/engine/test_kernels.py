@@ -58,6 +58,22 @@ def test_int8_is_refused_for_sizes_that_the_kernels_do_not_compute(checkpoint_fo
         choose(checkpoint_folder("qwen3"), quantization="int8", dtype="bfloat16")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_deterministic_is_refused_where_results_depend_on_the_batch(dtype: str) -> None:
+    model = load_model_config(DEMO)
+    options = EngineOptions(model=str(DEMO), device="cpu", dtype=dtype, deterministic=True)
+    config = engine_config.resolve(options, model)
+    groups = group_layers(kv_specs(model))
+    if dtype == "bfloat16" and library.load() is not None:
+        assert isinstance(choose_kit(model, config), NativeKit)
+        assert make_backend(groups, 2, config).name == "native"
+    else:
+        with pytest.raises(ModelError, match=r"^deterministic is for Weft's own layers, .* wants dtype bfloat16"):
+            choose_kit(model, config)
+        with pytest.raises(ModelError, match=r"^deterministic is for Weft's own attention"):
+            make_backend(groups, 2, config)
+
+
 def test_the_sampler_is_torch_s_without_kernels_and_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_sampler(torch.device("cuda")) is pick_ids
     monkeypatch.setattr(library, "load", lambda: None)

@@ -113,6 +113,8 @@ def test_engine_is_told_what_concerns_it() -> None:
     assert options.quantization == "none"
     settings = resolve({}, {"WEFT_QUANTIZATION": "int8"}).settings
     assert engine_options(settings, pathlib.Path("/m")).quantization == "int8"
+    assert not options.deterministic
+    assert engine_options(resolve({"deterministic": True}, {}).settings, pathlib.Path("/m")).deterministic
     assert options.speculative is None
     settings = resolve({"speculative": "ngram"}, {}).settings
     assert engine_options(settings, pathlib.Path("/m")).speculative == "ngram"

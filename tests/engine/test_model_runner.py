@@ -1,0 +1,137 @@
+"""The runner over a model that is a table: which results travel when, and what happens without memory."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from engine import model_runner
+from engine.attention.backend import AttentionStep
+from engine.batch import Batch, Placeholders, ScoreBatch
+from engine.model_runner import LaunchedStep, ModelRunner
+from engine.sampling.transfer import Download
+from engine.startup import dummy_batch
+
+VOCAB_SIZE = 40
+CPU = torch.device("cpu")
+
+
+class NextNumber:
+    """The most probable id is the one behind the input id. Fails as often as it is told to."""
+
+    num_failures = 0
+    fails_with_logits = False
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep) -> torch.Tensor:
+        if not self.fails_with_logits:
+            self._fail()
+        return torch.nn.functional.one_hot((token_ids + 1) % VOCAB_SIZE, VOCAB_SIZE).float()
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        self._fail()
+        return hidden_states.clone()
+
+    def _fail(self) -> None:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise torch.OutOfMemoryError("none left")
+
+
+class NoAttention:
+    name = "none"
+    supports_graphs = False
+
+    def begin(self, batch: Batch) -> None:
+        """The model does not attend."""
+
+
+@pytest.fixture
+def model() -> NextNumber:
+    return NextNumber()
+
+
+@pytest.fixture
+def runner(model: NextNumber) -> ModelRunner:
+    return ModelRunner(model, NoAttention(), CPU)  # type: ignore[arg-type]
+
+
+def make_batch(token_ids: Sequence[int], sources: Sequence[int] = (), num_logprobs: int = -1) -> Batch:
+    """Every token is sampled behind; the last ones come from rows of the previous step."""
+    batch = dummy_batch(len(token_ids), 1, 16, len(token_ids))
+    targets = np.arange(len(token_ids) - len(sources), len(token_ids))
+    return dataclasses.replace(
+        batch,
+        token_ids=np.array(token_ids),
+        placeholders=Placeholders(targets, np.array(sources, np.int64)),
+        sampling=dataclasses.replace(batch.sampling, num_logprobs=np.full(len(token_ids), num_logprobs)),
+    )
+
+
+def test_results_are_on_their_way_before_the_next_step_is_launched(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results were fetched when they were collected, behind the next step: the host waited for that one as well."""
+    seen: list[str] = []
+
+    class Recorded(Download):
+        def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+            super().__init__(tensors)
+            self.number = sum(entry.startswith("download") for entry in seen)
+            seen.append(f"download {self.number}")
+
+        def wait(self) -> list[torch.Tensor]:
+            seen.append(f"wait {self.number}")
+            return super().wait()
+
+    monkeypatch.setattr(model_runner, "Download", Recorded)
+    forward = runner.forward
+    monkeypatch.setattr(runner, "forward", lambda *args: (seen.append("forward"), forward(*args))[1])
+    launched: list[LaunchedStep] = [runner.launch(make_batch([7, 8]))]
+    ids = []
+    for _ in range(2):  # as the engine does with overlap
+        launched.append(runner.launch(make_batch([0, 0], sources=[1, 0])))
+        ids.append(runner.collect(launched.pop(0)).token_ids)
+    ids.append(runner.collect(launched.pop()).token_ids)
+    assert ids == [[8, 9], [10, 9], [10, 11]]
+    assert seen == [
+        *("forward", "download 0", "forward", "download 1", "wait 0"),
+        *("forward", "download 2", "wait 1", "wait 2"),
+    ]
+
+
+def test_everything_that_is_reported_travels_in_one_download(runner: ModelRunner) -> None:
+    scores = ScoreBatch(np.array([0, 1]), np.array([6, 9]), np.array([0, 2]))
+    batch = dataclasses.replace(make_batch([5, 8], num_logprobs=1), scores=scores)
+    launched = runner.launch(batch)
+    assert len(launched.download.wait()) == 1 + 4 + 4
+    result = runner.collect(launched)
+    certain = torch.log_softmax(torch.eye(VOCAB_SIZE)[0], 0)[0].item()
+    assert result.token_ids == [6, 9]
+    assert {row: entry.top_token_ids for row, entry in result.logprobs.items()} == {0: [6], 1: [9]}
+    assert [entry.logprob for entry in result.scores] == pytest.approx([certain, certain])
+    assert [len(entry.top_token_ids) for entry in result.scores] == [0, 2]
+
+
+@pytest.mark.parametrize("fails_with_logits", [False, True])
+def test_a_step_that_ran_out_of_memory_is_launched_once_more(
+    model: NextNumber, runner: ModelRunner, fails_with_logits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner.launch(make_batch([3, 11]))
+    model.num_failures, model.fails_with_logits = 1, fails_with_logits
+    with caplog.at_level(logging.WARNING):
+        launched = runner.launch(make_batch([20, 0, 0], sources=[1, 0]))
+    assert runner.collect(launched).token_ids == [21, 13, 5]
+    assert caplog.messages == ["a step of 3 tokens ran out of memory and is launched again"]
+
+
+def test_a_step_that_runs_out_of_memory_twice_fails_and_the_next_one_does_not(
+    model: NextNumber, runner: ModelRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    model.num_failures = 2
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.launch(make_batch([1]))
+    assert runner.collect(runner.launch(make_batch([1]))).token_ids == [2]
