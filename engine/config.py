@@ -14,6 +14,9 @@ from engine.models.errors import ModelError
 from engine.protocol import EngineOptions
 
 _CGROUP = Path("/sys/fs/cgroup")
+_FP8_CAPABILITY = 8, 9
+"""GPUs from here on convert e4m3 in hardware."""
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -22,7 +25,7 @@ class EngineConfig:
     """What the engine runs with.
 
     Attributes:
-        dtype: Of weights, activations and KV cache.
+        dtype: Of weights and activations.
         max_model_len: Most tokens of a request, before the memory plan has its say.
         max_num_seqs: Most requests that run at once.
         prefix_caching: Whether blocks are found by content.
@@ -34,6 +37,7 @@ class EngineConfig:
         is_deterministic: Whether a request's bits may not depend on what runs beside it.
         is_ngram: What an output repeats is guessed from the request's own tokens.
         draft_model: Folder of a model that guesses for this one; None for none.
+        is_kv_cache_fp8: K and V are kept in one byte a value (e4m3) instead of in dtype.
     """
 
     model: Path
@@ -54,6 +58,12 @@ class EngineConfig:
     is_deterministic: bool = False
     is_ngram: bool = False
     draft_model: Path | None = None
+    is_kv_cache_fp8: bool = False
+
+    @property
+    def kv_cache_dtype(self) -> torch.dtype:
+        """What K and V are kept in."""
+        return torch.float8_e4m3fn if self.is_kv_cache_fp8 else self.dtype
 
 
 def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
@@ -102,7 +112,20 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
         is_deterministic=options.deterministic,
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
+        is_kv_cache_fp8=_is_kv_cache_fp8(options, device),
     )
+
+
+def _is_kv_cache_fp8(options: EngineOptions, device: torch.device) -> bool:
+    if options.kv_cache_dtype != "fp8":
+        return False
+    if device.type != "cuda":
+        raise ModelError(f"kv_cache_dtype fp8 needs device cuda, got {device.type}")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _FP8_CAPABILITY:
+        needed, got = (f"{major}.{minor}" for major, minor in (_FP8_CAPABILITY, capability))
+        raise ModelError(f"kv_cache_dtype fp8 needs compute capability {needed}, got {got}")
+    return True
 
 
 def _device(name: str) -> torch.device:

@@ -1,5 +1,8 @@
 """Which kernels compute a model: chosen once, by device, dtype and sizes."""
 
+import logging
+from importlib.util import find_spec
+
 import torch
 
 from engine.attention.backend import AttentionBackend, KVGroup
@@ -15,6 +18,11 @@ from engine.native.layers import NativeKit
 from engine.native.layers import supports as supports_layers
 from engine.sampling.native import NativeSampler
 from engine.sampling.sampler import PickIds, pick_ids
+
+logger = logging.getLogger(__name__)
+
+_TRITON_CAPABILITY = 8, 0
+"""GPUs from here on have matrix units for bfloat16, and copy to shared memory by themselves."""
 
 _NOT_DETERMINISTIC = (
     "deterministic is for Weft's own {}, and there is none for this model here: on a CPU it wants dtype bfloat16 and "
@@ -41,12 +49,34 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     return torch_kit(config.device, config.dtype, config.is_deterministic)
 
 
-def make_backend(groups: tuple[KVGroup, ...], num_blocks: int, config: EngineConfig) -> AttentionBackend:
+def make_backend(
+    groups: tuple[KVGroup, ...], num_blocks: int, config: EngineConfig, num_heads: int
+) -> AttentionBackend:
     """Weft's own attention where it can serve the cache, else the reference; allocates the cache.
 
+    Args:
+        num_heads: Query heads of every layer.
+
     Raises:
-        ModelError: Results are to be deterministic, and those of the reference are not.
+        ModelError: The cache is to be fp8, which only Weft's own attention on CUDA keeps, and Triton is missing; or
+            results are to be deterministic, and those of the reference are not.
     """
+    if config.device.type == "cuda" and _has_triton(config.device):
+        from engine.attention.triton import BatchLimits, TritonBackend  # not installed where there is no CUDA
+
+        return TritonBackend(
+            groups,
+            num_blocks,
+            config.block_size,
+            config.dtype,
+            config.device,
+            num_heads=num_heads,
+            limits=BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len),
+            cache_dtype=config.kv_cache_dtype,
+            is_deterministic=config.is_deterministic,
+        )
+    if config.is_kv_cache_fp8:
+        raise ModelError("kv_cache_dtype fp8 needs Triton and a C compiler, which it runs at start-up")
     cache = (groups, num_blocks, config.block_size, config.dtype, config.device)
     native = library.load() if supports_attention(groups, config.block_size, config.dtype, config.device) else None
     if native:
@@ -54,6 +84,20 @@ def make_backend(groups: tuple[KVGroup, ...], num_blocks: int, config: EngineCon
     if config.is_deterministic:
         raise ModelError(_NOT_DETERMINISTIC.format("attention"))
     return SdpaBackend(*cache)
+
+
+def _has_triton(device: torch.device) -> bool:
+    """Whether Triton is there, can compile, and knows the device."""
+    if find_spec("triton") is None or torch.cuda.get_device_capability(device) < _TRITON_CAPABILITY:
+        return False
+    import triton
+
+    try:
+        triton.runtime.driver.active.get_current_target()  # compiles a little C
+    except Exception as error:  # whatever a compiler or linker may lack: torch's kernels serve as well
+        logger.warning("Triton cannot be used, attention is torch's: %s", error)
+        return False
+    return True
 
 
 def choose_sampler(device: torch.device) -> PickIds:

@@ -84,7 +84,7 @@ def make_plan(
     Raises:
         ModelError: Not even one request fits.
     """
-    block_bytes = sum(group.block_bytes(config.block_size, config.dtype) for group in groups)
+    block_bytes = sum(group.block_bytes(config.block_size, config.kv_cache_dtype) for group in groups)
     kv_bytes = config.kv_cache_memory_bytes
     if kv_bytes is None:
         kv_bytes = int(free_bytes * SHARE_OF_FREE_MEMORY[config.device.type])

@@ -49,7 +49,8 @@ def main(runtime_dir: pathlib.Path) -> int:
         return 2
     dtype = str(config.dtype).removeprefix("torch.")
     print(f"model        {config.model.name} ({model.architecture})")
-    print(f"device       {config.device.type}, {dtype}{', matrices in int8' if config.is_int8 else ''}")
+    exceptions = ", matrices in int8" * config.is_int8 + ", KV cache in fp8" * config.is_kv_cache_fp8
+    print(f"device       {config.device.type}, {dtype}{exceptions}")
     if draft and config.draft_model:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
     print(f"free memory  {format_size(free_bytes)}")

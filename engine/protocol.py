@@ -53,6 +53,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         dtype: auto, bfloat16, float16 or float32.
         max_model_len: Most tokens of prompt and output together.
         kv_cache_memory_bytes: Bytes for the KV cache.
+        kv_cache_dtype: auto, or fp8 for one byte a value.
         prefix_caching: Whether full blocks are indexed by content.
         pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
         load_format: auto, or dummy for random weights.
@@ -69,6 +70,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
     block_size: int | None = None
     prefix_caching: bool = True
     pin_share: float = 0.25

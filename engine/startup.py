@@ -88,13 +88,13 @@ def start(
     groups = group_layers(model.kv_specs)
     drafter = _load(config.draft_model, draft.config, draft.kit, config) if draft and config.draft_model else None
     plan = _plan_memory(model, model_config, config, groups, draft)
-    backend = make_backend(groups, plan.num_blocks, config)
+    backend = make_backend(groups, plan.num_blocks, config, model_config.num_heads)
     logger.info("layers: %s; attention: %s", kit.name, backend.name)
     windows = [g.spec.sliding_window for g in groups]
     kv = KVCacheManager(plan.num_blocks, config.block_size, windows, config.prefix_caching)
     draft_model = None
     if draft and drafter:
-        cache = make_backend(draft.groups, plan.num_blocks, config)
+        cache = make_backend(draft.groups, plan.num_blocks, config, draft.config.num_heads)
         draft_model = DraftModel(drafter, cache, config.device, kv, draft.group_indices)
     sampler = choose_sampler(config.device)
     runner = ModelRunner(model, backend, config.device, draft_model, sampler, _graphs(model, backend, config))
@@ -220,7 +220,7 @@ def _measure_activations(
     if config.device.type != "cuda":
         return estimate_activations_bytes(model_config, config)
     num_blocks = -(-config.max_num_batched_tokens // config.block_size) + 1
-    backend = make_backend(groups, num_blocks, config)
+    backend = make_backend(groups, num_blocks, config, model_config.num_heads)
     runner = ModelRunner(model, backend, config.device)
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)

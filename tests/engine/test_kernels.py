@@ -6,6 +6,7 @@ import torch
 
 import server
 from engine import config as engine_config
+from engine import kernels
 from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
 from engine.kernels import choose_kit, choose_sampler, make_backend, set_num_threads
@@ -18,6 +19,7 @@ from engine.native.layers import NativeKit, NativeLinear
 from engine.protocol import EngineOptions
 from engine.sampling.sampler import pick_ids
 from engine.weights import count_weights_bytes, load_weights
+from tests.triton_interpreter import needs_triton
 
 DEMO = Path(server.__file__).parent / "demo_model"
 BF16, CPU = torch.bfloat16, torch.device("cpu")
@@ -66,12 +68,56 @@ def test_deterministic_is_refused_where_results_depend_on_the_batch(dtype: str) 
     groups = group_layers(kv_specs(model))
     if dtype == "bfloat16" and library.load() is not None:
         assert isinstance(choose_kit(model, config), NativeKit)
-        assert make_backend(groups, 2, config).name == "native"
+        assert make_backend(groups, 2, config, model.num_heads).name == "native"
     else:
         with pytest.raises(ModelError, match=r"^deterministic is for Weft's own layers, .* wants dtype bfloat16"):
             choose_kit(model, config)
         with pytest.raises(ModelError, match=r"^deterministic is for Weft's own attention"):
-            make_backend(groups, 2, config)
+            make_backend(groups, 2, config, model.num_heads)
+
+
+def test_an_fp8_cache_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model_config(DEMO)
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype fp8 needs device cuda, got cpu$"):
+        engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", kv_cache_dtype="fp8"), model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    options = EngineOptions(model=str(DEMO), device="cuda", kv_cache_dtype="fp8")
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype fp8 needs compute capability 8\.9, got 8\.6$"):
+        engine_config.resolve(options, model)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    config = engine_config.resolve(options, model)
+    assert config.kv_cache_dtype == torch.float8_e4m3fn
+    monkeypatch.setattr(kernels, "_has_triton", lambda device: False)
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype fp8 needs Triton and a C compiler"):
+        make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
+
+
+@needs_triton
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_deterministic: bool) -> None:
+    from engine.attention import triton
+
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr(triton, "TritonBackend", lambda *cache, **more: made.append(more))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "_has_triton", lambda device: True)
+    model = load_model_config(DEMO)
+    options = EngineOptions(model=str(DEMO), device="cuda", max_num_seqs=7, deterministic=is_deterministic)
+    config = engine_config.resolve(options, model)
+    make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
+    assert [(more["num_heads"], more["cache_dtype"]) for more in made] == [(model.num_heads, config.dtype)]
+    limits = triton.BatchLimits(7, config.max_num_batched_tokens, config.max_model_len)
+    assert [(more["limits"], more["is_deterministic"]) for more in made] == [(limits, is_deterministic)]
+
+
+def test_attention_is_torch_s_where_triton_is_missing_or_does_not_know_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not kernels._has_triton(device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    assert not kernels._has_triton(device)
 
 
 def test_the_sampler_is_torch_s_without_kernels_and_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +169,6 @@ def restored_threads() -> Iterator[None]:
 def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, dtype: str) -> None:
     model = load_model_config(DEMO)
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", dtype=dtype), model)
-    kit, backend = choose_kit(model, config), make_backend(group_layers(kv_specs(model)), 2, config)
+    kit, backend = choose_kit(model, config), make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
     set_num_threads(kit, backend, choose_sampler(CPU), 3)
     assert torch.get_num_threads() == (1 if isinstance(kit, NativeKit) else 3)

@@ -42,6 +42,12 @@ def test_a_block_counts_in_every_group() -> None:
     assert sum(group.block_bytes(16, torch.bfloat16) for group in GROUPS) == BLOCK_BYTES == 3072
 
 
+def test_a_block_of_one_byte_a_value_takes_half() -> None:
+    config = dataclasses.replace(CONFIG, is_kv_cache_fp8=True)
+    assert config.kv_cache_dtype.itemsize == 1
+    assert plan(50 * BLOCK_BYTES, is_kv_cache_fp8=True).num_blocks == 40
+
+
 def test_the_cache_takes_its_share_of_what_is_free() -> None:
     assert plan(50 * BLOCK_BYTES).num_blocks == 20
     assert plan(50 * BLOCK_BYTES, device=torch.device("cuda")).num_blocks == 46

@@ -115,6 +115,9 @@ def test_engine_is_told_what_concerns_it() -> None:
     assert engine_options(settings, pathlib.Path("/m")).quantization == "int8"
     assert not options.deterministic
     assert engine_options(resolve({"deterministic": True}, {}).settings, pathlib.Path("/m")).deterministic
+    assert options.kv_cache_dtype == "auto"
+    settings = resolve({"kv_cache_dtype": "fp8"}, {}).settings
+    assert engine_options(settings, pathlib.Path("/m")).kv_cache_dtype == "fp8"
     assert options.speculative is None
     settings = resolve({"speculative": "ngram"}, {}).settings
     assert engine_options(settings, pathlib.Path("/m")).speculative == "ngram"

@@ -1,0 +1,268 @@
+"""Weft's own attention on CUDA, in Triton: prefill and decode in one launch over a paged KV cache.
+
+What a step's programs do is planned on the host (`triton_plan`) and sent in one copy from pinned memory; nothing here
+waits for the device. The K/V of a step are written, then attended to, in the order of the stream.
+
+For CUDA graphs: a *decode* batch, in which every request has one token, may be padded with requests of one token,
+sequence length 0, slot -1 in every group, and any block table. They write nothing, read nothing, and get zeros. Of a
+decode batch the launches, and the addresses that they read, depend on its number of requests alone. So a graph that
+captured the `attend` calls of a step (`begin` stays outside) computes any later decode batch of as many requests: call
+`begin` with it, then replay. A decode step must have run once outside of a capture, in which nothing can be compiled.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.attention.backend import KVGroup
+from engine.attention.triton_kernels import attend_kernel, merge_kernel, write_kernel
+from engine.attention.triton_plan import NUM_ITEM_FIELDS, NUM_MERGE_FIELDS, Splitting, Work, is_decode, plan_work
+from engine.attention.triton_tiles import Tile, choose_tile, padded
+from engine.batch import Batch, Ints
+from engine.sampling.transfer import to_device
+
+_LOG2_E = 1.4426950408889634
+
+_OPTIONS = {"enable_fp_fusion": True}
+"""Fused multiply-adds, which Triton is about to turn off for those who do not ask for them."""
+
+_PROGRAMS_PER_PROCESSOR = 4
+"""Programs that a step aims at for each multiprocessor: two run on one at a time, and the last ones should be short."""
+
+_ALIGNMENT = 4
+"""Integers: arrays in the metadata start at multiples of 16 bytes, or Triton would compile the kernels once more."""
+
+_MERGED_PARTS = 16
+"""Parts of a split context that are merged at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The most of each that a batch may have, padding included."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupTuning:
+    """How a KV group is computed: tiles of decode steps and of all others, and how far contexts are split."""
+
+    decode_tile: Tile
+    tile: Tile
+    splitting: Splitting | None
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupStep:
+    """A step as the layers of a KV group see it; the tensors are views of the backend's metadata."""
+
+    group: KVGroup
+    tile: Tile
+    is_uniform: bool
+    slots: torch.Tensor
+    items: torch.Tensor
+    merges: torch.Tensor
+
+
+class TritonBackend:
+    """Owns the cache: per layer (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values."""
+
+    name = "triton"
+    supports_graphs = True
+
+    def __init__(
+        self,
+        groups: tuple[KVGroup, ...],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        num_heads: int,
+        limits: BatchLimits,
+        cache_dtype: torch.dtype | None = None,
+        is_deterministic: bool = False,
+    ) -> None:
+        """Allocate the cache and all memory that steps need; of the cache only the null block is touched.
+
+        Args:
+            dtype: Of queries, keys, values and results.
+            num_heads: Query heads of every layer.
+            cache_dtype: What K/V are kept in; None means dtype. float8_e4m3fn is converted to and from it unscaled.
+            is_deterministic: Whether the bits of a row must not depend on the rest of the batch: one tile for all steps
+                and no splits, which slows down prefill, and decoding at long contexts.
+        """
+        self._groups = groups
+        self._block_size = block_size
+        self._device = device
+        self._num_heads = num_heads
+        self._is_deterministic = is_deterministic
+        self._caches: dict[int, torch.Tensor] = {}
+        for group in groups:
+            shape = (num_blocks, 2, group.spec.num_kv_heads, block_size, group.spec.head_dim)
+            for layer in group.layers:
+                self._caches[layer] = torch.empty(shape, dtype=cache_dtype or dtype, device=device)
+                self._caches[layer][0].view(torch.uint8).zero_()
+        self._tunings = [_tune(group, num_heads, dtype, device, limits, is_deterministic) for group in groups]
+        num_integers = _most_integers(self._tunings, limits, block_size)
+        self._metadata = torch.zeros(num_integers, dtype=torch.int32, device=device)
+        num_rows = max((t.splitting.max_rows for t in self._tunings if t.splitting), default=0)
+        head_dim = max((group.spec.head_dim for group in groups), default=0)
+        self._partials = torch.empty((num_rows, num_heads, head_dim), dtype=torch.float32, device=device)
+        self._partial_sums = torch.empty((num_rows, num_heads), dtype=torch.float32, device=device)
+
+    def begin(self, batch: Batch) -> "TritonStep":
+        """Copy the blocks that the batch asks for, and put the items of the step into device memory."""
+        decodes = is_decode(batch)
+        tiles = [tuning.decode_tile if decodes else tuning.tile for tuning in self._tunings]
+        works: list[Work] = []
+        for group, group_batch, tuning, tile in zip(self._groups, batch.groups, self._tunings, tiles, strict=True):
+            self._copy_blocks(group, group_batch.block_copies)
+            tile_tokens = tile.rows * group.spec.num_kv_heads // self._num_heads
+            window, splitting = group.spec.sliding_window, tuning.splitting
+            works.append(plan_work(batch, window, tile_tokens=tile_tokens, tile_keys=tile.keys, splitting=splitting))
+        views = self._send(batch, works)
+        steps: dict[int, _GroupStep] = {}
+        for index, (group, tile) in enumerate(zip(self._groups, tiles, strict=True)):
+            step = _GroupStep(group, tile, decodes or self._is_deterministic, *views[3 * index : 3 * index + 3])
+            steps.update(dict.fromkeys(group.layers, step))
+        return TritonStep(self, steps)
+
+    def attend(
+        self, step: _GroupStep, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
+        spec, cache, tile = step.group.spec, self._caches[layer], step.tile
+        num_heads, head_dim = queries.shape[1:]
+        assert all(tensor.stride()[1:] == (head_dim, 1) for tensor in (queries, keys, values)), "heads lie together"
+        outputs = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        sizes = {"HEAD_DIM": head_dim, "PADDED_DIM": padded(head_dim)}
+        cached = {"NUM_KV_HEADS": spec.num_kv_heads, "BLOCK_SIZE": self._block_size, **sizes}
+        num_padded = 1 << (spec.num_kv_heads - 1).bit_length()
+        write_kernel[(len(step.slots),)](
+            *(keys, values, cache, step.slots, keys.stride(0), values.stride(0)),
+            PADDED_HEADS=num_padded,
+            **cached,
+            **_OPTIONS,
+        )
+        attend_kernel[(len(step.items) * spec.num_kv_heads,)](
+            *(queries, outputs, cache, self._metadata, step.items, self._partials, self._partial_sums),
+            queries.stride(0),
+            SCALE=head_dim**-0.5 * _LOG2_E,
+            NUM_SHARED=num_heads // spec.num_kv_heads,
+            WINDOW=spec.sliding_window or 0,
+            TILE_ROWS=tile.rows,
+            TILE_KEYS=tile.keys,
+            IS_UNIFORM=step.is_uniform,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            **cached,
+            **_OPTIONS,
+        )
+        if len(step.merges):
+            merge_kernel[(len(step.merges) * num_heads,)](
+                *(outputs, step.merges, self._partials, self._partial_sums),
+                NUM_HEADS=num_heads,
+                TILE_PARTS=_MERGED_PARTS,
+                **sizes,
+                **_OPTIONS,
+            )
+        return outputs
+
+    def _send(self, batch: Batch, works: list[Work]) -> list[torch.Tensor]:
+        """Fill the metadata in one copy; returns views of slots, items and merges, group by group.
+
+        What has a size that the numbers of requests and tokens decide lies in front, where a graph finds it again; the
+        block tables, as wide as the longest request needs, lie behind, and items say where.
+        """
+        arrays: list[Ints] = []
+        for work, group_batch in zip(works, batch.groups, strict=True):
+            arrays += [group_batch.slot_mapping, work.items, work.merges]
+        num_views = len(arrays)
+        arrays += [group_batch.block_tables for group_batch in batch.groups]
+        starts = np.cumsum([0, *(_aligned(array.size) for array in arrays)]).tolist()
+        for work, group_batch, start in zip(works, batch.groups, starts[num_views:-1], strict=True):
+            work.items[:, 0] = start + work.items[:, 0] * group_batch.block_tables.shape[1]
+        num_integers = starts[-1]
+        assert num_integers <= len(self._metadata), "a batch stays within the limits that it was announced with"
+        # A fresh tensor for each step: the allocator of pinned memory reuses one only once it has been copied.
+        host = torch.empty(num_integers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        filled = host.numpy()
+        for array, start in zip(arrays, starts, strict=False):
+            filled[start : start + array.size] = array.ravel()
+        self._metadata[:num_integers].copy_(host, non_blocking=True)
+        return [
+            self._metadata[start : start + array.size].view(array.shape)
+            for array, start in zip(arrays[:num_views], starts, strict=False)
+        ]
+
+    def _copy_blocks(self, group: KVGroup, copies: Ints) -> None:
+        if not len(copies):
+            return
+        sources, targets = to_device(copies, self._device).unbind(1)
+        for layer in group.layers:
+            blocks = self._caches[layer].flatten(1).view(torch.int64)  # as bytes, whatever the type
+            blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+
+
+class TritonStep:
+    """Attention for one step; see `AttentionStep`."""
+
+    def __init__(self, backend: TritonBackend, steps: dict[int, _GroupStep]) -> None:
+        """Attend by what each layer's group was planned to do."""
+        self._backend = backend
+        self._steps = steps
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
+        return self._backend.attend(self._steps[layer], layer, queries, keys, values)
+
+
+def _tune(
+    group: KVGroup,
+    num_heads: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    limits: BatchLimits,
+    is_deterministic: bool,
+) -> _GroupTuning:
+    num_kv_heads = group.spec.num_kv_heads
+    num_processors, shared_bytes = 4, 160 << 10  # of Triton's interpreter, which has neither
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        num_processors = properties.multi_processor_count
+        shared_bytes = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    decode_tile, tile = (
+        choose_tile(
+            group.spec.head_dim,
+            num_heads // num_kv_heads,
+            dtype.itemsize,
+            is_decode=decode,
+            is_deterministic=is_deterministic,
+            shared_bytes=shared_bytes,
+        )
+        for decode in (True, False)
+    )
+    num_parts = max(1, num_processors * _PROGRAMS_PER_PROCESSOR // num_kv_heads)
+    splitting = None if is_deterministic else Splitting(num_parts, num_parts + limits.max_num_seqs)
+    return _GroupTuning(decode_tile, tile, splitting)
+
+
+def _most_integers(tunings: list[_GroupTuning], limits: BatchLimits, block_size: int) -> int:
+    """Integers that the metadata of the largest batch takes."""
+    num_tokens = limits.max_num_batched_tokens
+    # Tables are as wide as the longest request; start-up measures a step that is one prompt of all tokens.
+    widest = -(-limits.max_model_len // block_size) * limits.max_num_seqs, -(-num_tokens // block_size)
+    total = len(tunings) * _aligned(max(widest))
+    for tuning in tunings:
+        num_parts, max_rows = (tuning.splitting.num_parts, tuning.splitting.max_rows) if tuning.splitting else (0, 0)
+        total += _aligned(num_tokens) + _aligned((num_tokens + num_parts) * NUM_ITEM_FIELDS)
+        total += _aligned(max(max_rows, num_tokens) * NUM_MERGE_FIELDS)
+    return total
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
