@@ -1,6 +1,8 @@
 """Which kernels compute a model: chosen once, by device, dtype and sizes."""
 
+import functools
 import logging
+import os
 from importlib.util import find_spec
 
 import torch
@@ -31,7 +33,7 @@ _NOT_DETERMINISTIC = (
 
 
 def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
-    """Weft's own layers where they can compute the model, else torch's.
+    """Weft's own layers where they can compute the model, native on the CPU and Triton's on CUDA, else torch's.
 
     Raises:
         ModelError: Matrices are to be int8, which only Weft's own layers compute, and they cannot; or results are to be
@@ -46,6 +48,10 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
         )
     if config.is_deterministic and config.device.type == "cpu":
         raise ModelError(_NOT_DETERMINISTIC.format("layers"))
+    if config.device.type == "cuda" and _has_triton(config.device):
+        from engine.layers.triton_kit import TritonKit  # not installed where there is no CUDA
+
+        return TritonKit(config.is_deterministic)
     return torch_kit(config.device, config.dtype, config.is_deterministic)
 
 
@@ -90,18 +96,28 @@ def _has_triton(device: torch.device) -> bool:
     """Whether Triton is there, can compile, and knows the device."""
     if find_spec("triton") is None or torch.cuda.get_device_capability(device) < _TRITON_CAPABILITY:
         return False
+    return _triton_works()
+
+
+@functools.cache
+def _triton_works() -> bool:
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # fused multiply-adds, which newer ones turn off unasked
     import triton
 
     try:
         triton.runtime.driver.active.get_current_target()  # compiles a little C
     except Exception as error:  # whatever a compiler or linker may lack: torch's kernels serve as well
-        logger.warning("Triton cannot be used, attention is torch's: %s", error)
+        logger.warning("Triton cannot be used; attention, layers and sampling are torch's: %s", error)
         return False
     return True
 
 
 def choose_sampler(device: torch.device) -> PickIds:
-    """Weft's own sampler on the CPU, else torch's."""
+    """Weft's own sampler, native on the CPU and Triton's on CUDA, else torch's."""
+    if device.type == "cuda" and _has_triton(device):
+        from engine.sampling.triton import TritonSampler  # not installed where there is no CUDA
+
+        return TritonSampler()
     native = library.load() if device.type == "cpu" else None
     return NativeSampler(native) if native else pick_ids
 

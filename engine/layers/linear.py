@@ -1,4 +1,4 @@
-"""Linear layers of torch: the plain one, for any device, and oneDNN's for bfloat16 on a CPU."""
+"""Linear layers of torch: the plain one, for any device, cuBLAS's for CUDA, and oneDNN's for bfloat16 on a CPU."""
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,27 @@ class TorchLinear:
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
         """self(inputs) in float32."""
         return self(inputs).float()
+
+
+class CublasLinear(TorchLinear):
+    """cuBLAS adds the residual, or leaves float32, as it writes the outputs: no second pass and no rounding between."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """See `TorchLinear`."""
+        super().__init__(weight, bias)
+        self._transposed = weight.t()
+
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+        """See `TorchLinear`."""
+        residual.addmm_(inputs, self._transposed)
+        if self.bias is not None:
+            residual += self.bias
+
+    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+        """See `TorchLinear`."""
+        if self.bias is not None or inputs.dtype == torch.float32 or not inputs.is_cuda:  # torch widens on CUDA only
+            return super().to_float32(inputs)
+        return torch.mm(inputs, self._transposed, out_dtype=torch.float32)
 
 
 class OnednnLinear(TorchLinear):

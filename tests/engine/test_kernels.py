@@ -11,13 +11,15 @@ from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
 from engine.kernels import choose_kit, choose_sampler, make_backend, set_num_threads
 from engine.layers.kit import LayerKit, TorchKit
+from engine.layers.linear import CublasLinear
+from engine.layers.tiled_linear import TiledLinear
 from engine.models.config import load_model_config
 from engine.models.decoder import kv_specs
 from engine.models.errors import ModelError
 from engine.native import library
 from engine.native.layers import NativeKit, NativeLinear
 from engine.protocol import EngineOptions
-from engine.sampling.sampler import pick_ids
+from engine.sampling.sampler import PickIds, pick_ids
 from engine.weights import count_weights_bytes, load_weights
 from tests.triton_interpreter import needs_triton
 
@@ -120,10 +122,45 @@ def test_attention_is_torch_s_where_triton_is_missing_or_does_not_know_the_gpu(m
     assert not kernels._has_triton(device)
 
 
-def test_the_sampler_is_torch_s_without_kernels_and_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_sampler(torch.device("cuda")) is pick_ids
+def choose_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, has_triton: bool, is_deterministic: bool = False
+) -> tuple[LayerKit, PickIds]:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "_has_triton", lambda device: has_triton)
+    model = load_model_config(DEMO)
+    options = EngineOptions(model=str(DEMO), device="cuda", deterministic=is_deterministic)
+    config = engine_config.resolve(options, model)
+    return choose_kit(model, config), choose_sampler(config.device)
+
+
+def test_layers_and_sampler_are_torch_s_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    kit, sampler = choose_on_a_gpu(monkeypatch, has_triton=False)
+    assert isinstance(kit, TorchKit)
+    assert sampler is pick_ids
     monkeypatch.setattr(library, "load", lambda: None)
     assert choose_sampler(CPU) is pick_ids
+
+
+@needs_triton
+def test_layers_and_sampler_are_triton_s_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    kit, sampler = choose_on_a_gpu(monkeypatch, has_triton=True)
+    assert kit.name == "Triton and cuBLAS"
+    assert isinstance(kit.linear(torch.zeros(2, 3)), CublasLinear)
+    assert type(sampler).__name__ == "TritonSampler"
+
+
+@needs_triton
+def test_deterministic_layers_on_a_gpu_have_fixed_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.layers import triton_kit
+
+    forbidden: list[bool] = []
+    monkeypatch.setattr(triton_kit, "forbid_split_sums", lambda: forbidden.append(True))
+    kit, _ = choose_on_a_gpu(monkeypatch, has_triton=True, is_deterministic=True)
+    assert kit.name == "Triton and cuBLAS in fixed tiles"
+    assert forbidden == [True]
+    assert all(
+        isinstance(linear, TiledLinear) for linear in (kit.linear(torch.zeros(2, 3)), kit.tied(torch.zeros(2, 3))[1])
+    )
 
 
 class MeasuringKit(NativeKit):

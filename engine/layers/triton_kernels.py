@@ -1,0 +1,82 @@
+"""Triton kernels of the layers between two matrices: norm, QK-norm with rotary embedding, activation of the gate.
+
+They compute in float32 and round once, at the end. A row's outputs depend on that row alone, bit for bit: a program
+computes one row, or a part of one, and shares nothing with the others.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm(hidden, weight, outputs, size, row_stride, eps, BLOCK: tl.constexpr):
+    """One row (size,) a program, BLOCK >= size: divided by its root mean square, then scaled by weight (size,)."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    is_inside = columns < size
+    values = tl.load(hidden + row * row_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
+    weights = tl.load(weight + columns, mask=is_inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / size + eps)
+    normed = (values * scale * weights).to(outputs.dtype.element_ty)
+    tl.store(outputs + row * size + columns, normed, mask=is_inside)
+
+
+@triton.jit
+def prepare_heads(
+    qkv,
+    token_stride,
+    rotation,
+    weight,
+    num_heads,
+    eps,
+    HAS_NORM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Norm and rotary embedding of HEADS heads of one token a program, in place.
+
+    Heads are (num_heads, HEAD_DIM) at the start of each token of qkv, weight (num_heads, HEAD_DIM), rotation
+    (num_tokens, 2, HEAD_DIM); see `RotaryTable`, whose cosine is the same in both halves of a head and whose sine
+    differs only in its sign.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    pairs = tl.arange(0, PAIRS)
+    is_pair = pairs < HALF
+    is_inside = (heads < num_heads)[:, None] & is_pair[None, :]
+    offsets = heads[:, None] * HEAD_DIM + pairs[None, :]
+    at = qkv + token * token_stride + offsets
+    first = tl.load(at, mask=is_inside, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=is_inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        squares = tl.sum(first * first + second * second, axis=1)
+        scales = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        first *= scales * tl.load(weight + offsets, mask=is_inside, other=0.0).to(tl.float32)
+        second *= scales * tl.load(weight + offsets + HALF, mask=is_inside, other=0.0).to(tl.float32)
+    angles = rotation + token * 2 * HEAD_DIM + pairs
+    cos = tl.load(angles, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(angles + HEAD_DIM + HALF, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+    tl.store(at, (first * cos - second * sin).to(qkv.dtype.element_ty), mask=is_inside)
+    tl.store(at + HALF, (second * cos + first * sin).to(qkv.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def activate(gate_up, outputs, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """activation(gate) * up for BLOCK values of one row a program: gate_up (2 * size,), gate first, to (size,)."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = columns < size
+    at = gate_up + row * 2 * size + columns
+    gate = tl.load(at, mask=is_inside, other=0.0).to(tl.float32)
+    up = tl.load(at + size, mask=is_inside, other=0.0).to(tl.float32)
+    if ACTIVATION == "silu":
+        factor = tl.sigmoid(gate)
+    elif ACTIVATION == "gelu":
+        factor = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+    else:
+        # (1 + tanh(x)) / 2 is the sigmoid of 2 x.
+        tl.static_assert(ACTIVATION == "gelu_pytorch_tanh")
+        factor = tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    tl.store(outputs + row * size + columns, (gate * factor * up).to(outputs.dtype.element_ty), mask=is_inside)

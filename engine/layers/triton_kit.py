@@ -1,0 +1,98 @@
+"""Layers on CUDA: matrices by cuBLAS, and what lies between two of them in one Triton kernel each.
+
+A layer of a decoder is eight launches beside attention: two norms, four matrices, the heads, the activation. The sum
+with the residual has no launch of its own: cuBLAS adds it while it writes a matrix's outputs, which moves less memory
+than adding it in the norm would. Nothing waits for the device and every shape follows from the inputs', so that a CUDA
+graph can hold it all.
+"""
+
+import torch
+import triton
+
+from engine.layers import triton_kernels as kernels
+from engine.layers.kit import HeadLayer, Layer, Linear, embedding
+from engine.layers.linear import CublasLinear, TorchLinear
+from engine.layers.norm import HeadNorm
+from engine.layers.tiled_linear import TiledLinear, forbid_split_sums
+
+_HEAD_VALUES = 2048
+"""Values of queries and keys that one program prepares: many programs for a single token, few registers each."""
+
+_ACTIVATION_BLOCK = 1024
+
+
+class TritonKit:
+    """See `LayerKit`."""
+
+    copies_tied_table = False
+    is_int8 = False
+
+    def __init__(self, is_deterministic: bool = False) -> None:
+        """Compute matrices in fixed tiles if the bits of a row must not depend on the rest of the batch."""
+        if is_deterministic:
+            forbid_split_sums()
+        self.name = "Triton and cuBLAS" + " in fixed tiles" * is_deterministic
+        self._linear = TiledLinear if is_deterministic else CublasLinear
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
+        """See `LayerKit`."""
+        return self._linear(weight, bias)
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
+        """See `LayerKit`."""
+        gate_up = self._linear(weight, bias)
+
+        def activate(hidden: torch.Tensor) -> torch.Tensor:
+            values = gate_up(hidden)  # (num_tokens, 2 * intermediate_size)
+            num_tokens, size = values.size(0), values.size(1) // 2
+            outputs = values.new_empty(num_tokens, size)
+            grid = (num_tokens, triton.cdiv(size, _ACTIVATION_BLOCK))
+            kernels.activate[grid](values, outputs, size, activation, _ACTIVATION_BLOCK, num_warps=4)
+            return outputs
+
+        return activate
+
+    def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
+        """See `LayerKit`."""
+        return embedding(table), self._linear(table)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Layer:
+        """See `LayerKit`."""
+        block = triton.next_power_of_2(len(weight))
+        num_warps = min(max(block // 512, 1), 16)
+
+        def normalise(hidden: torch.Tensor) -> torch.Tensor:
+            num_rows, size = hidden.shape
+            outputs = hidden.new_empty(num_rows, size)
+            kernels.rms_norm[(num_rows,)](
+                hidden, weight, outputs, size, hidden.stride(0), eps, block, num_warps=num_warps
+            )
+            return outputs
+
+        return normalise
+
+    def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
+        """See `LayerKit`."""
+        num_rotated = num_heads + num_kv_heads
+
+        def prepare(qkv: torch.Tensor, rotation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            num_tokens, _, head_dim = qkv.shape
+            pairs = triton.next_power_of_2(head_dim // 2)
+            heads = min(max(_HEAD_VALUES // (2 * pairs), 1), triton.next_power_of_2(num_rotated))
+            kernels.prepare_heads[(num_tokens, triton.cdiv(num_rotated, heads))](
+                qkv,
+                qkv.stride(0),
+                rotation,
+                norm.weight if norm else qkv,  # which is not read where there is no norm
+                num_rotated,
+                norm.eps if norm else 0.0,
+                norm is not None,
+                head_dim,
+                heads,
+                pairs,
+                num_warps=4,
+            )
+            queries, keys, values = qkv.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
+            return queries, keys, values
+
+        return prepare

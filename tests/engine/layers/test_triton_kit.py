@@ -1,0 +1,29 @@
+from pathlib import Path
+
+import pytest
+
+from tests.triton_compilation import ARCHITECTURES, compile_kernel
+from tests.triton_interpreter import needs_triton, run_interpreted
+
+
+@needs_triton
+def test_parity_in_the_interpreter() -> None:
+    run_interpreted(Path(__file__).with_name("interpreted_triton_kit.py"))
+
+
+@needs_triton
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_compile(architecture: int) -> None:
+    from engine.layers import triton_kernels as kernels
+
+    for value in ("*bf16", "*fp16", "*fp32"):
+        types = {"hidden": value, "weight": value, "outputs": value, "size": "i32", "row_stride": "i32", "eps": "fp32"}
+        compile_kernel(kernels.rms_norm, architecture, 8, types, {"BLOCK": 4096})
+    types = {"qkv": "*bf16", "rotation": "*bf16", "weight": "*bf16", "num_heads": "i32", "eps": "fp32"}
+    types["token_stride"] = "i32"
+    for has_norm in (True, False):
+        sizes = {"HAS_NORM": has_norm, "HEAD_DIM": 128, "HEADS": 16, "PAIRS": 64}
+        compile_kernel(kernels.prepare_heads, architecture, 4, types, sizes)
+    types = {"gate_up": "*bf16", "outputs": "*bf16", "size": "i32"}
+    for activation in ("silu", "gelu", "gelu_pytorch_tanh"):
+        compile_kernel(kernels.activate, architecture, 4, types, {"ACTIVATION": activation, "BLOCK": 1024})

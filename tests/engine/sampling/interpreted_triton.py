@@ -1,0 +1,50 @@
+"""The checks of triton_parity.py in Triton's interpreter; test_triton.py runs this file in a process of its own."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from engine.sampling.masks import MaskUnpacker, RowMasks
+from engine.sampling.triton import has_filters, pack_parameters
+from tests.engine.sampling import triton_parity as parity
+
+CPU = torch.device("cpu")
+# On the way to a weight of 0, or of a row whose weights nobody reads.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered"),
+    pytest.mark.filterwarnings("ignore:divide by zero encountered"),
+]
+
+
+@pytest.mark.parametrize("vocab_size", parity.SMALL_VOCABULARIES)
+def test_ids(vocab_size: int) -> None:
+    parity.check_ids(CPU, vocab_size, num_rows=8)
+
+
+@pytest.mark.parametrize("check", parity.CHECKS)
+def test_parity(check: Callable[[torch.device], None]) -> None:
+    check(CPU)
+
+
+def test_parameters() -> None:
+    batch = parity.make_batch(
+        3,
+        temperatures=np.array([0.0, 0.5, 1e-45]),
+        top_ks=np.array([3, 10, 9]),
+        top_ps=np.array([1.0, 0.9, 1.0]),
+        min_ps=np.array([0.0, 0.0, 1.0]),
+        uniforms=np.array([0.0, 0.25, 0.5]),
+    )
+    masks = RowMasks(np.array([1]), np.ones((1, 1), np.int32), MaskUnpacker(10, CPU).unpack)
+    largest = float(np.finfo(np.float32).max)
+    assert pack_parameters(batch, masks, 10).T.tolist() == [
+        [0.0, -parity.INF, 3.0, 1.0, 0.0, -1.0],
+        [2.0, -parity.INF, 0.0, np.float32(0.9), 0.25, 0.0],  # a top_k of the whole vocabulary is none
+        [largest, 0.0, 9.0, 1.0, 0.5, -1.0],
+    ]
+    assert pack_parameters(batch, None, 10)[5].tolist() == [-1.0] * 3
+    assert has_filters(batch)
+    assert not has_filters(parity.make_batch(2, temperatures=1.0))
