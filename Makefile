@@ -6,13 +6,15 @@
 #   make lint       format, lint and type checks
 #   make bench      Weft beside the peers that are installed, or the server at URL=           (ARGS=)
 #                   BENCH=long_prompt: what running streams feel while a long prompt is prefilled, at URL=
+#   make gpu        on a machine with a GPU, within nine minutes: its tests, then what it reaches beside what it could;
+#                   installs nothing: GPU_PYTHON= is an interpreter that has torch for CUDA and what Weft needs (ARGS=)
 #   make clean      remove caches and build products; `make distclean` removes .venv and .venv-clients, too
 #
 # TORCH= chooses the build of torch, PYTHON= the interpreter (3.11 or newer) that .venv is made with.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := serve
-.PHONY: serve test test-slow lint bench clean distclean
+.PHONY: serve test test-slow lint bench gpu clean distclean
 
 # Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
 MODEL ?=
@@ -33,6 +35,8 @@ CLIENTS := .venv-clients
 IS_GOOD := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$python -c '$(IS_GOOD)' >/dev/null 2>&1 && { echo $$python; break; }; done)
+
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip install
@@ -55,6 +59,14 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.$(BENCH) $(if $(URL),--url $(URL)) $(ARGS)
+
+# Tests that are not done after 200 s are interrupted, and the benchmark is run whatever came of them. What other
+# versions of libraries warn of is no failure here.
+gpu:
+	@status=0; \
+	timeout --signal=INT 200 $(GPU_PYTHON) -m pytest -m gpu -W default --traffic-seconds 45 tests/gpu || status=1; \
+	$(GPU_PYTHON) -m benchmarks.gpu --minutes 5.3 $(ARGS) || status=1; \
+	exit $$status
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

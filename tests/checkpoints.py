@@ -76,6 +76,16 @@ CHECKPOINTS: dict[str, Checkpoint] = {
 }
 """Every family in both dialects; between them every switch, tied and untied, single and sharded."""
 
+_WIDE: dict[str, object] = {"hidden_size": 128, "head_dim": 64, "num_hidden_layers": 2}
+WIDE_CHECKPOINTS: dict[str, Checkpoint] = {
+    "qwen3-wide": Checkpoint("qwen3", _WIDE | {"tie_word_embeddings": True}),
+    "llama-wide": Checkpoint(
+        "llama", _WIDE | {"head_dim": 128, "num_attention_heads": 8, "rope_parameters": LLAMA3_ROPE}
+    ),
+    "mistral-wide": Checkpoint("mistral", _WIDE | {"sliding_window": 40, "num_key_value_heads": 4}),
+}
+"""Heads as wide as kernels for GPUs and CPUs are made for."""
+
 
 def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     """Write config.json, generation_config.json and safetensors into a new folder."""

@@ -6,6 +6,10 @@ settings.register_profile("weft", deadline=None)
 settings.load_profile("weft")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--traffic-seconds", type=float, default=180.0, help="how long the GPU is given random traffic")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked gpu on a machine without CUDA; torch is asked only if there is anything to skip."""
     marked = [item for item in items if item.get_closest_marker("gpu")]

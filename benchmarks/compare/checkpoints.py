@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 VOCAB_SIZE = 151_936
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_COMMON: Mapping[str, Any] = {
+COMMON: Mapping[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "max_position_embeddings": 40_960,
     "tie_word_embeddings": True,
@@ -81,10 +81,15 @@ def write(folder: pathlib.Path, shape: Mapping[str, int]) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    values: dict[str, Any] = {**_COMMON, **shape}
+    values: dict[str, Any] = {**COMMON, **shape}
     model: Any = Qwen3ForCausalLM(Qwen3Config(**values))
     model.to(torch.bfloat16)
     model.save_pretrained(folder)
+    write_tokenizer(folder)
+
+
+def write_tokenizer(folder: pathlib.Path) -> None:
+    """Write the made-up tokenizer, its settings and a chat template."""
     made_up_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

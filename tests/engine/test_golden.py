@@ -28,7 +28,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel
 from engine.weights import load_weights
-from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, load_reference, write_checkpoint
+from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, WIDE_CHECKPOINTS, load_reference, write_checkpoint
 
 NUM_PROMPTS = 16
 NUM_OUTPUT_TOKENS = 10
@@ -90,7 +90,7 @@ def golden_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def golden(root: Path, name: str) -> Golden:
     """Prompts in two families of prefixes, answered by transformers; only those with clear answers are kept."""
     folder = root / name
-    write_checkpoint(CHECKPOINTS[name], folder)
+    write_checkpoint((CHECKPOINTS | WIDE_CHECKPOINTS)[name], folder)
     model = load_reference(folder)
     generator = random.Random(7)
     prefix = [generator.randrange(4, VOCAB_SIZE) for _ in range(40)]

@@ -1,0 +1,64 @@
+"""From the command to the first token, with a real checkpoint in the page cache, where writing leaves it."""
+
+import dataclasses
+import pathlib
+import shutil
+import tempfile
+import time
+
+import torch
+
+from benchmarks.compare import servers
+from benchmarks.compare.load import load
+from benchmarks.compare.workloads import Workload, bodies
+from benchmarks.gpu.clients import REQUEST_TIMEOUT_S
+from benchmarks.gpu.job import Job, Reporter, UnavailableError
+from benchmarks.gpu.models import model_folder, read_work, write_weights
+from benchmarks.gpu.over_http import START_TIMEOUT_S, server
+
+_SHARED_MEMORY = pathlib.Path("/dev/shm")
+"""Files here are nothing but page cache; where it is too small, the scratch folder is taken."""
+
+_ROOM = 1.1
+"""Free space that is asked for, as a multiple of the weights."""
+
+
+def run(job: Job, reporter: Reporter) -> None:
+    """Write the checkpoint, start a server on it, and ask for a token.
+
+    Raises:
+        UnavailableError: There is no room for it.
+    """
+    source = model_folder(job.scratch, job.sizes.large)
+    config = read_work(source).config
+    num_bytes = config.num_parameters * config.dtype.itemsize
+    with tempfile.TemporaryDirectory(prefix="weft-gpu-", dir=_place(job, num_bytes)) as parent:
+        folder = pathlib.Path(parent) / job.sizes.large
+        reporter.progress("writing a checkpoint")
+        write_weights(source, folder, job.device)
+        if job.device == "cuda":
+            torch.cuda.empty_cache()  # the server is to find the whole device free
+        workload = Workload("ready", "first token", "main", 1, 1, min(16, job.sizes.input_tokens), 2)
+        wanted = dataclasses.replace(server(job, job.sizes.large), models={"main": folder})
+        reporter.progress("starting a server")
+        begin = time.perf_counter()
+        with servers.running(wanted, [workload], job.scratch / "ready.server.log", START_TIMEOUT_S) as running:
+            requests = bodies(workload, servers.model_name(running.url), config.vocab_size, 0, 0).measured
+            (stream,) = load(running.url, requests, 1, REQUEST_TIMEOUT_S)
+            reporter.measured(
+                "ready",
+                stream.times[0] - begin,
+                num_bytes,
+                ready_s=running.startup_s,
+                ttft_ms=(stream.times[0] - stream.sent_at) * 1e3,
+                folder=parent,
+            )
+
+
+def _place(job: Job, num_bytes: int) -> pathlib.Path:
+    free = {place: shutil.disk_usage(place).free for place in (_SHARED_MEMORY, job.scratch) if place.exists()}
+    for place, num_free in free.items():
+        if num_free > _ROOM * num_bytes:
+            return place
+    found = ", ".join(f"{place} has {num_free / 1e9:.1f} GB free" for place, num_free in free.items())
+    raise UnavailableError(f"the weights take {num_bytes / 1e9:.1f} GB, and {found} (--scratch)")

@@ -1,0 +1,80 @@
+"""Every kernel of Weft's own on the GPU against the same reference as in Triton's interpreter.
+
+The checks lie beside the tests of each kernel; what imports triton is imported here by the tests alone, since CPU
+installations have none.
+"""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def run(check: Any, *arguments: Any) -> None:
+    """Run a check; its failure names what it was given."""
+    try:
+        check(*arguments)
+    except AssertionError as error:
+        error.add_note(f"{check.__name__}{arguments}")
+        raise
+
+
+@pytest.mark.timeout(600)  # most of it is compiling
+@pytest.mark.parametrize(
+    ("check", "cases"),
+    [
+        ("check_mixed_steps", "MIXED"),
+        ("check_decodes", "DECODES"),
+        ("check_copies", "COPIES"),
+        ("check_static_shapes", "STATIC"),
+        ("check_invariance", "INVARIANT"),
+    ],
+)
+def test_attention(check: str, cases: str) -> None:
+    """Half precision is run as bfloat16 as well, which the interpreter cannot compute."""
+    from tests.engine.attention import triton_parity as parity
+
+    for case in getattr(parity, cases):
+        dtypes = [torch.float16, torch.bfloat16] if case.dtype == torch.float16 else [case.dtype]
+        for dtype in dtypes:
+            run(getattr(parity, check), dataclasses.replace(case, dtype=dtype), torch.device("cuda"))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layers(dtype: torch.dtype) -> None:
+    from tests.engine.layers import triton_parity as parity
+
+    for check in parity.CHECKS:
+        run(check, torch.device("cuda"), dtype)
+
+
+@pytest.mark.timeout(600)
+def test_sampling() -> None:
+    from tests.engine.sampling import triton_parity as parity
+
+    for vocab_size in (*parity.SMALL_VOCABULARIES, *parity.LARGE_VOCABULARIES):
+        run(parity.check_ids, torch.device("cuda"), vocab_size)
+    for check in parity.CHECKS:
+        run(check, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (151936, 1024)], ids=str)
+def test_rows_of_tiled_products_are_alone(shape: tuple[int, int]) -> None:
+    """Bit for bit, at every number of rows; and right."""
+    from engine.layers.tiled_linear import TiledLinear, forbid_split_sums
+
+    forbid_split_sums()
+    generator = torch.Generator("cuda").manual_seed(0)
+    weight, inputs = (
+        torch.randn(size, shape[1], generator=generator, device="cuda").bfloat16() for size in (shape[0], 300)
+    )
+    linear = TiledLinear(weight)
+    together = linear(inputs).clone()
+    torch.testing.assert_close(together.float(), inputs.float() @ weight.float().t(), atol=2.0, rtol=2e-2)
+    for num_rows in (1, 2, 7, 64, 127, 128, 129, 255):
+        assert torch.equal(linear(inputs[:num_rows].clone()), together[:num_rows]), f"{num_rows} rows"
