@@ -18,6 +18,7 @@ from engine.models.errors import ModelError
 from engine.native import library
 from engine.native.layers import NativeKit
 from engine.native.layers import supports as supports_layers
+from engine.sampling.in_graph import GraphSampler
 from engine.sampling.native import NativeSampler
 from engine.sampling.sampler import PickIds, pick_ids
 
@@ -120,6 +121,15 @@ def choose_sampler(device: torch.device) -> PickIds:
         return TritonSampler()
     native = library.load() if device.type == "cpu" else None
     return NativeSampler(native) if native else pick_ids
+
+
+def choose_graph_sampler(device: torch.device, vocab_size: int) -> GraphSampler | None:
+    """What samples in CUDA graphs as `choose_sampler` does outside of them; None where only the best id can be had."""
+    if device.type != "cuda" or not _has_triton(device):
+        return None
+    from engine.sampling.triton import TritonGraphSampler  # not installed where there is no CUDA
+
+    return TritonGraphSampler(vocab_size)
 
 
 def set_num_threads(kit: LayerKit, backend: AttentionBackend, sampler: PickIds, number: int) -> None:

@@ -24,7 +24,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.masks import MaskComputer
 from engine.grammar.pending import PendingGrammars
 from engine.grammar.vocabulary import load_vocabulary
-from engine.kernels import choose_kit, choose_sampler, make_backend, set_num_threads
+from engine.kernels import choose_graph_sampler, choose_kit, choose_sampler, make_backend, set_num_threads
 from engine.kv_cache_manager import KVCacheManager
 from engine.layers.kit import LayerKit
 from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
@@ -97,7 +97,8 @@ def start(
         cache = make_backend(draft.groups, plan.num_blocks, config, draft.config.num_heads)
         draft_model = DraftModel(drafter, cache, config.device, kv, draft.group_indices)
     sampler = choose_sampler(config.device)
-    runner = ModelRunner(model, backend, config.device, draft_model, sampler, _graphs(model, backend, config))
+    graphs = _graphs(model, backend, config, model_config.vocab_size)
+    runner = ModelRunner(model, backend, config.device, draft_model, sampler, graphs)
     cost = StepCostModel()
     num_threads = _warm_up(runner, cost, config, plan, len(groups), partial(set_num_threads, kit, backend, sampler))
     scheduler = Scheduler(
@@ -144,7 +145,7 @@ def _load(
     )
 
 
-def _graphs(model: Decoder, backend: AttentionBackend, config: EngineConfig) -> DecodeGraphs | None:
+def _graphs(model: Decoder, backend: AttentionBackend, config: EngineConfig, vocab_size: int) -> DecodeGraphs | None:
     if not backend.supports_graphs:
         return None
     return DecodeGraphs(
@@ -153,6 +154,7 @@ def _graphs(model: Decoder, backend: AttentionBackend, config: EngineConfig) -> 
         config.device,
         max_num_seqs=config.max_num_seqs,
         max_num_rows=config.max_num_batched_tokens,
+        sampler=choose_graph_sampler(config.device, vocab_size),
     )
 
 
@@ -214,14 +216,15 @@ def _measure_activations(
 ) -> int:
     """Bytes that the largest step needs beside weights and cache.
 
-    On CUDA that step is run with a cache of its own, sampled in the most costly way, and torch's peak is read. On the
-    CPU it would take seconds, so the shapes give an estimate.
+    On CUDA that step is run with a cache of its own, sampled in the most costly way, and torch's peak is read; kernels
+    that only filtered rows need are compiled by it as well. On the CPU it would take seconds, so the shapes give an
+    estimate.
     """
     if config.device.type != "cuda":
         return estimate_activations_bytes(model_config, config)
     num_blocks = -(-config.max_num_batched_tokens // config.block_size) + 1
     backend = make_backend(groups, num_blocks, config, model_config.num_heads)
-    runner = ModelRunner(model, backend, config.device)
+    runner = ModelRunner(model, backend, config.device, pick_ids=choose_sampler(config.device))
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)
     batch = dummy_batch(config.max_num_batched_tokens, len(groups), config.block_size, config.max_num_seqs)

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-ARCHITECTURES = (80, 90, 100)
+import pytest
+
+ARCHITECTURES = (pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow))
 
 
 def compile_kernel(

@@ -31,6 +31,27 @@ class TritonSampler:
         return launch(logits, parameters, bits, has_filters(batch))
 
 
+class TritonGraphSampler:
+    """The same in a CUDA graph, which has no masks; see `GraphSampler`."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """Sample from so many logits a row."""
+        self._vocab_size = vocab_size
+
+    def kind(self, batch: SamplingBatch) -> int | None:
+        """1 where a row is filtered, which takes two launches more, else 0."""
+        return int(has_filters(batch))
+
+    def parameters(self, batch: SamplingBatch, num_rows: int) -> Floats:
+        """See `pack_parameters`; padding repeats the last row."""
+        parameters = pack_parameters(batch, None, self._vocab_size)
+        return np.pad(parameters, ((0, 0), (0, num_rows - parameters.shape[1])), "edge")
+
+    def sample(self, logits: torch.Tensor, parameters: torch.Tensor, kind: int) -> torch.Tensor:
+        """See `launch`."""
+        return launch(logits, parameters, None, bool(kind))
+
+
 def has_filters(batch: SamplingBatch) -> bool:
     """Whether any row has top-k, top-p or min-p."""
     return bool(((batch.top_ks > 0) | (batch.top_ps < 1) | (batch.min_ps > 0)).any())

@@ -9,7 +9,7 @@ from engine import config as engine_config
 from engine import kernels
 from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
-from engine.kernels import choose_kit, choose_sampler, make_backend, set_num_threads
+from engine.kernels import choose_graph_sampler, choose_kit, choose_sampler, make_backend, set_num_threads
 from engine.layers.kit import LayerKit, TorchKit
 from engine.layers.linear import CublasLinear
 from engine.layers.tiled_linear import TiledLinear
@@ -137,6 +137,7 @@ def test_layers_and_sampler_are_torch_s_without_kernels(monkeypatch: pytest.Monk
     kit, sampler = choose_on_a_gpu(monkeypatch, has_triton=False)
     assert isinstance(kit, TorchKit)
     assert sampler is pick_ids
+    assert choose_graph_sampler(torch.device("cuda"), 9) is choose_graph_sampler(CPU, 9) is None
     monkeypatch.setattr(library, "load", lambda: None)
     assert choose_sampler(CPU) is pick_ids
 
@@ -147,6 +148,7 @@ def test_layers_and_sampler_are_triton_s_on_a_gpu(monkeypatch: pytest.MonkeyPatc
     assert kit.name == "Triton and cuBLAS"
     assert isinstance(kit.linear(torch.zeros(2, 3)), CublasLinear)
     assert type(sampler).__name__ == "TritonSampler"
+    assert type(choose_graph_sampler(torch.device("cuda"), 9)).__name__ == "TritonGraphSampler"
 
 
 @needs_triton

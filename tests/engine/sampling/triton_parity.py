@@ -12,7 +12,7 @@ import torch
 from engine.batch import SamplingBatch
 from engine.sampling.masks import MaskUnpacker, RowMasks
 from engine.sampling.sampler import pick_ids
-from engine.sampling.triton import TritonSampler
+from engine.sampling.triton import TritonGraphSampler, TritonSampler
 from engine.step_result import NO_TOKEN_ID
 
 INF = float("inf")
@@ -163,4 +163,19 @@ def check_rows_are_alone(device: torch.device, vocab_size: int = 4500) -> None:
         assert pick(device, logits[row : row + 1], make_batch(1, **own)) == [together[row]]
 
 
-CHECKS = (check_ties, check_bans, check_extremes, check_rows_are_alone)
+def check_graph_sampler(device: torch.device, vocab_size: int = 4500) -> None:
+    """In graphs padded rows change nothing; batches with filtered rows are of another kind."""
+    rng = np.random.default_rng(4)
+    sampler = TritonGraphSampler(vocab_size)
+    logits = torch.tensor(rng.normal(size=(6, vocab_size)) * 3, dtype=torch.float32)
+    for top_ps, kind in ((1.0, 0), ([1.0, 0.9, 1.0], 1)):
+        uniforms = rng.random(3, dtype=np.float32)
+        batch = make_batch(3, temperatures=[0.0, 0.7, 1.0], top_ps=top_ps, uniforms=uniforms)
+        assert sampler.kind(batch) == kind
+        parameters = torch.from_numpy(sampler.parameters(batch, 6)).to(device)
+        ids = sampler.sample(logits.clone().to(device), parameters, kind)
+        assert (ids.dtype, ids.shape) == (torch.int64, (6,))
+        assert ids[:3].tolist() == pick(device, logits[:3], batch)
+
+
+CHECKS = (check_ties, check_bans, check_extremes, check_rows_are_alone, check_graph_sampler)
