@@ -12,10 +12,13 @@ from engine.native.library import load
 from tests.end_to_end.conftest import TIMEOUT_S, Serve
 
 DEMO = str(pathlib.Path(package.__file__).parent / "demo_model")
+DRAFT = f"{DEMO}/draft"
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [("ngram", "callers, ngram"), (DEMO, "callers, draft model demo_model")], ids=["ngram", "model"]
+    ("value", "said"),
+    [("ngram", "callers, ngram"), (DEMO, "callers, draft model demo_model"), (DRAFT, "callers, draft model draft")],
+    ids=["ngram", "model", "draft"],
 )
 def test_the_answer_is_the_same_and_drafts_are_counted(serve: Serve, value: str, said: str) -> None:
     server = serve("--speculative", value)
