@@ -10,7 +10,7 @@
  *   V unit: [head_dim / 16][8][16 dims][2], pairs along tokens. Where the block size allows it, two units are woven
  *   into one of 32 tokens, [head_dim / 16][16][16][2]. So 1 KB of either is one AMX tile.
  *
- * "Tiles" are operands of a product with 16 rows: 16 x 32 bfloat16 on the left, 16 x 16 float32 as the result.
+ * "Tiles" are operands of a product with 16 rows: 16 x 32 inputs on the left, 16 x 16 float32 as the result.
  */
 #include <stdatomic.h>
 
@@ -43,9 +43,9 @@ typedef struct {
 } Visit;
 
 typedef struct {
-    bf16 *queries;   /* (rows / 16, head_dim / 32) tiles */
+    Input *queries;  /* (rows / 16, head_dim / 32) tiles */
     float *scores;   /* (2, CHUNK_UNITS) tiles */
-    bf16 *weights;   /* (2, CHUNK_STEPS) tiles */
+    Input *weights;  /* (2, CHUNK_STEPS) tiles */
     bf16 *values;    /* (CHUNK_STEPS, head_dim / 16) tiles, for what cannot be used where it lies */
     float *part;     /* (2, head_dim / 16) tiles: a block of rows times one chunk */
     float *results;  /* (rows, head_dim) of the chunks so far */
@@ -135,14 +135,14 @@ static void open_item(const Call *call, Worker *worker, const Visit *visit) {
     const Plan *plan = call->plan;
     const int64_t rows = num_rows(plan, visit->item), dim = plan->head_dim;
     for (int64_t row = 0; row < ceil_div(rows, LEFT_ROWS) * LEFT_ROWS; row++) {
-        bf16 *to = worker->queries + row / LEFT_ROWS * LEFT_ROWS * dim + row % LEFT_ROWS * STEP;
+        Input *to = worker->queries + row / LEFT_ROWS * LEFT_ROWS * dim + row % LEFT_ROWS * STEP;
         if (row >= rows) {
-            for (int64_t at = 0; at < dim; at += STEP) memset(to + at * LEFT_ROWS, 0, STEP * sizeof(bf16));
+            for (int64_t at = 0; at < dim; at += STEP) memset(to + at * LEFT_ROWS, 0, STEP * sizeof(Input));
             continue;
         }
         int64_t token = row_token(plan, visit->item, row), position = plan->positions[token];
         const bf16 *query = call->queries + token * call->query_stride + row_offset(plan, visit, row);
-        for (int64_t at = 0; at < dim; at += STEP) memcpy(to + at * LEFT_ROWS, query + at, STEP * sizeof(bf16));
+        for (int64_t at = 0; at < dim; at += STEP) copy_inputs(to + at * LEFT_ROWS, query + at, STEP);
         worker->rows[2 * row] = (int32_t)first_seen(plan, position);
         worker->rows[2 * row + 1] = (int32_t)position + 1;
         worker->masses[row] = (Mass){-INFINITY, 0};

@@ -1,8 +1,9 @@
-/* Rows times keys, and weights times values, in tiles: 16 x 32 bfloat16 on the left, 16 x 16 float32 as the result. */
+/* Rows times keys, and weights times values, in tiles: 16 x 32 inputs on the left, 16 x 16 float32 as the result. */
 #ifndef WEFT_ATTENTION_PRODUCT_H
 #define WEFT_ATTENTION_PRODUCT_H
 
 #include "attention_cache.h"
+#include "pairs.h"
 #include "tiles.h"
 
 enum {
@@ -35,7 +36,7 @@ INLINE void prefetch_next(Ahead *ahead) {
  * two columns of operands on the right; four results, two for each tile of rows, to and to + second_to. */
 typedef struct {
     int64_t rows, steps;
-    const bf16 *left;
+    const Input *left;
     int64_t second_left;
     const char *right[2][CHUNK_STEPS];
     float *to;
@@ -84,19 +85,23 @@ static void multiply(const Product *product, Ahead *ahead) {
 
 #else
 
-INLINE void multiply_rows(const Product *product, const bf16 *left, float *to, int rows, Ahead *ahead) {
-    f32x16 sums[4][2] = {0};
+#if defined(__AVX512F__)
+enum { ROWS_AT_ONCE = 8 }; /* 8 rows x 2 columns of sums fit into 32 registers */
+#else
+enum { ROWS_AT_ONCE = 2 };
+#endif
+
+INLINE void multiply_rows(const Product *product, const Input *left, float *to, int rows, Ahead *ahead) {
+    f32x16 sums[ROWS_AT_ONCE][2] = {0};
     for (int64_t step = 0; step < product->steps; step++, left += LEFT_VALUES) {
         prefetch_next(ahead);
         prefetch_next(ahead);
         const char *right[2] = {product->right[0][step], product->right[1][step]};
         for (int pair = 0; pair < 16; pair++) {
-            u32x16 lines[2] = {load_bits(right[0] + 64 * pair), load_bits(right[1] + 64 * pair)};
+            const Pair lines[2] = {load_pair(right[0] + 64 * pair), load_pair(right[1] + 64 * pair)};
             for (int row = 0; row < rows; row++) {
-                uint32_t value;
-                memcpy(&value, left + row * STEP + 2 * pair, sizeof value);
-                sums[row][0] = dot_pairs(sums[row][0], splat_bits(value), lines[0]);
-                sums[row][1] = dot_pairs(sums[row][1], splat_bits(value), lines[1]);
+                sums[row][0] = add_products(sums[row][0], left + row * STEP + 2 * pair, lines[0]);
+                sums[row][1] = add_products(sums[row][1], left + row * STEP + 2 * pair, lines[1]);
             }
         }
     }
@@ -107,14 +112,23 @@ INLINE void multiply_rows(const Product *product, const bf16 *left, float *to, i
 }
 
 static void multiply(const Product *product, Ahead *ahead) {
-    for (int64_t row = 0; row < product->rows; row += 4) {
-        const bf16 *left = product->left + row / 16 * product->second_left + row % 16 * STEP;
+    for (int64_t row = 0; row < product->rows; row += ROWS_AT_ONCE) {
+        const Input *left = product->left + row / 16 * product->second_left + row % 16 * STEP;
         float *to = product->to + row / 16 * product->second_to + row % 16 * LANES;
-        switch (product->rows - row) {
-            case 1: multiply_rows(product, left, to, 1, ahead); break;
-            case 2: multiply_rows(product, left, to, 2, ahead); break;
-            case 3: multiply_rows(product, left, to, 3, ahead); break;
-            default: multiply_rows(product, left, to, 4, ahead);
+        switch (product->rows - row < ROWS_AT_ONCE ? product->rows - row : ROWS_AT_ONCE) {
+#define CASE(ROWS) \
+    case ROWS: multiply_rows(product, left, to, ROWS, ahead); break;
+            CASE(1)
+            CASE(2)
+#if defined(__AVX512F__)
+            CASE(3)
+            CASE(4)
+            CASE(5)
+            CASE(6)
+            CASE(7)
+            CASE(8)
+#endif
+#undef CASE
         }
         ahead = NULL;
     }

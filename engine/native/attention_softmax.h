@@ -31,16 +31,6 @@ INLINE f32x16 power_of_two(f32x16 values) {
 #endif
 }
 
-/* Round 32 values to bfloat16. */
-INLINE void store_bf16_pair(bf16 *to, f32x16 low, f32x16 high) {
-#if defined(__AVX512BF16__)
-    store_bits(to, (u32x16)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
-#else
-    store_bf16(to, low);
-    store_bf16(to + LANES, high);
-#endif
-}
-
 /* What a row knows of a chunk, or of all chunks so far: maximum of the scaled scores, and the sum of their powers of
  * two relative to it. */
 typedef struct {
@@ -64,10 +54,10 @@ INLINE int64_t row_start(int64_t row, int64_t tiles, int64_t values) {
     return (row / LEFT_ROWS * tiles * LEFT_ROWS + row % LEFT_ROWS) * (values / LEFT_ROWS);
 }
 
-/* Turn the scores of a block of rows into weights (bfloat16), in the steps [first_step, end_step) of a chunk.
+/* Turn the scores of a block of rows into weights, in the steps [first_step, end_step) of a chunk.
  *
  * All maxima come first: a row's exponentials wait for its maximum, and meanwhile the CPU can work on other rows. */
-static void soften(const float *scores, bf16 *weights, int64_t rows, int64_t first_step, int64_t end_step, float scale,
+static void soften(const float *scores, Input *weights, int64_t rows, int64_t first_step, int64_t end_step, float scale,
                    Mass *masses) {
     for (int64_t row = 0; row < rows; row++) {
         const float *at = scores + row_start(row, CHUNK_UNITS, RESULT_VALUES);
@@ -80,14 +70,14 @@ static void soften(const float *scores, bf16 *weights, int64_t rows, int64_t fir
     }
     for (int64_t row = 0; row < rows; row++) {
         const float *at = scores + row_start(row, CHUNK_UNITS, RESULT_VALUES), maximum = masses[row].maximum;
-        bf16 *to = weights + row_start(row, CHUNK_STEPS, LEFT_VALUES);
+        Input *to = weights + row_start(row, CHUNK_STEPS, LEFT_VALUES);
         f32x16 sums = {0};
         for (int64_t step = first_step; step < end_step; step++) {
             f32x16 low = power_of_two(load_f32(at + step * RESULT_VALUES) * scale - maximum);
             f32x16 high = power_of_two(load_f32(at + ODD_UNITS + step * RESULT_VALUES) * scale - maximum);
             sums += low;
             sums += high;
-            store_bf16_pair(to + step * LEFT_VALUES, low, high);
+            store_inputs(to + step * LEFT_VALUES, low, high);
         }
         masses[row].sum = reduce_add(sums);
     }

@@ -151,8 +151,8 @@ static void compute_unit(const Job *job, const Unit *unit, int thread) {
  * Strides count values; bias may be NULL. */
 void weft_linear(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const bf16 *weights, int64_t n,
                  const bf16 *bias, void *outputs, int64_t output_stride, int64_t epilogue) {
-    Job job = {.inputs = inputs, .rows = rows, .input_stride = input_stride, .k = k, .weights = weights, .bias = bias,
+    Job job = {.rows = rows, .input_stride = input_stride, .k = k, .weights = weights, .bias = bias,
                .n = n, .outputs = outputs, .output_stride = output_stride, .epilogue = (Epilogue)epilogue};
     plan_job(&job, sizeof(bf16));
-    run_job(&job, compute_unit);
+    run_job(&job, inputs, compute_unit);
 }

@@ -180,9 +180,9 @@ static void compute_unit(const Job *job, const Unit *unit, int thread) {
 void weft_linear_int8(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const int8_t *weights,
                       const float *scales, int64_t n, const bf16 *bias, void *outputs, int64_t output_stride,
                       int64_t epilogue) {
-    Job job = {.inputs = inputs, .rows = rows, .input_stride = input_stride, .k = k, .weights = weights, .scales = scales,
+    Job job = {.rows = rows, .input_stride = input_stride, .k = k, .weights = weights, .scales = scales,
                .bias = bias, .n = n, .outputs = outputs, .output_stride = output_stride, .epilogue = (Epilogue)epilogue};
     plan_job(&job, sizeof(int8_t));
     scratch_reserve(&wide_scratch, (size_t)(num_threads() * UNIT_PANELS * 2 * job.panel_bytes));
-    run_job(&job, compute_unit);
+    run_job(&job, inputs, compute_unit);
 }

@@ -7,6 +7,7 @@
 #ifndef WEFT_LINEAR_JOB_H
 #define WEFT_LINEAR_JOB_H
 
+#include "pairs.h"
 #include "pool.h"
 #include "scratch.h"
 #include "tiles.h"
@@ -18,7 +19,7 @@ enum { FEW_ROWS = 16 };          /* up to so many, memory is what takes time */
 typedef enum { STORE_BF16, STORE_F32, ADD_BF16, GATED_SILU } Epilogue;
 
 typedef struct {
-    const bf16 *inputs; /* (rows, input_stride) */
+    const Input *inputs; /* (rows, input_stride) */
     int64_t rows, input_stride, k, padded_k;
     const void *weights;
     int64_t panel_bytes;
@@ -50,7 +51,7 @@ static inline void plan_job(Job *job, int64_t value_bytes) {
     const int is_far = job->rows <= FEW_ROWS;
     job->column_step = is_far ? job->units_per_chunk : 1;
     job->unit_step = is_far ? 1 : job->unit_columns;
-    job->chunk_rows = CHUNK_BYTES / (job->padded_k * (int64_t)sizeof(bf16)) / BLOCK_ROWS * BLOCK_ROWS;
+    job->chunk_rows = CHUNK_BYTES / (job->padded_k * (int64_t)sizeof(Input)) / BLOCK_ROWS * BLOCK_ROWS;
     if (job->chunk_rows < BLOCK_ROWS) job->chunk_rows = BLOCK_ROWS;
     job->num_units = job->units_per_chunk * ((job->rows + job->chunk_rows - 1) / job->chunk_rows);
 }

@@ -9,6 +9,7 @@
 #include "linear_job.h"
 
 enum { AHEAD_BYTES = 2048 }; /* how far before its use a panel's weights are asked for */
+enum { NEAR_BYTES = 1024, FEW_SUMS = 4 }; /* with more rows than few, products wait for the first-level cache */
 
 #if defined(__AMX_BF16__)
 
@@ -91,31 +92,36 @@ static void compute_blocks(const Job *job, const Unit *unit, const char *const p
 
 #else
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
 enum { ROWS_AT_ONCE = 8 }; /* 8 rows x 2 panels of sums fit into 32 registers */
+#elif defined(__AVX512F__)
+enum { ROWS_AT_ONCE = 12 }; /* and as many as can share the widening of weights */
 #else
 enum { ROWS_AT_ONCE = 2 };
 #endif
 
 /* The weights of 16 outputs for one pair of inputs, from a panel of values that take 1 byte or 2. */
-INLINE u32x16 load_pairs(const char *panel, int64_t pair, int value_bytes) {
-    return value_bytes == 1 ? widen_pairs((const int8_t *)panel + pair * 32) : load_bits(panel + pair * 64);
+INLINE Pair load_weights(const char *panel, int64_t pair, int value_bytes) {
+    return value_bytes == 1 ? load_int8_pair((const int8_t *)panel + pair * 32) : load_pair(panel + pair * 64);
 }
 
 /* Up to ROWS_AT_ONCE rows times two panels. */
-INLINE void multiply_block(const Job *job, const bf16 *inputs, int rows, const char *const panels[2], int value_bytes,
+INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const char *const panels[2], int value_bytes,
                            float *sums) {
     f32x16 totals[ROWS_AT_ONCE][2] = {0};
     for (int64_t pair = 0; pair < job->k / 2; pair++) {
         const int64_t at = pair * 2 * PANEL * value_bytes;
-        __builtin_prefetch(panels[0] + at + AHEAD_BYTES, 0, 2);
-        __builtin_prefetch(panels[1] + at + AHEAD_BYTES, 0, 2);
-        const u32x16 left = load_pairs(panels[0], pair, value_bytes), right = load_pairs(panels[1], pair, value_bytes);
+        for (int p = 0; p < 2; p++) {
+            if (rows <= FEW_SUMS)
+                __builtin_prefetch(panels[p] + at + AHEAD_BYTES, 0, 2);
+            else
+                __builtin_prefetch(panels[p] + at + NEAR_BYTES, 0, 3);
+        }
+        const Pair left = load_weights(panels[0], pair, value_bytes), right = load_weights(panels[1], pair, value_bytes);
         for (int row = 0; row < rows; row++) {
-            uint32_t values;
-            memcpy(&values, inputs + row * job->input_stride + 2 * pair, sizeof values);
-            totals[row][0] = dot_pairs(totals[row][0], splat_bits(values), left);
-            totals[row][1] = dot_pairs(totals[row][1], splat_bits(values), right);
+            const Input *values = inputs + row * job->input_stride + 2 * pair;
+            totals[row][0] = add_products(totals[row][0], values, left);
+            totals[row][1] = add_products(totals[row][1], values, right);
         }
     }
     for (int row = 0; row < rows; row++) {
@@ -124,29 +130,40 @@ INLINE void multiply_block(const Job *job, const bf16 *inputs, int rows, const c
     }
 }
 
-INLINE void multiply_rows(const Job *job, const bf16 *inputs, int64_t rows, const char *const panels[2],
+INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, const char *const panels[2],
                           int value_bytes, float *sums) {
     switch (rows) {
-        case 1: multiply_block(job, inputs, 1, panels, value_bytes, sums); break;
-        case 2: multiply_block(job, inputs, 2, panels, value_bytes, sums); break;
+#define CASE(ROWS) \
+    case ROWS: multiply_block(job, inputs, ROWS, panels, value_bytes, sums); break;
+        CASE(1)
+        CASE(2)
 #if defined(__AVX512F__)
-        case 3: multiply_block(job, inputs, 3, panels, value_bytes, sums); break;
-        case 4: multiply_block(job, inputs, 4, panels, value_bytes, sums); break;
-        case 5: multiply_block(job, inputs, 5, panels, value_bytes, sums); break;
-        case 6: multiply_block(job, inputs, 6, panels, value_bytes, sums); break;
-        case 7: multiply_block(job, inputs, 7, panels, value_bytes, sums); break;
-        case 8: multiply_block(job, inputs, 8, panels, value_bytes, sums); break;
+        CASE(3)
+        CASE(4)
+        CASE(5)
+        CASE(6)
+        CASE(7)
+        CASE(8)
+#if !defined(__AVX512BF16__)
+        CASE(9)
+        CASE(10)
+        CASE(11)
+        CASE(12)
 #endif
+#endif
+#undef CASE
     }
 }
 
-/* A unit of any number of rows, from panels of values that take 1 byte or 2. */
+/* A unit of any number of rows, in groups of equal size but for the last, from panels of values that take 1 byte or 2. */
 INLINE void compute_groups(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS], int value_bytes) {
     float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
-    for (int64_t done = 0; done < unit->rows; done += ROWS_AT_ONCE) {
+    const int64_t num_groups = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+    const int64_t group_rows = (unit->rows + num_groups - 1) / num_groups;
+    for (int64_t done = 0; done < unit->rows; done += group_rows) {
         const int64_t row = unit->row + done, left = unit->rows - done;
-        const int64_t rows = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
-        const bf16 *inputs = job->inputs + row * job->input_stride;
+        const int64_t rows = left < group_rows ? left : group_rows;
+        const Input *inputs = job->inputs + row * job->input_stride;
         for (int64_t p = 0; p < UNIT_PANELS; p += 2)
             multiply_rows(job, inputs, rows, panels + p, value_bytes, sums + p * PANEL);
         finish_block(job, unit, row, rows, sums);
@@ -179,10 +196,27 @@ static void run_units(void *context, int thread) {
     close_tiles();
 }
 
-/* Compute a job that `plan_job` has divided. */
-static void run_job(Job *job, ComputeUnit *compute_unit) {
+#if !defined(__AVX512BF16__)
+
+typedef struct {
+    const bf16 *inputs; /* (rows, stride) */
+    int64_t stride, k;
+    float *to; /* (rows, k) */
+} Widening;
+
+static void widen_rows(const void *context, int64_t first, int64_t end) {
+    const Widening *call = context;
+    for (int64_t row = first; row < end; row++)
+        copy_inputs(call->to + row * call->k, call->inputs + row * call->stride, call->k);
+}
+
+#endif
+
+/* Compute a job that `plan_job` has divided; inputs are (job.rows, job.input_stride). */
+static void run_job(Job *job, const bf16 *inputs, ComputeUnit *compute_unit) {
 #if defined(__AMX_BF16__)
     static Scratch scratch;
+    job->inputs = inputs;
     const int64_t padded_rows = (job->rows + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
     const int are_tiles = job->rows <= FEW_ROWS && job->k == job->padded_k; /* as they are, read with a stride */
     job->tile_bytes = are_tiles ? TILE_K * sizeof(bf16) : TILE_VALUES * sizeof(bf16);
@@ -192,10 +226,19 @@ static void run_job(Job *job, ComputeUnit *compute_unit) {
         run_loop((job->rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS, TILE_ROWS, tile_inputs, &call);
         job->inputs = call.tiles;
     }
+#elif defined(__AVX512BF16__)
+    job->inputs = inputs;
+#else
+    static Scratch scratch;
+    const size_t num_bytes = (size_t)(job->rows * job->k) * sizeof(float);
+    const Widening call = {inputs, job->input_stride, job->k, scratch_reserve(&scratch, num_bytes)};
+    run_loop(job->rows, 16, widen_rows, &call);
+    job->inputs = call.to;
+    job->input_stride = job->k;
 #endif
-    RunJob call = {job, compute_unit};
+    RunJob run = {job, compute_unit};
     deal_pieces(job->num_units);
-    run_on_all(run_units, &call);
+    run_on_all(run_units, &run);
 }
 
 #endif

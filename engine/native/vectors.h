@@ -100,16 +100,6 @@ INLINE u32x16 widen_pairs(const int8_t *from) {
     return (u32x16)load_int8(from) >> 16 | (u32x16)load_int8(from + LANES);
 }
 
-/* accumulator + a.low * b.low + a.high * b.high, for 16 pairs of bfloat16 in each of a and b. */
-INLINE f32x16 dot_pairs(f32x16 accumulator, u32x16 a, u32x16 b) {
-#if defined(__AVX512BF16__)
-    return (f32x16)_mm512_dpbf16_ps((__m512)accumulator, (__m512bh)a, (__m512bh)b);
-#else
-    accumulator += (f32x16)(a << 16) * (f32x16)(b << 16);
-    return accumulator + (f32x16)(a & 0xffff0000u) * (f32x16)(b & 0xffff0000u);
-#endif
-}
-
 INLINE f32x16 larger(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
     return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
