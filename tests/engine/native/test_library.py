@@ -36,6 +36,20 @@ def test_the_portable_kernels_are_not_chosen(monkeypatch: pytest.MonkeyPatch) ->
     load.cache_clear()
 
 
+@pytest.mark.parametrize(("vendor", "best"), [("GenuineIntel", "avx512"), ("AuthenticAMD", "avx512_bf16")])
+def test_pairs_of_bfloat16_are_taken_where_they_are_fast(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, best: str
+) -> None:
+    if not {"avx512_bf16", "avx512"} <= set(runnable_variants()):
+        pytest.skip("this CPU takes no pairs of bfloat16")
+    monkeypatch.setattr(kernels, "_cpu_flags", lambda: VARIANTS["avx512_bf16"] | {vendor})
+    load.cache_clear()
+    chosen = load()
+    load.cache_clear()
+    assert chosen is not None
+    assert chosen.variant == best
+
+
 def test_objects_older_than_their_source_are_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: NativeLibrary, caplog: pytest.LogCaptureFixture
 ) -> None:
