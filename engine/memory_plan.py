@@ -119,11 +119,15 @@ def make_plan(
 
 
 def estimate_activations_bytes(model: ModelConfig, config: EngineConfig) -> int:
-    """Bytes of the largest step, from the shapes alone: the widest layer for all tokens, and logits in float32."""
+    """Bytes of the largest step, from the shapes alone: the widest layer for all tokens, and logits in float32.
+
+    On a CPU a matrix may keep its inputs in float32 as well.
+    """
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     per_token = 4 * model.hidden_size + heads + 3 * model.intermediate_size
     logits = 3 * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size * 4
-    return config.max_num_batched_tokens * per_token * config.dtype.itemsize + logits
+    widened = max(model.intermediate_size, model.num_heads * model.head_dim) * 4 if config.device.type == "cpu" else 0
+    return config.max_num_batched_tokens * (per_token * config.dtype.itemsize + widened) + logits
 
 
 def format_size(num_bytes: float) -> str:

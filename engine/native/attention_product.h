@@ -32,8 +32,9 @@ INLINE void prefetch_next(Ahead *ahead) {
     ahead->unit += STREAMS;
 }
 
-/* head_dim has as many operands as a chunk, at most. One or two tiles of rows on the left, from left and left + second_left, each of `steps` operands side by side;
- * two columns of operands on the right; four results, two for each tile of rows, to and to + second_to. */
+/* One or two tiles of rows on the left, from left and left + second_left, each of `steps` operands side by side (for a
+ * head at most as many as for a chunk); two columns of operands on the right; four results, two for each tile of rows,
+ * from to and to + second_to. */
 typedef struct {
     int64_t rows, steps;
     const Input *left;
@@ -86,7 +87,7 @@ static void multiply(const Product *product, Ahead *ahead) {
 #else
 
 #if defined(__AVX512F__)
-enum { ROWS_AT_ONCE = 8 }; /* 8 rows x 2 columns of sums fit into 32 registers */
+enum { ROWS_AT_ONCE = 8 }; /* a divisor of LEFT_ROWS; 8 rows x 2 columns of sums fit into 32 registers */
 #else
 enum { ROWS_AT_ONCE = 2 };
 #endif
@@ -115,7 +116,7 @@ static void multiply(const Product *product, Ahead *ahead) {
     for (int64_t row = 0; row < product->rows; row += ROWS_AT_ONCE) {
         const Input *left = product->left + row / 16 * product->second_left + row % 16 * STEP;
         float *to = product->to + row / 16 * product->second_to + row % 16 * LANES;
-        switch (product->rows - row < ROWS_AT_ONCE ? product->rows - row : ROWS_AT_ONCE) {
+        switch (min_of(product->rows - row, ROWS_AT_ONCE)) {
 #define CASE(ROWS) \
     case ROWS: multiply_rows(product, left, to, ROWS, ahead); break;
             CASE(1)

@@ -86,7 +86,8 @@ static void soften(const float *scores, Input *weights, int64_t rows, int64_t fi
 /* Add a chunk's result to what a row has of the chunks before it. The part's vectors lie part_stride values apart.
  * Never inlined: the compiler fuses one of the two products of a sum with the addition, and chose differently for the
  * rows whose chunks are split and those whose are not, which then differed in the last bit. */
-static __attribute__((noinline)) void merge(Mass *mass, float *result, Mass part, const float *values, int64_t part_stride, int64_t head_dim) {
+static __attribute__((noinline)) void merge(Mass *mass, float *result, Mass part, const float *values,
+                                            int64_t part_stride, int64_t head_dim) {
     if (part.maximum == -INFINITY) return; /* the row sees nothing of the chunk */
     bool is_higher = part.maximum > mass->maximum;
     float lower = power_of_two(splat(-fabsf(part.maximum - mass->maximum)))[0];

@@ -2,8 +2,8 @@
  *
  * Packed layout: panels of 16 outputs, [n / 16][k][16], k padded with zeros to whole tiles; scales are float32, and n
  * of them padded with zeros to whole panels.
- * A weight becomes bfloat16 on its way into the product, exactly (127 has seven bits); inputs stay bfloat16, sums
- * float32, and the scale comes last. Few rows take weights straight from memory; many share panels widened once.
+ * A weight becomes bfloat16 or float32 on its way into the product, exactly (127 has seven bits); sums are float32, and
+ * the scale comes last. Few rows take weights straight from memory; many share panels widened once.
  */
 #include "linear_product.h"
 

@@ -9,7 +9,7 @@
 #include "linear_job.h"
 
 enum { AHEAD_BYTES = 2048 }; /* how far before its use a panel's weights are asked for */
-enum { NEAR_BYTES = 1024, FEW_SUMS = 4 }; /* with more rows than few, products wait for the first-level cache */
+enum { NEAR_BYTES = 1024, FEW_AT_ONCE = 4 }; /* with more rows, products wait for the first-level cache */
 
 #if defined(__AMX_BF16__)
 
@@ -67,7 +67,7 @@ static void multiply_2x2(const bf16 *tiles, const char *const panels[2], int64_t
     store_block_of_sums(sums);
 }
 
-/* A unit of any number of rows, its panels as bfloat16. Meanwhile those of the next unit come, as they are in memory. */
+/* A unit of any number of rows, its panels as bfloat16; meanwhile those of the next unit come, as they lie there. */
 static void compute_blocks(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS]) {
     _Alignas(64) float sums[BLOCK_ROWS * BLOCK_COLUMNS];
     const int64_t steps = job->padded_k / TILE_K, num_blocks = (unit->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -95,7 +95,7 @@ static void compute_blocks(const Job *job, const Unit *unit, const char *const p
 #if defined(__AVX512BF16__)
 enum { ROWS_AT_ONCE = 8 }; /* 8 rows x 2 panels of sums fit into 32 registers */
 #elif defined(__AVX512F__)
-enum { ROWS_AT_ONCE = 12 }; /* and as many as can share the widening of weights */
+enum { ROWS_AT_ONCE = 12 }; /* of 32 registers 24 for sums, 4 for weights and 1 for an input */
 #else
 enum { ROWS_AT_ONCE = 2 };
 #endif
@@ -112,12 +112,13 @@ INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const 
     for (int64_t pair = 0; pair < job->k / 2; pair++) {
         const int64_t at = pair * 2 * PANEL * value_bytes;
         for (int p = 0; p < 2; p++) {
-            if (rows <= FEW_SUMS)
+            if (rows <= FEW_AT_ONCE)
                 __builtin_prefetch(panels[p] + at + AHEAD_BYTES, 0, 2);
             else
                 __builtin_prefetch(panels[p] + at + NEAR_BYTES, 0, 3);
         }
-        const Pair left = load_weights(panels[0], pair, value_bytes), right = load_weights(panels[1], pair, value_bytes);
+        const Pair left = load_weights(panels[0], pair, value_bytes);
+        const Pair right = load_weights(panels[1], pair, value_bytes);
         for (int row = 0; row < rows; row++) {
             const Input *values = inputs + row * job->input_stride + 2 * pair;
             totals[row][0] = add_products(totals[row][0], values, left);
@@ -155,7 +156,7 @@ INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, con
     }
 }
 
-/* A unit of any number of rows, in groups of equal size but for the last, from panels of values that take 1 byte or 2. */
+/* A unit of any number of rows, in groups of one size but for the last, from panels of values that take 1 byte or 2. */
 INLINE void compute_groups(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS], int value_bytes) {
     float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
     const int64_t num_groups = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;

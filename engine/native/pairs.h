@@ -1,7 +1,7 @@
 /* Products of pairs of bfloat16, the unit in which weights, keys and values are laid out.
  *
- * Where an instruction takes such pairs, both sides stay as they are. Elsewhere the side that is used again and again is
- * widened to float32 beforehand, and the other one when it is loaded. The first of a pair is added before the second.
+ * Where an instruction takes such pairs, both sides stay as they are. Elsewhere the side that is used again and again
+ * is widened to float32 beforehand, the other one when it is loaded; the first of a pair is added before the second.
  */
 #ifndef WEFT_PAIRS_H
 #define WEFT_PAIRS_H
@@ -60,7 +60,7 @@ INLINE void store_inputs(Input *to, f32x16 low, f32x16 high) {
 
 #endif
 
-/* `count` values of bfloat16, an even number, as inputs. */
+/* `count` values of bfloat16 as inputs. */
 INLINE void copy_inputs(Input *to, const bf16 *from, int64_t count) {
 #if defined(__AVX512BF16__)
     memcpy(to, from, (size_t)count * sizeof(bf16));
