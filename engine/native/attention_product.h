@@ -89,49 +89,54 @@ static void multiply(const Product *product, Ahead *ahead) {
 #if defined(__AVX512F__)
 enum { ROWS_AT_ONCE = 8 }; /* a divisor of LEFT_ROWS; 8 rows x 2 columns of sums fit into 32 registers */
 #else
-enum { ROWS_AT_ONCE = 2 };
+enum { ROWS_AT_ONCE = 4 };
 #endif
 
-INLINE void multiply_rows(const Product *product, const Input *left, float *to, int rows, Ahead *ahead) {
-    f32x16 sums[ROWS_AT_ONCE][2] = {0};
+/* Up to ROWS_AT_ONCE rows times COLUMNS_AT_ONCE columns from `column` on. */
+INLINE void multiply_rows(const Product *product, const Input *left, int rows, int column, float *to, Ahead *ahead) {
+    Sums sums[ROWS_AT_ONCE][COLUMNS_AT_ONCE][PARTS] = {0};
     for (int64_t step = 0; step < product->steps; step++, left += LEFT_VALUES) {
         prefetch_next(ahead);
         prefetch_next(ahead);
-        const char *right[2] = {product->right[0][step], product->right[1][step]};
         for (int pair = 0; pair < 16; pair++) {
-            const Pair lines[2] = {load_pair(right[0] + 64 * pair), load_pair(right[1] + 64 * pair)};
-            for (int row = 0; row < rows; row++) {
-                sums[row][0] = add_products(sums[row][0], left + row * STEP + 2 * pair, lines[0]);
-                sums[row][1] = add_products(sums[row][1], left + row * STEP + 2 * pair, lines[1]);
-            }
+            Pair lines[COLUMNS_AT_ONCE][PARTS];
+            for (int c = 0; c < COLUMNS_AT_ONCE; c++)
+                for (int part = 0; part < PARTS; part++)
+                    lines[c][part] = load_pair(product->right[column + c][step] + 64 * pair, part);
+            for (int row = 0; row < rows; row++)
+                for (int c = 0; c < COLUMNS_AT_ONCE; c++)
+                    for (int part = 0; part < PARTS; part++)
+                        sums[row][c][part] =
+                            add_products(sums[row][c][part], left + row * STEP + 2 * pair, lines[c][part]);
         }
     }
-    for (int row = 0; row < rows; row++) {
-        store_f32(to + row * LANES, sums[row][0]);
-        store_f32(to + product->next_column + row * LANES, sums[row][1]);
-    }
+    for (int row = 0; row < rows; row++)
+        for (int c = 0; c < COLUMNS_AT_ONCE; c++)
+            memcpy(to + (column + c) * product->next_column + row * LANES, sums[row][c], LANES * sizeof(float));
 }
 
 static void multiply(const Product *product, Ahead *ahead) {
     for (int64_t row = 0; row < product->rows; row += ROWS_AT_ONCE) {
         const Input *left = product->left + row / 16 * product->second_left + row % 16 * STEP;
         float *to = product->to + row / 16 * product->second_to + row % 16 * LANES;
-        switch (min_of(product->rows - row, ROWS_AT_ONCE)) {
+        for (int column = 0; column < 2; column += COLUMNS_AT_ONCE) {
+            switch (min_of(product->rows - row, ROWS_AT_ONCE)) {
 #define CASE(ROWS) \
-    case ROWS: multiply_rows(product, left, to, ROWS, ahead); break;
-            CASE(1)
-            CASE(2)
+    case ROWS: multiply_rows(product, left, ROWS, column, to, ahead); break;
+                CASE(1)
+                CASE(2)
+                CASE(3)
+                CASE(4)
 #if defined(__AVX512F__)
-            CASE(3)
-            CASE(4)
-            CASE(5)
-            CASE(6)
-            CASE(7)
-            CASE(8)
+                CASE(5)
+                CASE(6)
+                CASE(7)
+                CASE(8)
 #endif
 #undef CASE
+            }
+            ahead = NULL;
         }
-        ahead = NULL;
     }
 }
 

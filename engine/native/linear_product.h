@@ -97,50 +97,52 @@ enum { ROWS_AT_ONCE = 8 }; /* 8 rows x 2 panels of sums fit into 32 registers */
 #elif defined(__AVX512F__)
 enum { ROWS_AT_ONCE = 12 }; /* of 32 registers 24 for sums, 4 for weights and 1 for an input */
 #else
-enum { ROWS_AT_ONCE = 2 };
+enum { ROWS_AT_ONCE = 4 }; /* of 16 registers 8 for sums, 4 for weights and 1 for an input */
 #endif
 
-/* The weights of 16 outputs for one pair of inputs, from a panel of values that take 1 byte or 2. */
-INLINE Pair load_weights(const char *panel, int64_t pair, int value_bytes) {
-    return value_bytes == 1 ? load_int8_pair((const int8_t *)panel + pair * 32) : load_pair(panel + pair * 64);
+/* The weights of a part of 16 outputs for one pair of inputs, from a panel of values that take 1 byte or 2. */
+INLINE Pair load_weights(const char *panel, int64_t pair, int part, int value_bytes) {
+    const char *from = panel + pair * 2 * PANEL * value_bytes;
+    return value_bytes == 1 ? load_int8_pair((const int8_t *)from, part) : load_pair(from, part);
 }
 
-/* Up to ROWS_AT_ONCE rows times two panels. */
-INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const char *const panels[2], int value_bytes,
+/* Up to ROWS_AT_ONCE rows times COLUMNS_AT_ONCE panels. */
+INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const char *const *panels, int value_bytes,
                            float *sums) {
-    f32x16 totals[ROWS_AT_ONCE][2] = {0};
+    Sums totals[ROWS_AT_ONCE][COLUMNS_AT_ONCE][PARTS] = {0};
     for (int64_t pair = 0; pair < job->k / 2; pair++) {
-        const int64_t at = pair * 2 * PANEL * value_bytes;
-        for (int p = 0; p < 2; p++) {
+        Pair weights[COLUMNS_AT_ONCE][PARTS];
+        for (int p = 0; p < COLUMNS_AT_ONCE; p++) {
+            const char *at = panels[p] + pair * 2 * PANEL * value_bytes;
             if (rows <= FEW_AT_ONCE)
-                __builtin_prefetch(panels[p] + at + AHEAD_BYTES, 0, 2);
+                __builtin_prefetch(at + AHEAD_BYTES, 0, 2);
             else
-                __builtin_prefetch(panels[p] + at + NEAR_BYTES, 0, 3);
+                __builtin_prefetch(at + NEAR_BYTES, 0, 3);
+            for (int part = 0; part < PARTS; part++)
+                weights[p][part] = load_weights(panels[p], pair, part, value_bytes);
         }
-        const Pair left = load_weights(panels[0], pair, value_bytes);
-        const Pair right = load_weights(panels[1], pair, value_bytes);
         for (int row = 0; row < rows; row++) {
             const Input *values = inputs + row * job->input_stride + 2 * pair;
-            totals[row][0] = add_products(totals[row][0], values, left);
-            totals[row][1] = add_products(totals[row][1], values, right);
+            for (int p = 0; p < COLUMNS_AT_ONCE; p++)
+                for (int part = 0; part < PARTS; part++)
+                    totals[row][p][part] = add_products(totals[row][p][part], values, weights[p][part]);
         }
     }
-    for (int row = 0; row < rows; row++) {
-        store_f32(sums + row * BLOCK_COLUMNS, totals[row][0]);
-        store_f32(sums + row * BLOCK_COLUMNS + PANEL, totals[row][1]);
-    }
+    for (int row = 0; row < rows; row++)
+        for (int p = 0; p < COLUMNS_AT_ONCE; p++)
+            memcpy(sums + row * BLOCK_COLUMNS + p * PANEL, totals[row][p], PANEL * sizeof(float));
 }
 
-INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, const char *const panels[2],
+INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, const char *const *panels,
                           int value_bytes, float *sums) {
     switch (rows) {
 #define CASE(ROWS) \
     case ROWS: multiply_block(job, inputs, ROWS, panels, value_bytes, sums); break;
         CASE(1)
         CASE(2)
-#if defined(__AVX512F__)
         CASE(3)
         CASE(4)
+#if defined(__AVX512F__)
         CASE(5)
         CASE(6)
         CASE(7)
@@ -165,7 +167,7 @@ INLINE void compute_groups(const Job *job, const Unit *unit, const char *const p
         const int64_t row = unit->row + done, left = unit->rows - done;
         const int64_t rows = left < group_rows ? left : group_rows;
         const Input *inputs = job->inputs + row * job->input_stride;
-        for (int64_t p = 0; p < UNIT_PANELS; p += 2)
+        for (int64_t p = 0; p < UNIT_PANELS; p += COLUMNS_AT_ONCE)
             multiply_rows(job, inputs, rows, panels + p, value_bytes, sums + p * PANEL);
         finish_block(job, unit, row, rows, sums);
     }

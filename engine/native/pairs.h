@@ -8,24 +8,36 @@
 
 #include "vectors.h"
 
+/* Sums stay in registers, so they are as long as those: GCC keeps longer vectors in memory. */
+#if defined(__AVX512F__)
+typedef f32x16 Sums;
+enum { PARTS = 1, COLUMNS_AT_ONCE = 2 };
+#else
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef f32x8 Sums;
+enum { PARTS = 2, COLUMNS_AT_ONCE = 1 };
+#endif
+enum { PART_LANES = LANES / PARTS };
+
 #if defined(__AVX512BF16__)
 
 /* A value on the left of a product. */
 typedef bf16 Input;
 
-/* 16 pairs on the right. */
+/* A part of 16 pairs on the right. */
 typedef u32x16 Pair;
 
-INLINE Pair load_pair(const char *from) { return load_bits(from); }
+INLINE Pair load_pair(const char *from, int part) { return load_bits(from + part * sizeof(Sums)); }
 
 /* From 16 values of int8, then the 16 that belong to them. */
-INLINE Pair load_int8_pair(const int8_t *from) { return widen_pairs(from); }
+INLINE Pair load_int8_pair(const int8_t *from, int part) { return widen_pairs(from + part * PART_LANES); }
 
 /* total + inputs[0] * the first of every pair + inputs[1] * the second. */
-INLINE f32x16 add_products(f32x16 total, const Input *inputs, Pair pair) {
+INLINE Sums add_products(Sums total, const Input *inputs, Pair pair) {
     uint32_t values;
     memcpy(&values, inputs, sizeof values);
-    return (f32x16)_mm512_dpbf16_ps((__m512)total, (__m512bh)splat_bits(values), (__m512bh)pair);
+    return (Sums)_mm512_dpbf16_ps((__m512)total, (__m512bh)splat_bits(values), (__m512bh)pair);
 }
 
 /* 32 values as inputs. */
@@ -38,19 +50,40 @@ INLINE void store_inputs(Input *to, f32x16 low, f32x16 high) {
 typedef float Input;
 
 typedef struct {
-    f32x16 first, second;
+    Sums first, second;
 } Pair;
 
-INLINE Pair load_pair(const char *from) {
+INLINE Pair load_pair(const char *from, int part) {
+#if defined(__AVX512F__)
     const u32x16 bits = load_bits(from);
-    return (Pair){(f32x16)(bits << 16), (f32x16)(bits & 0xffff0000u)};
+#else
+    u32x8 bits;
+    memcpy(&bits, from + part * sizeof bits, sizeof bits);
+#endif
+    (void)part;
+    return (Pair){(Sums)(bits << 16), (Sums)(bits & 0xffff0000u)};
 }
 
-INLINE Pair load_int8_pair(const int8_t *from) { return (Pair){load_int8(from), load_int8(from + LANES)}; }
+INLINE Sums load_int8_part(const int8_t *from) {
+#if defined(__AVX512F__)
+    return load_int8(from);
+#elif defined(__AVX2__)
+    int64_t bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return (Sums)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes)));
+#else
+    return (Sums){from[0], from[1], from[2], from[3], from[4], from[5], from[6], from[7]};
+#endif
+}
 
-INLINE f32x16 add_products(f32x16 total, const Input *inputs, Pair pair) {
-    total += splat(inputs[0]) * pair.first;
-    return total + splat(inputs[1]) * pair.second;
+INLINE Pair load_int8_pair(const int8_t *from, int part) {
+    from += part * PART_LANES;
+    return (Pair){load_int8_part(from), load_int8_part(from + LANES)};
+}
+
+INLINE Sums add_products(Sums total, const Input *inputs, Pair pair) {
+    total += inputs[0] * pair.first;
+    return total + inputs[1] * pair.second;
 }
 
 INLINE void store_inputs(Input *to, f32x16 low, f32x16 high) {
