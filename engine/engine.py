@@ -46,6 +46,10 @@ class Runner(Protocol):
         """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
         ...
 
+    def check_device(self) -> None:
+        """Raise if the device computes nothing any more."""
+        ...
+
 
 class RejectedError(Exception):
     """A request that cannot be taken in; the message is fit for the caller."""
@@ -182,6 +186,9 @@ class Engine:
         """Run one step and return what the requests gained.
 
         A step that fails ends its requests, and those of steps launched behind it, with an error.
+
+        Raises:
+            Exception: The device is lost, as after an illegal memory access: only a new process has it again.
         """
         outputs: Outputs = []
         for request in self.scheduler.expired():
@@ -194,6 +201,7 @@ class Engine:
                 outputs += self._collect()
         except Exception as error:
             logger.exception("a step failed")
+            self._runner.check_device()
             failed = self.launched_steps + ([step] if step is not None else [])
             self._launched.clear()
             has_no_memory = isinstance(error, torch.OutOfMemoryError)

@@ -97,6 +97,11 @@ class ModelRunner:
         """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
         return self._graphs is not None and self._graphs.record_next()
 
+    def check_device(self) -> None:
+        """Wait for the device; raises if it computes nothing any more."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Write K/V of a batch with these input ids; returns hidden states (num_tokens, hidden_size)."""
         attention = self._backend.begin(batch)
@@ -155,8 +160,7 @@ class ModelRunner:
         return sample(logits, batch.sampling, self._previous_token_ids, row_masks, self._pick_ids)
 
     def _give_up_memory(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # a step in flight may be using the memory of a graph
+        self.check_device()  # a step in flight may be using the memory of a graph
         if self._graphs is not None:
             self._graphs.release()
         if self._device.type == "cuda":

@@ -3,7 +3,6 @@
 The order matters: weights first, then a step is measured, and the KV cache takes what is really left.
 """
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -11,14 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from engine import config as engine_config
 from engine.attention.backend import AttentionBackend, KVGroup, group_layers
-from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
 from engine.config import EngineConfig
 from engine.cuda_graphs import DecodeGraphs
+from engine.dummy_batch import dummy_batch, largest_batch
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.masks import MaskComputer
@@ -222,13 +220,13 @@ def _measure_activations(
     """
     if config.device.type != "cuda":
         return estimate_activations_bytes(model_config, config)
-    num_blocks = -(-config.max_num_batched_tokens // config.block_size) + 1
+    batch = largest_batch(config, len(groups))
+    num_blocks = int(batch.groups[0].block_tables.max()) + 1
     backend = make_backend(groups, num_blocks, config, model_config.num_heads)
     runner = ModelRunner(model, backend, config.device, pick_ids=choose_sampler(config.device))
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)
-    batch = dummy_batch(config.max_num_batched_tokens, len(groups), config.block_size, config.max_num_seqs)
-    runner.collect(runner.launch(dataclasses.replace(batch, sampling=_costly(batch.sampling))))
+    runner.collect(runner.launch(batch))
     return torch.cuda.max_memory_allocated(config.device) - before
 
 
@@ -271,55 +269,6 @@ def _warm_up(
         load.add(size, 0)
         cost.observe(load, run(size))
     return num_threads
-
-
-def dummy_batch(num_tokens: int, num_groups: int, block_size: int, num_rows: int) -> Batch:
-    """One prompt of num_tokens zeros in blocks 1.., sampled greedily at its last num_rows positions."""
-    num_blocks = -(-num_tokens // block_size)
-    num_rows = min(num_rows, num_tokens)
-    positions = np.arange(num_tokens)
-    none = np.zeros(0, np.int64)
-    group = KVGroupBatch(
-        slot_mapping=positions + block_size,
-        block_tables=np.arange(1, num_blocks + 1)[None],
-        block_copies=np.zeros((0, 2), np.int64),
-    )
-    return Batch(
-        token_ids=np.zeros(num_tokens, np.int64),
-        positions=positions,
-        placeholders=Placeholders(none, none),
-        query_start_locs=np.array([0, num_tokens]),
-        seq_lens=np.array([num_tokens]),
-        groups=(group,) * num_groups,
-        row_indices=positions[-num_rows:],
-        sampling=SamplingBatch(
-            temperatures=np.zeros(num_rows, np.float32),
-            top_ks=np.zeros(num_rows, np.int64),
-            top_ps=np.ones(num_rows, np.float32),
-            min_ps=np.zeros(num_rows, np.float32),
-            uniforms=np.zeros(num_rows, np.float32),
-            num_logprobs=np.full(num_rows, -1),
-            bias_rows=none,
-            bias_ids=none,
-            bias_values=np.zeros(0, np.float32),
-            allowed_rows=none,
-            allowed_entries=none,
-            allowed_ids=none,
-        ),
-    )
-
-
-def _costly(sampling: SamplingBatch) -> SamplingBatch:
-    """Filters and log-probabilities for every row, which need more memory than any layer."""
-    num_rows = len(sampling.temperatures)
-    return dataclasses.replace(
-        sampling,
-        temperatures=np.ones(num_rows, np.float32),
-        top_ks=np.full(num_rows, 50),
-        top_ps=np.full(num_rows, 0.9, np.float32),
-        min_ps=np.full(num_rows, 0.01, np.float32),
-        num_logprobs=np.full(num_rows, 20),
-    )
 
 
 def _device_name(device: torch.device, num_threads: int) -> str:

@@ -39,6 +39,7 @@ TIME_BOXES_S = {
     "http": 100.0,
     "peer": 110.0,
     "ready": 110.0,
+    "attention": 40.0,
     "deterministic": 60.0,
     "small": 60.0,
 }

@@ -64,7 +64,7 @@ def run(job: Job, reporter: Reporter) -> None:
     one, some, many = sizes.batches
     if "prefill" in job.rows:
         bench.prefill()
-    for case in (
+    cases = (
         Case("decode-1", one, is_profiled=True),
         Case("decode-64", some, is_profiled=True),
         Case("decode-256", many, is_profiled=True),
@@ -75,12 +75,18 @@ def run(job: Job, reporter: Reporter) -> None:
         Case("plain-64", some, without="overlap"),
         Case("eager-1", one, without="graphs"),
         Case("eager-64", some, without="graphs"),
-    ):
+    )
+    step_s: dict[Case, float] = {}
+    for case in cases:
         if case.row in job.rows:
             try:
-                bench.decode(case)
+                step_s[case] = bench.decode(case)
             except UnavailableError as error:
                 reporter.unavailable(case.row, str(error))
+    # Behind all that is timed: a profiler may slow the process down for good.
+    for case, seconds in step_s.items():
+        if case.is_profiled:
+            bench.profile(case, seconds)
 
 
 def start_engine(job: Job, model: str) -> Started:
@@ -123,12 +129,29 @@ class Bench:
             f"engine of {job.group}", {"attention": started.info.attention_backend, "plan": started.plan.lines()}
         )
 
-    def decode(self, case: Case) -> None:
-        """Time decode steps of a batch; the mean context in the middle of the timed steps is about what was asked."""
-        with self._without(case.without):
-            self._decode(case)
+    def decode(self, case: Case) -> float:
+        """Time decode steps of a batch; the mean context in the middle of the timed steps is about what was asked.
 
-    def _decode(self, case: Case) -> None:
+        Returns:
+            Seconds of a step.
+        """
+        with self._without(case.without):
+            return self._decode(case)
+
+    def profile(self, case: Case, step_s: float) -> None:
+        """Split the time of such steps, of which one takes step_s without a profiler."""
+        self._begin(case)
+        self._reporter.progress(f"{case.row}: profile")
+        note = f"split of {case.row}"
+        try:
+            num_steps = max(2, self._job.sizes.num_steps // 8)
+            self._reporter.note(note, time_split.split(self._engine.step, num_steps, step_s, self._job.device))
+        except UnavailableError as error:
+            self._reporter.note(f"no {note}", str(error))
+        self._clear()
+
+    def _begin(self, case: Case) -> None:
+        """Let all requests of a batch reach their decodes, and what is made on first use be made."""
         self._reporter.progress(f"{case.row}: prompts")
         num_steps = self._job.sizes.num_steps
         num_prompt = max(1, self._job.sizes.context - num_steps) if case.batch > 1 else min(128, num_steps)
@@ -136,9 +159,13 @@ class Bench:
         self._add(case.batch, num_prompt, 6 * num_steps, case.is_sampled)
         while len(seen) < case.batch:
             seen |= {output.request_id for _, output in self._engine.step()}
-        self._reporter.progress(f"{case.row}: steps")
         for _ in range(num_steps // 2):
             self._engine.step()
+
+    def _decode(self, case: Case) -> float:
+        self._begin(case)
+        self._reporter.progress(f"{case.row}: steps")
+        num_steps = self._job.sizes.num_steps
         windows, contexts = [], []
         for _ in range(NUM_WINDOWS):
             windows.append(self._step(max(1, num_steps // NUM_WINDOWS)))
@@ -155,12 +182,8 @@ class Bench:
             tokens_per_s=case.batch / step_s,
             mean_context=context / case.batch,
         )
-        if case.is_profiled:
-            self._reporter.progress(f"{case.row}: profile")
-            num_profiled = max(2, num_steps // 8)
-            split = time_split.split(self._engine.step, num_profiled, step_s, self._job.device)
-            self._reporter.note(f"split of {case.row}", split)
         self._clear()
+        return step_s
 
     def prefill(self) -> None:
         """Time whole prompts that arrive together, from the first step to the last first token."""

@@ -14,6 +14,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu.job import UnavailableError
+
 TORCH = "other operations of torch"
 PARTS = (
     ("attention", r"attention|attn|attend|flash|fmha|paged|scaled_dot_product|^(write|merge)_kernel$"),
@@ -53,8 +55,13 @@ def split(step: Callable[[], object], num_steps: int, step_s: float, device: str
 
     Returns:
         In JSON's types: milliseconds a step of each part, and of the kernels that took longest.
+
+    Raises:
+        UnavailableError: There is nothing to split.
     """
     is_cuda = device == "cuda"
+    if is_cuda:
+        torch.cuda.synchronize()  # the step that was launched last is not one of them
     with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as profiler:
         for _ in range(num_steps):
             step()
@@ -67,6 +74,8 @@ def split(step: Callable[[], object], num_steps: int, step_s: float, device: str
             time_us = event.time_range.elapsed_us() if is_cuda else event.self_cpu_time_total
             times_ms[event.name] += time_us / 1e3 / num_steps
             counts[event.name] += 1
+    if not times_ms:
+        raise UnavailableError("the profiler saw no kernels")
     parts = dict.fromkeys((*(part for part, _ in PARTS), OTHER), 0.0)
     for name, time_ms in times_ms.items():
         parts[part_of(name)] += time_ms

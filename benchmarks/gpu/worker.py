@@ -17,6 +17,7 @@ from benchmarks.gpu.job import Job, Reporter, UnavailableError
 MODULES = {
     "ceilings": "ceilings",
     "engine": "in_process",
+    "attention": "attention",
     "deterministic": "in_process",
     "small": "in_process",
     "http": "over_http",

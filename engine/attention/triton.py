@@ -254,9 +254,7 @@ def _tune(
 def _most_integers(tunings: list[_GroupTuning], limits: BatchLimits, block_size: int) -> int:
     """Integers that the metadata of the largest batch takes."""
     num_tokens = limits.max_num_batched_tokens
-    # Tables are as wide as the longest request; start-up measures a step that is one prompt of all tokens.
-    widest = -(-limits.max_model_len // block_size) * limits.max_num_seqs, -(-num_tokens // block_size)
-    total = len(tunings) * _aligned(max(widest))
+    total = len(tunings) * _aligned(-(-limits.max_model_len // block_size) * limits.max_num_seqs)  # block tables
     for tuning in tunings:
         num_parts, max_rows = (tuning.splitting.num_parts, tuning.splitting.max_rows) if tuning.splitting else (0, 0)
         total += _aligned(num_tokens) + _aligned((num_tokens + num_parts) * NUM_ITEM_FIELDS)

@@ -45,6 +45,7 @@ class FakeRunner:
         self._previous: list[int] = []
         self.fails_at_launch = self.fails_at_collect = False
         self.error: Exception = RuntimeError("it failed")
+        self.is_device_lost = False
         self.num_computed_tokens = 0
         self.batches: list[Batch] = []
 
@@ -77,6 +78,10 @@ class FakeRunner:
 
     def prepare(self) -> bool:
         return False
+
+    def check_device(self) -> None:
+        if self.is_device_lost:
+            raise RuntimeError("an illegal memory access was encountered")
 
     def _score(self, batch: Batch, token_ids: np.ndarray) -> list[TokenLogprobs]:
         """Scores that tell what was scored: the target as log-probability, the token before it as alternative."""

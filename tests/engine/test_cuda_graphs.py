@@ -12,6 +12,7 @@ import torch
 from engine.attention.backend import group_layers
 from engine.batch import Floats, SamplingBatch
 from engine.cuda_graphs import DecodeGraphs, GraphKey, graph_sizes, pad
+from engine.dummy_batch import dummy_batch
 from engine.engine import Engine
 from engine.kv_cache_manager import KVCacheManager
 from engine.layers.kit import TorchKit
@@ -22,7 +23,6 @@ from engine.protocol import RequestOutput
 from engine.sampling import chunks
 from engine.sampling.in_graph import GraphSampler
 from engine.scheduler import Scheduler
-from engine.startup import dummy_batch
 from engine.step_cost import StepCostModel
 from engine.weights import load_weights
 from tests.checkpoints import MAX_POSITION_EMBEDDINGS, VOCAB_SIZE

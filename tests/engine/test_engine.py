@@ -216,6 +216,16 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
     assert finish(fake) == {(2, 0): greedy([2] * 9, 5), (9, 0): greedy([0] * 9, 5)}
 
 
+def test_an_engine_that_has_lost_its_device_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """It failed every request from then on, where the supervisor would have started another one."""
+    caplog.set_level(logging.CRITICAL)
+    fake = make_engine()
+    fake.runner.fails_at_launch = fake.runner.is_device_lost = True
+    fake.engine.add(0, add_request([1] * 9))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        fake.step()
+
+
 def test_a_step_without_memory_makes_those_after_it_smaller(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     fake = make_engine(max_num_seqs=2, max_num_batched_tokens=20)

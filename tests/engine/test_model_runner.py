@@ -11,9 +11,9 @@ import torch
 from engine import model_runner
 from engine.attention.backend import AttentionStep
 from engine.batch import Batch, Placeholders, ScoreBatch
+from engine.dummy_batch import dummy_batch
 from engine.model_runner import LaunchedStep, ModelRunner
 from engine.sampling.transfer import Download
-from engine.startup import dummy_batch
 
 VOCAB_SIZE = 40
 CPU = torch.device("cpu")

@@ -17,7 +17,6 @@ from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
 from engine.native import library
 from engine.protocol import OPTIONS_NAME, EngineOptions
-from engine.sampling.sampler import sample
 from engine.startup import start
 from tests.engine.requests_for_tests import add_request
 
@@ -141,16 +140,6 @@ def test_a_tiny_cache_is_enough_to_start_and_to_serve(checkpoint_folder: Callabl
         num_finished += sum(output.finish_reason is not None for _, output in started.engine.step())
         started.engine.scheduler.check_integrity()
     assert num_finished == 6
-
-
-def test_the_step_that_is_measured_on_a_gpu_asks_for_all_that_sampling_can_do() -> None:
-    """A step without filters and log-probabilities was measured, which takes a fraction of their memory."""
-    sampling = startup._costly(startup.dummy_batch(5, 1, 16, 3).sampling)
-    samples = sample(torch.randn(3, 99), sampling, None)
-    assert samples.logprobs is not None
-    assert samples.logprobs.top_ids.shape == (3, 20)
-    filters = (sampling.temperatures, sampling.top_ks, 1 - sampling.top_ps, sampling.min_ps)
-    assert all((values > 0).all() and len(values) == 3 for values in filters)
 
 
 class CrowdedRunner:

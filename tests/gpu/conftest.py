@@ -12,8 +12,11 @@ def golden_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def keep_torch_as_it_is() -> Iterator[None]:
-    """An engine that starts decides about threads and gradients of its process."""
-    num_threads = torch.get_num_threads()
+    """An engine that starts decides about threads, gradients and, where it is deterministic, cuBLAS of its process."""
+    num_threads, library = torch.get_num_threads(), torch.backends.cuda.preferred_blas_library()
     yield
+    torch.backends.cuda.preferred_blas_library(library)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
     torch.set_num_threads(num_threads)
     torch.set_grad_enabled(True)

@@ -78,3 +78,5 @@ def test_rows_of_tiled_products_are_alone(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(together.float(), inputs.float() @ weight.float().t(), atol=2.0, rtol=2e-2)
     for num_rows in (1, 2, 7, 64, 127, 128, 129, 255):
         assert torch.equal(linear(inputs[:num_rows].clone()), together[:num_rows]), f"{num_rows} rows"
+    for places in (1, 17, 64, 100):  # a request stands elsewhere in its tile from step to step
+        assert torch.equal(linear(inputs.roll(places, 0)), together.roll(places, 0)), f"rolled by {places}"

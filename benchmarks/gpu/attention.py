@@ -1,0 +1,52 @@
+"""The attention of a prefill alone: Weft's over its paged cache, beside torch's FlashAttention 2 over plain K/V.
+
+Weft's time has the writing of K/V to the cache in it, and the reading through block tables; torch's has neither.
+"""
+
+import torch
+
+from benchmarks.gpu.ceilings import seconds
+from benchmarks.gpu.job import Job, Reporter, UnavailableError
+from benchmarks.gpu.models import model_folder
+from engine import config as engine_config
+from engine.attention.backend import KVGroup
+from engine.dummy_batch import dummy_batch
+from engine.kernels import make_backend
+from engine.models.config import load_model_config
+from engine.models.decoder import kv_specs
+from engine.protocol import EngineOptions
+
+
+def run(job: Job, reporter: Reporter) -> None:
+    """Measure one layer of the large model.
+
+    Raises:
+        UnavailableError: There is no CUDA device.
+    """
+    if job.device != "cuda":
+        raise UnavailableError("both are for CUDA")
+    reporter.progress("attention")
+    num_prompts, length = job.sizes.prefill
+    num_tokens = num_prompts * length
+    folder = model_folder(job.scratch, job.sizes.large)
+    model = load_model_config(folder)
+    options = EngineOptions(model=str(folder), device="cuda", max_num_batched_tokens=num_tokens)
+    config = engine_config.resolve(options, model)
+    batch = dummy_batch(num_tokens, 1, config.block_size, 1, length)
+    num_blocks = int(batch.groups[0].block_tables.max()) + 1
+    backend = make_backend((KVGroup(kv_specs(model)[0], (0,)),), num_blocks, config, model.num_heads)
+    sizes = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
+    qkv = torch.randn(num_tokens, sum(sizes), model.head_dim, device="cuda").to(config.dtype)
+    parts = qkv.split_with_sizes(sizes, dim=1)
+    starts = torch.arange(0, num_tokens + 1, length, dtype=torch.int32, device="cuda")
+    pairs = num_prompts * length * (length + 1) / 2
+    flops = 4 * model.num_heads * model.head_dim * pairs
+    with torch.inference_mode():
+        step = backend.begin(batch)
+        own_s = seconds(lambda: step.attend(0, *parts), config.device)
+        reporter.measured("attention", own_s * 1e3, flops, backend=backend.name)
+        flash = torch.ops.aten._flash_attention_forward
+        torch_s = seconds(lambda: flash(*parts, starts, starts, length, length, 0.0, True, False), config.device)
+        reporter.measured("attention-torch", torch_s * 1e3, flops)
+        found, expected = step.attend(0, *parts), flash(*parts, starts, starts, length, length, 0.0, True, False)[0]
+        reporter.note("attention, largest difference", float((found - expected).abs().max()))

@@ -1,0 +1,72 @@
+"""Steps of zeros, for what is measured and warmed up at start-up: no request is behind them."""
+
+import dataclasses
+
+import numpy as np
+
+from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
+from engine.config import EngineConfig
+
+
+def dummy_batch(
+    num_tokens: int, num_groups: int, block_size: int, num_rows: int, max_model_len: int | None = None
+) -> Batch:
+    """Prompts of num_tokens zeros in all, sampled greedily at the last num_rows of them; blocks begin at 1.
+
+    Args:
+        max_model_len: Tokens of each prompt but the last one, which may be shorter; None makes a single one.
+    """
+    longest = min(max_model_len or num_tokens, num_tokens)
+    num_rows = min(num_rows, num_tokens)
+    at = np.arange(num_tokens)
+    requests, positions = np.divmod(at, longest)
+    starts = np.arange(0, num_tokens, longest)
+    num_blocks = -(-longest // block_size)
+    none = np.zeros(0, np.int64)
+    group = KVGroupBatch(
+        slot_mapping=(1 + requests * num_blocks) * block_size + positions,
+        block_tables=1 + np.arange(len(starts) * num_blocks).reshape(-1, num_blocks),
+        block_copies=np.zeros((0, 2), np.int64),
+    )
+    return Batch(
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=positions,
+        placeholders=Placeholders(none, none),
+        query_start_locs=np.append(starts, num_tokens),
+        seq_lens=np.diff(np.append(starts, num_tokens)),
+        groups=(group,) * num_groups,
+        row_indices=at[-num_rows:],
+        sampling=SamplingBatch(
+            temperatures=np.zeros(num_rows, np.float32),
+            top_ks=np.zeros(num_rows, np.int64),
+            top_ps=np.ones(num_rows, np.float32),
+            min_ps=np.zeros(num_rows, np.float32),
+            uniforms=np.zeros(num_rows, np.float32),
+            num_logprobs=np.full(num_rows, -1),
+            bias_rows=none,
+            bias_ids=none,
+            bias_values=np.zeros(0, np.float32),
+            allowed_rows=none,
+            allowed_entries=none,
+            allowed_ids=none,
+        ),
+    )
+
+
+def largest_batch(config: EngineConfig, num_groups: int) -> Batch:
+    """The most that a step may compute, with filters and log-probabilities for as many rows as there may be requests.
+
+    These need more memory than any layer. No prompt is longer than the model's context, for which there is no position.
+    """
+    num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
+    batch = dummy_batch(num_tokens, num_groups, config.block_size, config.max_num_seqs, config.max_model_len)
+    num_rows = len(batch.row_indices)
+    sampling = dataclasses.replace(
+        batch.sampling,
+        temperatures=np.ones(num_rows, np.float32),
+        top_ks=np.full(num_rows, 50),
+        top_ps=np.full(num_rows, 0.9, np.float32),
+        min_ps=np.full(num_rows, 0.01, np.float32),
+        num_logprobs=np.full(num_rows, 20),
+    )
+    return dataclasses.replace(batch, sampling=sampling)
