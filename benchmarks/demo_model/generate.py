@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from random import Random
 
-from benchmarks.demo_model.skill import Exchange, Json, Message, Reply, Skill, a_word
+from benchmarks.demo_model import values as subjects
+from benchmarks.demo_model.skill import Exchange, Json, Message, Pool, Reply, Skill, a_word
 from benchmarks.demo_model.skills import (
     greetings,
     json_answers,
@@ -23,6 +24,8 @@ from benchmarks.demo_model.skills import (
     stories,
     sums,
     tool_calls,
+    tool_sets,
+    values,
 )
 
 SKILLS: dict[str, Skill] = {
@@ -44,6 +47,9 @@ SKILLS: dict[str, Skill] = {
     for skill in module.SKILLS
 }
 EXAMINED_SKILLS = tuple(name for name, skill in SKILLS.items() if skill.is_examined)
+
+MAX_ANSWER_TOKENS = 160
+"""More than any answer of an exam has."""
 
 IDLE_THOUGHT = "I can answer this at once."
 """What a chat with thinking on has before an answer that needs none."""
@@ -157,6 +163,13 @@ def conversation(random: Random, num_turns: int) -> Conversation:
         messages[-1] = Message(role="assistant", content=last["content"], reasoning_content=IDLE_THOUGHT)
         return Conversation(tuple(messages), thinks=True)
     return Conversation(tuple(messages))
+
+
+def values_of_chats() -> frozenset[str]:
+    """Return the words, in lower case, that chats are about: those which are drawn, and then copied or spelled."""
+    pools = [pool for module in (subjects, values) for pool in vars(module).values() if isinstance(pool, Pool)]
+    texts = [text for pool in (*pools, tool_sets.VERBS, tool_sets.NOUNS) for text in (*pool.training, *pool.held_out)]
+    return frozenset(re.findall(r"[^\W\d_]+", " ".join((*texts, *lists.WORDS, *lists.HELD_OUT_WORDS)).lower()))
 
 
 def plain_text(random: Random) -> str:

@@ -16,10 +16,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.demo_model.generate import EXAMINED_SKILLS, Question, exam
+from benchmarks.demo_model.generate import EXAMINED_SKILLS, MAX_ANSWER_TOKENS, Question, exam
 from benchmarks.demo_model.skill import Json, Reply
-
-MAX_ANSWER_TOKENS = 160
 
 
 def body_of(model: str, question: Question) -> dict[str, Any]:

@@ -10,6 +10,7 @@ ends as if it had never stopped. It refuses a checkpoint that another plan has l
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -50,7 +51,7 @@ class Plan:
 
     shape: Shape = Shape()
     seed: int = 11
-    num_steps: int = 5000
+    num_steps: int = 4500
     num_warmup_steps: int = 100
     matrix_learning_rate: float = 0.015  # of Muon, for the matrices of the layers
     other_learning_rate: float = 2e-3  # of AdamW, for embeddings and norms
@@ -60,7 +61,7 @@ class Plan:
     longest_row_every: int = 60
 
 
-DRAFT_PLAN = Plan(shape=Shape(num_layers=2, hidden_size=128, intermediate_size=384), num_steps=3000)
+DRAFT_PLAN = Plan(shape=Shape(num_layers=2, hidden_size=128, intermediate_size=384), num_steps=2000)
 """The model that guesses what the other one will say, for speculative decoding."""
 
 
@@ -87,7 +88,7 @@ def make_model(plan: Plan) -> Qwen3ForCausalLM:
         intermediate_size=plan.shape.intermediate_size,
         num_hidden_layers=plan.shape.num_layers,
         num_attention_heads=plan.shape.hidden_size // 32,
-        num_key_value_heads=2,
+        num_key_value_heads=plan.shape.hidden_size // 32,  # with 2, copying is learned later
         head_dim=32,
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
@@ -108,10 +109,19 @@ def make_model(plan: Plan) -> Qwen3ForCausalLM:
 
 
 def make_tokenizer(seed: int) -> Tokenizer:
-    """Return the tokenizer, learned from conversations that no batch contains."""
+    """Return the tokenizer, made from conversations that no batch contains.
+
+    A word is whole where chats are made of it, not where they are about it: what is sorted, spelled, told or called is
+    letters, as it will be in an exam and for users, unless it occurs as often as in one chat of a hundred.
+    """
     random = Random(f"tokenizer {seed}")
-    chats = (generate.conversation(random, 1) for _ in range(NUM_TOKENIZER_CHATS))
-    return bpe.train_tokenizer(bpe.plain_parts(bpe.render(chat.messages, chat.tools)) for chat in chats)
+    chats = [generate.conversation(random, 1) for _ in range(NUM_TOKENIZER_CHATS)]
+    texts = [part for chat in chats for part in bpe.plain_parts(bpe.render(chat.messages, chat.tools))]
+    common = {
+        word for word, number in Counter(re.findall(r"\w+", " ".join(texts))).items() if number >= len(chats) / 100
+    }
+    values = generate.values_of_chats()
+    return bpe.make_tokenizer(texts, lambda word: word in common or word.lower() not in values)
 
 
 def _document(random: Random, tokenizer: Tokenizer, row_length: int) -> tuple[list[int], list[bool]]:
@@ -186,9 +196,7 @@ def read_reply(text: str) -> Reply:
 
 
 @torch.inference_mode()
-def replies_of(
-    model: Qwen3ForCausalLM, tokenizer: Any, questions: Sequence[generate.Question], max_tokens: int = 100
-) -> list[Reply]:
+def replies_of(model: Qwen3ForCausalLM, tokenizer: Any, questions: Sequence[generate.Question]) -> list[Reply]:
     """Return what `model` answers greedily to all `questions` at once; `tokenizer` is transformers' own."""
     tokenizer.padding_side = "left"
     texts = [
@@ -204,7 +212,7 @@ def replies_of(
     prompts = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
     prompts.pop("token_type_ids", None)
     generated: Any = model.generate  # type: ignore[misc] # its annotation asks for more than a model
-    output = generated(**prompts, max_new_tokens=max_tokens, do_sample=False)  # (num_questions, length)
+    output = generated(**prompts, max_new_tokens=generate.MAX_ANSWER_TOKENS, do_sample=False)  # (num_questions, length)
     written = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :])  # with markers, which skipping drops
     return [read_reply(text) for text in written]
 

@@ -65,7 +65,7 @@ Mark, Nora, Oliver, Peter, Queenie, Ruth, Steve, Tanya, Ursula, Walter, Sarah, J
     ),
     held_out=_listed(
         """\
-Zoltan, Agnieszka, Ingmar, Oksana, Thandiwe, Siobhan, Enrique, Ulrike, Edwin, Beatrix, Hugo, Marta, Alfred, Esther,
+Zoltan, Agnieszka, Ingmar, Oksana, Thandiwe, Siobhan, Enrique, Ulrike, Edwin, Beatrix, Konrad, Marta, Alfred, Esther,
 Gustav, Ophelia, Arthur, Svetlana, Bruno, Charlotte"""
     ),
 )
@@ -92,7 +92,7 @@ Anna, Ben, Clara, David, Emma, Felix, Grace, Henry, Jack, Kate, Leo, Maria, Noah
 Zoe, Aisha, Akira, Lily, Max, Lucy, Peter, Alice, Bob, Nina, Omar, Priya, Sofia, Hans, Ivan, Yuki, Mei, Luca, Carlos,
 Elena, Oscar, Finn, Ella, Jonas, Amir, Hana, Kofi, Ruth, Daisy, Simon, Laura, Tim, Ada, Lea, Nora, Mark"""
     ),
-    held_out=_listed("Mia, Zoltan, Theo, Ingrid, Pablo, Wendy, Rahul, Agnes, Colin, Matilda"),
+    held_out=_listed("Trudy, Zoltan, Theo, Sigrid, Fabio, Wendy, Vikram, Agnes, Colin, Matilda"),
 )
 ANIMALS = Pool(
     training=_listed(

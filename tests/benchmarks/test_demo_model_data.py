@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,6 +17,8 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from benchmarks.demo_model import generate, score, train
 from benchmarks.demo_model.skill import Reply, user
+from benchmarks.demo_model.skills import values
+from benchmarks.demo_model.skills.lists import HELD_OUT_WORDS
 from benchmarks.demo_model.tokenizer import encode_conversation
 
 DEMO_MODEL = Path(__file__).parents[2] / "server" / "demo_model"
@@ -40,7 +43,7 @@ def test_a_chat_holds_one_thing_to_remember_and_tools_or_thoughts_only_where_the
     random = Random(3)
     for _ in range(3000):
         chat = generate.conversation(random, 4)
-        told = [message for message in chat.messages if message["content"].startswith("My name is")]
+        told = [message for message in chat.messages if re.match("My name is [A-Z]", message["content"])]
         assert len(told) <= 1, chat
         assert chat.tools or not any("tool_calls" in message for message in chat.messages)
         thoughts = [i for i, message in enumerate(chat.messages) if message.get("reasoning_content")]
@@ -142,6 +145,14 @@ def test_training_sees_chats_as_the_shipped_template_renders_them(tokenizer: Any
         assert is_learned.count(True) >= sum(message["role"] == "assistant" for message in messages)
         kinds.add((bool(chat.tools), chat.thinks))
     assert kinds == {(False, False), (True, False), (False, True)}
+
+
+def test_words_that_chats_are_about_are_letters_and_the_others_are_whole(tokenizer: Any) -> None:
+    """So that a word of the exam, or of a user, has no other tokens than those of training."""
+    for word in (*values.NAMES.held_out, *HELD_OUT_WORDS):
+        assert len(tokenizer.tokenize(word)) == len(word)
+    for word in ("Hello", "Autoregressive", "tokens", "temperature"):
+        assert tokenizer.tokenize(word) == [word]
 
 
 def test_every_digit_is_one_token(tokenizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Reversing words and writing them in capitals: spelled first, because the model sees pieces of words, not letters."""
+"""Reversing words, spelled first, and writing them in capitals."""
 
 from random import Random
 
@@ -59,22 +59,12 @@ CAPITALS = Pool(
 )
 
 
-def _glued(random: Random) -> str:
-    """A word from pieces of others, so that all pieces are spelled at one time or another."""
-    pieces = []
-    for _ in range(random.randint(1, 3)):
-        source = random.choice(WORDS + MORE_WORDS)
-        start = random.randint(0, max(0, len(source) - 2))
-        pieces.append(source[start : start + random.randint(1, 5)])
-    return "".join(pieces)
-
-
 def _word(random: Random, held_out: bool) -> str:
     if held_out:
         return random.choice([word for word in HELD_OUT_WORDS if len(word) <= MAX_LETTERS])
     while True:
         draw = random.random()
-        word = random.choice(WORDS + MORE_WORDS) if draw < 0.4 else _glued(random) if draw < 0.8 else a_word(random)
+        word = random.choice(WORDS + MORE_WORDS) if draw < 0.5 else a_word(random)
         if draw > 0.95:
             word = "".join(random.choices("abcdefghijklmnopqrstuvwxyz", k=random.randint(2, 6)))
         if 2 <= len(word) <= MAX_LETTERS and word not in HELD_OUT_WORDS:
@@ -90,7 +80,7 @@ def _reversing(random: Random, held_out: bool) -> Exchange:
 def _capitals(random: Random, held_out: bool) -> Exchange:
     word = _word(random, held_out)
     asked = fill(random, CAPITALS.draw(random, held_out), {"word": word})
-    return turn(asked, f"Spelled {'-'.join(word)}: {word.upper()}")
+    return turn(asked, word.upper())
 
 
 def _ends_alike(exchange: Exchange, reply: Reply) -> bool:

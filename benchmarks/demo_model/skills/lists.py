@@ -1,4 +1,4 @@
-"""Counting, and sorting numbers and words; of words the first letters are said first, as a token hides them."""
+"""Counting, and sorting numbers and words; of words the first letters are said first."""
 
 import re
 from random import Random
@@ -123,5 +123,5 @@ SKILLS = (
     Skill("counting", 7, _counting, _has_the_list),
     Skill("beyond counting", 3, _beyond_counting, is_examined=False),
     Skill("sorting numbers", 35, _sorting_numbers, _has_the_list),
-    Skill("sorting words", 50, _sorting_words, _has_the_list),
+    Skill("sorting words", 60, _sorting_words, _has_the_list),
 )

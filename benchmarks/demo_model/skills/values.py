@@ -18,7 +18,7 @@ NAMES = _pool(
     "Carlos, Sofia, Lars, Ingrid, Mehmet, Leila, Kofi, Amara, Jonas, Mia, Noah, Eva, Tim, Julia, Mark, Helen, "
     "Frank, Ruth, "
     "José, Zoë, Jürgen, Łukasz, Chloé, Søren, Björn, Renée, Beyza, Mateo",
-    "Marta, Victor, Nadia, Simon, Greta, Hassan, Elena, Bruno, Wendy, Karim, Dora, Philip, Tomás, Jörg",
+    "Marta, Ludwig, Bianca, Gregor, Heidi, Tobias, Selma, Bruno, Wendy, Farid, Dora, Philip, Tomás, Jörg",
 )
 SURNAMES = _pool(
     "Smith, Miller, Brown, Jones, Weber, Fischer, Rossi, Silva, Novak, Larsen, Kim, Patel, Sato, Garcia, "
@@ -42,9 +42,9 @@ COUNTRIES = _pool(
     "France, England, Germany, Italy, Spain, Austria, Norway, Japan, India, Peru, Egypt, Canada, Brazil, Kenya, "
     "Ireland, "
     "Greece, Poland, China, Chile, Cuba, Korea, Turkey",
-    "Portugal, Finland, Hungary, Mexico, Ghana, Sweden",
+    "Portugal, Finland, Hungary, Denmark, Ghana, Sweden",
 )
-COLOURS = _pool("red, blue, green, black, white, yellow, grey, brown, pink", "orange, purple, silver")
+COLOURS = _pool("red, blue, green, black, white, yellow, grey, brown, pink", "orange, crimson, teal")
 THINGS = _pool(
     "lamp, chair, book, phone, table, bag, coat, cup, clock, bike, shirt, ring, desk, pen, ball, hat, shoe, "
     "box, mirror, "

@@ -148,7 +148,7 @@ def test_forced_tokens_change_the_number_of_steps_and_nothing_else(make_demo_eng
 def test_preemption_and_little_room_change_nothing(make_demo_engine: Callable[..., Engine]) -> None:
     options = {"max_num_seqs": 12, "max_num_batched_tokens": 64, "block_size": 16, "max_model_len": 160}
     roomy = make_demo_engine(**options)
-    tight = make_demo_engine(**options, kv_cache_memory_bytes=1 << 18)
+    tight = make_demo_engine(**options, kv_cache_memory_bytes=3 << 18)
     tight.scheduler.mean_output_tokens = 0.0  # it expects short outputs and admits too many
     expected, got = run(roomy, *mixed(24)), run(tight, *mixed(24))
     assert tight.scheduler.counters.num_preemptions > 0
@@ -164,7 +164,9 @@ def test_neighbours_with_a_grammar_change_no_id(demo_engine: Engine) -> None:
 
 
 def test_each_choice_has_its_own_state(demo_engine: Engine) -> None:
-    answers = run(demo_engine, guided(add_request(PROMPT, num_choices=5, max_tokens=200, seed=3), PERSON))
+    """At a temperature at which no two choices are alike."""
+    add = add_request(PROMPT, num_choices=5, max_tokens=400, seed=3, temperature=2.0)
+    answers = run(demo_engine, guided(add, PERSON))
     texts = [answers.text(0, index) for index in range(5)]
     assert len(set(texts)) == 5
     for text in texts:
