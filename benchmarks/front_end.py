@@ -30,7 +30,7 @@ from server.supervisor import METRICS_NAME, listen, ready_file, runtime_director
 from server.tokenizer import Tokenizer
 
 CHECKPOINT = pathlib.Path(__file__).parents[1] / "server" / "demo_model"
-TOKEN_TEXT, TOKEN_MARK, EVENT_MARK = "Zoe", b"Z", b"]"
+TOKEN_TEXT, TOKEN_MARK, EVENT_MARK = "Z", b"Z", b"]"
 """The mark of a token is in no header, id or key; that of an event is there once, as the end of its choices."""
 LOOK_S = 0.001
 """Clients look this often instead of waiting, so that no write of the server has to wake them: on a virtual machine

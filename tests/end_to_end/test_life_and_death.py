@@ -18,7 +18,7 @@ from server.supervisor import EXIT_FORCED, REPEAT_S
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve
 
 MODEL = "weft-demo"
-LONG: dict[str, Any] = {"prompt": [20] * 30, "max_tokens": 98_000, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"prompt": "B" * 30, "max_tokens": 98_000, "ignore_eos": True, "temperature": 0}
 """For a server of the long model: it does not end before the test does."""
 
 
@@ -179,7 +179,7 @@ def cpu_seconds(pids: list[int]) -> float:
 def test_a_request_that_kills_the_engine_alone_is_refused(serve: Serve, long_model: str) -> None:
     """Killed twice while it ran: first as one of two suspects, then alone. Its neighbour is served."""
     server = serve(long_model)
-    neighbour = LONG | {"prompt": [30] * 30}
+    neighbour = LONG | {"prompt": "e" * 30}
     poison = [Stream(server, **LONG), Stream(server, **neighbour)]
     os.kill(server.children("engine.process")[0], signal.SIGKILL)
     for stream in poison:
