@@ -135,7 +135,8 @@ def test_what_a_trigger_opens_is_structured(post: Post, field: str) -> None:
     tag = {"type": "structural_tag", **TAGS}
     asked = tag if field == "response_format" else {"structural_tag": json.dumps(tag)}
     lure = {str(TOKENIZER.token_to_id(token)): 100 for token in "<n"}
-    reply = post(**{field: asked}, logit_bias=lure, temperature=2, n=8, seed=1, max_tokens=60)
+    turns = {"frequency_penalty": 2}  # or the one that the model likes better would come alone
+    reply = post(**{field: asked}, **turns, logit_bias=lure, temperature=2, n=8, seed=1, max_tokens=60)
     assert reply.status_code == 200, reply.text
     texts = [choice["message"]["content"] for choice in reply.json()["choices"]]
     opened = [part for text in texts for part in text.split("<n")[1:-1]]
