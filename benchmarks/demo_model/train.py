@@ -88,7 +88,7 @@ def make_model(plan: Plan) -> Qwen3ForCausalLM:
         intermediate_size=plan.shape.intermediate_size,
         num_hidden_layers=plan.shape.num_layers,
         num_attention_heads=plan.shape.hidden_size // 32,
-        num_key_value_heads=plan.shape.hidden_size // 32,  # with 2, copying is learned later
+        num_key_value_heads=plan.shape.hidden_size // 32,  # with 2, copying is learned later: see README.md
         head_dim=32,
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
