@@ -92,10 +92,8 @@ static void compute_blocks(const Job *job, const Unit *unit, const char *const p
 
 #else
 
-#if defined(__AVX512BF16__)
-enum { ROWS_AT_ONCE = 8 }; /* 8 rows x 2 panels of sums fit into 32 registers */
-#elif defined(__AVX512F__)
-enum { ROWS_AT_ONCE = 12 }; /* of 32 registers 24 for sums, 4 for weights and 1 for an input */
+#if defined(__AVX512F__)
+enum { ROWS_AT_ONCE = 12 }; /* of 32 registers 24 for sums, 2 or 4 for weights and 1 for an input */
 #else
 enum { ROWS_AT_ONCE = 4 }; /* of 16 registers 8 for sums, 4 for weights and 1 for an input */
 #endif
@@ -106,18 +104,25 @@ INLINE Pair load_weights(const char *panel, int64_t pair, int part, int value_by
     return value_bytes == 1 ? load_int8_pair((const int8_t *)from, part) : load_pair(from, part);
 }
 
+/* What more than FEW_AT_ONCE rows ask memory for, so far behind the panels in use: their share of the next unit's. */
+typedef struct {
+    int64_t at, step; /* bytes; the step is that of a pair of inputs */
+} Ahead;
+
 /* Up to ROWS_AT_ONCE rows times COLUMNS_AT_ONCE panels. */
 INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const char *const *panels, int value_bytes,
-                           float *sums) {
+                           Ahead ahead, float *sums) {
     Sums totals[ROWS_AT_ONCE][COLUMNS_AT_ONCE][PARTS] = {0};
     for (int64_t pair = 0; pair < job->k / 2; pair++) {
         Pair weights[COLUMNS_AT_ONCE][PARTS];
         for (int p = 0; p < COLUMNS_AT_ONCE; p++) {
             const char *at = panels[p] + pair * 2 * PANEL * value_bytes;
-            if (rows <= FEW_AT_ONCE)
+            if (rows <= FEW_AT_ONCE) {
                 __builtin_prefetch(at + AHEAD_BYTES, 0, 2);
-            else
+            } else {
                 __builtin_prefetch(at + NEAR_BYTES, 0, 3);
+                __builtin_prefetch(panels[p] + ahead.at + pair * ahead.step, 0, 2);
+            }
             for (int part = 0; part < PARTS; part++)
                 weights[p][part] = load_weights(panels[p], pair, part, value_bytes);
         }
@@ -134,10 +139,10 @@ INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const 
 }
 
 INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, const char *const *panels,
-                          int value_bytes, float *sums) {
+                          int value_bytes, Ahead ahead, float *sums) {
     switch (rows) {
 #define CASE(ROWS) \
-    case ROWS: multiply_block(job, inputs, ROWS, panels, value_bytes, sums); break;
+    case ROWS: multiply_block(job, inputs, ROWS, panels, value_bytes, ahead, sums); break;
         CASE(1)
         CASE(2)
         CASE(3)
@@ -147,28 +152,28 @@ INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, con
         CASE(6)
         CASE(7)
         CASE(8)
-#if !defined(__AVX512BF16__)
         CASE(9)
         CASE(10)
         CASE(11)
         CASE(12)
 #endif
-#endif
 #undef CASE
     }
 }
 
-/* A unit of any number of rows, in groups of one size but for the last, from panels of values that take 1 byte or 2. */
+/* A unit of any number of rows, in groups of one size but for the last, from panels of values that take 1 byte or 2.
+ * Each group asks for as much of the next unit as the others, so that memory is never waited for and never idle. */
 INLINE void compute_groups(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS], int value_bytes) {
     float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
     const int64_t num_groups = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-    const int64_t group_rows = (unit->rows + num_groups - 1) / num_groups;
-    for (int64_t done = 0; done < unit->rows; done += group_rows) {
+    const int64_t group_rows = (unit->rows + num_groups - 1) / num_groups, share = job->panel_bytes / num_groups;
+    Ahead ahead = {job->unit_step * job->panel_bytes, share / (job->k / 2)};
+    for (int64_t done = 0; done < unit->rows; done += group_rows, ahead.at += share) {
         const int64_t row = unit->row + done, left = unit->rows - done;
         const int64_t rows = left < group_rows ? left : group_rows;
         const Input *inputs = job->inputs + row * job->input_stride;
         for (int64_t p = 0; p < UNIT_PANELS; p += COLUMNS_AT_ONCE)
-            multiply_rows(job, inputs, rows, panels + p, value_bytes, sums + p * PANEL);
+            multiply_rows(job, inputs, rows, panels + p, value_bytes, ahead, sums + p * PANEL);
         finish_block(job, unit, row, rows, sums);
     }
 }

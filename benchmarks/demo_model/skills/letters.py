@@ -14,6 +14,46 @@ MORE_WORDS = words(
     "that"
 )
 
+# A word that is one token can be spelled only by who has seen its letters: these are in the tokenizer as they are.
+COMMON_WORDS = words(
+    """
+about add added address after afternoon again age aged alarm all alone always am an answer answers are
+arguments around arrange as ascending ask assistant at attention au available away backward backwards balance
+balls batching be before began beginning begins behind best better between big blocks body born borrow bought
+brand brave briefly brought built but buyer by bye caching cakes calculate call called came can cannot capital
+capitals caps cards carry case celsius chat checks climb club coins color colour com come comes company
+complete compute computed concert concise convert copy cost costs could count country cups currency current
+customer czech danced date decode decoding decrease decreased degrees delay demo describe details did different
+distance do does dollars don down draft draws dry duration each earlier eat echo eggs else email emoji end
+enjoys equal equals eur euros evaluate event every everyone examples explain explains extract facts false
+favorite favourite fee fell fewest fields fill fills film find fine first fixed flip followed following for
+forever forgot form formula found four friendly friends gather generated german get give given gives go goes
+going golden good goodbye great greedy greek grew grows guess guests had happens has have he hear heard help
+helpful here hey hi hidden hobbies home host hosted how humidity hungry id idea if in increase increased
+inference integer integers interests into invited is it item japanese job join just keep keeps keys kg kilos
+kind knew know korean label language large largest last later laughed learn least leave left less let lets
+letters level like likely likes list live lived lives local location long longest look looked lookup lose loved
+loves lower made mail make maker makes many marbles married me mean means meet member message met mind minus
+minutes models monday more most mountains moved much mul multiply must my named names near need needed network
+neural never new next nice no nobody noise none not now numbers nuts object of ok on once one ones only or
+order ordered org organizer other our out owner paged parameter park parse part path pens people per percent
+person pet phase phone piece pieces pin place platform please plums plus polite precise predicted predicts
+prefer preferred prefers prefill prefix price processes produces product public put quantity query raise random
+rating reach reached reads recall recipient reduce reduced relevance remain remains remember remind reminder
+repeat reply request requests result return reuses reversed right round run russian sad safe said same sampling
+sang saw say schema score search seats sells send sends sentence sentences set sets several shared she shiny
+short should shout show showed simply since single size slept small smallest smiled so sold solve some somebody
+something sort sorted spanish speed spell spelled split stamps starts state status step still stock stones
+stores stories story strange streaming string subject subtract such suddenly sum symbol system tagged tags take
+takes talk talks target teacher tell tens text than thank them then there these they thing things this ticker
+tickets time timer times timezone tired title to today together tokens told tool tools top topic total toys
+translate true try turn turned two under until up upon uppercase us use user uses value values varied very wait
+waits wake walk walked want wanted was way wears weather weaves web weighs weight weighted well went were what
+when where which while who whole whose why will wish words work works would write writes years you your
+yourself
+"""
+)
+
 _PLEASE = "[Please |Can you |Could you |Would you |]"
 _WORD = "[|the word |the word |the text |this: ][{word}|'{word}'|\"{word}\"]"
 REVERSING = Pool(
@@ -58,13 +98,15 @@ CAPITALS = Pool(
     ),
 )
 
+_KNOWN_WORDS = WORDS + MORE_WORDS + COMMON_WORDS
+
 
 def _word(random: Random, held_out: bool) -> str:
     if held_out:
         return random.choice([word for word in HELD_OUT_WORDS if len(word) <= MAX_LETTERS])
     while True:
         draw = random.random()
-        word = random.choice(WORDS + MORE_WORDS) if draw < 0.5 else a_word(random)
+        word = random.choice(_KNOWN_WORDS) if draw < 0.6 else a_word(random)
         if draw > 0.95:
             word = "".join(random.choices("abcdefghijklmnopqrstuvwxyz", k=random.randint(2, 6)))
         if 2 <= len(word) <= MAX_LETTERS and word not in HELD_OUT_WORDS:
@@ -89,6 +131,6 @@ def _ends_alike(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS = (
-    Skill("reversing", 50, _reversing, _ends_alike, is_typed=False),
-    Skill("capitals", 35, _capitals, _ends_alike, is_typed=False),
+    Skill("reversing", 45, _reversing, _ends_alike, is_typed=False),
+    Skill("capitals", 25, _capitals, _ends_alike, is_typed=False),
 )

@@ -187,9 +187,9 @@ def _is_thought_through(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS = (
-    Skill("addition", 50, _addition, has_right_number),
-    Skill("subtraction", 60, _subtraction, has_right_number),
-    Skill("thinking", 35, _thinking, _is_thought_through),
+    Skill("addition", 80, _addition, has_right_number),
+    Skill("subtraction", 110, _subtraction, has_right_number),
+    Skill("thinking", 50, _thinking, _is_thought_through),
     Skill("sums too large", 6, _too_large, is_examined=False),
 )
 
