@@ -8,6 +8,8 @@
 
 enum {
     STREAMS = 8,             /* units that memory is asked for at a time */
+    PARTS_AHEAD = 16,        /* in which it is asked for them: all at once would hold up what is loaded meanwhile */
+    PART_BYTES = 128,
     LEFT_ROWS = 16,          /* of a tile that stands on the left of a product */
     LEFT_VALUES = 16 * 32,
     RESULT_VALUES = 16 * 16, /* of a tile of results */
@@ -20,16 +22,27 @@ typedef struct {
     int64_t num_units, unit_bytes, unit, byte;
 } Ahead;
 
-/* Ask for 1 KB. */
-INLINE void prefetch_next(Ahead *ahead) {
-    if (!ahead || ahead->unit >= ahead->num_units) return;
-    for (int stream = 0; stream < STREAMS; stream++)
-        for (int line = 0; line < TILE_BYTES / STREAMS / 64; line++)
-            __builtin_prefetch(ahead->units[ahead->unit + stream] + ahead->byte + 64 * line, 0, 2);
-    ahead->byte += TILE_BYTES / STREAMS;
+INLINE bool is_left(const Ahead *ahead) { return ahead && ahead->unit < ahead->num_units; }
+
+/* Ask for one of the PARTS_AHEAD parts of the next 2 KB, of which something must be left. */
+INLINE void prefetch_part(const Ahead *ahead, int part) {
+    const char *from = ahead->units[ahead->unit + part % STREAMS] + ahead->byte + part / STREAMS * PART_BYTES;
+    for (int byte = 0; byte < PART_BYTES; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+}
+
+/* The next 2 KB have been asked for. */
+INLINE void move_on(Ahead *ahead) {
+    ahead->byte += PARTS_AHEAD / STREAMS * PART_BYTES;
     if (ahead->byte < ahead->unit_bytes) return;
     ahead->byte = 0;
     ahead->unit += STREAMS;
+}
+
+/* Ask for 2 KB, if there is so much left. */
+INLINE void prefetch_next(Ahead *ahead) {
+    if (!is_left(ahead)) return;
+    for (int part = 0; part < PARTS_AHEAD; part++) prefetch_part(ahead, part);
+    move_on(ahead);
 }
 
 /* One or two tiles of rows on the left, from left and left + second_left, each of `steps` operands side by side (for a
@@ -55,7 +68,6 @@ INLINE void multiply_tiles(const Product *product, int row_tiles, Ahead *ahead) 
     }
     for (int64_t step = 0; step < product->steps; step++) {
         const bf16 *left = product->left + step * LEFT_VALUES;
-        prefetch_next(ahead);
         prefetch_next(ahead);
         _tile_loadd(4, left, 64);
         _tile_stream_loadd(6, product->right[0][step], 64);
@@ -96,9 +108,9 @@ enum { ROWS_AT_ONCE = 4 };
 INLINE void multiply_rows(const Product *product, const Input *left, int rows, int column, float *to, Ahead *ahead) {
     Sums sums[ROWS_AT_ONCE][COLUMNS_AT_ONCE][PARTS] = {0};
     for (int64_t step = 0; step < product->steps; step++, left += LEFT_VALUES) {
-        prefetch_next(ahead);
-        prefetch_next(ahead);
+        const bool asks = is_left(ahead);
         for (int pair = 0; pair < 16; pair++) {
+            if (asks) prefetch_part(ahead, pair);
             Pair lines[COLUMNS_AT_ONCE][PARTS];
             for (int c = 0; c < COLUMNS_AT_ONCE; c++)
                 for (int part = 0; part < PARTS; part++)
@@ -109,6 +121,7 @@ INLINE void multiply_rows(const Product *product, const Input *left, int rows, i
                         sums[row][c][part] =
                             add_products(sums[row][c][part], left + row * STEP + 2 * pair, lines[c][part]);
         }
+        if (asks) move_on(ahead);
     }
     for (int row = 0; row < rows; row++)
         for (int c = 0; c < COLUMNS_AT_ONCE; c++)
