@@ -20,6 +20,7 @@ import torch
 from engine import logs
 from engine.crash_record import CrashRecord, Fingerprint, fingerprint
 from engine.engine import Engine, RejectedError
+from engine.garbage import collect_rarely
 from engine.load_progress import LoadProgress
 from engine.models.errors import ModelError
 from engine.output_collector import Outputs
@@ -71,6 +72,7 @@ class EngineProcess:
         self._engine: Engine = started.engine
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
         self._num_blocks = started.info.num_blocks
+        collect_rarely()
         self._write_status()
 
     def run(self) -> None:

@@ -9,7 +9,6 @@ can tell, kills when it is forced. Exit code 2 when the checkpoint's tokenizer c
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import pathlib
@@ -22,6 +21,7 @@ import uvicorn
 import uvloop
 
 from engine import logs
+from engine.garbage import collect_rarely
 from server.app import create_app
 from server.engine_client import SocketEngineClient
 from server.lifecycle import Lifecycle
@@ -31,9 +31,6 @@ from server.tokenizer import Tokenizer, TokenizerError
 
 KEEP_ALIVE_S = 65
 """Longer than the idle time after which clients and load balancers usually close a connection: they close first."""
-GC_THRESHOLD = 10_000
-"""New objects before a collection: at Python's 700, hundreds of streams, at some 300 objects each, bring on a full one
-every second."""
 CUT_S = 1
 """Seconds for the last words of requests that were cut."""
 
@@ -92,20 +89,13 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept."""
         await super().startup(sockets)
-        _collect_rarely()
+        collect_rarely()
         self._on_started()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Capture none."""
         yield
-
-
-def _collect_rarely() -> None:
-    """Spare the streams the garbage collector, which stops them all while it looks at what it knows to stay."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
 
 
 class Drain:
