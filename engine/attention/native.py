@@ -12,7 +12,7 @@ import torch
 from engine.attention.backend import KVGroup
 from engine.batch import Batch, Ints
 from engine.native.library import NativeLibrary
-from engine.native.memory import allocate
+from engine.native.memory import FirstTouch, allocate
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -76,6 +76,10 @@ class NativeBackend:
         for group in groups:
             for layer in group.layers:
                 self._caches[layer] = allocate(num_blocks * self._block_values(group), dtype)
+        self._first_touches = [
+            FirstTouch([self._caches[layer] for layer in group.layers], self._block_values(group) * dtype.itemsize)
+            for group in groups
+        ]
         self._pointers = {layer: cache.data_ptr() for layer, cache in self._caches.items()}
         # Kept, because fresh memory costs more than what is done with it (page faults).
         self._outputs = torch.empty(0, dtype=dtype)
@@ -86,7 +90,8 @@ class NativeBackend:
 
     def begin(self, batch: Batch) -> "NativeStep":
         """Copy the blocks that the batch asks for."""
-        for group, group_batch in zip(self._groups, batch.groups, strict=True):
+        for group, first_touch, group_batch in zip(self._groups, self._first_touches, batch.groups, strict=True):
+            first_touch.approach(int(group_batch.slot_mapping.max()) // self._block_size)
             self._copy_blocks(group, group_batch.block_copies)
         return NativeStep(self, batch)
 

@@ -2,10 +2,13 @@
 
 import contextlib
 import mmap
+from collections.abc import Sequence
 
 import torch
 
 _HUGE_PAGE_BYTES = 2 << 20
+_STEPS_A_PAGE = 8
+"""In so many steps a page of every array is asked for, so that none of them takes much longer than others."""
 
 
 def allocate(num_values: int, dtype: torch.dtype) -> torch.Tensor:
@@ -23,3 +26,30 @@ def allocate(num_values: int, dtype: torch.dtype) -> torch.Tensor:
     whole = torch.frombuffer(pages, dtype=torch.uint8)
     start = -whole.data_ptr() % _HUGE_PAGE_BYTES
     return whole[start : start + num_bytes].view(dtype)
+
+
+class FirstTouch:
+    """Asks for the memory of arrays that grow alike shortly before they grow into it, a little at a time.
+
+    A page takes memory when it is first written to. On a virtual machine that gives free memory back to its host, a
+    huge page took 5 ms to come: those of 28 layers in one step held its streams up for 130 ms.
+    """
+
+    def __init__(self, arrays: Sequence[torch.Tensor], item_bytes: int) -> None:
+        """Take over what `allocate` returned; items of so many bytes are written to in ascending order, mostly."""
+        self._arrays = [array.view(torch.uint8).numpy() for array in arrays]
+        self._item_bytes = item_bytes
+        self._num_pages = min((array.nbytes // _HUGE_PAGE_BYTES for array in arrays), default=0)
+        self._next = 0
+        """How many pages were asked for: the first one of every array, then the second one, ..."""
+
+    def approach(self, item: int) -> None:
+        """A step is about to write up to this item of every array; another thread must not be writing."""
+        num_arrays = len(self._arrays)
+        page = (item + 1) * self._item_bytes // _HUGE_PAGE_BYTES + 1  # the step itself asks for those before
+        self._next = max(self._next, page * num_arrays)
+        end = min(page + 1, self._num_pages) * num_arrays
+        for at in range(self._next, min(end, self._next + -(-num_arrays // _STEPS_A_PAGE))):
+            array, offset = self._arrays[at % num_arrays], at // num_arrays * _HUGE_PAGE_BYTES
+            array[offset] = array[offset]  # whatever it is
+            self._next = at + 1

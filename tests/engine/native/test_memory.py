@@ -1,9 +1,12 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from engine.native.memory import allocate
+from engine.native.memory import FirstTouch, allocate
+
+PAGE = 2 << 20
 
 
 @pytest.mark.parametrize("num_values", [1, 1000, 3_000_000])
@@ -36,3 +39,44 @@ def test_large_arrays_are_in_huge_pages() -> None:
     before = huge_kilobytes()
     array = allocate(16 << 20, torch.bfloat16).fill_(1)
     assert huge_kilobytes() - before > array.nbytes // 1024 // 2
+
+
+class Recorded:
+    """An array of bytes that notes where it is written to."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.bytes = np.arange(num_bytes // PAGE, dtype=np.uint8)
+        self.written: list[int] = []
+
+    def __getitem__(self, offset: int) -> int:
+        return int(self.bytes[offset // PAGE])
+
+    def __setitem__(self, offset: int, value: int) -> None:
+        assert offset % PAGE == 0 and value == self[offset], "what was written there is gone"
+        self.written.append(offset // PAGE)
+
+
+@pytest.mark.parametrize("num_arrays", [1, 5, 28])
+def test_memory_is_asked_for_a_little_at_a_time_before_it_is_needed(num_arrays: int) -> None:
+    touch = FirstTouch([allocate(16 * PAGE, torch.uint8) for _ in range(num_arrays)], PAGE // 16)
+    arrays = [Recorded(16 * PAGE) for _ in range(num_arrays)]
+    touch._arrays = arrays  # type: ignore[assignment]
+    num_written = 0
+    for item in range(16 * 16):
+        page = item // 16
+        assert all(array.written == list(range(1, len(array.written) + 1)) for array in arrays)
+        assert page == 0 or all(page in array.written for array in arrays)
+        touch.approach(item)
+        total = sum(len(array.written) for array in arrays)
+        assert total - num_written <= -(-num_arrays // 8)
+        num_written = total
+    assert num_written == 15 * num_arrays
+
+
+def test_after_a_leap_memory_is_asked_for_from_there_on() -> None:
+    touch = FirstTouch([allocate(16 * PAGE, torch.uint8)], PAGE)
+    array = Recorded(16 * PAGE)
+    touch._arrays = [array]  # type: ignore[list-item]
+    for item in (0, 7, 7, 3, 15):
+        touch.approach(item)
+    assert array.written == [2, 9]
