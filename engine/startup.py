@@ -40,7 +40,7 @@ from engine.weights import count_weights_bytes, load_weights
 
 logger = logging.getLogger(__name__)
 
-_WARM_UP_TOKENS = (1, 64, 128)
+_WARM_UP_TOKENS = (1, 16, 64)
 """Step sizes that are run before serving, so that the first request does not pay for it and times can be predicted."""
 
 _SMALL_MODEL_BYTES = 100_000_000
