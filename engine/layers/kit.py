@@ -35,7 +35,7 @@ class Linear(Protocol):
         """Add the layer's outputs to residual (num_tokens, out_features)."""
 
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The layer's outputs in float32."""
+        """The layer's outputs in float32, which the caller may overwrite, and the next call may, too."""
 
 
 class LayerKit(Protocol):

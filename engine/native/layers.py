@@ -15,6 +15,7 @@ from engine.layers.kit import HeadLayer, Layer, Linear
 from engine.layers.norm import HeadNorm
 from engine.models.config import ModelConfig
 from engine.native.library import NativeLibrary
+from engine.native.memory import allocate
 from engine.native.packed import PANEL, TILE, pack_bf16, pack_int8
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -108,6 +109,8 @@ class NativeLinear:
         self.out_features, self.in_features = parts[0].shape
         self._bias = bias
         self._bias_pointer = None if bias is None else bias.data_ptr()
+        # Kept, because fresh memory for the logits of 64 rows costs more than all else of a small model (page faults).
+        self._float32 = torch.empty(0)
         self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
         self.matrix = (pack_int8 if is_int8 else pack_bf16)(library, parts)
         self._multiply, self._gather, self._pointers = self.matrix.multiply, self.matrix.gather, self.matrix.pointers
@@ -124,7 +127,10 @@ class NativeLinear:
 
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
         """See `Linear`."""
-        outputs = torch.empty(len(inputs), self.out_features, dtype=torch.float32)
+        num_values = len(inputs) * self.out_features
+        if num_values > self._float32.numel():
+            self._float32 = allocate(num_values, torch.float32)
+        outputs = self._float32[:num_values].view(len(inputs), self.out_features)
         self._run(inputs, outputs, _Epilogue.STORE_F32)
         return outputs
 

@@ -48,7 +48,7 @@ class Runner:
         with torch.inference_mode():
             step = self.backend.begin(batch)
             hidden = self.decoder.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions), step)
-            return self.decoder.compute_logits(hidden)
+            return self.decoder.compute_logits(hidden).clone()
 
 
 def make_prompts(*lengths: int) -> list[torch.Tensor]:

@@ -94,7 +94,7 @@ def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int
     torch.manual_seed(0)
     library.set_num_threads(num_threads)
     linear, inputs = NativeLinear(library, random(200, 160), None, is_int8=is_int8), random(70, 160)
-    alone = torch.cat([linear.to_float32(inputs[row : row + 1]) for row in range(70)])
+    alone = torch.cat([linear.to_float32(inputs[row : row + 1]).clone() for row in range(70)])
     for num_rows in (*range(2, 14), 16, 17, 33, 70):
         assert torch.equal(linear.to_float32(inputs[:num_rows]), alone[:num_rows])
 
@@ -104,7 +104,7 @@ def test_calls_in_quick_succession_on_changing_numbers_of_threads(library: Nativ
     torch.manual_seed(0)
     chance = random_module.Random(0)
     linear, inputs = NativeLinear(library, random(400, 64), None), random(40, 64)
-    expected = linear.to_float32(inputs)
+    expected = linear.to_float32(inputs).clone()
     for index in range(3000):
         if index % 100 == 0:
             library.set_num_threads(chance.randint(1, 5))
