@@ -91,7 +91,8 @@ class NativeBackend:
     def begin(self, batch: Batch) -> "NativeStep":
         """Copy the blocks that the batch asks for."""
         for group, first_touch, group_batch in zip(self._groups, self._first_touches, batch.groups, strict=True):
-            first_touch.approach(int(group_batch.slot_mapping.max()) // self._block_size)
+            slots = group_batch.slot_mapping
+            first_touch.approach(int(slots.max()) // self._block_size, len(slots) / self._block_size)
             self._copy_blocks(group, group_batch.block_copies)
         return NativeStep(self, batch)
 

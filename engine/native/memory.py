@@ -1,14 +1,15 @@
 """Large arrays in huge pages, where the kernel grants them: fewer page-table walks while streaming."""
 
 import contextlib
+import math
 import mmap
 from collections.abc import Sequence
 
 import torch
 
 _HUGE_PAGE_BYTES = 2 << 20
-_STEPS_A_PAGE = 8
-"""In so many steps a page of every array is asked for, so that none of them takes much longer than others."""
+_LEAD = 2
+"""How many times as fast as memory is written to it is asked for, until a page of every array is ahead."""
 
 
 def allocate(num_values: int, dtype: torch.dtype) -> torch.Tensor:
@@ -43,13 +44,14 @@ class FirstTouch:
         self._next = 0
         """How many pages were asked for: the first one of every array, then the second one, ..."""
 
-    def approach(self, item: int) -> None:
-        """A step is about to write up to this item of every array; another thread must not be writing."""
+    def approach(self, item: int, num_items: float) -> None:
+        """A step is about to write so many items of every array, up to this one; no other thread may be writing."""
         num_arrays = len(self._arrays)
         page = (item + 1) * self._item_bytes // _HUGE_PAGE_BYTES + 1  # the step itself asks for those before
         self._next = max(self._next, page * num_arrays)
         end = min(page + 1, self._num_pages) * num_arrays
-        for at in range(self._next, min(end, self._next + -(-num_arrays // _STEPS_A_PAGE))):
+        most = math.ceil(_LEAD * num_items * self._item_bytes * num_arrays / _HUGE_PAGE_BYTES)
+        for at in range(self._next, min(end, self._next + most)):
             array, offset = self._arrays[at % num_arrays], at // num_arrays * _HUGE_PAGE_BYTES
             array[offset] = array[offset]  # whatever it is
             self._next = at + 1

@@ -66,7 +66,7 @@ def test_memory_is_asked_for_a_little_at_a_time_before_it_is_needed(num_arrays: 
         page = item // 16
         assert all(array.written == list(range(1, len(array.written) + 1)) for array in arrays)
         assert page == 0 or all(page in array.written for array in arrays)
-        touch.approach(item)
+        touch.approach(item, 1)
         total = sum(len(array.written) for array in arrays)
         assert total - num_written <= -(-num_arrays // 8)
         num_written = total
@@ -78,5 +78,5 @@ def test_after_a_leap_memory_is_asked_for_from_there_on() -> None:
     array = Recorded(16 * PAGE)
     touch._arrays = [array]  # type: ignore[list-item]
     for item in (0, 7, 7, 3, 15):
-        touch.approach(item)
+        touch.approach(item, 1)
     assert array.written == [2, 9]
