@@ -3,8 +3,8 @@
 import gc
 
 THRESHOLD = 10_000
-"""New objects before a collection: at Python's 700, hundreds of streams, at some 300 objects each, bring on a full one
-every second."""
+"""New objects before a collection: at Python's 700, hundreds of streams, at some 300 objects each in a server process,
+bring on a full one every second."""
 
 
 def collect_rarely() -> None:

@@ -72,7 +72,6 @@ class EngineProcess:
         self._engine: Engine = started.engine
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
         self._num_blocks = started.info.num_blocks
-        collect_rarely()
         self._write_status()
 
     def run(self) -> None:
@@ -211,6 +210,7 @@ def main(runtime_dir: pathlib.Path) -> int:
     except (ModelError, torch.OutOfMemoryError) as error:
         print(f"weft: error: {str(error).splitlines()[0]}", file=sys.stderr)
         return EXIT_CANNOT_LOAD
+    collect_rarely()
     process.run()
     return 0
 

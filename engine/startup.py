@@ -48,8 +48,8 @@ _SMALL_MODEL_BYTES = 100_000_000
 threads, or whatever else runs on the machine at that moment would decide for as long as the engine lives."""
 
 _COMPARED_ROWS = 16
-"""Decodes of the step that tells: with one thread for 64 streams the tiny model of the benchmark took 21 ms instead of
-12, and what a lonely stream gained by it was nothing to speak of."""
+"""Rows of the step that is compared: by a step of one row the benchmark's tiny model got one thread, with which 64
+streams take 21 ms instead of 12."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def _warm_up(
     num_threads = torch.get_num_threads()
     share_among(num_threads)
     if config.device.type == "cpu" and num_threads > 1 and plan.weights_bytes < _SMALL_MODEL_BYTES:
-        num_rows = min(_COMPARED_ROWS, sizes[1])
+        num_rows = min(_COMPARED_ROWS, sizes[-1], config.max_num_seqs)
         together = run(num_rows, num_rows)
         share_among(1)
         if run(num_rows, num_rows) > together:

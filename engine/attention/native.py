@@ -89,7 +89,7 @@ class NativeBackend:
         self._attend = library.function("weft_attend", _POINTER, _POINTER, *rows, *rows, *rows, _POINTER)
 
     def begin(self, batch: Batch) -> "NativeStep":
-        """Copy the blocks that the batch asks for."""
+        """Copy the blocks that the batch asks for, and ask for memory that later ones will want."""
         for group, first_touch, group_batch in zip(self._groups, self._first_touches, batch.groups, strict=True):
             slots = group_batch.slot_mapping
             first_touch.approach(int(slots.max()) // self._block_size, len(slots) / self._block_size)

@@ -84,5 +84,5 @@ class Decoder:
         return self._weights.norm(hidden)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(num_rows, hidden_size) hidden states of `forward` -> (num_rows, vocab_size) float32."""
+        """(num_rows, hidden_size) hidden states of `forward` -> (num_rows, vocab_size) float32, until the next call."""
         return self._weights.head.to_float32(hidden)

@@ -14,4 +14,4 @@ class Model(Protocol):
         """Hidden states (num_tokens, hidden_size) behind the last norm, for ids and positions (num_tokens,)."""
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(num_rows, vocab_size) float32 logits of (num_rows, hidden_size)."""
+        """(num_rows, vocab_size) float32 logits of (num_rows, hidden_size), which the next call may overwrite."""

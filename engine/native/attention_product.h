@@ -8,7 +8,7 @@
 
 enum {
     STREAMS = 8,             /* units that memory is asked for at a time */
-    PARTS_AHEAD = 16,        /* in which it is asked for them: all at once would hold up what is loaded meanwhile */
+    PARTS_AHEAD = 16,        /* of a request for memory, one with each pair of a step: all at once hold loads up */
     PART_BYTES = 128,
     LEFT_ROWS = 16,          /* of a tile that stands on the left of a product */
     LEFT_VALUES = 16 * 32,
@@ -109,7 +109,7 @@ INLINE void multiply_rows(const Product *product, const Input *left, int rows, i
     Sums sums[ROWS_AT_ONCE][COLUMNS_AT_ONCE][PARTS] = {0};
     for (int64_t step = 0; step < product->steps; step++, left += LEFT_VALUES) {
         const bool asks = is_left(ahead);
-        for (int pair = 0; pair < 16; pair++) {
+        for (int pair = 0; pair < PARTS_AHEAD; pair++) {
             if (asks) prefetch_part(ahead, pair);
             Pair lines[COLUMNS_AT_ONCE][PARTS];
             for (int c = 0; c < COLUMNS_AT_ONCE; c++)

@@ -104,9 +104,11 @@ INLINE Pair load_weights(const char *panel, int64_t pair, int part, int value_by
     return value_bytes == 1 ? load_int8_pair((const int8_t *)from, part) : load_pair(from, part);
 }
 
-/* What more than FEW_AT_ONCE rows ask memory for, so far behind the panels in use: their share of the next unit's. */
+/* Where in the next unit's panels a group's share begins, and how far a pair of inputs gets in it. Asked for with more
+ * than FEW_AT_ONCE rows. */
 typedef struct {
-    int64_t at, step; /* bytes; the step is that of a pair of inputs */
+    const char *const *panels; /* of this unit, as they lie in memory */
+    int64_t at, step;          /* bytes from there, and bytes in 24.8 fixed point */
 } Ahead;
 
 /* Up to ROWS_AT_ONCE rows times COLUMNS_AT_ONCE panels. */
@@ -121,7 +123,7 @@ INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const 
                 __builtin_prefetch(at + AHEAD_BYTES, 0, 2);
             } else {
                 __builtin_prefetch(at + NEAR_BYTES, 0, 3);
-                __builtin_prefetch(panels[p] + ahead.at + pair * ahead.step, 0, 2);
+                __builtin_prefetch(ahead.panels[p] + ahead.at + (pair * ahead.step >> 8), 0, 2);
             }
             for (int part = 0; part < PARTS; part++)
                 weights[p][part] = load_weights(panels[p], pair, part, value_bytes);
@@ -162,18 +164,20 @@ INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, con
 }
 
 /* A unit of any number of rows, in groups of one size but for the last, from panels of values that take 1 byte or 2.
- * Each group asks for as much of the next unit as the others, so that memory is never waited for and never idle. */
+ * Each group asks for as much of the next unit as the others: memory has the whole time of this one for it. */
 INLINE void compute_groups(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS], int value_bytes) {
     float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
     const int64_t num_groups = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     const int64_t group_rows = (unit->rows + num_groups - 1) / num_groups, share = job->panel_bytes / num_groups;
-    Ahead ahead = {job->unit_step * job->panel_bytes, share / (job->k / 2)};
+    Ahead ahead = {.at = job->unit_step * job->panel_bytes, .step = (share << 8) / (job->k / 2)};
     for (int64_t done = 0; done < unit->rows; done += group_rows, ahead.at += share) {
         const int64_t row = unit->row + done, left = unit->rows - done;
         const int64_t rows = left < group_rows ? left : group_rows;
         const Input *inputs = job->inputs + row * job->input_stride;
-        for (int64_t p = 0; p < UNIT_PANELS; p += COLUMNS_AT_ONCE)
+        for (int64_t p = 0; p < UNIT_PANELS; p += COLUMNS_AT_ONCE) {
+            ahead.panels = unit->panels + p;
             multiply_rows(job, inputs, rows, panels + p, value_bytes, ahead, sums + p * PANEL);
+        }
         finish_block(job, unit, row, rows, sums);
     }
 }

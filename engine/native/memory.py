@@ -10,6 +10,8 @@ import torch
 _HUGE_PAGE_BYTES = 2 << 20
 _LEAD = 2
 """How many times as fast as memory is written to it is asked for, until a page of every array is ahead."""
+_LARGEST_SHARE = 4
+"""A step asks for a page of every fourth array at most: a prompt's first token waits for it."""
 
 
 def allocate(num_values: int, dtype: torch.dtype) -> torch.Tensor:
@@ -42,15 +44,16 @@ class FirstTouch:
         self._item_bytes = item_bytes
         self._num_pages = min((array.nbytes // _HUGE_PAGE_BYTES for array in arrays), default=0)
         self._next = 0
-        """How many pages were asked for: the first one of every array, then the second one, ..."""
+        """The page to ask for next, counted through the first ones of all arrays, then the second ones, ..."""
 
     def approach(self, item: int, num_items: float) -> None:
         """A step is about to write so many items of every array, up to this one; no other thread may be writing."""
         num_arrays = len(self._arrays)
-        page = (item + 1) * self._item_bytes // _HUGE_PAGE_BYTES + 1  # the step itself asks for those before
+        page = -(-(item + 1) * self._item_bytes // _HUGE_PAGE_BYTES)  # the step itself asks for those before
         self._next = max(self._next, page * num_arrays)
         end = min(page + 1, self._num_pages) * num_arrays
-        most = math.ceil(_LEAD * num_items * self._item_bytes * num_arrays / _HUGE_PAGE_BYTES)
+        wanted = _LEAD * num_items * self._item_bytes / _HUGE_PAGE_BYTES
+        most = math.ceil(min(wanted, 1 / _LARGEST_SHARE) * num_arrays)
         for at in range(self._next, min(end, self._next + most)):
             array, offset = self._arrays[at % num_arrays], at // num_arrays * _HUGE_PAGE_BYTES
             array[offset] = array[offset]  # whatever it is

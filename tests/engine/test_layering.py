@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-SEAMS = {"engine.protocol", "engine.sampling_params", "engine.status_page", "engine.logs"}
+SEAMS = {"engine.protocol", "engine.sampling_params", "engine.status_page", "engine.logs", "engine.garbage"}
 HEAVY = {"torch", "transformers", "engine.engine"}
 
 

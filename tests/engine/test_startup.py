@@ -147,12 +147,16 @@ class CrowdedRunner:
 
     num_threads = 0
     now = 0.0
+    pays_off = False
+    """Whether rows, not the threads' meeting, take the time."""
 
     def __init__(self, *parts: object) -> None:
         pass
 
     def launch(self, batch: Batch) -> None:
-        CrowdedRunner.now += 0.002 * self.num_threads
+        CrowdedRunner.now += (
+            0.002 * self.num_threads + 0.001 * len(batch.row_indices) / self.num_threads * self.pays_off
+        )
 
     def collect(self, launched: None) -> None:
         pass
@@ -176,3 +180,21 @@ def test_only_a_small_model_may_be_left_with_one_thread(
     started = start(EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu"), "epoch")
     assert num_threads == CrowdedRunner.num_threads
     assert started.info.device == f"cpu ({num_threads} threads)"
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_threads"), [(None, 2), (1, 1)])
+def test_threads_are_chosen_by_a_step_of_as_many_rows_as_there_may_be(
+    checkpoint_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    max_num_seqs: int | None,
+    num_threads: int,
+) -> None:
+    monkeypatch.setattr(startup, "ModelRunner", CrowdedRunner)
+    monkeypatch.setattr(CrowdedRunner, "pays_off", True)
+    monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: CrowdedRunner.now))
+    monkeypatch.setattr(
+        startup, "set_num_threads", lambda kit, backend, sampler, n: setattr(CrowdedRunner, "num_threads", n)
+    )
+    torch.set_num_threads(2)
+    options = EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu", max_num_seqs=max_num_seqs)
+    assert start(options, "epoch").info.device == f"cpu ({num_threads} threads)"

@@ -168,3 +168,12 @@ def test_heads(library: NativeLibrary, has_norm: bool, head_dim: int, num_tokens
     assert_close(queries, exact[:, :4])
     assert_close(keys, exact[:, 4:])
     assert torch.equal(values, qkv[:, 6:])
+
+
+def test_logits_take_memory_once(library: NativeLibrary) -> None:
+    linear = NativeLinear(library, torch.randn(96, 64).bfloat16(), None)
+    inputs = torch.randn(8, 64).bfloat16()
+    first = linear.to_float32(inputs)
+    expected = first[:3].clone()
+    again = linear.to_float32(inputs[:3])
+    assert again.data_ptr() == first.data_ptr() and torch.equal(again, expected)

@@ -68,7 +68,7 @@ def test_memory_is_asked_for_a_little_at_a_time_before_it_is_needed(num_arrays: 
         assert page == 0 or all(page in array.written for array in arrays)
         touch.approach(item, 1)
         total = sum(len(array.written) for array in arrays)
-        assert total - num_written <= -(-num_arrays // 8)
+        assert total - num_written <= -(-num_arrays // 8), "twice the 1/16 of a page that is written"
         num_written = total
     assert num_written == 15 * num_arrays
 
@@ -77,6 +77,23 @@ def test_after_a_leap_memory_is_asked_for_from_there_on() -> None:
     touch = FirstTouch([allocate(16 * PAGE, torch.uint8)], PAGE)
     array = Recorded(16 * PAGE)
     touch._arrays = [array]  # type: ignore[list-item]
-    for item in (0, 7, 7, 3, 15):
+    for item in (0, 6, 6, 3, 15):  # the ends of pages 0, 6, 6, 3 and 15
         touch.approach(item, 1)
-    assert array.written == [2, 9]
+    assert array.written == [1, 7]
+
+
+@pytest.mark.parametrize("num_arrays", [1, 5, 28])
+def test_a_long_prompt_asks_for_some_of_the_next_pages(num_arrays: int) -> None:
+    touch = FirstTouch([allocate(16 * PAGE, torch.uint8) for _ in range(num_arrays)], PAGE // 16)
+    arrays = [Recorded(16 * PAGE) for _ in range(num_arrays)]
+    touch._arrays = arrays  # type: ignore[assignment]
+    touch.approach(99, 100)
+    assert sum(len(array.written) for array in arrays) == -(-num_arrays // 4)
+
+
+def test_small_arrays_are_left_alone() -> None:
+    touch = FirstTouch([allocate(1000, torch.uint8)], 100)
+    array = Recorded(0)
+    touch._arrays = [array]  # type: ignore[list-item]
+    touch.approach(9, 10)
+    assert array.written == []
