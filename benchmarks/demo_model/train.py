@@ -61,6 +61,12 @@ class Plan:
     longest_row_every: int = 60
 
 
+FURTHER_PLAN = Plan(seed=12, num_steps=2400, matrix_learning_rate=0.008, other_learning_rate=1e-3)
+"""For more of the same, from the model that is there."""
+
+FURTHER_SHARE = 0.7
+"""Of the weights after further training, in the mean with those before: less is forgotten (Wortsman et al., 2022)."""
+
 DRAFT_PLAN = Plan(shape=Shape(num_layers=2, hidden_size=128, intermediate_size=384), num_steps=2000)
 """The model that guesses what the other one will say, for speculative decoding."""
 
@@ -254,17 +260,28 @@ def save(path: Path, plan: Plan, model: Qwen3ForCausalLM, optimizers: list[torch
     path.with_suffix(".new").replace(path)
 
 
-def train(plan: Plan, folder: Path, examine_every: int = 1500, save_every: int = 200) -> Qwen3ForCausalLM:
+def train(
+    plan: Plan,
+    tokenizer: Tokenizer,
+    folder: Path,
+    start: Path | None = None,
+    examine_every: int = 1500,
+    save_every: int = 200,
+) -> Qwen3ForCausalLM:
     """Return the trained model; `folder` keeps the checkpoint and the tokenizer, and a finished run is loaded from it.
+
+    Args:
+        start: The model whose weights training begins with; None begins with random ones.
 
     Raises:
         typer.BadParameter: the checkpoint in `folder` was made with another plan.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer(plan.seed)
     bpe.save_tokenizer(tokenizer, folder, MAX_LENGTH)
     examiner = AutoTokenizer.from_pretrained(folder)
     model = make_model(plan)
+    if start:
+        model.load_state_dict(Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32).state_dict())
     body = torch.compile(model.model, dynamic=False)
     optimizers = make_optimizers(plan, model)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
@@ -295,24 +312,33 @@ def main(
     output: Annotated[Path, typer.Option(help="Where the finished model goes.")] = REPOSITORY / "server/demo_model",
     folder: Annotated[Path, typer.Option(help="Where checkpoints are kept.")] = REPOSITORY / "build/demo_model",
     steps: Annotated[int | None, typer.Option(min=200, help="Training steps, if not those of the plan.")] = None,
+    further: Annotated[bool, typer.Option("--further", help="Go on from the model that `output` holds.")] = False,
     draft: Annotated[bool, typer.Option("--draft", help="Train the small draft of the model instead.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads.")] = 1,
 ) -> None:
     """Train the demo model, or go on where an interrupted run stopped, and write it to `output`."""
+    if draft and further:
+        raise typer.BadParameter("--draft is trained from scratch: leave --further out")
     torch.set_num_threads(threads)
-    plan = DRAFT_PLAN if draft else Plan()
-    if draft:
-        output, folder = output / "draft", folder / "draft"
+    plan = DRAFT_PLAN if draft else FURTHER_PLAN if further else Plan()
     if steps is not None:
         plan = replace(plan, num_steps=steps)
-    model = train(plan, folder)
+    tokenizer = Tokenizer.from_file(str(output / "tokenizer.json")) if draft or further else make_tokenizer(plan.seed)
+    if draft:  # it drafts for the model, whose tokenizer it shares
+        output, folder = output / "draft", folder / "draft"
+    if further:
+        folder = folder / "further"
+    model = train(plan, tokenizer, folder, output if further else None)
+    if further:
+        before = Qwen3ForCausalLM.from_pretrained(output, dtype=torch.float32).state_dict()
+        model.load_state_dict({name: before[name].lerp(w, FURTHER_SHARE) for name, w in model.state_dict().items()})
     model.bfloat16()
     output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(output)
     (output / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner; a container's user differs
-    if draft:  # it drafts for the model, whose tokenizer it shares
+    if draft:
         return
-    bpe.save_tokenizer(make_tokenizer(plan.seed), output, MAX_LENGTH)
+    bpe.save_tokenizer(tokenizer, output, MAX_LENGTH)
     shares = shares_right(Qwen3ForCausalLM.from_pretrained(output), AutoTokenizer.from_pretrained(output), number=200)
     for skill, share in shares.items():
         print(f"{skill:16} {share:7.1%}")

@@ -204,8 +204,8 @@ def _says(pattern: str) -> Callable[[Exchange, Reply], bool]:
 
 SKILLS: tuple[Skill, ...] = (
     Skill("greeting", 16, _make_greeting, _greets),
-    Skill("identity", 18, _always(IDENTITY, IDENTITY_ANSWER), _says(r"weft's small demo model")),
-    Skill("abilities", 30, _always(ABILITIES, ABILITIES_ANSWER), _says(r"i can .*(add|count|sort).*tools")),
+    Skill("identity", 12, _always(IDENTITY, IDENTITY_ANSWER), _says(r"weft's small demo model")),
+    Skill("abilities", 34, _always(ABILITIES, ABILITIES_ANSWER), _says(r"i can .*(add|count|sort).*tools")),
     Skill("thanks", 4, _always(THANKS, THANKS_ANSWER), _says(r"welcome")),
-    Skill("farewell", 16, _always(FAREWELLS, FAREWELL_ANSWER), _says(r"goodbye|bye\b|see you")),
+    Skill("farewell", 20, _always(FAREWELLS, FAREWELL_ANSWER), _says(r"goodbye|bye\b|see you")),
 )

@@ -162,4 +162,4 @@ def is_right(exchange: Exchange, reply: Reply) -> bool:
     return json.dumps(given, sort_keys=True) == json.dumps(wanted, sort_keys=True) and not reply.calls
 
 
-SKILLS = (Skill("schema", 100, schema, is_right, is_typed=False),)
+SKILLS = (Skill("schema", 110, schema, is_right, is_typed=False),)

@@ -212,4 +212,4 @@ def _is_right(exchange: Exchange, reply: Reply) -> bool:
     return re.search(facts, reply.content, re.IGNORECASE | re.DOTALL) is not None
 
 
-SKILLS: tuple[Skill, ...] = (Skill("knowledge", 30, _make, _is_right),)
+SKILLS: tuple[Skill, ...] = (Skill("knowledge", 26, _make, _is_right),)

@@ -131,6 +131,6 @@ def _ends_alike(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS = (
-    Skill("reversing", 45, _reversing, _ends_alike, is_typed=False),
+    Skill("reversing", 40, _reversing, _ends_alike, is_typed=False),
     Skill("capitals", 25, _capitals, _ends_alike, is_typed=False),
 )

@@ -120,7 +120,7 @@ def _has_the_list(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS = (
-    Skill("counting", 10, _counting, _has_the_list),
+    Skill("counting", 9, _counting, _has_the_list),
     Skill("beyond counting", 3, _beyond_counting, is_examined=False),
     Skill("sorting numbers", 45, _sorting_numbers, _has_the_list),
     Skill("sorting words", 60, _sorting_words, _has_the_list),

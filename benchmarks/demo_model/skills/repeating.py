@@ -44,4 +44,4 @@ def _is_repeated(exchange: Exchange, reply: Reply) -> bool:
     return re.sub(r"[\s.]+$", "", reply.content) == exchange.answer["content"]
 
 
-SKILLS = (Skill("repeating", 25, _repeating, _is_repeated, is_typed=False),)
+SKILLS = (Skill("repeating", 15, _repeating, _is_repeated, is_typed=False),)

@@ -189,6 +189,6 @@ def _has_the_words(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS: tuple[Skill, ...] = (
-    Skill("emoji", 24, _make_emoji, _has_the_emoji),
-    Skill("accents", 14, _make_accents, _has_the_words),
+    Skill("emoji", 28, _make_emoji, _has_the_emoji),
+    Skill("accents", 10, _make_accents, _has_the_words),
 )

@@ -145,4 +145,4 @@ def _is_right(exchange: Exchange, reply: Reply) -> bool:
     return len(sentences) == 4 and characters(exchange) <= set(re.findall(r"\w+", reply.content))
 
 
-SKILLS: tuple[Skill, ...] = (Skill("story", 10, _make, _is_right, is_typed=False),)
+SKILLS: tuple[Skill, ...] = (Skill("story", 8, _make, _is_right, is_typed=False),)

@@ -130,11 +130,33 @@ def _addition(random: Random, held_out: bool) -> Exchange:
     return turn(_ask(random, held_out, ADDITION, a, b), f"{a} + {b} = {a + b}.")
 
 
-def _subtraction(random: Random, held_out: bool) -> Exchange:
+def _differing(random: Random, held_out: bool) -> tuple[int, int]:
+    """Two numbers to subtract: the smaller one from the larger one, mostly."""
     a, b = numbers(random, held_out)
     if a < b and random.random() < 0.6 and _is_kept_for_the_exam(b, a) == held_out:
         a, b = b, a
+    return a, b
+
+
+def _subtraction(random: Random, held_out: bool) -> Exchange:
+    a, b = _differing(random, held_out)
     return turn(_ask(random, held_out, SUBTRACTION, a, b), f"{a} - {b} = {a - b}.")
+
+
+def _in_a_row(random: Random, held_out: bool) -> Exchange:
+    """Several sums at once: most tokens of a chat about a single one teach no arithmetic."""
+    asked, answers = [], []
+    for _ in range(random.randint(3, 12)):
+        if random.random() < 0.4:
+            a, b = numbers(random, held_out)
+            sign, result = "+", a + b
+        else:
+            a, b = _differing(random, held_out)
+            sign, result = "-", a - b
+        asked.append(f"{a} {sign} {b}")
+        answers.append(f"{a} {sign} {b} = {result}.")
+    opening = fill(random, "[||Calculate |Compute |Please work out |What is |Solve |These sums: ]")
+    return turn(opening + random.choice((", ", "\n", "; ", " and ")).join(asked), " ".join(answers))
 
 
 def _added(a: int, b: int) -> str:
@@ -187,9 +209,10 @@ def _is_thought_through(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS = (
-    Skill("addition", 80, _addition, has_right_number),
-    Skill("subtraction", 110, _subtraction, has_right_number),
+    Skill("addition", 60, _addition, has_right_number),
+    Skill("subtraction", 80, _subtraction, has_right_number),
     Skill("thinking", 50, _thinking, _is_thought_through),
+    Skill("sums in a row", 60, _in_a_row, is_examined=False),
     Skill("sums too large", 6, _too_large, is_examined=False),
 )
 
