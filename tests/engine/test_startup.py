@@ -162,6 +162,17 @@ class CrowdedRunner:
         pass
 
 
+@pytest.fixture
+def two_crowded_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "ModelRunner", CrowdedRunner)
+    monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: CrowdedRunner.now))
+    monkeypatch.setattr(
+        startup, "set_num_threads", lambda kit, backend, sampler, n: setattr(CrowdedRunner, "num_threads", n)
+    )
+    torch.set_num_threads(2)
+
+
+@pytest.mark.usefixtures("two_crowded_threads")
 @pytest.mark.parametrize(("small_model_bytes", "num_threads"), [(1 << 30, 1), (1, 2)])
 def test_only_a_small_model_may_be_left_with_one_thread(
     checkpoint_folder: Callable[[str], Path],
@@ -171,17 +182,12 @@ def test_only_a_small_model_may_be_left_with_one_thread(
 ) -> None:
     """Load on the machine while a large model warmed up left it with one thread, half as fast, for ever."""
     monkeypatch.setattr(startup, "_SMALL_MODEL_BYTES", small_model_bytes)
-    monkeypatch.setattr(startup, "ModelRunner", CrowdedRunner)
-    monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: CrowdedRunner.now))
-    monkeypatch.setattr(
-        startup, "set_num_threads", lambda kit, backend, sampler, n: setattr(CrowdedRunner, "num_threads", n)
-    )
-    torch.set_num_threads(2)
     started = start(EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu"), "epoch")
     assert num_threads == CrowdedRunner.num_threads
     assert started.info.device == f"cpu ({num_threads} threads)"
 
 
+@pytest.mark.usefixtures("two_crowded_threads")
 @pytest.mark.parametrize(("max_num_seqs", "num_threads"), [(None, 2), (1, 1)])
 def test_threads_are_chosen_by_a_step_of_as_many_rows_as_there_may_be(
     checkpoint_folder: Callable[[str], Path],
@@ -189,12 +195,6 @@ def test_threads_are_chosen_by_a_step_of_as_many_rows_as_there_may_be(
     max_num_seqs: int | None,
     num_threads: int,
 ) -> None:
-    monkeypatch.setattr(startup, "ModelRunner", CrowdedRunner)
     monkeypatch.setattr(CrowdedRunner, "pays_off", True)
-    monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: CrowdedRunner.now))
-    monkeypatch.setattr(
-        startup, "set_num_threads", lambda kit, backend, sampler, n: setattr(CrowdedRunner, "num_threads", n)
-    )
-    torch.set_num_threads(2)
     options = EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu", max_num_seqs=max_num_seqs)
     assert start(options, "epoch").info.device == f"cpu ({num_threads} threads)"
