@@ -31,6 +31,7 @@ from benchmarks.demo_model.skill import Reply
 REPOSITORY = Path(__file__).parents[2]
 MAX_LENGTH = 4096
 NUM_TOKENIZER_CHATS = 30_000
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +286,7 @@ def train(
     body = torch.compile(model.model, dynamic=False)
     optimizers = make_optimizers(plan, model)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    checkpoint = folder / "checkpoint.pt"
+    checkpoint = folder / CHECKPOINT
     done = resume(checkpoint, plan, model, optimizers)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn()) as progress:
@@ -331,11 +332,14 @@ def main(
     model = train(plan, tokenizer, folder, output if further else None)
     if further:
         before = Qwen3ForCausalLM.from_pretrained(output, dtype=torch.float32).state_dict()
-        model.load_state_dict({name: before[name].lerp(w, FURTHER_SHARE) for name, w in model.state_dict().items()})
+        mean = {n: before[n] * (1 - FURTHER_SHARE) + w * FURTHER_SHARE for n, w in model.state_dict().items()}
+        model.load_state_dict(mean)
     model.bfloat16()
     output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(output)
     (output / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner; a container's user differs
+    if further:
+        (folder / CHECKPOINT).unlink()  # or the next one would take it for its own, finished already
     if draft:
         return
     bpe.save_tokenizer(tokenizer, output, MAX_LENGTH)

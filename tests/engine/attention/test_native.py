@@ -12,6 +12,7 @@ import torch
 from engine.attention.backend import KVGroup, KVSpec
 from engine.attention.native import NativeBackend, supports
 from engine.native.library import NativeLibrary
+from engine.native.memory import FirstTouch
 from tests.engine.paged import NO_COPIES, PagedRequest, PagedRequests
 
 NUM_BLOCKS = 250
@@ -273,6 +274,17 @@ def test_blocks_are_copied_before_the_step_writes(library: NativeLibrary) -> Non
     for tokens, outputs in zip((original, fork), harness.step([(original, 1), (fork, 1)], copies), strict=True):
         expected = harness.expected(tokens)[28:]
         torch.testing.assert_close(outputs.double(), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_memory_is_asked_for_with_every_step(library: NativeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[int, float]] = []
+    monkeypatch.setattr(FirstTouch, "approach", lambda touch, item, num_items: steps.append((item, num_items)))
+    harness = Harness(library, Shape(block_size=16))
+    tokens = harness.add(41, 0)
+    harness.step([(tokens, 40)])
+    harness.step([(tokens, 1)])
+    blocks = tokens.request.tables[0]  # in no order
+    assert steps == [(max(blocks), 40 / 16), (blocks[2], 1 / 16)]
 
 
 def test_groups_of_layers_keep_their_own_blocks(library: NativeLibrary) -> None:
