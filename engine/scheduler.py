@@ -234,7 +234,9 @@ class Scheduler:
             self.cost,
             max_num_tokens=self._max_num_batched_tokens,
             block_size=self.kv.block_size,
-            limit_s=self._target.limit_s(load, self.cost, num_decodes=len(decodes), num_prompts=num_prompts),
+            limit_s=self._target.limit_s(
+                load, self.cost, num_decodes=len(decodes), num_prompts=num_prompts, now_s=time.monotonic()
+            ),
             decodes=load,
         )
 

@@ -7,6 +7,7 @@ said once in the log.
 
 import logging
 
+from engine.prompt_burst import PromptBurst
 from engine.step_cost import StepCostModel, StepLoad
 
 logger = logging.getLogger(__name__)
@@ -60,29 +61,34 @@ class StepBudget:
 class LatencyTarget:
     """How long a step may be predicted to take while anything decodes.
 
-    Given as a time, which 99 of 100 steps keep; or as None. Then whoever is more decides: while at least as many
-    requests wait for their first token as decode, prefill goes first, and is over soonest; else it may slow the streams
-    that are running down by a factor, whatever the model and the machine are. Says once that a given time cannot be
-    met by decoding alone.
+    Given as a time, which 99 of 100 steps keep; or as None. Then prefill may slow the streams that are running down by
+    a factor, whatever the model and the machine are, and a burst of prompts goes before them (`PromptBurst`). Says once
+    that a given time cannot be met by decoding alone.
     """
 
     def __init__(self, seconds: float | None) -> None:
         """Take the target; None follows the decodes."""
         self._seconds = seconds
+        self._burst = PromptBurst()
         self._is_said = False
 
-    def limit_s(self, decodes: StepLoad, cost: StepCostModel, *, num_decodes: int, num_prompts: int) -> float | None:
+    def limit_s(
+        self, decodes: StepLoad, cost: StepCostModel, *, num_decodes: int, num_prompts: int, now_s: float
+    ) -> float | None:
         """Longest that a step should be predicted to take; None for no limit.
 
         Args:
             num_decodes: Requests that decode in the step.
             num_prompts: Requests that could go on with their prompts.
+            now_s: Of a clock that never goes back.
         """
         if not num_decodes:
+            self._burst = PromptBurst()
             return None
         predicted_s = cost.predict(decodes)
         if self._seconds is None:
-            is_free = num_prompts >= num_decodes or not predicted_s  # nothing is known before the first step
+            goes_first = self._burst.goes_first(num_decodes, num_prompts, predicted_s, now_s)
+            is_free = goes_first or not predicted_s  # nothing is known before the first step
             return None if is_free else predicted_s * SLOWDOWN
         if predicted_s > self._seconds and not self._is_said:
             self._is_said = True

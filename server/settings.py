@@ -121,7 +121,7 @@ class Settings(BaseModel):
         default=None,
         gt=0,
         description="Milliseconds between two tokens of a stream that prefill of others may cost at most; "
-        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, or no limit while as many prompts wait.",
+        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, but a burst of as many prompts goes first.",
     )
     deterministic: bool = Field(
         default=False,

@@ -126,6 +126,7 @@ def test_prompts_go_first_only_while_there_is_room_for_as_many_as_decode(num_blo
     for request_id in range(3):
         add(scheduler, request_id, 8, max_tokens=8)
     run_step(scheduler)
+    run_step(scheduler)  # without prompts, or those that come would belong to the same burst
     for request_id in range(3, 8):
         add(scheduler, request_id, 40, max_tokens=4)
     assert run_step(scheduler)[:4] == [(0, 1), (1, 1), (2, 1), (3, granted)]
