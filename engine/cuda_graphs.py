@@ -61,7 +61,7 @@ class ComputedStep:
 
     Attributes:
         token_ids: (num_tokens,) input ids, placeholders filled in; after a graph good until the next step is launched.
-        hidden_states: (num_tokens, hidden_size), good for as long.
+        hidden_states: (num_rows, hidden_size), or (num_tokens, ...) where prompts are scored; good for as long.
         sampled_ids: (num_rows,) int64; None when the rows are still to be sampled.
     """
 

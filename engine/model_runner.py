@@ -103,9 +103,16 @@ class ModelRunner:
             torch.cuda.synchronize(self._device)
 
     def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Write K/V of a batch with these input ids; returns hidden states (num_tokens, hidden_size)."""
+        """Write K/V of a batch with these input ids.
+
+        Returns:
+            Hidden states, (num_rows, hidden_size) of the rows to be sampled; of all tokens where prompts are scored.
+        """
         attention = self._backend.begin(batch)
-        return self._model.forward(token_ids, to_device(batch.positions, self._device), attention)
+        rows = None
+        if batch.scores is None and len(batch.row_indices) != batch.num_tokens:
+            rows = to_device(batch.row_indices, self._device)
+        return self._model.forward(token_ids, to_device(batch.positions, self._device), attention, rows)
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for the results of a step."""

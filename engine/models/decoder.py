@@ -62,24 +62,36 @@ class Decoder:
         self.weights_bytes = weights.num_bytes
         self._weights = weights
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep) -> torch.Tensor:
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionStep,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run the tokens of one step through all layers.
 
         Args:
             token_ids: (num_tokens,) int64.
             positions: (num_tokens,) int64, position of each token in its request.
             attention: Writes and reads the KV cache of this step.
+            rows: (num_rows,) indices of the tokens whose hidden states are wanted; None for all. Of the others the last
+                layer computes no more than attention: three quarters of its matrices are for nothing there.
 
         Returns:
-            (num_tokens, hidden_size) hidden states after the final norm, in the model's dtype.
+            (num_rows, hidden_size) hidden states after the final norm, in the model's dtype.
         """
-        num_tokens = token_ids.size(0)
+        num_tokens, last = token_ids.size(0), len(self._weights.layers) - 1
         hidden = self._weights.embedding(token_ids)
         rotation = self._weights.rotary.gather(positions)
         for index, layer in enumerate(self._weights.layers):
             qkv = layer.qkv(layer.input_norm(hidden)).view(num_tokens, -1, self.config.head_dim)
-            attended = attention.attend(index, *layer.heads(qkv, rotation))
-            layer.o.add_to(hidden, attended.reshape(num_tokens, -1))
+            attended = attention.attend(index, *layer.heads(qkv, rotation)).reshape(num_tokens, -1)
+            if rows is not None and index == last:
+                hidden, attended = hidden[rows], attended[rows]
+                if not len(rows):
+                    return hidden
+            layer.o.add_to(hidden, attended)
             layer.down.add_to(hidden, layer.gated(layer.mlp_norm(hidden)))
         return self._weights.norm(hidden)
 

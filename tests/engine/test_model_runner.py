@@ -25,10 +25,17 @@ class NextNumber:
     num_failures = 0
     fails_with_logits = False
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionStep) -> torch.Tensor:
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionStep,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         if not self.fails_with_logits:
             self._fail()
-        return torch.nn.functional.one_hot((token_ids + 1) % VOCAB_SIZE, VOCAB_SIZE).float()
+        read = token_ids if rows is None else token_ids[rows]
+        return torch.nn.functional.one_hot((read + 1) % VOCAB_SIZE, VOCAB_SIZE).float()
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         self._fail()

@@ -72,6 +72,23 @@ def test_logits_equal_those_of_transformers(name: str, checkpoint_folder: Callab
             torch.testing.assert_close(logits, target, atol=1e-4, rtol=0)
 
 
+def test_wanted_rows_are_those_among_all(checkpoint_folder: Callable[[str], Path]) -> None:
+    folder = checkpoint_folder("qwen3")
+    config = load_model_config(folder)
+    decoder = load_weights(folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=64)
+    backend = SdpaBackend(group_layers(decoder.kv_specs), NUM_BLOCKS, BLOCK_SIZE, torch.float32, CPU)
+    paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, (None,))
+    batch = paged.make_batch([(paged.add(prompt.numpy()), len(prompt)) for prompt in make_prompts(9, 4)])
+    ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
+    with torch.inference_mode():
+        hidden = decoder.forward(ids, positions, backend.begin(batch))
+        for rows in ([8, 12], [3], list(range(13)), []):
+            wanted = torch.tensor(rows, dtype=torch.int64)
+            torch.testing.assert_close(
+                decoder.forward(ids, positions, backend.begin(batch), wanted), hidden[wanted], atol=1e-6, rtol=0
+            )
+
+
 def test_kv_specs_follow_the_windows_of_the_layers(checkpoint_folder: Callable[[str], Path]) -> None:
     decoder = Runner(checkpoint_folder("qwen3-windows")).decoder
     assert [spec.sliding_window for spec in decoder.kv_specs] == [7, None, 7]
