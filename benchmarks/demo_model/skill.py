@@ -95,6 +95,11 @@ class Pool(Generic[T]):
         return random.choice(self.held_out if held_out else self.training)
 
 
+def pool_of(training: str, held_out: str) -> Pool[str]:
+    """Return a pool of texts, given as two lists with ", " between them."""
+    return Pool(tuple(training.split(", ")), tuple(held_out.split(", ")))
+
+
 def words(text: str) -> list[str]:
     """The words of a text; shorter to read than a list."""
     return text.split()

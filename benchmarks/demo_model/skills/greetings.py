@@ -18,6 +18,9 @@ GREETINGS = Pool(
         "[hello|hi|hey][!|.|]",
         "[hello|hi|hey] [there|you|again|Weft|everyone|all|friend|my friend|dear model|hello|hi][!|.|]",
         "[hello|hi|hey], [Weft|you|friend|model|nice to meet you|good to see you|are you there][!|.|]",
+        "[hello|hi|hey][,|] [my friend|dear friend|dear Weft|little one|old friend|sir|madam|everybody|folks|team|"
+        "world|my little helper|dear machine|my old friend|my model|dear][!|.|]",
+        "[ah|well|oh|so|and|yes][,|] [hi|hey|good morning|good evening|hello again|hello there][!|.|]",
         "[hiya|howdy|greetings|yo|heya|hallo|hullo|hellooo|hii|heyy|sup|aloha|salutations|welcome][!|.|]",
         "[greetings|welcome|good day][,| to] [Weft|you|everyone|friend][!|.|]",
         "good day[!|.|]",
@@ -113,6 +116,26 @@ ABILITIES = Pool(
         "[list|tell me|show me|name|describe] your [skills|abilities|features|talents|capabilities][.|]",
         "what [can|could|may] I [ask you|ask|do here|do with you|try|use you for|say][?|]",
         "what did you learn?",
+        "[what|which] [jobs|kinds of tasks|kind of things|kinds of things|work|problems|exercises|questions|topics] "
+        "[can|could] you [do|solve|answer|help with|manage|master|carry out|deal with|work on|take on][?|]",
+        "[what|which] [tasks|things] [could you|do you|would you] [do|solve|manage|master|carry out|deal with][?|]",
+        "what [kinds|types|sorts] of [things|tasks|questions|jobs] [can|could] [you|I] [solve|answer|manage|ask][?|]",
+        "[what|which] [abilities|talents|features|functions|capabilities|strengths|powers|tricks] [do|would] you "
+        "[have|offer|possess|know|show][?|]",
+        "[what|which] skills [did you learn|can you show|are yours|have you got|did they teach you][?|]",
+        "what are you [built|designed|meant|there|used|useful|intended|here|needed] [for|to do][?|]",
+        "what are the [things|tasks|jobs|skills] [that |][you can do|you know|you master|you learned|you offer][?|]",
+        "what [were you|was this model|are you being] [trained|made|built|designed|taught] [for|to do][?|]",
+        "what [have you learned|did they teach you|have you been taught|do you do|have you been made for|do you master|"
+        "is your job|is your purpose|is your use|are you doing here][?|]",
+        "[how|where|with what] [could|would|might|may] you [help|assist|support|be useful to] [me|us|people|][?|]",
+        "[can|could] you [assist|support] [me|us]?",
+        "[tell|show] me [how you can help|what you are good at|what you know|what you learned|something you can do|"
+        "all that you can do|what to ask you|what to try][.|, please.|]",
+        "I [want|would like|need|wish] to [know|see|learn|hear] what you [can do|are able to do|know|are good at|offer]"
+        "[.|]",
+        "[name|show me|list|give me] [a few|some|all|three] [things|tasks] [that |]you can do[.|, please.|]",
+        "[in what|in which] [areas|fields|things|cases] [can you help|are you good|are you strong|can you assist me]?",
         "what do you [offer|support|understand]?",
         "which [things|tasks] can you [do|solve]?",
         "how [can|do|should] I use you[?|]",
@@ -165,6 +188,22 @@ FAREWELLS = Pool(
         "that is all[, bye| for today| for now|, goodbye][.|!]",
         "[take care|until next time|until tomorrow|I am done|I am leaving|catch you later|sleep well][!|.|, bye!|]",
         "[ok|okay|thanks|well|so][,|] [bye|goodbye|see you][!|.|]",
+        "[it is|it's] [late|time|time for bed|time to leave|getting late|bedtime][, | now, |. ]"
+        "[bye|goodbye|good night|see you tomorrow|farewell][.|!|]",
+        "[I'm|I am|we are] [leaving|off to work|going|going home|going to sleep|gone|out|tired|done|on my way]"
+        "[ now| for today| soon|][, |. |! ][bye|goodbye|good night|farewell|see you soon|bye bye][.|!|]",
+        "[I hope to|I will|let us|we will] [see|meet|talk to|hear from] you "
+        "[again|soon|tomorrow|next year|tonight][.|!|]",
+        "see you [on Monday|on Sunday|tonight|this evening|in a week|in the evening|in the afternoon|at work|at home|"
+        "there|in May|after lunch][!|.|, bye.|]",
+        "[enjoy|have|I wish you] a [nice|good|great|lovely|pleasant|quiet|happy] [morning|afternoon|evening|day|night|"
+        "weekend][, |. |! ][bye|bye bye|see you|good night|farewell|goodbye][!|.|]",
+        "[bye|goodbye][,|!|] [and thanks|and thank you|and take care|and good luck|until tomorrow|dear Weft|you|"
+        "my little friend|see you|have a good evening|it was nice|dear model|sleep well][!|.|]",
+        "[that's|that is] [it|all|everything|enough][ for today| for now| for this evening|][, |. ]"
+        "[bye|goodbye|see you][.|!|]",
+        "[alright|good|right|anyway|fine|ok|okay|well][,| now,] [bye|good night|see you|I must go|I must run|take care|"
+        "goodbye][ now| for now| everyone|][.|!|]",
     ),
     held_out=(
         "Bye for today!",
@@ -205,7 +244,7 @@ def _says(pattern: str) -> Callable[[Exchange, Reply], bool]:
 SKILLS: tuple[Skill, ...] = (
     Skill("greeting", 16, _make_greeting, _greets),
     Skill("identity", 12, _always(IDENTITY, IDENTITY_ANSWER), _says(r"weft's small demo model")),
-    Skill("abilities", 34, _always(ABILITIES, ABILITIES_ANSWER), _says(r"i can .*(add|count|sort).*tools")),
+    Skill("abilities", 40, _always(ABILITIES, ABILITIES_ANSWER), _says(r"i can .*(add|count|sort).*tools")),
     Skill("thanks", 4, _always(THANKS, THANKS_ANSWER), _says(r"welcome")),
-    Skill("farewell", 20, _always(FAREWELLS, FAREWELL_ANSWER), _says(r"goodbye|bye\b|see you")),
+    Skill("farewell", 30, _always(FAREWELLS, FAREWELL_ANSWER), _says(r"goodbye|bye\b|see you")),
 )

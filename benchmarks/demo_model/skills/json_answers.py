@@ -31,6 +31,9 @@ BEFORE = Pool(
         "[Answer|Reply] [in|with] JSON. {s}",
         "Parse this [text|sentence]: {s}",
         "Extract [the person|the product|the order|the event|the user|everything]: {s}",
+        "[Write|Store|Save|Note|List|Collect] the [data|facts|details] [of|in] [the|this] "
+        "[line|text|sentence|note]: {s}",
+        "[I want|I would like|We need] [JSON|the facts|the data] [from|of] [this|the following]: {s}",
     ),
     ("Please make JSON of this: {s}", "Read the data out of this line: {s}", "Pull the facts out of this: {s}"),
 )
@@ -39,7 +42,10 @@ AFTER = Pool(
         "{s} [Extract|Give me|Return] the [data|facts|details|information][| as JSON].",
         "{s} [As JSON|In JSON|JSON], please.",
         "{s} [Fill in the form|Fill the schema|Answer in JSON|Turn this into JSON|Give me JSON].",
-        "{s}",
+        "{s} [Now|Please|Then|And now] [write|store|save|note|list|collect] [this|it|the facts|all of it|that] "
+        "[as|in|into] JSON.",
+        "{s} [Write|Store|Save|Note|List|Collect|Show] [this|it|the facts|all of it|that] "
+        "[as|in|into] JSON[.|, please.|]",
         "{s}",
         "{s} [as JSON|as JSON please]",
     ),
@@ -51,6 +57,8 @@ NAMED = Pool(
         "[Extract|Return|Give me] [JSON|the data|an object] with [|the ]{k}: {s}",
         "{s} [Extract|Get|Give me|Return] {k}[| as JSON].",
         "{s} [Give me|Return|Answer with] JSON with [the keys |]{k}.",
+        "{s} [I want|I would like|We need|Show me|Tell me|Write|Note|List] {k}[| in JSON].",
+        "[I want|I would like|We need|Show me|Note|List] {k}[| in JSON][ from this|]: {s}",
     ),
     ("Write {k} as JSON for this: {s}", "{s} I need {k} as JSON."),
 )  # fmt: skip
@@ -66,9 +74,21 @@ def _is_kept(keys: list[str]) -> bool:
     return zlib.crc32("|".join(keys).encode()) % 6 == 0
 
 
+def _strange(random: Random, form: str) -> str:
+    """Say it with a made-up verb: what a value is shows in itself, too, and that a verb is not part of it."""
+    if form == "{v}":
+        return form
+    verb = a_word(random, (1, 2)) + random.choice(("s", "s", "ed"))
+    helper = random.choice(("", "", "has ", "has been ", "is ", "was ", "can be ", "will be "))
+    link = random.choice((" ", " ", " in ", " at ", " of ", " as ", " by ", " with ", " to ", f" {a_word(random)} "))
+    return f"{helper}{verb}{link}{{v}}" if form[0].islower() else form
+
+
 def _said(random: Random, held_out: bool, fact: Fact) -> tuple[str, Json]:
     """Return how a sentence says the fact, and its value."""
     form = fact.said.draw(random, held_out)
+    if not held_out and "{v}" in form and random.random() < 0.12:
+        form = _strange(random, form)
     if fact.type == "truth":
         truth = random.random() < 0.5
         return form.split("|")[0 if truth else 1], truth

@@ -67,6 +67,13 @@ REVERSING = Pool(
         "[Reverse|Backwards|Reversed]: {word}",
         f"How [do you|would you] [spell|write] {_WORD} backwards?",
         f"{_PLEASE}reverse the letters [of|in] {_WORD}[?|.|]",
+        f"How [is|would] {_WORD} [spelled|written|read|be|go|sound|turn out] [backwards|in reverse|reversed][?|]",
+        f"What [does|would|will] {_WORD} [become|give|make|be|say|turn into] [backwards|in reverse|when reversed][?|]",
+        f"[I need|I would like|I'd like|We want|Let me see|Let me have] {_WORD} [backwards|in reverse][.|, please.|]",
+        f"[Take|Look at|Read|See|Here is|I have] {_WORD}[. Reverse it| and reverse it|. Write it backwards| and spell "
+        "it backwards|. What is it backwards| from right to left| from the end][.|?|]",
+        f"[If|When] you [reverse|turn round|flip] {_WORD}, what [is it|comes out|does it say]?",
+        f"{_PLEASE}reverse [the following|my|the next|that|one] word: [{{word}}|'{{word}}']",
     ),
     held_out=(
         "Could you write the word {word} backwards for me?",
@@ -87,6 +94,15 @@ CAPITALS = Pool(
         "{word} in [capitals|capital letters|upper case|uppercase][?|]",
         "[Uppercase|Upper case|Capitals|In capitals]: {word}",
         f"{_PLEASE}shout {_WORD}[?|.|!|]",
+        f"How [is|would|do I write|do you write|does one write] {_WORD} [written |spelled |]in "
+        "[capitals|capital letters|upper case|uppercase][?|]",
+        f"What [does|would|will] {_WORD} [become|give|make|be|turn into] in [capitals|capital letters|upper case][?|]",
+        f"[I need|I would like|I'd like|We want|Let me see|Let me have] {_WORD} in [capitals|upper case][.|, please.|]",
+        f"[Take|Look at|Read|See|Here is|I have] {_WORD}[. Write it| and write it|. Put it| and put it] in "
+        "[capitals|capital letters|upper case][.|, please.|]",
+        f"{_PLEASE}[write|set|raise|change] [each letter|every letter|the letters] of {_WORD} "
+        "[in|to] [capitals|upper case][.|]",
+        f"{_PLEASE}[capitalize|uppercase] [the following|my|the next|that|one] word: [{{word}}|'{{word}}']",
     ),
     held_out=(
         "Could you write the word {word} in upper case for me?",

@@ -60,6 +60,16 @@ SORTING = Pool(
         "[What is|Give me|Show me] the sorted [list|order] of {list}[?|.|]",
         "[Sorted|Sort]: {list}",
         "How do you [sort|order] {list}?",
+        "[Line up|Lay out|Set|Place|Rank|Get|Move|Write] {list} in [the right |{way} |sorted |]order[, please|][.|]",
+        "[Take|Look at|Here are|Here is|See|We have|I've got|I got|There are|My list is|These are|This is] {list}"
+        "[. Sort them|. Order them|. Please sort them|. Put them in order|, sort them|, in order please|. What is the "
+        "right order][.|?|]",
+        "[Take|Read] {list} and [sort|order|arrange] them[.|, please.|]",
+        "[What|How] [order do|would be the order of|is the order of] {list} [take|get|come in|][?|]",
+        "[In which|In what] order [come|do we put|would you put|are] {list}?",
+        f"{_PLEASE}[sort|order] [the|my|our] [list|row|set|bunch][: | of {{kind}} | ]{{list}}[.|?|]",
+        "[Bring|Turn] [the|these] {kind} in[to|] [the right |]order: {list}",
+        "Start with {first} and end with {last}: {list}",
     ),
     held_out=(
         "Could you sort {list} for me?",

@@ -15,6 +15,10 @@ REPEATING = Pool(
         "[Repeat|Say|Copy|Write]{line}{text}",
         "{text}{line}[Repeat|Say|Copy] [that|this|it][, please|][.|]",
         "[Echo|Repeat] {text}",
+        "[Tell|Give|Show|Send|Read] me [the following|these words|exactly this|just this|the text|that]: {text}",
+        "[Answer|Reply|Come back] with[ this| exactly this| only this|]: {text}",
+        "[Once more|Again|Your turn|Now you]: {text}",
+        "[Will you|Would you|I want you to] [say|write|copy|echo][ this| the following| back to me|]: {text}",
     ),
     held_out=("Would you repeat this for me: {text}", "Tell me this again: {text}", "Please say after me: {text}"),
 )

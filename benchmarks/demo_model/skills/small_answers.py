@@ -78,6 +78,11 @@ EMOJI_ASKS = Pool(
         "how do you [write|say] {x} [as an emoji|in emoji|with an emoji]?",
         "[answer|reply] with an emoji: {x}",
         "I [need|want|would like|am looking for] an emoji that [means|shows|stands for] {x}.",
+        "how [is|would|do you draw|could one write|does one show] {x} [written |drawn |]as an emoji[?|]",
+        "what [does|would|will] {x} [become|be|turn into|make] as an emoji[?|]",
+        "[are there|have you got|is there one of the] emojis for {x}?",
+        "[look for|look up|search|pick|choose|get me|bring me] [an|the] emoji [for|of] {x}[.|, please.|]",
+        "[draw|put|show me] {x} as [an|a single|a little] emoji[.|, please.|]",
     ),
     held_out=(
         "Is there an emoji for {x}?",
@@ -101,6 +106,12 @@ CHEER = Pool(
         "I had a [bad|hard|terrible|long] day[.|!|]",
         "give me [hope|courage|a smile|some motivation][.|!|]",
         "life is [hard|sad][.|]",
+        "I [need|could use|want] [a smile|some comfort|some hope|kind words|a hug|encouragement|"
+        "some cheer|a friend][.|]",
+        "I [feel|am feeling|am] [rather|a little|quite|really|so] [low|blue|bad|gloomy|sad|miserable|unhappy]"
+        "[ now| this week| again|][.|]",
+        "[today|this week|it] [was|is] [a bad|a hard|an awful|a terrible|a long] [day|week][ for me|][.|]",
+        "I am [not feeling well|not so happy|not well|unhappy][ now| this week|][.|]",
     ),
     held_out=(
         "I need some cheering up.",

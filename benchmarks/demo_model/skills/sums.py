@@ -1,6 +1,7 @@
 """Sums of numbers of up to two digits, at once or thought through, and sums that are too large."""
 
 import re
+import zlib
 from random import Random
 
 from benchmarks.demo_model.skill import (
@@ -50,6 +51,15 @@ ADDITION = Pool(
         "What is {b} more than {a}?",
         "[Raise|Increase] {a} by {b}[.|]",
         "{a} increased by {b}[ is|?|]",
+        "[Hey, what|Hello, what|So what|And what|Well, what|Ok, what] [is|makes] {a} [+|plus] {b}[?|]",
+        "[I want|I would like|I'd like|I have|I wish] to [add|sum] {a} and {b}[. What is it|. Help me|][.|?|]",
+        "[What|How much] [are|is] {a} [and|with|plus] {b} [in total|in all|in sum|taken together][?|]",
+        "[Would you|Will you|Could you please|Can you please] [sum up|add|add up|total|"
+        "count together] {a} and {b}[?|.]",
+        "{name} [had|has|owns|found|bought] {a} {things} and [gets|found|buys|was given|wins] {b}[ more| new ones|]. "
+        "[How many {things} are there|How many are they|How many does {name} have|What is the total] [now|then|]?",
+        "{a} {things} and {b} {things} [are|make] how many?",
+        "[If|When] {a} and {b} are added, what [is the result|comes out|is the sum]?",
     ),
     held_out=(
         "Could you work out {a} plus {b} for me?",
@@ -83,6 +93,17 @@ SUBTRACTION = Pool(
         "[Lower|Decrease|Reduce] {a} by {b}[.|]",
         "{a} [decreased|reduced] by {b}[ is|?|]",
         "{a} take away {b}[ is|?|]",
+        "[Hey, what|Hello, what|So what|And what|Well, what|Ok, what] [is|makes] {a} [-|minus] {b}[?|]",
+        "[I want|I would like|I'd like|I have|I wish] to [subtract|take] {b} from {a}[. What is it|. Help me|][.|?|]",
+        "[Would you|Will you|Could you please|Can you please] [take|subtract|remove|deduct] {b} from {a}[?|.]",
+        "[Remove|Deduct] {b} from {a}[.|, please.|]",
+        "[Cut|Knock|Strike] {b} off from {a}[.|, please.|]",
+        "{a} with {b} [off|taken out|taken away|removed][?|]",
+        "{name} [has|owns|had|bought|found] {a} {things} [and|but|then] [sold|spent|ate|broke|drops|loses|gave away] "
+        "{b}[ of them|]. [How many {things} are left|How many remain|How many does {name} have|What is left][ now|]?",
+        "[Of|Out of|From] {a} {things} {name} [lost|ate|sold] {b}. [How many are there still|How many remain]?",
+        "{name} lost {b} of {a} {things}. How many [remain|are there now|does {name} have]?",
+        "[If|When] {b} is [taken|subtracted] from {a}, what [is the result|comes out|is left]?",
     ),
     held_out=(
         "Could you work out {a} minus {b} for me?",
@@ -107,7 +128,8 @@ TOO_LARGE = (
 
 
 def _is_kept_for_the_exam(a: int, b: int) -> bool:
-    return (7 * a + 3 * b) % 10 == 4
+    """Scattered, so that training still sees every pair of digits."""
+    return zlib.crc32(f"{a} {b}".encode()) % 10 == 4
 
 
 def numbers(random: Random, held_out: bool, largest: int = 99) -> tuple[int, int]:

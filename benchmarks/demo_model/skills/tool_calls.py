@@ -4,7 +4,19 @@ import json
 from dataclasses import replace
 from random import Random
 
-from benchmarks.demo_model.skill import Exchange, Json, Message, Pool, Reply, Skill, a_word, assistant, fill, user
+from benchmarks.demo_model.skill import (
+    Exchange,
+    Json,
+    Message,
+    Pool,
+    Reply,
+    Skill,
+    a_word,
+    assistant,
+    fill,
+    pool_of,
+    user,
+)
 from benchmarks.demo_model.skills import values
 from benchmarks.demo_model.skills.tool_sets import Request, a_request, others
 
@@ -37,61 +49,14 @@ WISHES = Pool(
     ),
     ("Describe {thing} in one line.", "Why does everybody like {thing}?"),
 )
-RESULT_KEYS = Pool(
-    tuple(
-        [
-            "temperature",
-            "sky",
-            "city",
-            "status",
-            "price",
-            "name",
-            "result",
-            "total",
-            "count",
-            "time",
-            "date",
-            "id",
-            "humidity",
-            "wind",
-            "rain",
-            "state",
-            "title",
-            "color",
-            "size",
-            "weight",
-            "age",
-            "email",
-            "phone",
-            "country",
-            "rating",
-            "seats",
-            "gate",
-            "platform",
-            "delay",
-            "balance",
-            "currency",
-            "unit",
-            "stock",
-            "speed",
-            "level",
-            "distance",
-            "duration",
-            "ok",
-            "message",
-            "answer",
-            "value",
-            "score",
-            "user",
-            "address",
-            "room",
-            "order_id",
-            "user_id",
-            "local_time",
-            "price_eur",
-        ]
+RESULT_KEYS = pool_of(
+    (
+        "temperature, sky, city, status, price, name, result, total, count, time, date, id, humidity, wind, "
+        "rain, state, title, color, size, weight, age, email, phone, country, rating, seats, gate, platform, "
+        "delay, balance, currency, unit, stock, speed, level, distance, duration, ok, message, answer, value,"
+        " score, user, address, room, order_id, user_id, local_time, price_eur"
     ),
-    tuple(["pressure", "owner", "height", "floor", "ticket", "mode", "car", "battery", "visitors"]),
+    "pressure, owner, height, floor, ticket, mode, car, battery, visitors",
 )
 RESULT_VALUES: tuple[values.Maker, ...] = (
     values.integer,
@@ -120,6 +85,18 @@ TEXTS = Pool(
         "{name}",
         "{time}",
         "{n} and {state}",
+        "{state} in {city}",
+        "{city}, {n}",
+        "{n} {word}",
+        "{name} at {time}",
+        "{city} from {time}",
+        "{state} for {n} hours",
+        "{time}: {state}",
+        "{word} in {city} at {time}",
+        "{name}, {state}, {n}",
+        "{state} since {time}",
+        "{n} cars",
+        "{word} and {name}",
     ),
     ("{n} points", "{state} at {time}", "{n} visitors", "{word} {n}"),
 )

@@ -7,186 +7,63 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from benchmarks.demo_model.skill import Json, Pool, a_word, fill
+from benchmarks.demo_model.skill import Json, Pool, a_word, fill, pool_of
 from benchmarks.demo_model.skills import values
 from benchmarks.demo_model.skills.known_tools import KNOWN_TOOLS, KnownTool
 
-VERBS = Pool(
-    tuple(
-        [
-            "find",
-            "get",
-            "show",
-            "check",
-            "open",
-            "book",
-            "order",
-            "buy",
-            "start",
-            "stop",
-            "delete",
-            "create",
-            "add",
-            "send",
-            "play",
-            "read",
-            "print",
-            "share",
-            "update",
-            "cancel",
-            "rename",
-            "move",
-            "lock",
-            "count",
-            "rate",
-            "track",
-            "measure",
-            "paint",
-            "repair",
-            "rent",
-            "sell",
-            "clean",
-            "load",
-            "save",
-            "scan",
-            "sort",
-            "test",
-            "watch",
-            "pick",
-            "plan",
-            "list",
-            "log",
-            "fetch",
-            "reserve",
-            "pause",
-            "review",
-            "archive",
-            "copy",
-            "export",
-            "install",
-            "ship",
-            "bake",
-        ]
+VERBS = pool_of(
+    (
+        "find, get, show, check, open, book, order, buy, start, stop, delete, create, add, send, play, read, print,"
+        " share, update, cancel, rename, move, lock, count, rate, track, measure, paint, repair, rent, sell, clean,"
+        " load, save, scan, sort, test, watch, pick, plan, list, log, fetch, reserve, pause, review, archive, copy,"
+        " export, install, ship, bake"
     ),
-    tuple(["hide", "draw", "weigh", "close", "import", "wash", "deliver", "remove", "label", "resize"]),
+    "hide, draw, weigh, close, import, wash, deliver, remove, label, resize",
 )
-NOUNS = Pool(
-    tuple(
-        [
-            "table",
-            "room",
-            "train",
-            "flight",
-            "ticket",
-            "hotel",
-            "car",
-            "bike",
-            "song",
-            "movie",
-            "book",
-            "note",
-            "task",
-            "event",
-            "order",
-            "parcel",
-            "invoice",
-            "report",
-            "file",
-            "photo",
-            "video",
-            "light",
-            "lamp",
-            "door",
-            "window",
-            "alarm",
-            "robot",
-            "drone",
-            "printer",
-            "camera",
-            "recipe",
-            "meal",
-            "pizza",
-            "coffee",
-            "garden",
-            "plant",
-            "dog",
-            "cat",
-            "horse",
-            "house",
-            "street",
-            "map",
-            "route",
-            "bus",
-            "taxi",
-            "ship",
-            "plane",
-            "phone",
-            "message",
-            "letter",
-            "contact",
-            "user",
-            "account",
-            "card",
-            "payment",
-            "budget",
-            "stock",
-            "price",
-            "news",
-            "game",
-            "player",
-            "team",
-            "match",
-            "lesson",
-            "course",
-            "exam",
-            "book",
-            "list",
-            "page",
-            "server",
-            "backup",
-            "job",
-            "shift",
-            "shop",
-            "product",
-            "box",
-            "key",
-            "code",
-            "badge",
-            "visa",
-            "loan",
-            "tax",
-            "fridge",
-            "oven",
-            "heater",
-            "fan",
-            "pump",
-            "sensor",
-            "meter",
-        ]
+NOUNS = pool_of(
+    (
+        "table, room, train, flight, ticket, hotel, car, bike, song, movie, book, note, task, event, order, parcel,"
+        " invoice, report, file, photo, video, light, lamp, door, window, alarm, robot, drone, printer, camera, "
+        "recipe, meal, pizza, coffee, garden, plant, dog, cat, horse, house, street, map, route, bus, taxi, ship, "
+        "plane, phone, message, letter, contact, user, account, card, payment, budget, stock, price, news, game, "
+        "player, team, match, lesson, course, exam, book, list, page, server, backup, job, shift, shop, product, "
+        "box, key, code, badge, visa, loan, tax, fridge, oven, heater, fan, pump, sensor, meter"
     ),
-    tuple(
-        ["boat", "tent", "sofa", "bridge", "poster", "picture", "engine", "fence", "river", "cake", "wallet", "mirror"]
-    ),
+    "boat, tent, sofa, bridge, poster, picture, engine, fence, river, cake, wallet, mirror",
 )
 OPENERS = Pool(
     (
-        "",
-        "",
-        "",
-        "",
-        "",
-        "Please ",
-        "Can you ",
-        "Could you ",
-        "I want to ",
-        "I would like to ",
-        "Help me ",
-        "Now ",
-        "Please ",
+        *("",) * 8,
+        *("Please ",) * 3,
+        *("Can you ", "Could you ", "I want to ", "I would like to ", "Help me ", "Now ") * 2,
+        *(
+            "Would you ",
+            "Will you ",
+            "Can you please ",
+            "You should ",
+            "You must ",
+            "Try to ",
+            "I have to ",
+            "I'd like to ",
+        ),
+        *(
+            "We want to ",
+            "We have to ",
+            "It is time to ",
+            "Be so kind to ",
+            "Let's ",
+            "Hey, ",
+            "Just ",
+            "Then ",
+            "And ",
+        ),
     ),
     ("I need to ", "Would you please ", "Let us ", "Go and ", ""),
 )
-ARTICLES = Pool(("the ", "a ", "my ", "", "this ", "the "), ("our ", "the ", "that "))
+ARTICLES = Pool(
+    (*("the ", "the ", "a ", "my ", "", "this ") * 3, "your ", "his ", "her ", "their ", "one ", "another ", "every "),
+    ("our ", "the ", "that "),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,25 +76,124 @@ class Slot:
     said: Pool[str]
 
 
+def _with(before: str, after: str = "") -> tuple[str, ...]:
+    """Return ways to say a value: the words before it, with "|" between them, and those after it."""
+    return tuple(f"{words} {{v}}{after}" for words in before.split("|"))
+
+
 SLOTS = (
-    Slot(("city", "location", "place", "town"), "string", values.city, Pool(("in {v}", "near {v}"), ("around {v}",))),
+    Slot(
+        ("city", "location", "place", "town"),
+        "string",
+        values.city,
+        Pool(
+            _with("in|in|near|near|at|from|inside|outside of|close to|next to|not far from|north of|there in"),
+            ("around {v}",),
+        ),
+    ),
     Slot(
         ("name", "person", "owner", "customer", "user"),
         "string",
         values.name,
-        Pool(("for {v}",), ("on behalf of {v}",)),
+        Pool(_with("for|for|for|of|by|with|from|together with|belonging to|in the name of"), ("on behalf of {v}",)),
     ),
-    Slot(("title", "label", "name"), "string", values.phrase, Pool(('called "{v}"', "called {v}"), ("titled {v}",))),
-    Slot(("date", "day"), "string", values.date, Pool(("on {v}", "for {v}"), ("due {v}",))),
-    Slot(("time", "at", "start_time"), "string", values.time, Pool(("at {v}",), ("from {v}",))),
-    Slot(("id", "number", "code"), "integer", values.integer, Pool(("number {v}", "with number {v}"), ("no. {v}",))),
-    Slot(("count", "quantity", "times"), "integer", values.integer, Pool(("{v} times",), ("{v} times in total",))),
-    Slot(("colour", "color"), "string", values.of(values.COLOURS), Pool(("in {v}",), ("coloured {v}",))),
-    Slot(("price", "max_price"), "number", values.price, Pool(("for {v} euros", "under {v} euros"), ("at {v} euros",))),
-    Slot(("country",), "string", values.of(values.COUNTRIES), Pool(("in {v}", "from {v}"), ("across {v}",))),
-    Slot(("topic", "text"), "string", values.phrase, Pool(("about {v}",), ("on the topic of {v}",))),
-    Slot(("minutes", "duration"), "integer", values.integer, Pool(("for {v} minutes",), ("within {v} minutes",))),
-    Slot(("to", "recipient"), "string", values.email, Pool(("for {v}", "and mail it to {v}"), ("and tell {v}",))),
+    Slot(
+        ("title", "label", "name"),
+        "string",
+        values.phrase,
+        Pool(
+            ('called "{v}"', *_with("called|called|named|with the title|under the name|marked|with the name")),
+            ("titled {v}",),
+        ),
+    ),
+    Slot(
+        ("date", "day"),
+        "string",
+        values.date,
+        Pool(_with("on|on|for|for|by|until|before|after|starting|starting on|no later than|from|since"), ("due {v}",)),
+    ),
+    Slot(
+        ("time", "at", "start_time"),
+        "string",
+        values.time,
+        Pool(_with("at|at|at|by|before|after|until|around|not before|starting at|shortly after"), ("from {v}",)),
+    ),
+    Slot(
+        ("id", "number", "code"),
+        "integer",
+        values.integer,
+        Pool(_with("number|number|with number|with the number|with the id|id|code|with code|#|nr."), ("no. {v}",)),
+    ),
+    Slot(
+        ("count", "quantity", "times"),
+        "integer",
+        values.integer,
+        Pool(
+            (
+                "{v} times",
+                "{v} times",
+                "{v} times in a row",
+                "exactly {v} times",
+                "{v} times more",
+                "up to {v} times",
+                "{v}x",
+            ),
+            ("{v} times in total",),
+        ),
+    ),
+    Slot(
+        ("colour", "color"),
+        "string",
+        values.of(values.COLOURS),
+        Pool(_with("in|in|in|painted|dyed|that is|all in|made of|with a touch of"), ("coloured {v}",)),
+    ),
+    Slot(
+        ("price", "max_price"),
+        "number",
+        values.price,
+        Pool(
+            _with("for|for|under|under|below|up to|for less than|for at most|over|costing", " euros"), ("at {v} euros",)
+        ),
+    ),
+    Slot(
+        ("country",),
+        "string",
+        values.of(values.COUNTRIES),
+        Pool(_with("in|in|from|from|within|inside|all over|throughout|through|outside of|of"), ("across {v}",)),
+    ),
+    Slot(
+        ("topic", "text"),
+        "string",
+        values.phrase,
+        Pool(
+            _with(
+                "about|about|about|regarding|concerning|with the text|on the subject of|saying|on|dealing with|"
+                "to do with"
+            ),
+            ("on the topic of {v}",),
+        ),
+    ),
+    Slot(
+        ("minutes", "duration"),
+        "integer",
+        values.integer,
+        Pool(
+            _with("for|for|for|in|every|after|lasting|over|at most|during the next", " minutes"),
+            ("within {v} minutes",),
+        ),
+    ),
+    Slot(
+        ("to", "recipient"),
+        "string",
+        values.email,
+        Pool(
+            _with(
+                "for|for|and mail it to|and mail it to|to|and send it to|and inform|and notify|and write to|and ask|"
+                "addressed to"
+            ),
+            ("and tell {v}",),
+        ),
+    ),
 )
 
 
@@ -291,7 +267,8 @@ def _joined(random: Random, verb: str, noun: str) -> str:
 
 def composed(random: Random, held_out: bool, verb: str = "", noun: str = "") -> Request:
     """Ask for a tool made of a verb and a noun, of which one may be given."""
-    verb = verb or VERBS.draw(random, held_out)
+    is_made_up = not held_out and random.random() < 0.2
+    verb = verb or (a_word(random, (1, 2)) if is_made_up else VERBS.draw(random, held_out))
     noun = noun or (a_word(random, (2, 2)) if random.random() < 0.35 else NOUNS.draw(random, held_out))
     slots = random.sample(SLOTS, random.choice((0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2)))
     keys: list[str] = []
@@ -299,10 +276,12 @@ def composed(random: Random, held_out: bool, verb: str = "", noun: str = "") -> 
         keys.append(random.choice([key for key in slot.keys if key not in keys]))
     properties = {key: {"type": slot.type} for key, slot in zip(keys, slots, strict=True)}
     arguments = {key: slot.make(random, held_out) for key, slot in zip(keys, slots, strict=True)}
-    said = [
-        slot.said.draw(random, held_out).replace("{v}", str(arguments[key]))
-        for key, slot in zip(keys, slots, strict=True)
-    ]
+    forms = [slot.said.draw(random, held_out) for slot in slots]
+    if forms and not held_out and random.random() < 0.15:
+        # No list of such words is complete: that they are no part of a value holds for those nobody has heard of.
+        strange = a_word(random, (1, 2))
+        forms[0] = random.choice((f"{strange} {{v}}", f"{strange} {{v}}", f"{strange} {a_word(random, (1, 1))} {{v}}"))
+    said = [form.replace("{v}", str(arguments[key])) for form, key in zip(forms, keys, strict=True)]
     random.shuffle(said)
     body = " ".join((f"{verb} {ARTICLES.draw(random, held_out)}{noun}", *said))
     opener = OPENERS.draw(random, held_out)

@@ -3,14 +3,9 @@
 from collections.abc import Callable
 from random import Random
 
-from benchmarks.demo_model.skill import Pool, a_word
+from benchmarks.demo_model.skill import Pool, a_word, pool_of
 
-
-def _pool(training: str, held_out: str) -> Pool[str]:
-    return Pool(tuple(training.split(", ")), tuple(held_out.split(", ")))
-
-
-NAMES = _pool(
+NAMES = pool_of(
     "Anna, Ben, Clara, David, Emma, Felix, Grace, Hugo, Ida, Jack, Kate, Leo, Maria, Nina, Oscar, Paula, Rita, "
     "Sam, Tom, "
     "Zoe, Alice, Bob, John, Jane, Peter, Lucy, Max, Sarah, Paul, Laura, Omar, Aisha, Yuki, Chen, Ravi, Priya, "
@@ -20,14 +15,14 @@ NAMES = _pool(
     "José, Zoë, Jürgen, Łukasz, Chloé, Søren, Björn, Renée, Beyza, Mateo",
     "Marta, Ludwig, Bianca, Gregor, Heidi, Tobias, Selma, Bruno, Wendy, Farid, Dora, Philip, Tomás, Jörg",
 )
-SURNAMES = _pool(
+SURNAMES = pool_of(
     "Smith, Miller, Brown, Jones, Weber, Fischer, Rossi, Silva, Novak, Larsen, Kim, Patel, Sato, Garcia, "
     "Martin, Dubois, "
     "Young, Hill, Baker, Ford, Klein, Berg, Costa, Moreau, Ali, Singh, Chen, Lopez, Green, Stone, "
     "Müller, García, Çelik, Nowak, Jensen, Gärtner, Núñez, Tóth, Öz, Dvořák",
     "Carter, Horvat, Meyer, Santos, Kaya, Wood, Lind, Bauer, Kovács, Schröder",
 )
-CITIES = _pool(
+CITIES = pool_of(
     "Paris, London, Berlin, Rome, Madrid, Vienna, Graz, Oslo, Tokyo, Delhi, Lima, Cairo, Boston, Chicago, "
     "Sydney, Dublin, "
     "Athens, Prague, Warsaw, Zurich, Milan, Hamburg, Munich, Lyon, Porto, Seoul, Toronto, Denver, Austin, "
@@ -38,42 +33,42 @@ CITIES = _pool(
     "Lisbon, Osaka, Helsinki, Budapest, Montreal, Salzburg, Venice, Dallas, Accra, Krakow, "
     "Mexico City, Bremen, Málaga, Tromsø",
 )
-COUNTRIES = _pool(
+COUNTRIES = pool_of(
     "France, England, Germany, Italy, Spain, Austria, Norway, Japan, India, Peru, Egypt, Canada, Brazil, Kenya, "
     "Ireland, "
     "Greece, Poland, China, Chile, Cuba, Korea, Turkey",
     "Portugal, Finland, Hungary, Denmark, Ghana, Sweden",
 )
-COLOURS = _pool("red, blue, green, black, white, yellow, grey, brown, pink", "orange, crimson, teal")
-THINGS = _pool(
+COLOURS = pool_of("red, blue, green, black, white, yellow, grey, brown, pink", "orange, crimson, teal")
+THINGS = pool_of(
     "lamp, chair, book, phone, table, bag, coat, cup, clock, bike, shirt, ring, desk, pen, ball, hat, shoe, "
     "box, mirror, "
     "camera, laptop, knife, kettle, pillow, carpet, guitar, map, tent, watch, scarf, plant, radio",
     "bottle, blanket, ladder, piano, basket, printer, jacket, candle",
 )
-JOBS = _pool(
+JOBS = pool_of(
     "teacher, nurse, doctor, baker, driver, lawyer, farmer, painter, singer, cook, writer, pilot, engineer, "
     "dentist, clerk",
     "plumber, gardener, actor, waiter, chemist",
 )
-HOBBIES = _pool(
+HOBBIES = pool_of(
     "chess, tea, music, tennis, football, cooking, hiking, films, jazz, coffee, books, maps, running, cats, painting",
     "sailing, poker, dancing, skiing, birds",
 )
-TOPICS = _pool(
+TOPICS = pool_of(
     "cheap flights, good pizza, the moon, red shoes, old maps, python lists, jazz music, green tea, solar power, black "
     "holes, city parks, dog food, chess rules, the sun, tax law, new phones, bread, cats, climate, train times, "
     "football",
     "apple pie, space travel, garden tools, blue whales, used cars, winter coats",
 )
-SUBJECTS = _pool(
+SUBJECTS = pool_of(
     "Hello, Lunch, Meeting, Report, Party, Invoice, Holiday, Good news, Team lunch, New plan, Happy birthday, Thanks, "
     "See you soon, Trip to Rome, Call me, I am late, Lunch on Friday, Project plan, Budget, Room change",
     "Dinner tonight, Birthday party, Weekly notes, Train is late, Offer, Welcome back",
 )
-DAYS = _pool("Monday, Tuesday, Wednesday, Friday, Saturday, today, tomorrow", "Thursday, Sunday")
-MONTHS = _pool("January, February, March, May, June, July, September, October, December", "April, August, November")
-STATES = _pool(
+DAYS = pool_of("Monday, Tuesday, Wednesday, Friday, Saturday, today, tomorrow", "Thursday, Sunday")
+MONTHS = pool_of("January, February, March, May, June, July, September, October, December", "April, August, November")
+STATES = pool_of(
     "cloudy, sunny, open, closed, sent, booked, done, ready, rainy, late, full, empty, new, good, low, high, "
     "warm, cold",
     "foggy, pending, early, windy, free, broken",
