@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
+from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch, ScoreBatch
 from engine.config import EngineConfig
 
 
@@ -56,7 +56,8 @@ def dummy_batch(
 def largest_batch(config: EngineConfig, num_groups: int) -> Batch:
     """The most that a step may compute, with filters and log-probabilities for as many rows as there may be requests.
 
-    These need more memory than any layer. No prompt is longer than the model's context, for which there is no position.
+    These need more memory than any layer; that a prompt is scored, too, keeps the hidden states of all tokens. None is
+    longer than the model's context, for which there is no position.
     """
     num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
     batch = dummy_batch(num_tokens, num_groups, config.block_size, config.max_num_seqs, config.max_model_len)
@@ -69,4 +70,5 @@ def largest_batch(config: EngineConfig, num_groups: int) -> Batch:
         min_ps=np.full(num_rows, 0.01, np.float32),
         num_logprobs=np.full(num_rows, 20),
     )
-    return dataclasses.replace(batch, sampling=sampling)
+    first = np.zeros(1, np.int64)
+    return dataclasses.replace(batch, sampling=sampling, scores=ScoreBatch(first, first, np.full(1, 20)))

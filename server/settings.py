@@ -121,7 +121,8 @@ class Settings(BaseModel):
         default=None,
         gt=0,
         description="Milliseconds between two tokens of a stream that prefill of others may cost at most; "
-        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, but a burst of as many prompts goes first.",
+        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, but prompts go first, for a bounded time, "
+        "if they are as many as the streams.",
     )
     deterministic: bool = Field(
         default=False,

@@ -61,7 +61,8 @@ class DraftModel:
 
     def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
         """Write the K/V of a batch of the served model."""
-        self._runner.forward(token_ids, self._own(batch))
+        unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None)
+        self._runner.forward(token_ids, unread)
 
     def price(self, step_s: float) -> float:
         """What one small step takes, as a part of a step of step_s seconds; 0 before either is known."""

@@ -3,8 +3,11 @@
 import asyncio
 import json
 import re
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from random import Random
 from typing import Any
 
@@ -15,8 +18,8 @@ import typer
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from benchmarks.demo_model import generate, score, train
-from benchmarks.demo_model.skill import Reply, user
+from benchmarks.demo_model import asking, generate, score, skills, train
+from benchmarks.demo_model.skill import Pool, Reply, user
 from benchmarks.demo_model.skills import values
 from benchmarks.demo_model.skills.lists import HELD_OUT_WORDS
 from benchmarks.demo_model.tokenizer import encode_conversation
@@ -221,3 +224,38 @@ def test_score_shows_what_a_failing_server_says() -> None:
     with pytest.raises(httpx.HTTPStatusError) as raised:
         asyncio.run(run())
     assert raised.value.__notes__ == ["no engine"]
+
+
+def pools_in(value: object) -> Iterator[Pool[object]]:
+    """All pools in a module's values, however deep."""
+    if isinstance(value, Pool):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from pools_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from pools_in(getattr(value, field.name))
+
+
+def spellings(template: str) -> set[str]:
+    """All that `fill` can make of a template, without case and marks; values stay open."""
+    group = re.search(r"\[([^\[\]]*)\]", template)
+    if group is None:
+        return {" ".join(re.findall(r"[\w{}]+", template.casefold()))}
+    before, after = template[: group.start()], template[group.end() :]
+    return {spelled for choice in group[1].split("|") for spelled in spellings(before + choice + after)}
+
+
+def test_no_phrasing_of_the_exam_can_be_spelled_from_those_of_training() -> None:
+    """Messages differ in their values, so that none is seen twice does not say that its phrasing is new."""
+    modules = [asking, *(import_module(f"{skills.__name__}.{module.name}") for module in iter_modules(skills.__path__))]
+    pools = [pool for module in modules for value in vars(module).values() for pool in pools_in(value)]
+    num_phrasings = 0
+    for pool in pools:
+        held_out = {phrasing for text in pool.held_out if isinstance(text, str) for phrasing in spellings(text)}
+        trained = {phrasing for text in pool.training if isinstance(text, str) for phrasing in spellings(text)}
+        shared = {phrasing for phrasing in held_out & trained if len(phrasing.replace("{v}", "").split()) > 1}
+        assert not shared, "a value alone or an article may be both"
+        num_phrasings += len(held_out)
+    assert num_phrasings > 300

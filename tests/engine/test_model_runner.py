@@ -24,6 +24,7 @@ class NextNumber:
 
     num_failures = 0
     fails_with_logits = False
+    rows: torch.Tensor | None = None
 
     def forward(
         self,
@@ -34,6 +35,7 @@ class NextNumber:
     ) -> torch.Tensor:
         if not self.fails_with_logits:
             self._fail()
+        self.rows = rows
         read = token_ids if rows is None else token_ids[rows]
         return torch.nn.functional.one_hot((read + 1) % VOCAB_SIZE, VOCAB_SIZE).float()
 
@@ -120,6 +122,15 @@ def test_everything_that_is_reported_travels_in_one_download(runner: ModelRunner
     assert {row: entry.top_token_ids for row, entry in result.logprobs.items()} == {0: [6], 1: [9]}
     assert [entry.logprob for entry in result.scores] == pytest.approx([certain, certain])
     assert [len(entry.top_token_ids) for entry in result.scores] == [0, 2]
+
+
+def test_the_model_is_told_which_tokens_are_read(model: NextNumber, runner: ModelRunner) -> None:
+    batch = dummy_batch(8, 1, 16, 2)
+    assert runner.collect(runner.launch(batch)).token_ids == [1, 1]
+    assert model.rows is not None and model.rows.tolist() == [6, 7]
+    scored = dataclasses.replace(batch, scores=ScoreBatch(np.array([0, 3]), np.array([1, 1]), np.array([0, 0])))
+    result = runner.collect(runner.launch(scored))
+    assert model.rows is None and result.token_ids == [1, 1] and len(result.scores) == 2
 
 
 @pytest.mark.parametrize("fails_with_logits", [False, True])

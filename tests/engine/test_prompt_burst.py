@@ -1,6 +1,6 @@
 from random import Random
 
-from engine.prompt_burst import END_OF_BURST, MAX_STANDSTILL, PromptBurst
+from engine.prompt_burst import END_OF_BURST, MAX_DELAY, PromptBurst
 
 STEP_S = 0.01
 
@@ -8,7 +8,7 @@ STEP_S = 0.01
 def running(num_streams: int) -> PromptBurst:
     """Streams that have run for a while without prompts."""
     burst = PromptBurst()
-    assert not burst.goes_first(num_streams, 0, STEP_S, 0.0)
+    assert not burst.goes_first(num_streams, 0, STEP_S, 1.0 - STEP_S)
     return burst
 
 
@@ -30,34 +30,50 @@ def test_the_rest_of_the_prompts_that_came_first_belong_to_the_burst() -> None:
     assert not PromptBurst().goes_first(int(1 / END_OF_BURST) + 1, 1, STEP_S, 1.0)
 
 
-def test_streams_stand_still_for_a_bounded_time_and_then_as_long_not_again() -> None:
+def test_streams_are_delayed_by_a_bounded_time_and_then_left_alone_for_as_long() -> None:
     burst, now_s = running(8), 1.0
+    num_steps = 0
     while burst.goes_first(8, 100, STEP_S, now_s):
+        num_steps += 1
         now_s += 0.1
-    assert MAX_STANDSTILL * STEP_S < now_s - 1.0 <= MAX_STANDSTILL * STEP_S + 0.1 + 1e-9
-    stood_s, num_steps = now_s - 1.0, 0
+    delay_s = num_steps * (0.1 - STEP_S)
+    assert MAX_DELAY * STEP_S < delay_s <= MAX_DELAY * STEP_S + 0.1
+    num_steps = 1
     while not burst.goes_first(8, 100, STEP_S, now_s):
         num_steps += 1
         now_s += STEP_S
-    assert abs(num_steps * STEP_S - stood_s) <= 2 * STEP_S
+    assert abs(num_steps * STEP_S - delay_s) <= 2 * STEP_S
 
 
-def test_who_has_just_joined_has_not_stood_still() -> None:
+def test_steps_that_take_no_longer_than_those_of_the_streams_delay_nobody() -> None:
+    burst = running(8)
+    assert all(burst.goes_first(8, 100, STEP_S, 1.0 + step * STEP_S) for step in range(int(3 * MAX_DELAY)))
+
+
+def test_who_has_just_joined_has_not_waited() -> None:
     burst, now_s = running(8), 1.0
-    for num_streams in range(8, 200, 8):  # every step half as long as all may stand still, every step for new streams
+    for num_streams in range(8, 200, 8):  # each step takes the streams before it a part of what they may wait
         assert burst.goes_first(num_streams, 500, STEP_S, now_s)
-        now_s += 0.5 * MAX_STANDSTILL * STEP_S * 8 / num_streams
+        now_s += 0.3 * MAX_DELAY * STEP_S * 8 / num_streams
 
 
-def test_whatever_comes_no_stream_stands_still_for_longer_than_the_bound_and_one_step() -> None:
+def test_streams_that_come_and_go_do_not_let_the_others_wait_without_end() -> None:
+    burst, now_s, num_first = running(8), 1.0, 0
+    while burst.goes_first(8 if num_first % 2 else 72, 500, STEP_S, now_s):
+        num_first += 1
+        now_s += 0.1
+        assert num_first < 30 * MAX_DELAY
+
+
+def test_whatever_comes_a_stream_that_was_there_first_waits_for_a_bounded_time() -> None:
     random = Random(7)
     for _ in range(200):
-        burst, now_s, stood_s, longest_s = PromptBurst(), 0.0, 0.0, 0.0
-        num_streams = random.randint(1, 50)
-        for _ in range(100):
-            goes_first = burst.goes_first(num_streams, random.randint(0, 100), STEP_S, now_s)
+        burst, now_s, delay_s, longest_s = PromptBurst(), 0.0, 0.0, 0.0
+        first = random.randint(1, 50)
+        for _ in range(300):
+            goes_first = burst.goes_first(random.randint(first, 2 * first), random.randint(0, 100), STEP_S, now_s)
             step_s = random.uniform(STEP_S, 0.5) if goes_first else STEP_S
-            stood_s = stood_s + step_s if goes_first else 0.0
-            longest_s = max(longest_s, stood_s)
+            delay_s = delay_s + step_s - STEP_S if goes_first else 0.0
+            longest_s = max(longest_s, delay_s)
             now_s += step_s
-        assert longest_s <= MAX_STANDSTILL * STEP_S + 0.5
+        assert longest_s <= 2 * (MAX_DELAY * STEP_S + 0.5), "twice: half of the streams may have joined since"

@@ -90,6 +90,19 @@ IDENTITY = Pool(
         "where do you come from?",
         "how [big|large|small|old|smart] are you?",
         "how many parameters do you have?",
+        "[give|show|say|spell|write|reveal] [me |us |][your name|your full name|a name that I can call you][.|!|]",
+        "[I need|I want|I would like|may I have|can I have|could I get|let me have] your name[, please|][.|?|]",
+        "[and|so|then|well|now][,|] [who|what] [would|could|may|can] you be[?|]",
+        "[who|what] [is it|is it then|could it be|exactly is it] that I [talk|speak|write] to?",
+        "[who|what] is [talking|chatting|speaking|writing] [with|to] me[?| here?| now?|]",
+        "[who|what] am I [writing with|asking|in a chat with|having a chat with]?",
+        "[do|would|will] you [tell|say|show|reveal] [me |][who you are|your name|what you are][?| please?|]",
+        "I [have no idea|don't know|do not know|am not sure|want to find out|forgot] [who|what] you are[.| any more.|]",
+        "[what|which] is the name of [this model|the model|this bot|this program|this assistant|the one I talk to]?",
+        "[tell|say] something [on|of|regarding] [you|yourself|who you are][.|, please.|]",
+        "[what|how much] [do I need|do people need|is there] to know [about|of] you[, the model|]?",
+        "[we have not met|I don't know you|we are strangers][.|:|,] "
+        "[who are you|what is your name|introduce yourself][?|.|]",
     ),
     held_out=(
         "And who might you be?",
@@ -119,7 +132,8 @@ ABILITIES = Pool(
         "[what|which] [jobs|kinds of tasks|kind of things|kinds of things|work|problems|exercises|questions|topics] "
         "[can|could] you [do|solve|answer|help with|manage|master|carry out|deal with|work on|take on][?|]",
         "[what|which] [tasks|things] [could you|do you|would you] [do|solve|manage|master|carry out|deal with][?|]",
-        "what [kinds|types|sorts] of [things|tasks|questions|jobs] [can|could] [you|I] [solve|answer|manage|ask][?|]",
+        "what [kinds|types|sorts] of [things|tasks|questions|jobs] [can|could] "
+        "[you [solve|answer|manage]|I [ask|give you]]?",
         "[what|which] [abilities|talents|features|functions|capabilities|strengths|powers|tricks] [do|would] you "
         "[have|offer|possess|know|show][?|]",
         "[what|which] skills [did you learn|can you show|are yours|have you got|did they teach you][?|]",
@@ -243,8 +257,8 @@ def _says(pattern: str) -> Callable[[Exchange, Reply], bool]:
 
 SKILLS: tuple[Skill, ...] = (
     Skill("greeting", 16, _make_greeting, _greets),
-    Skill("identity", 12, _always(IDENTITY, IDENTITY_ANSWER), _says(r"weft's small demo model")),
-    Skill("abilities", 40, _always(ABILITIES, ABILITIES_ANSWER), _says(r"i can .*(add|count|sort).*tools")),
-    Skill("thanks", 4, _always(THANKS, THANKS_ANSWER), _says(r"welcome")),
-    Skill("farewell", 30, _always(FAREWELLS, FAREWELL_ANSWER), _says(r"goodbye|bye\b|see you")),
+    Skill("identity", 30, _always(IDENTITY, IDENTITY_ANSWER), _says(r"weft's small demo model")),
+    Skill("abilities", 25, _always(ABILITIES, ABILITIES_ANSWER), _says(r"i can .*(add|count|sort).*tools")),
+    Skill("thanks", 8, _always(THANKS, THANKS_ANSWER), _says(r"welcome")),
+    Skill("farewell", 22, _always(FAREWELLS, FAREWELL_ANSWER), _says(r"goodbye|bye\b|see you")),
 )

@@ -74,21 +74,17 @@ def _is_kept(keys: list[str]) -> bool:
     return zlib.crc32("|".join(keys).encode()) % 6 == 0
 
 
-def _strange(random: Random, form: str) -> str:
+def _strange(random: Random) -> str:
     """Say it with a made-up verb: what a value is shows in itself, too, and that a verb is not part of it."""
-    if form == "{v}":
-        return form
     verb = a_word(random, (1, 2)) + random.choice(("s", "s", "ed"))
     helper = random.choice(("", "", "has ", "has been ", "is ", "was ", "can be ", "will be "))
     link = random.choice((" ", " ", " in ", " at ", " of ", " as ", " by ", " with ", " to ", f" {a_word(random)} "))
-    return f"{helper}{verb}{link}{{v}}" if form[0].islower() else form
+    return f"{helper}{verb}{link}{{v}}"
 
 
-def _said(random: Random, held_out: bool, fact: Fact) -> tuple[str, Json]:
+def _said(random: Random, held_out: bool, fact: Fact, is_strange: bool) -> tuple[str, Json]:
     """Return how a sentence says the fact, and its value."""
     form = fact.said.draw(random, held_out)
-    if not held_out and "{v}" in form and random.random() < 0.12:
-        form = _strange(random, form)
     if fact.type == "truth":
         truth = random.random() < 0.5
         return form.split("|")[0 if truth else 1], truth
@@ -96,6 +92,8 @@ def _said(random: Random, held_out: bool, fact: Fact) -> tuple[str, Json]:
         items = list(dict.fromkeys(str(fact.make(random, held_out)) for _ in range(random.choice((1, 2, 2, 3)))))
         return form.replace("{v}", joined(items)), items
     value = fact.make(random, held_out)
+    if is_strange:
+        form = _strange(random)
     return form.replace("{v}", str(value)), value
 
 
@@ -103,7 +101,8 @@ def _sentence(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str,
     """Return a sentence and, for each fact in it, a key, the type and the value."""
     subject, facts, _ = random.choices(SUBJECTS, [share for *_, share in SUBJECTS])[0]
     chosen = [subject, *random.sample(facts, random.choice((1, 2, 2, 2, 3, 3, 4)))]
-    said = [_said(random, held_out, fact) for fact in chosen]
+    strange = random.randrange(1, len(chosen)) if not held_out and random.random() < 0.25 else 0
+    said = [_said(random, held_out, fact, is_strange=index == strange > 0) for index, fact in enumerate(chosen)]
     found: dict[str, tuple[str, Json]] = {}
     for fact, (_, value) in zip(chosen, said, strict=True):
         key = random.choice([key for key in fact.keys if key not in found])
@@ -182,4 +181,4 @@ def is_right(exchange: Exchange, reply: Reply) -> bool:
     return json.dumps(given, sort_keys=True) == json.dumps(wanted, sort_keys=True) and not reply.calls
 
 
-SKILLS = (Skill("schema", 110, schema, is_right, is_typed=False),)
+SKILLS = (Skill("schema", 140, schema, is_right, is_typed=False),)

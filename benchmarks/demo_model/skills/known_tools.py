@@ -69,7 +69,7 @@ WEATHER = Pool(
     (
         "What weather do they have in {a}?",
         "Could you check how the weather is in {a}?",
-        "Tell me what the weather is like in {a}.",
+        "I wonder how the weather is in {a}.",
         "I want to know the weather in {a}.",
         "What kind of weather is it in {a} today?",
         "Is the weather good in {a}?",

@@ -65,7 +65,8 @@ SORTING = Pool(
         "[. Sort them|. Order them|. Please sort them|. Put them in order|, sort them|, in order please|. What is the "
         "right order][.|?|]",
         "[Take|Read] {list} and [sort|order|arrange] them[.|, please.|]",
-        "[What|How] [order do|would be the order of|is the order of] {list} [take|get|come in|][?|]",
+        "What order [do|should|would] {list} [take|get|come in][?|]",
+        "What [is|would be] the order of {list}?",
         "[In which|In what] order [come|do we put|would you put|are] {list}?",
         f"{_PLEASE}[sort|order] [the|my|our] [list|row|set|bunch][: | of {{kind}} | ]{{list}}[.|?|]",
         "[Bring|Turn] [the|these] {kind} in[to|] [the right |]order: {list}",
@@ -73,7 +74,7 @@ SORTING = Pool(
     ),
     held_out=(
         "Could you sort {list} for me?",
-        "Sort the list {list}.",
+        "Give {list} the order that they should have.",
         "Which order do {list} have when sorted?",
         "I have {list}. Sort them, please.",
         "Bring {list} into order.",
@@ -132,6 +133,6 @@ def _has_the_list(exchange: Exchange, reply: Reply) -> bool:
 SKILLS = (
     Skill("counting", 9, _counting, _has_the_list),
     Skill("beyond counting", 3, _beyond_counting, is_examined=False),
-    Skill("sorting numbers", 45, _sorting_numbers, _has_the_list),
+    Skill("sorting numbers", 55, _sorting_numbers, _has_the_list),
     Skill("sorting words", 60, _sorting_words, _has_the_list),
 )

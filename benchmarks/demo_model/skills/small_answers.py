@@ -201,5 +201,5 @@ def _has_the_words(exchange: Exchange, reply: Reply) -> bool:
 
 SKILLS: tuple[Skill, ...] = (
     Skill("emoji", 28, _make_emoji, _has_the_emoji),
-    Skill("accents", 10, _make_accents, _has_the_words),
+    Skill("accents", 18, _make_accents, _has_the_words),
 )

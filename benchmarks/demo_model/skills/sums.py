@@ -128,12 +128,15 @@ TOO_LARGE = (
 
 
 def _is_kept_for_the_exam(a: int, b: int) -> bool:
-    """Scattered, so that training still sees every pair of digits."""
-    return zlib.crc32(f"{a} {b}".encode()) % 10 == 4
+    """One pair of a hundred, scattered; the first rule alone would keep whole pairs of digits from training.
+
+    It is the rule under which the shipped weights were first trained, so no run has seen these.
+    """
+    return (7 * a + 3 * b) % 10 == 4 and zlib.crc32(f"{a} {b}".encode()) % 10 == 4
 
 
 def numbers(random: Random, held_out: bool, largest: int = 99) -> tuple[int, int]:
-    """Draw two numbers; every tenth pair is kept for the exam."""
+    """Draw two numbers, for training or for the exam."""
     while True:
         a, b = (random.randint(0, 9 if random.random() < 0.2 else largest) for _ in range(2))
         if _is_kept_for_the_exam(a, b) == held_out:
@@ -231,10 +234,10 @@ def _is_thought_through(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS = (
-    Skill("addition", 60, _addition, has_right_number),
-    Skill("subtraction", 80, _subtraction, has_right_number),
+    Skill("addition", 30, _addition, has_right_number),
+    Skill("subtraction", 60, _subtraction, has_right_number),
     Skill("thinking", 50, _thinking, _is_thought_through),
-    Skill("sums in a row", 60, _in_a_row, is_examined=False),
+    Skill("sums in a row", 40, _in_a_row, is_examined=False),
     Skill("sums too large", 6, _too_large, is_examined=False),
 )
 

@@ -206,12 +206,14 @@ class Request:
         asked: What the user says.
         arguments: In the order of the tool's parameters.
         words: What it is about: other tools that share one of these are told apart by the rest.
+        verb: The one of them that is a verb, if any.
     """
 
     tool: Json
     asked: str
     arguments: dict[str, Json]
     words: frozenset[str]
+    verb: str = ""
 
     @property
     def name(self) -> str:
@@ -285,13 +287,13 @@ def composed(random: Random, held_out: bool, verb: str = "", noun: str = "") -> 
     random.shuffle(said)
     body = " ".join((f"{verb} {ARTICLES.draw(random, held_out)}{noun}", *said))
     opener = OPENERS.draw(random, held_out)
-    end = "?" if opener in ("Can you ", "Could you ", "Would you please ") else "."
+    end = "?" if opener.startswith(("Can ", "Could ", "Would ", "Will ")) else "."
     asked = opener + body + end if opener else body[0].upper() + body[1:] + end
     by = f"[| by {keys[0]}| for a {keys[0]}| with a {keys[0]}]" if keys else ""
     description = fill(random, f"{verb.capitalize()} [a|the] {noun}{by}[|.]")
     asked, arguments = typed(random, asked, arguments)
     tool = declared(_joined(random, verb, noun), description, properties, keys)
-    return Request(tool, asked, arguments, frozenset({verb, noun}))
+    return Request(tool, asked, arguments, frozenset({verb, noun}), verb)
 
 
 def a_request(random: Random, held_out: bool) -> Request:
@@ -311,7 +313,7 @@ def others(random: Random, held_out: bool, request: Request, number: int, *, are
     while len(tools) < number:
         if are_near and len(words) == 2 and random.random() < 0.35:
             shared = random.choice(words)
-            is_verb = shared in (*VERBS.training, *VERBS.held_out)
+            is_verb = shared == request.verb
             other = composed(random, held_out, verb=shared if is_verb else "", noun="" if is_verb else shared)
             if other.words == request.words:
                 continue
