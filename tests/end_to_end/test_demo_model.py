@@ -12,30 +12,30 @@ NUMBER = 20
 LEAST_RIGHT = {
     "greeting": 16,
     "identity": 17,
-    "abilities": 3,
-    "thanks": 17,
-    "farewell": 8,
+    "abilities": 17,
+    "thanks": 12,
+    "farewell": 17,
     "knowledge": 17,
     "refusal": 15,
     "memory": 17,
     "story": 17,
-    "emoji": 15,
-    "accents": 16,
-    "addition": 10,
-    "subtraction": 7,
-    "thinking": 10,
+    "emoji": 14,
+    "accents": 17,
+    "addition": 16,
+    "subtraction": 16,
+    "thinking": 15,
     "counting": 17,
     "sorting numbers": 16,
-    "sorting words": 7,
-    "reversing": 14,
-    "capitals": 11,
-    "tool call": 6,
-    "tool result": 14,
-    "schema": 12,
-    "repeating": 15,
+    "sorting words": 15,
+    "reversing": 17,
+    "capitals": 17,
+    "tool call": 9,
+    "tool result": 17,
+    "schema": 15,
+    "repeating": 17,
 }
-"""Of `NUMBER`: a sample, with room for another machine's rounding. The whole exam, with the skills that have not been
-learned yet, stands in CHANGELOG.md."""
+"""Of `NUMBER`: a sample, with room for another machine's rounding. The whole exam, with what is not learned yet (thanks
+of one phrasing, calls of tools), stands in CHANGELOG.md."""
 
 
 @pytest.mark.parametrize("skill", LEAST_RIGHT)
