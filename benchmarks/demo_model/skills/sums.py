@@ -130,7 +130,7 @@ TOO_LARGE = (
 def _is_kept_for_the_exam(a: int, b: int) -> bool:
     """One pair of a hundred, scattered; the first rule alone would keep whole pairs of digits from training.
 
-    It is the rule under which the shipped weights were first trained, so no run has seen these.
+    It is the rule under which the shipped weights were first trained, so those are new to every run.
     """
     return (7 * a + 3 * b) % 10 == 4 and zlib.crc32(f"{a} {b}".encode()) % 10 == 4
 

@@ -18,6 +18,7 @@ from benchmarks.demo_model.skill import (
     user,
 )
 from benchmarks.demo_model.skills import values
+from benchmarks.demo_model.skills.sums import numbers
 from benchmarks.demo_model.skills.tool_sets import Request, a_request, others
 
 HELLO = "Hello! How can I help you?"
@@ -179,7 +180,7 @@ def tools_idle(random: Random, held_out: bool) -> Exchange:
     if draw < 0.3:
         asked, answer = GREETINGS.draw(random, held_out), HELLO
     elif draw < 0.5:
-        a, b = random.randint(0, 50), random.randint(0, 49)
+        a, b = numbers(random, held_out)
         asked, answer = fill(random, SUMS.draw(random, held_out), {"a": a, "b": b}), f"{a} + {b} = {a + b}."
         request = Request(request.tool, asked, {}, frozenset({"sums"}))
     elif draw < 0.75:
