@@ -95,7 +95,7 @@ class ModelRunner:
     @torch.inference_mode()
     def prepare(self) -> bool:
         """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
-        return self._graphs is not None and self._graphs.record_next()
+        return self._backend.prepare() or (self._graphs is not None and self._graphs.record_next())
 
     def check_device(self) -> None:
         """Wait for the device; raises if it computes nothing any more."""

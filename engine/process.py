@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_CANNOT_LOAD = 2
 _PR_SET_PDEATHSIG = 1
-_PREPARE_AFTER_S = 2.0
+_PREPARE_AFTER_S = 0.5
 """Idle time after which the engine gets ready for what it may be asked later."""
 _STUCK_POLL_S = 0.005
 """Pause when requests wait but none can run, which only another message can change."""

@@ -70,6 +70,7 @@ class Sitting:
         logs: pathlib.Path,
         seed: int = 0,
         timeout_s: float = 900.0,
+        rest_s: float = 3.0,
     ) -> None:
         """Measure nothing yet.
 
@@ -80,6 +81,7 @@ class Sitting:
             logs: Folder for the servers' output.
             seed: Of the prompts.
             timeout_s: Most seconds for one start, and for one request.
+            rest_s: Before each workload every server is left alone so long, as it is while a client starts.
         """
         self.results = Results()
         self._console = console
@@ -88,6 +90,7 @@ class Sitting:
         self._logs = logs
         self._seed = seed
         self._timeout_s = timeout_s
+        self._rest_s = rest_s
 
     def measure(self, server: Server, run: int) -> None:
         """Start a server as often as its workloads need it, and run them."""
@@ -126,6 +129,7 @@ class Sitting:
         if (version := servers.version(server.url)) is not None:
             self.results.versions[name] = version
         for workload in group:
+            time.sleep(self._rest_s)
             before = time.process_time()
             result = self._run(name, server.url, model, workload, run)
             cpu_s = time.process_time() - before

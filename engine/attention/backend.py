@@ -79,5 +79,8 @@ class AttentionBackend(Protocol):
     name: str
     supports_graphs: bool
 
+    def prepare(self) -> bool:
+        """Spend a few milliseconds of idle time on the cache that is there; returns whether there is more to do."""
+
     def begin(self, batch: Batch) -> AttentionStep:
         """Do the block copies that the batch asks for, and prepare the metadata that all layers share."""

@@ -25,6 +25,9 @@ _BLOCK_TOKENS = 16
 _HEAD_VALUES, _MAX_HEAD_VALUES = 32, 256
 """Heads have a multiple of so many values, what one AMX product sums over, and at most eight times as many."""
 
+_TOKENS_AHEAD = 8192
+"""So many more tokens than have ever been cached have memory after some idle time: four full steps."""
+
 
 class _Plan(ctypes.Structure):
     """`Plan` of attention_plan.h: what the caller fills in, then what the kernels keep there."""
@@ -53,7 +56,8 @@ def supports(groups: tuple[KVGroup, ...], block_size: int, dtype: torch.dtype, d
 class NativeBackend:
     """Owns the cache: per layer keys and values, flat; attention.c says how a block lies there.
 
-    Memory that no block has been written to takes none. The null block is never written to and stays zero.
+    Memory that no block has been written to takes none, but for some that idle time is spent on. The null block is
+    never written to and stays zero.
     """
 
     name = "native"
@@ -95,6 +99,11 @@ class NativeBackend:
             first_touch.approach(int(slots.max()) // self._block_size, len(slots) / self._block_size)
             self._copy_blocks(group, group_batch.block_copies)
         return NativeStep(self, batch)
+
+    def prepare(self) -> bool:
+        """Ask for a page of memory that later steps will write to."""
+        num_blocks = _TOKENS_AHEAD // self._block_size
+        return any(first_touch.ask_in_idle_time(num_blocks) for first_touch in self._first_touches)
 
     def plan(self, batch: Batch, layer: int, num_heads: int) -> "_GroupPlan":
         """Plan a step for the KV group of a layer."""

@@ -98,6 +98,10 @@ class SdpaBackend:
         # Gathered keys and values; kept, because fresh memory costs more than the copy (page faults).
         self._workspaces = (torch.empty(0, dtype=dtype, device=device), torch.empty(0, dtype=dtype, device=device))
 
+    def prepare(self) -> bool:
+        """Nothing to do: the whole cache has its memory."""
+        return False
+
     def begin(self, batch: Batch) -> "SdpaStep":
         """Copy the blocks that the batch asks for, and plan the step."""
         plans: dict[int, _GroupPlan] = {}

@@ -114,6 +114,10 @@ class TritonBackend:
         self._partials = torch.empty((num_rows, num_heads, head_dim), dtype=torch.float32, device=device)
         self._partial_sums = torch.empty((num_rows, num_heads), dtype=torch.float32, device=device)
 
+    def prepare(self) -> bool:
+        """Nothing to do: the whole cache has its memory."""
+        return False
+
     def begin(self, batch: Batch) -> "TritonStep":
         """Copy the blocks that the batch asks for, and put the items of the step into device memory."""
         decodes = is_decode(batch)

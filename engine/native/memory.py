@@ -32,7 +32,7 @@ def allocate(num_values: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class FirstTouch:
-    """Asks for the memory of arrays that grow alike shortly before they grow into it, a little at a time.
+    """Asks for the memory of arrays that grow alike before they grow into it: in idle time, or else a little at a time.
 
     A page takes memory when it is first written to. On a virtual machine that gives free memory back to its host, a
     huge page took 5 ms to come: those of 28 layers in one step held its streams up for 130 ms.
@@ -45,16 +45,32 @@ class FirstTouch:
         self._num_pages = min((array.nbytes // _HUGE_PAGE_BYTES for array in arrays), default=0)
         self._next = 0
         """The page to ask for next, counted through the first ones of all arrays, then the second ones, ..."""
+        self._written = 0
+        """Pages of every array that steps have reached."""
 
     def approach(self, item: int, num_items: float) -> None:
         """A step is about to write so many items of every array, up to this one; no other thread may be writing."""
         num_arrays = len(self._arrays)
         page = -(-(item + 1) * self._item_bytes // _HUGE_PAGE_BYTES)  # the step itself asks for those before
-        self._next = max(self._next, page * num_arrays)
+        self._written = max(self._written, page)
+        self._next = start = max(self._next, page * num_arrays)
         end = min(page + 1, self._num_pages) * num_arrays
         wanted = _LEAD * num_items * self._item_bytes / _HUGE_PAGE_BYTES
         most = math.ceil(min(wanted, 1 / _LARGEST_SHARE) * num_arrays)
-        for at in range(self._next, min(end, self._next + most)):
-            array, offset = self._arrays[at % num_arrays], at // num_arrays * _HUGE_PAGE_BYTES
-            array[offset] = array[offset]  # whatever it is
-            self._next = at + 1
+        while self._next < min(end, start + most):
+            self._ask()
+
+    def ask_in_idle_time(self, num_items: int) -> bool:
+        """Ask for one page, unless so many items more than ever have their memory; returns whether there was one."""
+        num_arrays = len(self._arrays)
+        page = self._written + -(-num_items * self._item_bytes // _HUGE_PAGE_BYTES)
+        if self._next >= min(page, self._num_pages) * num_arrays:
+            return False
+        self._ask()
+        return True
+
+    def _ask(self) -> None:
+        page, index = divmod(self._next, len(self._arrays))
+        array, offset = self._arrays[index], page * _HUGE_PAGE_BYTES
+        array[offset] = array[offset]  # whatever it is
+        self._next += 1

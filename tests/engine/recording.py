@@ -68,6 +68,10 @@ class StaticBackend:
         self.context_lens = torch.zeros(max_num_tokens, dtype=torch.int64)
         self.context_slots = torch.zeros((max_num_tokens, num_blocks * block_size), dtype=torch.int64)
 
+    def prepare(self) -> bool:
+        """Nothing to do."""
+        return False
+
     def begin(self, batch: Batch) -> "StaticStep":
         """Every token becomes a request of one token, which sees those before it."""
         (group,) = batch.groups

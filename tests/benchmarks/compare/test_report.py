@@ -100,7 +100,7 @@ def test_the_picture_has_bars_in_proportion(report: Report) -> None:
 def test_a_sitting_goes_on_after_a_server_that_fails(fake: Callable[..., Server], tmp_path: Path) -> None:
     workloads = [replace(workload, num_requests=3) for workload in WORKLOADS if workload.key in "AD"]
     console = Console(file=io.StringIO())
-    sitting = Sitting(console, workloads, {"main": 2000, "tiny": 2000}, tmp_path, timeout_s=300)
+    sitting = Sitting(console, workloads, {"main": 2000, "tiny": 2000}, tmp_path, timeout_s=300, rest_s=0)
     for server in (fake("--die", name="Dead"), fake(name="Good")):
         sitting.measure(server, 1)
     results = sitting.results

@@ -287,6 +287,17 @@ def test_memory_is_asked_for_with_every_step(library: NativeLibrary, monkeypatch
     assert steps == [(max(blocks), 40 / 16), (blocks[2], 1 / 16)]
 
 
+def test_idle_time_goes_to_memory_for_tokens_to_come(library: NativeLibrary) -> None:
+    groups = (KVGroup(KVSpec(2, 64), (0, 1)),)
+    backend = NativeBackend(groups, 4096, 16, torch.bfloat16, CPU, library)
+    num_calls = 0
+    while backend.prepare():
+        num_calls += 1
+    bytes_of_a_token = 2 * 2 * 64 * 2
+    assert num_calls == 2 * 8192 * bytes_of_a_token // (2 << 20), "pages of two layers for four steps of 2,048 tokens"
+    assert not any(cache.any() for cache in backend._caches.values())
+
+
 def test_groups_of_layers_keep_their_own_blocks(library: NativeLibrary) -> None:
     windows = (None, 20)
     groups = tuple(KVGroup(KVSpec(2, 64, window), (layer,)) for layer, window in enumerate(windows))

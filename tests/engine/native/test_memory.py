@@ -97,3 +97,28 @@ def test_small_arrays_are_left_alone() -> None:
     touch._arrays = [array]  # type: ignore[list-item]
     touch.approach(9, 10)
     assert array.written == []
+
+
+@pytest.mark.parametrize("num_arrays", [1, 5, 28])
+def test_idle_time_asks_for_memory_page_by_page_so_far_ahead_of_what_was_written(num_arrays: int) -> None:
+    touch = FirstTouch([allocate(16 * PAGE, torch.uint8) for _ in range(num_arrays)], PAGE // 16)
+    arrays = [Recorded(16 * PAGE) for _ in range(num_arrays)]
+    touch._arrays = arrays  # type: ignore[assignment]
+
+    def num_asked_for() -> int:
+        before = sum(len(array.written) for array in arrays)
+        while touch.ask_in_idle_time(5 * 16):
+            assert sum(len(array.written) for array in arrays) == before + 1
+            before += 1
+        assert not touch.ask_in_idle_time(5 * 16)
+        return before
+
+    assert num_asked_for() == 5 * num_arrays
+    assert all(array.written == [0, 1, 2, 3, 4] for array in arrays)
+    touch.approach(2 * 16 + 3, 1)
+    assert num_asked_for() == 8 * num_arrays, "the third page is being written to"
+    touch.approach(14 * 16, 1)
+    num_asked = num_asked_for()
+    assert all(array.written[-1] == 15 for array in arrays), "to the end and not beyond"
+    touch.approach(0, 1)
+    assert num_asked_for() == num_asked
