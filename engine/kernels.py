@@ -16,8 +16,8 @@ from engine.layers.kit import LayerKit, torch_kit
 from engine.models.config import ModelConfig
 from engine.models.errors import ModelError
 from engine.native import library
-from engine.native.layers import NativeKit
-from engine.native.layers import supports as supports_layers
+from engine.native.kit import NativeKit
+from engine.native.kit import supports as supports_layers
 from engine.sampling.in_graph import GraphSampler
 from engine.sampling.native import NativeSampler
 from engine.sampling.sampler import PickIds, pick_ids

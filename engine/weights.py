@@ -13,11 +13,12 @@ from typing import Literal, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.layers.kit import Layer, LayerKit, Linear, embedding
+from engine.layers.kit import LayerKit, embedding
 from engine.layers.norm import HeadNorm
 from engine.layers.rotary import RotaryTable
+from engine.layers.stack import DecoderLayer, Layer, Linear
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder, DecoderLayer, DecoderWeights
+from engine.models.decoder import Decoder, DecoderWeights
 from engine.models.errors import ModelError
 from engine.models.fields import Fields
 from engine.upload import PinnedUpload
@@ -192,7 +193,8 @@ class _Loader:
         layers = tuple(self._layer(f"model.layers.{index}.") for index in range(config.num_layers))
         norm = self._norm("model.norm.weight", config.hidden_size)
         num_bytes = count_weights_bytes(config, self._kit, self._dtype)
-        return Decoder(config, DecoderWeights(lookup, layers, norm, head, rotary, num_bytes))
+        stack = self._kit.stack(layers, config.head_dim)
+        return Decoder(config, DecoderWeights(lookup, stack, norm, head, rotary, num_bytes))
 
     def _table_and_head(self) -> tuple[Layer, Linear]:
         config = self._config

@@ -84,7 +84,7 @@ class NativeBackend:
             FirstTouch([self._caches[layer] for layer in group.layers], self._block_values(group) * dtype.itemsize)
             for group in groups
         ]
-        self._pointers = {layer: cache.data_ptr() for layer, cache in self._caches.items()}
+        self.pointers = {layer: cache.data_ptr() for layer, cache in self._caches.items()}
         # Kept, because fresh memory costs more than what is done with it (page faults).
         self._outputs = torch.empty(0, dtype=dtype)
         self._size_plan = library.function("weft_size_attention_plan", _POINTER)
@@ -130,13 +130,13 @@ class NativeBackend:
         return _GroupPlan(plan, (*arrays, memory), self._groups[index].layers)
 
     def attend(
-        self, plan: "_GroupPlan", layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        self, plan: int, cache: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
+        """Write K/V, then attend, by pointers to plan and cache; shapes as in `AttentionStep.attend`."""
         if queries.numel() > self._outputs.numel():
             self._outputs = torch.empty(queries.numel(), dtype=torch.bfloat16)
         inputs = (*_rows(queries), *_rows(keys), *_rows(values))
-        self._attend(plan.address, self._pointers[layer], *inputs, self._outputs.data_ptr())
+        self._attend(plan, cache, *inputs, self._outputs.data_ptr())
         return self._outputs[: queries.numel()].view(queries.shape)
 
     def _copy_blocks(self, group: KVGroup, copies: Ints) -> None:
@@ -172,10 +172,14 @@ class NativeStep:
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
+        return self._backend.attend(*self.place(layer, queries.shape[1]), queries, keys, values)
+
+    def place(self, layer: int, num_heads: int) -> tuple[int, int]:
+        """Return where the plan of a layer lies, for this step, and where its cache does."""
         if layer not in self._plans:
-            plan = self._backend.plan(self._batch, layer, queries.shape[1])
+            plan = self._backend.plan(self._batch, layer, num_heads)
             self._plans.update(dict.fromkeys(plan.layers, plan))
-        return self._backend.attend(self._plans[layer], layer, queries, keys, values)
+        return self._plans[layer].address, self._backend.pointers[layer]
 
 
 def _rows(heads: torch.Tensor) -> tuple[int, int]:

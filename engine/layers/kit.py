@@ -1,11 +1,11 @@
 """The seam between a model and the way its layers are computed.
 
 A kit makes layers from weights, which then belong to the layers alone: a kit that packs a weight frees the plain one.
-`TorchKit` runs on any device, `engine.native.layers` has faster ones for the CPU; quantization and sharding are further
-kits. Inputs of layers are (num_tokens, features) in the model's dtype.
+`TorchKit` runs on any device, `engine.native.kit` has faster ones for the CPU; quantization and sharding are further
+kits.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -16,26 +16,8 @@ from engine.layers.gated import TorchGated
 from engine.layers.linear import OnednnLinear, TorchLinear
 from engine.layers.norm import HeadNorm, RMSNorm
 from engine.layers.rotary import rotate
+from engine.layers.stack import DecoderLayer, HeadLayer, Layer, LayerStack, Linear, PlainStack
 from engine.layers.tiled_linear import TiledLinear, forbid_split_sums
-
-Layer = Callable[[torch.Tensor], torch.Tensor]
-
-HeadLayer = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""(num_tokens, num_heads + 2 * num_kv_heads, head_dim) and the rotation of each token, from `RotaryTable.gather`
--> queries, keys, values. May change its first argument."""
-
-
-class Linear(Protocol):
-    """A matrix of the model, possibly several that share their input, stacked along the outputs."""
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, in_features) -> (num_tokens, out_features)."""
-
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add the layer's outputs to residual (num_tokens, out_features)."""
-
-    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The layer's outputs in float32, which the caller may overwrite, and the next call may, too."""
 
 
 class LayerKit(Protocol):
@@ -64,6 +46,9 @@ class LayerKit(Protocol):
 
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """Norm of queries and keys, where there is one, then rotary embedding."""
+
+    def stack(self, layers: Sequence[DecoderLayer], head_dim: int) -> LayerStack:
+        """All layers, which this kit made."""
 
 
 def embedding(table: torch.Tensor) -> Layer:
@@ -116,6 +101,10 @@ class TorchKit:
             return queries, keys, values
 
         return prepare
+
+    def stack(self, layers: Sequence[DecoderLayer], head_dim: int) -> LayerStack:
+        """See `LayerKit`."""
+        return PlainStack(layers, head_dim)
 
 
 def torch_kit(device: torch.device, dtype: torch.dtype, is_deterministic: bool = False) -> TorchKit:

@@ -6,13 +6,16 @@ than adding it in the norm would. Nothing waits for the device and every shape f
 graph can hold it all.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 
 from engine.layers import triton_kernels as kernels
-from engine.layers.kit import HeadLayer, Layer, Linear, embedding
+from engine.layers.kit import embedding
 from engine.layers.linear import CublasLinear, TorchLinear
 from engine.layers.norm import HeadNorm
+from engine.layers.stack import DecoderLayer, HeadLayer, Layer, LayerStack, Linear, PlainStack
 from engine.layers.tiled_linear import TiledLinear, forbid_split_sums
 
 _HEAD_VALUES = 2048
@@ -96,3 +99,7 @@ class TritonKit:
             return queries, keys, values
 
         return prepare
+
+    def stack(self, layers: Sequence[DecoderLayer], head_dim: int) -> LayerStack:
+        """See `LayerKit`."""
+        return PlainStack(layers, head_dim)

@@ -5,34 +5,14 @@ the caller passes in; nothing here knows the cache. All tensors are flat over th
 everything under `torch.inference_mode`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.attention.backend import AttentionStep, KVSpec
-from engine.layers.kit import HeadLayer, Layer, Linear
 from engine.layers.rotary import RotaryTable
+from engine.layers.stack import Layer, LayerStack, Linear
 from engine.models.config import ModelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """The parts of one layer.
-
-    Attributes:
-        qkv: Queries, keys and values stacked, ((num_heads + 2 * num_kv_heads) * head_dim, hidden_size).
-        heads: QK-norm, in families that have it, and rotary embedding.
-        gated: The feed-forward layer up to its inner size.
-    """
-
-    input_norm: Layer
-    qkv: Linear
-    heads: HeadLayer
-    o: Linear
-    mlp_norm: Layer
-    gated: Layer
-    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +20,7 @@ class DecoderWeights:
     """All parts of a decoder, and the bytes that their weights take."""
 
     embedding: Layer
-    layers: Sequence[DecoderLayer]
+    layers: LayerStack
     norm: Layer
     head: Linear
     rotary: RotaryTable
@@ -81,19 +61,9 @@ class Decoder:
         Returns:
             (num_rows, hidden_size) hidden states after the final norm, in the model's dtype.
         """
-        num_tokens, last = token_ids.size(0), len(self._weights.layers) - 1
-        hidden = self._weights.embedding(token_ids)
-        rotation = self._weights.rotary.gather(positions)
-        for index, layer in enumerate(self._weights.layers):
-            qkv = layer.qkv(layer.input_norm(hidden)).view(num_tokens, -1, self.config.head_dim)
-            attended = attention.attend(index, *layer.heads(qkv, rotation)).reshape(num_tokens, -1)
-            if rows is not None and index == last:
-                hidden, attended = hidden[rows], attended[rows]
-                if not len(rows):
-                    return hidden
-            layer.o.add_to(hidden, attended)
-            layer.down.add_to(hidden, layer.gated(layer.mlp_norm(hidden)))
-        return self._weights.norm(hidden)
+        hidden, rotation = self._weights.embedding(token_ids), self._weights.rotary.gather(positions)
+        hidden = self._weights.layers.run(hidden, rotation, attention, rows)
+        return self._weights.norm(hidden) if hidden.size(0) else hidden  # CUDA launches nothing over no rows
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size) hidden states of `forward` -> (num_rows, vocab_size) float32, until the next call."""

@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 
 #include "attention_softmax.h"
+#include "kernels.h"
 #include "pool.h"
 #include "scratch.h"
 

@@ -20,7 +20,7 @@ typedef struct {
 } Item;
 
 /* A step as one KV group sees it. Mirrored in engine/attention/native.py; the caller fills the first four lines. */
-typedef struct {
+typedef struct Plan {
     int64_t num_requests, num_tokens, table_width, block_size, num_heads, num_kv_heads, head_dim, window;
     double scale;
     const int64_t *query_starts, *seq_lens, *block_tables, *slots;

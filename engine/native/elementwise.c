@@ -1,8 +1,8 @@
 /* What happens between the matrix products, each in one pass over memory; statistics in float32. */
 #include <math.h>
 
+#include "kernels.h"
 #include "pool.h"
-#include "vectors.h"
 
 /* Rows that are worth handing to another thread. */
 static int64_t grain(int64_t row_values) { return (1 << 14) / row_values + 1; }

@@ -1,22 +1,14 @@
-"""Layers of Weft's own kernels, for bfloat16 on the CPU; see `engine/native/packed.py` and `elementwise.c`.
-
-Matrices may be int8, everything else stays bfloat16. A row's outputs do not depend, bit for bit, on the other rows of a
-step. A packed matrix is the only copy of its weights: the embedding reads its rows from the output head when the two
-are tied.
-"""
+"""The parts of a layer, each one native call; see `packed.py` and `elementwise.c`."""
 
 import ctypes
 from enum import IntEnum
 
 import torch
 
-from engine.layers.gated import TorchGated
-from engine.layers.kit import HeadLayer, Layer, Linear
 from engine.layers.norm import HeadNorm
-from engine.models.config import ModelConfig
 from engine.native.library import NativeLibrary
 from engine.native.memory import allocate
-from engine.native.packed import PANEL, TILE, pack_bf16, pack_int8
+from engine.native.packed import pack_bf16, pack_int8
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -30,66 +22,43 @@ class _Epilogue(IntEnum):
     GATED_SILU = 3
 
 
-def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernels can compute this model."""
-    sizes_fit = config.hidden_size % PANEL == 0 and config.head_dim % TILE == 0 and config.intermediate_size % 2 == 0
-    return device.type == "cpu" and dtype == torch.bfloat16 and sizes_fit
+class NativeNorm:
+    """RMSNorm of rows."""
+
+    def __init__(self, library: NativeLibrary, weight: torch.Tensor, eps: float) -> None:
+        """Scale by weight (size of a row,)."""
+        self.weight, self.eps = weight, eps
+        self._function = library.function("weft_rms_norm", _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _FLOAT, _POINTER)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Same shape as inputs (num_rows, size)."""
+        num_rows, size = inputs.shape
+        outputs = torch.empty(num_rows, size, dtype=torch.bfloat16)
+        pointers = self.weight.data_ptr(), self.eps, outputs.data_ptr()
+        self._function(inputs.data_ptr(), size, num_rows, size, *pointers)
+        return outputs
 
 
-class NativeKit:
-    """Weft's kernels; see `LayerKit`."""
+class NativeHeads:
+    """See `HeadLayer`; works in place."""
 
-    copies_tied_table = False
+    def __init__(self, library: NativeLibrary, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> None:
+        """Without a norm, heads are rotated alone."""
+        self.num_heads = num_heads
+        self._num_kv_heads = num_kv_heads
+        self._weight = norm.weight.contiguous() if norm else None  # (num_heads + num_kv_heads, head_dim)
+        self.weight_pointer = None if self._weight is None else self._weight.data_ptr()
+        self.eps = norm.eps if norm else 0.0
+        sizes = _SIZE, _SIZE, _SIZE, _SIZE
+        self._function = library.function("weft_prepare_heads", _POINTER, *sizes, _POINTER, _POINTER, _FLOAT)
 
-    def __init__(self, library: NativeLibrary, is_int8: bool = False) -> None:
-        """Take the functions of a loaded library; is_int8 quantizes every matrix."""
-        self.name = f"native{' int8' if is_int8 else ''} ({library.variant})"
-        self.is_int8 = is_int8
-        self._library = library
-
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """See `LayerKit`."""
-        return NativeLinear(self._library, weight, bias, is_int8=self.is_int8)
-
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
-        """See `LayerKit`."""
-        if activation != "silu" or bias is not None:  # rare enough to do without a kernel of its own
-            return TorchGated(self.linear(weight, bias), activation)
-        return NativeLinear(self._library, weight, None, is_gated=True, is_int8=self.is_int8)
-
-    def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
-        """See `LayerKit`."""
-        head = NativeLinear(self._library, table, None, is_int8=self.is_int8)
-        return head.gather, head
-
-    def norm(self, weight: torch.Tensor, eps: float) -> Layer:
-        """See `LayerKit`."""
-        function = self._library.function("weft_rms_norm", _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _FLOAT, _POINTER)
-
-        def normalise(inputs: torch.Tensor) -> torch.Tensor:
-            num_rows, size = inputs.shape
-            outputs = torch.empty(num_rows, size, dtype=torch.bfloat16)
-            function(inputs.data_ptr(), size, num_rows, size, weight.data_ptr(), eps, outputs.data_ptr())
-            return outputs
-
-        return normalise
-
-    def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
-        """See `LayerKit`."""
-        function = self._library.function(
-            "weft_prepare_heads", _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _FLOAT
-        )
-        weight = norm.weight.contiguous() if norm else None  # (num_heads + num_kv_heads, head_dim)
-        eps = norm.eps if norm else 0.0
-
-        def prepare(qkv: torch.Tensor, rotation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            num_tokens, total_heads, head_dim = qkv.shape
-            sizes = (qkv.data_ptr(), total_heads * head_dim, num_tokens, num_heads + num_kv_heads, head_dim)
-            function(*sizes, rotation.data_ptr(), None if weight is None else weight.data_ptr(), eps)
-            queries, keys, values = qkv.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
-            return queries, keys, values
-
-        return prepare
+    def __call__(self, qkv: torch.Tensor, rotation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `HeadLayer`."""
+        num_tokens, total_heads, head_dim = qkv.shape
+        sizes = (total_heads * head_dim, num_tokens, self.num_heads + self._num_kv_heads, head_dim)
+        self._function(qkv.data_ptr(), *sizes, rotation.data_ptr(), self.weight_pointer, self.eps)
+        queries, keys, values = qkv.split_with_sizes((self.num_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
+        return queries, keys, values
 
 
 class NativeLinear:
@@ -108,7 +77,7 @@ class NativeLinear:
         parts = weight.chunk(2) if is_gated else (weight,)
         self.out_features, self.in_features = parts[0].shape
         self._bias = bias
-        self._bias_pointer = None if bias is None else bias.data_ptr()
+        self.bias_pointer = None if bias is None else bias.data_ptr()
         # Kept, because fresh memory for the logits of 64 rows costs more than all else of a small model (page faults).
         self._float32 = torch.empty(0)
         self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
@@ -148,7 +117,7 @@ class NativeLinear:
             self.in_features,
             *self._pointers,
             self.out_features,
-            self._bias_pointer,
+            self.bias_pointer,
             outputs.data_ptr(),
             outputs.stride(0),
             epilogue,

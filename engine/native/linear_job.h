@@ -7,6 +7,7 @@
 #ifndef WEFT_LINEAR_JOB_H
 #define WEFT_LINEAR_JOB_H
 
+#include "kernels.h"
 #include "pairs.h"
 #include "pool.h"
 #include "scratch.h"
@@ -15,8 +16,6 @@
 enum { PANEL = LANES, TILE_K = 32, BLOCK_ROWS = 32, UNIT_PANELS = 4, BLOCK_COLUMNS = UNIT_PANELS * PANEL };
 enum { CHUNK_BYTES = 1 << 19 }; /* inputs that stay in the second-level cache while panels pass by */
 enum { FEW_ROWS = 16 };          /* up to so many, memory is what takes time */
-
-typedef enum { STORE_BF16, STORE_F32, ADD_BF16, GATED_SILU } Epilogue;
 
 typedef struct {
     const Input *inputs; /* (rows, input_stride) */

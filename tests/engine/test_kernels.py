@@ -17,7 +17,8 @@ from engine.models.config import load_model_config
 from engine.models.decoder import kv_specs
 from engine.models.errors import ModelError
 from engine.native import library
-from engine.native.layers import NativeKit, NativeLinear
+from engine.native.kit import NativeKit
+from engine.native.layers import NativeLinear
 from engine.protocol import EngineOptions
 from engine.sampling.sampler import PickIds, pick_ids
 from engine.weights import count_weights_bytes, load_weights

@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.layers.kit import Layer, Linear, TorchKit
+from engine.layers.kit import TorchKit
 from engine.layers.linear import TorchLinear
+from engine.layers.stack import Layer, Linear
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelError

@@ -19,7 +19,7 @@ from benchmarks.demo_model.tokenizer import encode_conversation
 from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
 from engine.models.config import load_model_config
-from engine.native.layers import NativeKit
+from engine.native.kit import NativeKit
 from engine.native.library import load
 from engine.weights import load_weights
 from tests.engine.paged import PagedRequests

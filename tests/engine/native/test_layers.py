@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from engine.layers.norm import HeadNorm, RMSNorm
 from engine.layers.rotary import RopeConfig, RotaryTable, rotate
-from engine.native.layers import NativeKit, NativeLinear
+from engine.native.kit import NativeKit
+from engine.native.layers import NativeLinear
 from engine.native.library import NativeLibrary
 
 ROWS = (1, 2, 3, 4, 5, 8, 12, 13, 16, 17, 31, 32, 33, 49, 70, 600)

@@ -1,0 +1,27 @@
+/* Kernels that other C files call, too; what they do is said where they are defined. */
+#ifndef WEFT_KERNELS_H
+#define WEFT_KERNELS_H
+
+#include "vectors.h"
+
+typedef enum { STORE_BF16, STORE_F32, ADD_BF16, GATED_SILU } Epilogue;
+
+struct Plan;
+
+void weft_attend(const struct Plan *plan, bf16 *cache, const bf16 *queries, int64_t query_stride,
+                 const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride, bf16 *outputs);
+
+void weft_linear(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const bf16 *weights, int64_t n,
+                 const bf16 *bias, void *outputs, int64_t output_stride, int64_t epilogue);
+
+void weft_linear_int8(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const int8_t *weights,
+                      const float *scales, int64_t n, const bf16 *bias, void *outputs, int64_t output_stride,
+                      int64_t epilogue);
+
+void weft_prepare_heads(bf16 *heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
+                        const bf16 *rotation, const bf16 *weights, float eps);
+
+void weft_rms_norm(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t size, const bf16 *weight, float eps,
+                   bf16 *outputs);
+
+#endif

@@ -1,0 +1,114 @@
+"""All layers in one call: bit for bit what their parts give one by one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.backend import KVGroup, KVSpec
+from engine.attention.native import NativeBackend, NativeStep
+from engine.layers.norm import HeadNorm
+from engine.layers.rotary import RopeConfig, RotaryTable
+from engine.layers.stack import DecoderLayer, PlainStack
+from engine.native.kit import NativeKit
+from engine.native.library import NativeLibrary
+from engine.native.stack import NativeStack
+from tests.engine.paged import PagedRequests
+
+CPU = torch.device("cpu")
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 48, 66, 4, 2, 32
+NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 60, 16, 3
+WINDOWS = (None, 20, None)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What layers may differ in."""
+
+    is_int8: bool = False
+    has_head_norm: bool = True
+    has_bias: bool = False
+
+
+def make_layer(kit: NativeKit, kind: Kind, activation: str = "silu") -> DecoderLayer:
+    def weight(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape) * shape[-1] ** -0.5).bfloat16()
+
+    def bias(size: int) -> torch.Tensor | None:
+        return torch.randn(size).bfloat16() if kind.has_bias else None
+
+    def scale(size: int) -> torch.Tensor:
+        return (1 + torch.randn(size) / 4).bfloat16()
+
+    norm = HeadNorm(scale(HEAD_DIM), scale(HEAD_DIM), HEADS, KV_HEADS, 1e-5) if kind.has_head_norm else None
+    num_values = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    return DecoderLayer(
+        input_norm=kit.norm(scale(HIDDEN), 1e-6),
+        qkv=kit.linear(weight(num_values, HIDDEN), bias(num_values)),
+        heads=kit.heads(norm, HEADS, KV_HEADS),
+        o=kit.linear(weight(HIDDEN, HEADS * HEAD_DIM), bias(HIDDEN)),
+        mlp_norm=kit.norm(scale(HIDDEN), 1e-6),
+        gated=kit.gated(weight(2 * INNER, HIDDEN), None, activation),
+        down=kit.linear(weight(HIDDEN, INNER), bias(HIDDEN)),
+    )
+
+
+def make_backend(library: NativeLibrary) -> NativeBackend:
+    groups = tuple(
+        KVGroup(KVSpec(KV_HEADS, HEAD_DIM, window), tuple(i for i, w in enumerate(WINDOWS) if w == window))
+        for window in dict.fromkeys(WINDOWS)
+    )
+    return NativeBackend(groups, NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16, CPU, library)
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind(), Kind(is_int8=True), Kind(has_head_norm=False), Kind(has_bias=True)], ids=lambda kind: str(kind)
+)
+@pytest.mark.parametrize("rows", ["all", "some", "none"])
+def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind: Kind, rows: str) -> None:
+    torch.manual_seed(0)
+    kit = NativeKit(library, kind.is_int8)
+    layers = [make_layer(kit, kind) for _ in range(NUM_LAYERS)]
+    stack, plain = kit.stack(layers, HEAD_DIM), PlainStack(layers, HEAD_DIM)
+    assert isinstance(stack, NativeStack)
+    backends = make_backend(library), make_backend(library)
+    rotary = RotaryTable(RopeConfig(theta=1e4), HEAD_DIM, 200, torch.bfloat16, CPU)
+    paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, tuple(dict.fromkeys(WINDOWS)))
+    requests = [paged.add(np.zeros(num_tokens, np.int64)) for num_tokens in (90, 33, 40)]
+    for counts in ((60, 30, 1), (1, 1, 1), (29, 1, 38)):
+        batch = paged.make_batch(list(zip(requests, counts, strict=True)))
+        some, no = torch.tensor([0, 2, batch.num_tokens - 1]), torch.tensor([]).long()
+        wanted = {"all": None, "some": some, "none": no}[rows]
+        hidden = torch.randn(batch.num_tokens, HIDDEN).bfloat16()
+        rotation = rotary.gather(torch.from_numpy(batch.positions))
+        steps = [backend.begin(batch) for backend in backends]
+        ours = stack.run(hidden.clone(), rotation, steps[0], wanted)
+        parts = plain.run(hidden.clone(), rotation, steps[1], wanted)
+        assert ours.isfinite().all() and not ours.equal(hidden)
+        assert ours.equal(parts)
+        for index in range(NUM_LAYERS):
+            assert backends[0]._caches[index].equal(backends[1]._caches[index])
+
+
+def test_a_part_that_is_not_native_is_called_by_itself(library: NativeLibrary) -> None:
+    kit = NativeKit(library)
+    layers = [make_layer(kit, Kind()), make_layer(kit, Kind(), activation="gelu_pytorch_tanh")]
+    assert isinstance(kit.stack(layers, HEAD_DIM), PlainStack)
+
+
+def test_attention_of_another_kind_is_called_layer_by_layer(library: NativeLibrary) -> None:
+    torch.manual_seed(0)
+    kit = NativeKit(library)
+    layers = [make_layer(kit, Kind()) for _ in range(2)]
+
+    class Passing:
+        """Gives the queries back."""
+
+        def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            return queries
+
+    assert not isinstance(Passing(), NativeStep)
+    hidden, rotation = torch.randn(5, HIDDEN).bfloat16(), torch.randn(5, 2, HEAD_DIM).bfloat16()
+    ours = kit.stack(layers, HEAD_DIM).run(hidden.clone(), rotation, Passing(), None)
+    assert ours.equal(PlainStack(layers, HEAD_DIM).run(hidden.clone(), rotation, Passing(), None))
