@@ -41,6 +41,13 @@ GREETINGS = Pool(
         "how [is it going|are things|do you feel|have you been|is life|are things going][?|, Weft?|]",
         "[hello|hi|hey][,|!|] how [is it going|are things|do you do][?|]",
         "[are you|is everything] [well|fine|okay|ok|good][ today|]?",
+        "[hello|hi|hey|greetings][,|] [my |you |dear |][sweet|lovely|good|clever|kind|tiny|wonderful] "
+        "[friend|one|machine|helper|thing|robot|soul|pal][!|.|]",
+        "[hello|hi|hey|howdy][,|] [darling|sweetheart|honey|love|dearest|buddy|mate|pal|sunshine|sweetie|beautiful|"
+        "my love|my darling|my sweet|my good one|my honey|my treasure|dearest friend|my dearest][!|.|]",
+        "[oh|ah|well|why][,|] [hello|hi|hey] [there|again|friend|dear|my friend|my dearest|you all][!|.|]",
+        "[a warm|a big|a happy|one more] [hello|hi] [to you|to all|from me|from us][!|.|]",
+        "good [morning|afternoon|evening][,|] [darling|my dearest|sunshine|dear friend|my good friend|old pal][!|.|]",
         "what's up[?|, Weft?|]",
         "how's [it going|life|your day|everything][?|]",
     ),
@@ -170,6 +177,16 @@ ABILITIES = Pool(
         "Which skills do you have?",
     ),
 )
+_THANKS = "[thank you|thanks|thank you very much|thanks a lot|many thanks|thx|cheers]"
+_PRAISES = (
+    "[that|this] [is|was] [very |so |][kind|sweet|friendly|thoughtful|lovely|good] of you",
+    "that [really |already |][helps|worked|makes sense|was useful]",
+    "[it works|it is clear now|well explained|nicely done|great answer|good work|I got it|I understand it now]",
+    "that is [a good answer|a great help|all I wanted|exactly right|what I was looking for|good to know]",
+    "[you are|you're] [so kind|very helpful|a great help|the best|a star|a real friend|wonderful|so clever]",
+    "you [did that well|did a good job|were a great help|know a lot|saved my day]",
+    "I [like your answer|learned something|am happy with that|could not do it without you]",
+)
 THANKS = Pool(
     training=(
         "[thank you|thanks|thx|ty|cheers|merci][!|.|]",
@@ -179,6 +196,19 @@ THANKS = Pool(
         "[well done|very good|great|nice|perfect|super|cool|wonderful|excellent|awesome|correct|right|good job][!|.|]",
         "that [is|was] [right|correct|great|helpful|good|nice|very helpful|perfect|what I needed][!|.|]",
         "[I am grateful|I appreciate it|I thank you|you are great|you are very kind|you helped me a lot][!|.|]",
+        *(f"{_THANKS}[,|.|!] {praise}[!|.|]" for praise in _PRAISES),
+        *(f"[oh |okay |super, |]{praise}[,|.] {_THANKS}[!|.|]" for praise in _PRAISES),
+        f"{_THANKS} for [that|this|the help|the explanation|your time|your patience|explaining it|your quick reply|"
+        "everything|all your help|answering|being so helpful|this answer|the story|trying|the work][!|.|]",
+        f"[super|brilliant|fantastic|great|oh|ah|good|fine][,|!|] {_THANKS} for [that|this|helping|the explanation|"
+        "the reply|your effort|your time|explaining|the quick answer][!|.|]",
+        "[I want|I would like|let me|I wish|we want] to say [thanks|thank you|a big thank you][!|.| for that.|]",
+        "[let me|may I|we would like to|we] thank you[!|.| for that.| for your time.|]",
+        "[I am|we are] [so |very |]grateful[ to you| for that| for the help|][!|.|]",
+        "[I|we] [really |do |]appreciate [that|this|your help|the help|the explanation][!|.|, thank you.|]",
+        "[much appreciated|very much obliged|thank you ever so much|thanks ever so much|thanks again|how kind|"
+        "how sweet|how friendly of you|so kind of you][!|.|]",
+        *(f"{praise}[!|.|]" for praise in _PRAISES),
     ),
     held_out=(
         "Thank you kindly!",
@@ -256,9 +286,9 @@ def _says(pattern: str) -> Callable[[Exchange, Reply], bool]:
 
 
 SKILLS: tuple[Skill, ...] = (
-    Skill("greeting", 16, _make_greeting, _greets),
+    Skill("greeting", 18, _make_greeting, _greets),
     Skill("identity", 30, _always(IDENTITY, IDENTITY_ANSWER), _says(r"weft's small demo model")),
     Skill("abilities", 25, _always(ABILITIES, ABILITIES_ANSWER), _says(r"i can .*(add|count|sort).*tools")),
-    Skill("thanks", 8, _always(THANKS, THANKS_ANSWER), _says(r"welcome")),
+    Skill("thanks", 14, _always(THANKS, THANKS_ANSWER), _says(r"welcome")),
     Skill("farewell", 22, _always(FAREWELLS, FAREWELL_ANSWER), _says(r"goodbye|bye\b|see you")),
 )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from benchmarks.demo_model.skill import Pool
+from benchmarks.demo_model.skills import known_phrasings as more
 from benchmarks.demo_model.skills import values
 
 
@@ -65,6 +66,7 @@ WEATHER = Pool(
         "I [would like|need|have] to [hear|see|find out|ask about] the weather [in|for] {a}[.|]",
         "[Are|Were] the skies [clear|blue|grey] in {a}[| today]?",
         "[Is it|Will it be] [good|bad|nice|fine] weather in {a}[| today| tomorrow]?",
+        *more.WEATHER,
     ),
     (
         "What weather do they have in {a}?",
@@ -79,7 +81,10 @@ KNOWN_TOOLS = (
     *(
         KnownTool(
             "weather",
-            _pool("get_weather get_weather get_current_weather weather getWeather", "fetch_weather weather_now"),
+            _pool(
+                "get_weather get_weather get_current_weather weather getWeather weather_report forecast check_weather",
+                "fetch_weather weather_now",
+            ),
             "[[Get the|The|Current|Get the current|Look up the] weather[| in a city| for a location| of a place]|"
             "Get [the |]current [temperature|weather] [for|in] a given location][|.]",
             (CITY,),
@@ -91,7 +96,10 @@ KNOWN_TOOLS = (
     *(
         KnownTool(
             "time",
-            _pool("get_time get_current_time time get_local_time", "fetch_time clock_time"),
+            _pool(
+                "get_time get_current_time time get_local_time local_time world_clock time_in city_time",
+                "fetch_time clock_time",
+            ),
             "[Get the|The|Tell the] [current |local |]time[| in a city| of a place| in a timezone][|.]",
             (Parameter("city|timezone|location", "string", values.city),),
             Pool(
@@ -106,6 +114,7 @@ KNOWN_TOOLS = (
                     "[What|Which] [hour|time] [is it|do they have|have they] in {a}[| now]?",
                     "I [need|want|would like] the time in {a}[.|, please.]",
                     "[What|How late] is it by the clocks [in|of] {a}?",
+                    *more.TIME_IN,
                 ),
                 ("Do you know the time in {a}?", "What does the clock say in {a}?", "Which time is it now in {a}?"),
             ),
@@ -114,7 +123,10 @@ KNOWN_TOOLS = (
     * 2,
     KnownTool(
         "time",
-        _pool("get_time now get_current_time current_time", "time_now what_time"),
+        _pool(
+            "get_time now get_current_time current_time clock read_clock tell_time getTime check_time",
+            "time_now what_time",
+        ),
         "[Get the|The|Tell the] [current |local |]time[| now][|.]",
         (),
         Pool(
@@ -126,6 +138,7 @@ KNOWN_TOOLS = (
                 "[Can|Could] you tell me the time?",
                 "I [want|would like] to know [the time|how late it is].",
                 "[Which|What] time do we have?",
+                *more.TIME,
             ),
             ("Do you know what time it is?", "I need to know the time."),
         ),
@@ -133,7 +146,7 @@ KNOWN_TOOLS = (
     *(
         KnownTool(
             "sums",
-            _pool("add add add_numbers sum", "addition add_two"),
+            _pool("add add add_numbers sum sum_up plus total add_integers", "addition add_two"),
             "[Add|Sum] two [numbers|integers][|.]",
             numbers,
             Pool(
@@ -150,6 +163,7 @@ KNOWN_TOOLS = (
                     "[Tell|Show|Bring] me [{a} + {b}|the total of {a} and {b}|what {a} plus {b} is].",
                     "[Would|Will] you [sum|add|add up|total] {a} and {b}[| for me]?",
                     "[Take|Put] {a} and {b} together.",
+                    *more.SUMS,
                 ),
                 ("What do {a} and {b} make together?", "Give me {a} plus {b}, please.", "Sum up {a} and {b}."),
             ),
@@ -158,7 +172,7 @@ KNOWN_TOOLS = (
     ),
     KnownTool(
         "sums",
-        _pool("multiply multiply mul product", "times multiplication"),
+        _pool("multiply multiply mul product multiply_numbers multiplier mult", "times multiplication"),
         "[Multiply|Multiply] two [numbers|integers][|.]",
         NUMBERS,
         Pool(
@@ -177,7 +191,10 @@ KNOWN_TOOLS = (
     ),
     KnownTool(
         "search",
-        _pool("search web_search search_web google", "lookup_web find_online"),
+        _pool(
+            "search web_search search_web google internet_search query_web find_pages search_engine",
+            "lookup_web find_online",
+        ),
         "Search the [web|internet|web for a query][|.]",
         (Parameter("query|query|q", "string", values.phrase),),
         Pool(
@@ -194,6 +211,7 @@ KNOWN_TOOLS = (
                 "[Can|Could|Would] you [google|search for|look for|look up] {a}[| online| on the internet]?",
                 "[I need|Get me|Show me] [web pages|results|pages|hits] [about|for|on] {a}.",
                 "[Start|Make|Try] a [search|web search|query] [for|on] {a}.",
+                *more.SEARCH,
             ),
             ("Do a search for {a}.", "Could you look on the web for {a}?", "Run a web search about {a}."),
         ),
@@ -201,11 +219,14 @@ KNOWN_TOOLS = (
     *(
         KnownTool(
             "email",
-            _pool("send_email send_email send_mail email sendEmail", "mail_to write_email"),
+            _pool(
+                "send_email send_email send_mail email sendEmail mail e_mail compose_email new_mail post_mail",
+                "mail_to write_email",
+            ),
             "[Send|Write] an [email|e-mail][| to somebody| with a subject][|.]",
             (
                 Parameter("to|to|recipient", "string", to),
-                Parameter("subject|subject|title|message|body|text", "string", values.of(values.SUBJECTS)),
+                Parameter("subject|subject|title|message|body|text", "string", values.subject),
             ),
             Pool(
                 (
@@ -224,6 +245,7 @@ KNOWN_TOOLS = (
                     'I would like to [email|mail] {a}[, title|, topic|. The subject is|, about] [{b}|"{b}"].',
                     '[Let|Make] {a} know by mail: [{b}|"{b}"].',
                     'The mail [for|to] {a} [has|gets] the subject [{b}|"{b}"].',
+                    *more.EMAIL,
                 ),
                 ('Mail {a} with "{b}" as the subject.', "I want to send a mail to {a}, subject {b}."),
             ),
@@ -232,7 +254,7 @@ KNOWN_TOOLS = (
     ),
     KnownTool(
         "alarm",
-        _pool("set_alarm set_alarm wake_up alarm", "make_alarm ring_at"),
+        _pool("set_alarm set_alarm wake_up alarm alarm_clock create_alarm wake_me setAlarm", "make_alarm ring_at"),
         "[Set|Set] an alarm[| for a time| clock][|.]",
         (Parameter("time|time|at", "string", values.time),),
         Pool(
@@ -244,13 +266,14 @@ KNOWN_TOOLS = (
                 "[Let|Have] the alarm [ring|sound] at {a}.",
                 "[Get|Ring] me [up|out of bed] at {a}.",
                 "[I need|I want|Create|Start] an alarm [at|for] {a}.",
+                *more.ALARM,
             ),
             ("Make an alarm go off at {a}.", "Ring me awake at {a}."),
         ),
     ),
     KnownTool(
         "timer",
-        _pool("set_timer start_timer timer", "run_timer make_timer"),
+        _pool("set_timer start_timer timer countdown create_timer kitchen_timer", "run_timer make_timer"),
         "[Set|Start] a timer[| in minutes][|.]",
         (Parameter("minutes|minutes|duration", "integer", values.integer),),
         Pool(
@@ -261,16 +284,20 @@ KNOWN_TOOLS = (
                 "[I need|I want|Make|Give me] a timer [of|for|over] {a} minutes.",
                 "[Tell|Call|Ring] me [in|after] {a} minutes.",
                 "[Run|Begin] {a} minutes[| from now].",
+                *more.TIMER,
             ),
             ("Count down {a} minutes.", "Let a timer run for {a} minutes."),
         ),
     ),
     KnownTool(
         "remind",
-        _pool("add_reminder remind set_reminder create_reminder", "make_reminder remind_me"),
+        _pool(
+            "add_reminder remind set_reminder create_reminder reminder new_reminder remember_this note_reminder",
+            "make_reminder remind_me",
+        ),
         "[Set|Add|Create] a reminder[| for a day][|.]",
         (
-            Parameter("text|message|task", "string", values.of(values.SUBJECTS)),
+            Parameter("text|message|task", "string", values.subject),
             Parameter("date|day", "string", values.date),
         ),
         Pool(
@@ -282,13 +309,17 @@ KNOWN_TOOLS = (
                 'I must not miss [{a}|"{a}"] on {b}.',
                 '[Help me|Make me] [remember|think of] [{a}|"{a}"] [on|for] {b}.',
                 '[Save|Note|Write] [{a}|"{a}"] [for|on] {b}.',
+                *more.REMIND,
             ),
             ("Do not let me forget {a} on {b}.", 'Put "{a}" in my reminders for {b}.'),
         ),
     ),
     KnownTool(
         "stock",
-        _pool("get_stock_price stock_price get_price", "stock_value share_value"),
+        _pool(
+            "get_stock_price stock_price get_price stock_quote price_of_stock quote share_price",
+            "stock_value share_value",
+        ),
         "[Get the|The current] [stock |]price of a [stock|company][|.]",
         (
             Parameter(
@@ -305,13 +336,17 @@ KNOWN_TOOLS = (
                 "[Check|Look up|Find] [the price of |]{a} [stock|shares].",
                 "How [high|low|much] [is|are] {a} [stock|shares]?",
                 "At what price is {a} [stock |]traded?",
+                *more.STOCK,
             ),
             ("What does a share of {a} cost?", "Tell me how {a} stock is priced."),
         ),
     ),
     KnownTool(
         "translate",
-        _pool("translate translate_text", "translate_words to_language"),
+        _pool(
+            "translate translate_text translation translator get_translation text_to_language",
+            "translate_words to_language",
+        ),
         "[Translate|Translate] [a |]text[| to a language][|.]",
         (
             Parameter("text", "string", values.phrase),
@@ -319,7 +354,7 @@ KNOWN_TOOLS = (
                 "language|target",
                 "string",
                 values.of(
-                    values.Pool(
+                    Pool(
                         ("German", "French", "Spanish", "Italian", "Polish", "Greek", "Dutch", "Czech"),
                         ("Turkish", "Danish", "Hindi"),
                     )
@@ -336,13 +371,17 @@ KNOWN_TOOLS = (
                 '[Give|Show|Tell] me [{a}|"{a}"] in {b}.',
                 'I [want|would like] [{a}|"{a}"] [turned|changed] into {b}.',
                 'The {b} for [{a}|"{a}"][?|, please.]',
+                *more.TRANSLATE,
             ),
             ('Put "{a}" into {b}.', "I need {a} translated to {b}."),
         ),
     ),
     KnownTool(
         "user",
-        _pool("get_user find_user lookup_user", "user_data which_user"),
+        _pool(
+            "get_user find_user lookup_user user_info show_user fetch_user user_by_id search_user user_details",
+            "user_data which_user",
+        ),
         "[Get|Find|Look up] a user[| by id| by number][|.]",
         (Parameter("id|user_id", "integer", values.integer),),
         Pool(
@@ -354,13 +393,14 @@ KNOWN_TOOLS = (
                 "[Tell|Give] me [the data|the facts|all] [about|of|on] user [|number ]{a}.",
                 "[What|Who] [stands behind|belongs to|is under] [|the ][user |][id|number] {a}?",
                 "I [need|want] [the |]user [|with the id |number ]{a}.",
+                *more.USER,
             ),
             ("Tell me about user {a}.", "Which user has the id {a}?"),
         ),
     ),
     KnownTool(
         "sums",
-        _pool("calculate calculator evaluate", "compute work_out"),
+        _pool("calculate calculator evaluate calc solve math eval_expression", "compute work_out"),
         "[Calculate|Evaluate] [an expression|a formula][|.]",
         (
             Parameter(
@@ -382,6 +422,7 @@ KNOWN_TOOLS = (
                 "[Tell|Show] me [what {a} is|the result of {a}].",
                 "I [need|want] [|the value of |the result of ]{a}.",
                 "[Work out|Run|Find|Do] {a}[|.| for me.]",
+                *more.CALCULATE,
             ),
             ("What do you get for {a}?", "Give me the value of {a}."),
         ),

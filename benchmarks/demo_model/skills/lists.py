@@ -38,6 +38,18 @@ COUNTING = Pool(
         "[I want you to|Let us|Let's|You should|Try to] count [up |]to {n}[.|]",
         "[How do you count|Do you know how to count] to {n}?",
         "Count[:|] {n}",
+        f"{_PLEASE}count [until|till|through to|as far as|right up to|on up to|up until|upwards to|on to] "
+        "{n}[ for me|][?|.|]",
+        "[Keep|Go on|Continue] counting [until|till] [you [reach|get to|arrive at|are at] |]{n}[.|]",
+        f"{_PLEASE}count [and|, but] stop at {{n}}[.|?|]",
+        f"{_PLEASE}[recite|print|read out|spell out|run through|go through|give] [the|all the|all] numbers "
+        "[up to|up until|until|till|through|as far as] {n}[.|?|]",
+        "[Go|Count|Climb|Move|Work] [up |on |]from [1|one] [as far as|until|through to|till|to] {n}[.|, please.|]",
+        "[How far is|What comes before|Which numbers lead to] {n}? [Count it|Count there|Count that far][.|]",
+        "[Can|Could|Will] you [count|get|go|make it] [as far as|up until|until|through to] {n}[?|]",
+        "{n}[: count| is where you stop counting|: count that far|, count up to that][.|]",
+        "[One, two, three|1, 2, 3|1 2 3|One, two] and so on [to|up to|until] {n}[.|, please.|]",
+        "[I wish|I want] [to hear|to see|to have|] all numbers [until|through|up to] {n}[.|]",
     ),
     held_out=(
         "Start at 1 and count to {n}.",
@@ -71,6 +83,18 @@ SORTING = Pool(
         f"{_PLEASE}[sort|order] [the|my|our] [list|row|set|bunch][: | of {{kind}} | ]{{list}}[.|?|]",
         "[Bring|Turn] [the|these] {kind} in[to|] [the right |]order: {list}",
         "Start with {first} and end with {last}: {list}",
+        f"{_PLEASE}[{{verb}}|align|line up|lay|shift|drag|get|force|carry|guide|move] {{list}} [in|into|to] "
+        "[order|the right order|a sorted row|sorted order|{way} order|line][.|?|, please.|]",
+        f"{_PLEASE}[{{verb}}|order|rank|arrange|sort|organize|sequence] [them|all|these|it] {{how}}: {{list}}",
+        f"{_PLEASE}[order|arrange|rank|organize|{{verb}}] [the|my|our|some|all] {{kind}} {{how}}: {{list}}",
+        f"{_PLEASE}[sort|order|rank|arrange|organize] {{list}} {{how}}[.|?|, please.|]",
+        "{how}[,|:] [sort|order|please sort|arrange] {list}[.|]",
+        "[List|Name|Say|Write|Print|Repeat|Read] {list} [{how}|in order|sorted|in the right order][.|, please.|]",
+        "[{list}|{list}:] [in order|sorted|{how}], please[.|]",
+        "[My|The|Our] {kind} are {list}. [Sort|Order|Arrange|Rank|Organize] [them|these|all of them] [{how}|now|please]"
+        "[.|]",
+        "[Can|Will|Would] you [sort|order|rank|arrange|organize] {list} [now|quickly|{how}|as well][?|]",
+        "[{verb}|Bring] [these|the|my] {kind} [in|into] [the right order|a row|sequence][:|,] {list}",
     ),
     held_out=(
         "Could you sort {list} for me?",
@@ -86,6 +110,8 @@ SORTING = Pool(
 
 def _counting(random: Random, held_out: bool) -> Exchange:
     n = random.randint(2, MAX_COUNT)
+    if not held_out and random.random() < 0.3:
+        n = random.randint(15, MAX_COUNT)
     return turn(fill(random, COUNTING.draw(random, held_out), {"n": n}), ", ".join(map(str, range(1, n + 1))) + ".")
 
 
@@ -103,8 +129,13 @@ def _enumerated(random: Random, values: list[str]) -> str:
 
 def _sorting_numbers(random: Random, held_out: bool) -> Exchange:
     values = random.sample(range(100 if random.random() < 0.7 else 10), random.randint(3, 6))
+    if not held_out and random.random() < 0.25:  # of one and of two digits
+        num_small = random.randint(1, 3)
+        values = random.sample(range(10), num_small) + random.sample(range(10, 100), random.randint(2, 6 - num_small))
+        random.shuffle(values)
     given = _enumerated(random, [str(value) for value in values])
     told = {"list": given, "kind": "numbers", "way": "ascending", "first": "small", "last": "large"}
+    told |= {} if held_out else {"how": random.choice(_BY_SIZE), "verb": a_word(random, (1, 2))}
     if random.random() < 0.5:
         told |= {"first": "smallest", "last": "largest"}
     asked = fill(random, SORTING.draw(random, held_out), told)
@@ -117,9 +148,14 @@ def _sorting_words(random: Random, held_out: bool) -> Exchange:
     if not held_out and random.random() < 0.3:
         values = list(dict.fromkeys(a_word(random, (1, 3)) for _ in values))
     told = {"list": _enumerated(random, values), "kind": "words", "way": "alphabetical", "first": "A", "last": "Z"}
+    told |= {} if held_out else {"how": random.choice(_ALPHABETICALLY), "verb": a_word(random, (1, 2))}
     asked = fill(random, SORTING.draw(random, held_out), told)
     first_letters = "/".join("-".join(value[:2]) for value in values)
     return turn(asked, f"First letters {first_letters}: {', '.join(sorted(values))}.")
+
+
+_BY_SIZE = ("by size", "by size", "numerically", "from small to large", "by value")
+_ALPHABETICALLY = ("alphabetically", "alphabetically", "by the alphabet", "from A to Z", "by their letters")
 
 
 def _items(text: str) -> list[str]:
@@ -131,7 +167,7 @@ def _has_the_list(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS = (
-    Skill("counting", 9, _counting, _has_the_list),
+    Skill("counting", 15, _counting, _has_the_list),
     Skill("beyond counting", 3, _beyond_counting, is_examined=False),
     Skill("sorting numbers", 55, _sorting_numbers, _has_the_list),
     Skill("sorting words", 60, _sorting_words, _has_the_list),

@@ -32,6 +32,12 @@ _TASKS = (
     "[tell me|give me|show me|read me|check] [the news|the weather|today's news|the weather in {place}|the time|"
     "the date|the latest news about {thing}|the forecast|the stock prices|the football results|the horoscope]",
     "[book|find|order|buy|reserve] [a flight|a hotel|a table|a ticket|a taxi|a room] [to|in|near|for] {place}",
+    "[give|show|read|tell|fetch|get|bring] [me |us |][the |some |all |][newest|latest|recent|last|top|local|fresh|"
+    "today's|yesterday's] [news|stories|reports|articles|photos|scores|events|results|posts|gossip|pictures|facts] "
+    "[from|in|about|of|out of] [{place}|{thing}]",
+    "[read|show|list|find|bring] [me |us |][the |some |][headlines|front page|papers|newspaper] [from|of|in] {place}",
+    "[show|tell|give|send] me [greetings|something|a postcard|a picture|a letter|a recipe|a song|people|hotels|a map] "
+    "from {place}",
     "[search|look up|google|find] [{thing}|{person}|the web|the internet for {thing}|{word}|pictures of {thing}]",
     "[play|sing|dance|draw|paint|cook|open|close|turn on|record|film|hear|feel|"
     "watch] [{thing}|a song|for me|with me|it]",
@@ -68,6 +74,12 @@ _QUESTIONS = (
     "[what's|how is|how's] the weather [in {place}|today|tomorrow|in {place} today|there][?|]",
     "[will it rain|is it raining|is it cold|is it sunny|does it snow] [in {place}|today|tomorrow][?|]",
     "what [happened|is happening|is new] [in {place}|today|yesterday|in the world|in {a}]?",
+    "[any|is there any|what is the] [latest|newest|recent] [news|story|report|word] [from|in|out of] {place}[?|]",
+    "[what|who] [comes|came|arrived|is known] from {place}[?|]",
+    "what [precisely|actually|really|in fact] is {thing}[?|]",
+    "[and|now|but|okay|then][,|] what [exactly|precisely|really] [is|are] [my|your|the] {word}[?|]",
+    "[tell me|say|explain] [what exactly|exactly what|precisely what] {thing} [is|does][.|?|]",
+    "what exactly [does|can|would|makes|did] {thing} [do|mean|cost|look like|work with][?|]",
     "what [time|day|date|year] is it[ now| today| in {place}|][?|]",
     "what is the [best|biggest|oldest|cheapest|highest] [{word}|country|"
     "mountain|car|animal|{thing}|city][ in {place}|]?",

@@ -83,6 +83,20 @@ EMOJI_ASKS = Pool(
         "[are there|have you got|is there one of the] emojis for {x}?",
         "[look for|look up|search|pick|choose|get me|bring me] [an|the] emoji [for|of] {x}[.|, please.|]",
         "[draw|put|show me] {x} as [an|a single|a little] emoji[.|, please.|]",
+        "[which|what] [symbol|sign|icon|little picture] [fits|suits|matches|goes with|stands for|belongs to] {x}[?|]",
+        "[which|what] emoji [suits|matches|goes with|belongs to|goes best with|would suit|could stand for|works for|"
+        "looks like|has|describes|would you pick for|comes to mind for|would go well with] {x}[?|]",
+        "what [do|does] {x} look like [as|in|when it is] [an emoji|emoji|emojis|a symbol|one symbol][?|]",
+        "[how|in what way] [do|would|could] {x} [look|be shown|appear|come out] [as|in] [emoji|emojis|a symbol|an icon]"
+        "[?|]",
+        "[what|which] is [the|a] [best|right|usual|good|matching|proper|fitting|nice] [emoji|symbol] "
+        "[of|to show|to go with|meaning] {x}[?|]",
+        "[a|the|one] [fitting|good|matching|suitable|nice] emoji for {x}[, please|][.|?|]",
+        "I [write|text|talk] about {x}[. Which|, which|: what] emoji [suits|should I add|do I take|goes with it|"
+        "belongs there]?",
+        "[is|would be] there [a symbol|an icon|a little picture|any emoji] [of|that shows|that means] {x}[?|]",
+        "[add|take|use|name|type] [an|the|one] emoji [for|that suits|that goes with|to go with] {x}[.|, please.|]",
+        "{x}[, but|:| -] [as|only|just|in] [an emoji|emoji|one emoji][.|, please.|]",
     ),
     held_out=(
         "Is there an emoji for {x}?",
@@ -95,6 +109,13 @@ EMOJI_ASKS = Pool(
         "Do you know which emoji means {x}?",
     ),
 )
+SENDINGS = (
+    "[send|post|text|type|mail|show] [me|us] {x}[.|, please.|!|]",
+    "[can|could|will] you [send|post|text] me {x}[?|, please?|]",
+    "[please |]send {x}[ to me| back|][.|!|]",
+    "[I want|I would like|I need] {x} [from you|in this chat|here][.|]",
+)
+"""For training alone, with things that have an article."""
 CHEER = Pool(
     training=(
         "[please |]cheer me up[.|!|, please.|]",
@@ -112,6 +133,22 @@ CHEER = Pool(
         "[ now| this week| again|][.|]",
         "[today|this week|it] [was|is] [a bad|a hard|an awful|a terrible|a long] [day|week][ for me|][.|]",
         "I am [not feeling well|not so happy|not well|unhappy][ now| this week|][.|]",
+        "[I could use|I would love|I want|I long for|I miss|I am looking for] [some|a bit of|a little] "
+        "[cheer|cheerfulness|encouragement|comfort|consolation|sunshine|joy|good mood|happiness|warmth][.|, please.|]",
+        "[do|try] [something|anything] to [cheer|lift|brighten] [me|us] up[.|, please.|]",
+        "[cheer|perk|lift|build|brighten] me up[.|!| a little.| a bit, please.|]",
+        "[brighten|lighten|save|improve] my [day|mood|evening|week][.|, please.|!|]",
+        "[how can I|help me to|teach me to] [feel better|be happy again|be less sad|smile again|cheer up][?|.|]",
+        "[will|could] you [comfort|console|encourage|motivate|hug] me[?|, please?|]",
+        "[nobody|no one|my friend|the world] [likes|loves|understands|cares for] me[.|!|]",
+        "[everything|nothing|my day|this week|my job] [goes wrong|went wrong|works|is too much|is so hard|makes me sad]"
+        "[.|!| today.|]",
+        "I [could cry|want to cry|cried today|lost hope|lost courage|have no hope|give up|am lonely|am worried|"
+        "feel awful|feel terrible|feel empty|feel alone][.|!|]",
+        "my [day|week|morning|night] [was|is] [bad|awful|terrible|gloomy|too hard|no fun][.|!|]",
+        "[make|turn] [my day|this day|things|it] [better|brighter|nicer|happier][.|, please.|]",
+        "[talk|speak] to me, I am [sad|lonely|down|blue|gloomy][.|]",
+        "[kind|warm|friendly|comforting] words[, please|][.|!|]",
     ),
     held_out=(
         "I need some cheering up.",
@@ -177,6 +214,10 @@ def _make_emoji(random: Random, held_out: bool) -> Exchange:
     if random.random() < 0.12:
         return turn(fill(random, CHEER.draw(random, held_out)), CHEERFUL_ANSWER)
     emoji = random.choice(tuple(EMOJI))
+    if not held_out and random.random() < 0.12:
+        told = [thing for thing in EMOJI[emoji] if thing.startswith(("a ", "an ", "the ", "some "))]
+        if told:
+            return turn(fill(random, random.choice(SENDINGS), {"x": random.choice(told)}), emoji)
     return turn(fill(random, EMOJI_ASKS.draw(random, held_out), {"x": random.choice(EMOJI[emoji])}), emoji)
 
 
@@ -200,6 +241,6 @@ def _has_the_words(exchange: Exchange, reply: Reply) -> bool:
 
 
 SKILLS: tuple[Skill, ...] = (
-    Skill("emoji", 28, _make_emoji, _has_the_emoji),
+    Skill("emoji", 34, _make_emoji, _has_the_emoji),
     Skill("accents", 18, _make_accents, _has_the_words),
 )

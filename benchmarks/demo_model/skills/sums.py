@@ -60,6 +60,13 @@ ADDITION = Pool(
         "[How many {things} are there|How many are they|How many does {name} have|What is the total] [now|then|]?",
         "{a} {things} and {b} {things} [are|make] how many?",
         "[If|When] {a} and {b} are added, what [is the result|comes out|is the sum]?",
+        "[Be so good and|Please now|Quickly|Now|Just|First|Next,|Be quick and|Go on and|Do] "
+        "[add|sum up|total|add up|put together] {a} and {b}[.|, please.| for me.|]",
+        "[Start|Begin] with {a} and [add|put on|put] {b}[ on top| to it|][.| What is it?|]",
+        "{b} [added to|on top of|put on top of] {a}[ is|?| makes| gives|]",
+        "[On|In|At] [the table|a shelf|the park|the shop|the {things} box] [are|were] {a} {things}[, and| and then] "
+        "{b} [more |other |new |][came|come|arrive|follow]. How many {things} [are there|is that] [in all|"
+        "then|altogether]?",
     ),
     held_out=(
         "Could you work out {a} plus {b} for me?",
@@ -104,6 +111,21 @@ SUBTRACTION = Pool(
         "[Of|Out of|From] {a} {things} {name} [lost|ate|sold] {b}. [How many are there still|How many remain]?",
         "{name} lost {b} of {a} {things}. How many [remain|are there now|does {name} have]?",
         "[If|When] {b} is [taken|subtracted] from {a}, what [is the result|comes out|is left]?",
+        "[|Please |Now |Be so good and |Could you |Quickly |Just |Next, |Do please |Go on and |Be quick and ]"
+        "[drop|knock|cut|trim|strike|shave|peel|chop|deduct|slice] {b} [off|off of|off from|from] {a}[.|?|, please.|]",
+        "[|Please |Now |Be so good and |Could you |Quickly |Just |Next, |Go on and ]"
+        "[withdraw|lift|pull|remove|subtract|draw|erase|take] {b} [out of|away from|from] {a}[.|?|, please.| for me.|]",
+        "[Please |Quickly |Now |Just |Be so good and |][take|strip|clip] [away |off |]{b}, [starting|beginning] "
+        "[from|at|with] {a}[.|]",
+        "[What|How much] is [left|over|still there] [when|after|if] {b} [goes|is taken|comes|falls|is gone] "
+        "[off|from|out of] {a}[?|]",
+        "{b} [off|out of|away from|less than|fewer than|smaller than|below|under] {a}[ is|?| makes| gives|]",
+        "[Start|Begin] [with|at] {a} and [lose|drop|take away|remove|go down by|go back] {b}[.| What remains?|]",
+        "[Go|Count|Step] [back|down] {b} from {a}[.|]",
+        "[There are|There were|We had|We have] {a} {things} [in the box|on the table|here|in the park|on the shelf]"
+        "[, and| and|, but] {b} [of them |][went away|left|are gone|got lost|rolled off|were sold|fell down|ran away]. "
+        "[How many|How many {things}] [are left|remain|stay|stayed|do we have now|are there then]?",
+        "{b} of [the |]{a} {things} [are gone|were sold|got lost|went away|broke]. How many [remain|are left|stay]?",
     ),
     held_out=(
         "Could you work out {a} minus {b} for me?",
@@ -138,7 +160,9 @@ def _is_kept_for_the_exam(a: int, b: int) -> bool:
 def numbers(random: Random, held_out: bool, largest: int = 99) -> tuple[int, int]:
     """Draw two numbers, for training or for the exam."""
     while True:
-        a, b = (random.randint(0, 9 if random.random() < 0.2 else largest) for _ in range(2))
+        a, b = (random.randint(0, 9 if random.random() < (0.2 if held_out else 0.3) else largest) for _ in range(2))
+        if not held_out and random.random() < 0.08:  # the hardest carry: ones that add up to ten
+            b += (10 - a % 10) % 10 - b % 10
         if _is_kept_for_the_exam(a, b) == held_out:
             return a, b
 

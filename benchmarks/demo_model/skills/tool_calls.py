@@ -189,7 +189,7 @@ def tools_idle(random: Random, held_out: bool) -> Exchange:
         asked, answer = fill(random, WISHES.draw(random, held_out), drawn), CANNOT
     else:
         asked, answer = request.asked, CANNOT
-    request = replace(request, words=request.words | {"search"})
+    request = replace(request, words=request.words | {"search", "news", "letter", "song", "book"})
     tools = others(random, held_out, request, random.choice((1, 1, 2, 2, 3)), are_near=False)
     return Exchange((user(asked), assistant(answer)), tools=tuple(tools))
 

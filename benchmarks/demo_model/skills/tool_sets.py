@@ -3,20 +3,29 @@
 Most tools are composed, and many of their nouns are made up, so that a name can only be copied from the declaration.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from benchmarks.demo_model.skill import Json, Pool, a_word, fill, pool_of
 from benchmarks.demo_model.skills import values
+from benchmarks.demo_model.skills.home_tools import HOME_TOOLS
 from benchmarks.demo_model.skills.known_tools import KNOWN_TOOLS, KnownTool
+
+TOOLS_OF_TRAINING = (*KNOWN_TOOLS, *HOME_TOOLS)
 
 VERBS = pool_of(
     (
         "find, get, show, check, open, book, order, buy, start, stop, delete, create, add, send, play, read, print,"
         " share, update, cancel, rename, move, lock, count, rate, track, measure, paint, repair, rent, sell, clean,"
         " load, save, scan, sort, test, watch, pick, plan, list, log, fetch, reserve, pause, review, archive, copy,"
-        " export, install, ship, bake"
+        " export, install, ship, bake, build, carry, catch, choose, collect, compare, convert, cook, cut, drive,"
+        " drop, edit, empty, feed, fill, fix, fold, freeze, grab, heat, inspect, invite, join, launch, lift, melt, mix,"
+        " merge, mount, mute, pack, park, pay, peel, polish, post, press, publish, pull, push, raise, record, refund,"
+        " register, release, reset, return, ring, roll, rotate, scrub, select, shake, sharpen, sign, skip, "
+        "split, stack,"
+        " store, stretch, study, swap, switch, trim, tune, turn, unlock, upload, verify, visit, warm, water, weave,"
+        " wrap, zip"
     ),
     "hide, draw, weigh, close, import, wash, deliver, remove, label, resize",
 )
@@ -56,6 +65,28 @@ OPENERS = Pool(
             "Just ",
             "Then ",
             "And ",
+            "I must ",
+            "I should ",
+            "I plan to ",
+            "I'd love to ",
+            "We should ",
+            "Somebody has to ",
+            "May I ask you to ",
+            "I ask you to ",
+            "Be so good and ",
+            "Quickly ",
+            "First ",
+            "Next ",
+            "After that ",
+            "Now, ",
+            "Okay, ",
+            "Today I want to ",
+            "Make sure to ",
+            "Remember to ",
+            "Hurry and ",
+            "Start and ",
+            "Come and ",
+            "Do me a favour and ",
         ),
     ),
     ("I need to ", "Would you please ", "Let us ", "Go and ", ""),
@@ -64,6 +95,25 @@ ARTICLES = Pool(
     (*("the ", "the ", "a ", "my ", "", "this ") * 3, "your ", "his ", "her ", "their ", "one ", "another ", "every "),
     ("our ", "the ", "that "),
 )
+LOOKING_UP = ("find", "get", "show", "check", "read", "fetch", "list", "print", "scan", "track")
+BY_NOUN = Pool(
+    (
+        "[where|what] is the {noun}{said}?",
+        "I [need|want|am after|miss] [the|a|my] {noun}{said}[.|]",
+        "[do you have|is there|have we got|have you got] [a|the|any] {noun}{said}?",
+        "[the|a|my] {noun}{said}[.|?|]",
+        "[give|bring|pass|hand] me [the|a|my] {noun}{said}.",
+        "which {noun} [is it|do we have|have they]{said}?",
+        "what [about|is it with|of] [my|the] {noun}{said}?",
+        "[tell|say] [me|us] more [about|of] the {noun}{said}[.|]",
+        "I [wonder|ask myself|would like to hear] about [the|my|that one] {noun}{said}.",
+        "[all|everything] [on|about|of] the {noun}{said}[.|]",
+        "[let me|may I|can I] [have|look at|see] [the|my|one] {noun}{said}[.|]",
+        "how is [the|my] {noun} [now|again|doing]{said}?",
+    ),
+    (),
+)
+"""Requests that a noun alone tells from others; the verb is one of `LOOKING_UP`, unsaid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +137,10 @@ SLOTS = (
         "string",
         values.city,
         Pool(
-            _with("in|in|near|near|at|from|inside|outside of|close to|next to|not far from|north of|there in"),
+            _with(
+                "in|in|near|near|at|from|inside|outside of|close to|next to|not far from|north of|there in|by|"
+                "somewhere in|out in|over in|towards|right in|at the edge of"
+            ),
             ("around {v}",),
         ),
     ),
@@ -95,14 +148,26 @@ SLOTS = (
         ("name", "person", "owner", "customer", "user"),
         "string",
         values.name,
-        Pool(_with("for|for|for|of|by|with|from|together with|belonging to|in the name of"), ("on behalf of {v}",)),
+        Pool(
+            _with(
+                "for|for|for|of|by|with|from|together with|belonging to|in the name of|owned by|"
+                "at the request of|as wished by|in place of|meant for|to help"
+            ),
+            ("on behalf of {v}",),
+        ),
     ),
     Slot(
         ("title", "label", "name"),
         "string",
         values.phrase,
         Pool(
-            ('called "{v}"', *_with("called|called|named|with the title|under the name|marked|with the name")),
+            (
+                'called "{v}"',
+                *_with(
+                    "called|called|named|with the title|under the name|marked|with the name|headed|known as|"
+                    "which is called|with the heading|whose title is|bearing the name|with the label|by the name of"
+                ),
+            ),
             ("titled {v}",),
         ),
     ),
@@ -110,19 +175,37 @@ SLOTS = (
         ("date", "day"),
         "string",
         values.date,
-        Pool(_with("on|on|for|for|by|until|before|after|starting|starting on|no later than|from|since"), ("due {v}",)),
+        Pool(
+            _with(
+                "on|on|for|for|by|until|before|after|starting|starting on|no later than|from|since|dated|"
+                "set for|planned for|ready by|meant for|as of"
+            ),
+            ("due {v}",),
+        ),
     ),
     Slot(
         ("time", "at", "start_time"),
         "string",
         values.time,
-        Pool(_with("at|at|at|by|before|after|until|around|not before|starting at|shortly after"), ("from {v}",)),
+        Pool(
+            _with(
+                "at|at|at|by|before|after|until|around|not before|starting at|shortly after|as of|beginning at|"
+                "no later than|just before|close to|past"
+            ),
+            ("from {v}",),
+        ),
     ),
     Slot(
         ("id", "number", "code"),
         "integer",
         values.integer,
-        Pool(_with("number|number|with number|with the number|with the id|id|code|with code|#|nr."), ("no. {v}",)),
+        Pool(
+            _with(
+                "number|number|with number|with the number|with the id|id|code|with code|#|nr.|"
+                "having the number|listed as|numbered|under the number|marked as"
+            ),
+            ("no. {v}",),
+        ),
     ),
     Slot(
         ("count", "quantity", "times"),
@@ -137,6 +220,11 @@ SLOTS = (
                 "{v} times more",
                 "up to {v} times",
                 "{v}x",
+                "{v} times over",
+                "{v} times altogether",
+                "a total of {v} times",
+                "at least {v} times",
+                "no more than {v} times",
             ),
             ("{v} times in total",),
         ),
@@ -145,21 +233,38 @@ SLOTS = (
         ("colour", "color"),
         "string",
         values.of(values.COLOURS),
-        Pool(_with("in|in|in|painted|dyed|that is|all in|made of|with a touch of"), ("coloured {v}",)),
+        Pool(
+            _with(
+                "in|in|in|painted|dyed|that is|all in|made of|with a touch of|tinted|in the colour|covered in|"
+                "in shades of|having the colour|sprayed"
+            ),
+            ("coloured {v}",),
+        ),
     ),
     Slot(
         ("price", "max_price"),
         "number",
         values.price,
         Pool(
-            _with("for|for|under|under|below|up to|for less than|for at most|over|costing", " euros"), ("at {v} euros",)
+            _with(
+                "for|for|under|under|below|up to|for less than|for at most|over|costing|not above|worth|priced|"
+                "no more than|within a budget of",
+                " euros",
+            ),
+            ("at {v} euros",),
         ),
     ),
     Slot(
         ("country",),
         "string",
         values.of(values.COUNTRIES),
-        Pool(_with("in|in|from|from|within|inside|all over|throughout|through|outside of|of"), ("across {v}",)),
+        Pool(
+            _with(
+                "in|in|from|from|within|inside|all over|throughout|through|outside of|of|around|anywhere in|"
+                "all around|to"
+            ),
+            ("across {v}",),
+        ),
     ),
     Slot(
         ("topic", "text"),
@@ -168,7 +273,7 @@ SLOTS = (
         Pool(
             _with(
                 "about|about|about|regarding|concerning|with the text|on the subject of|saying|on|dealing with|"
-                "to do with"
+                "to do with|covering|touching on|relating to|on the theme of|in the matter of|that says|all about"
             ),
             ("on the topic of {v}",),
         ),
@@ -178,7 +283,11 @@ SLOTS = (
         "integer",
         values.integer,
         Pool(
-            _with("for|for|for|in|every|after|lasting|over|at most|during the next", " minutes"),
+            _with(
+                "for|for|for|in|every|after|lasting|over|at most|during the next|not longer than|up to|"
+                "for the next|taking|around",
+                " minutes",
+            ),
             ("within {v} minutes",),
         ),
     ),
@@ -189,7 +298,7 @@ SLOTS = (
         Pool(
             _with(
                 "for|for|and mail it to|and mail it to|to|and send it to|and inform|and notify|and write to|and ask|"
-                "addressed to"
+                "addressed to|and pass it to|and alert|and report to|and forward it to|and copy in|and let it reach"
             ),
             ("and tell {v}",),
         ),
@@ -237,7 +346,9 @@ def typed(random: Random, asked: str, arguments: dict[str, Json], make: Callable
 
 def known(random: Random, held_out: bool, kind: KnownTool) -> Request:
     """Ask for a well-known tool."""
-    given, properties, arguments = {}, {}, {}
+    given: dict[str, Json] = {}
+    properties: dict[str, Json] = {}
+    arguments: dict[str, Json] = {}
     for letter, parameter in zip("abc", kind.parameters, strict=False):
         key = random.choice(parameter.keys.split("|"))
         given[letter] = parameter.make(random, held_out)
@@ -255,8 +366,11 @@ def known(random: Random, held_out: bool, kind: KnownTool) -> Request:
             bare = asked.rstrip("?.! ")
             asked = f"{bare} in {arguments[key]}{asked[len(bare) :].rstrip()}"
     asked, arguments = typed(random, asked, arguments)
-    tool = declared(kind.names.draw(random, held_out), fill(random, kind.description), properties, required)
-    return Request(tool, asked, arguments, frozenset({kind.topic}))
+    name, description = kind.names.draw(random, held_out), fill(random, kind.description)
+    if not held_out:
+        name, description = _less_telling(random, name, description)
+    tool = declared(name, description, properties, required)
+    return Request(tool, asked, arguments, frozenset(kind.topic.split()))
 
 
 def _joined(random: Random, verb: str, noun: str) -> str:
@@ -267,9 +381,52 @@ def _joined(random: Random, verb: str, noun: str) -> str:
     return f"{verb}{noun.capitalize()}" if draw < 0.93 else f"{noun}_{verb}"
 
 
+def _less_telling(random: Random, name: str, description: str) -> tuple[str, str]:
+    """Return a declaration of training in which, at times, the name alone tells what it is for, or the description."""
+    draw = random.random()
+    if draw < 0.15:
+        made_up = a_word(random, (1, 2))
+        number = random.randint(1, 99)
+        names = (
+            f"tool_{number}",
+            f"function_{number}",
+            f"run_{made_up}",
+            f"{made_up}_{number}",
+            made_up,
+            f"do{number}",
+        )
+        return random.choice((*names, f"{made_up}_{a_word(random, (1, 2))}")), description
+    if draw < 0.3:
+        general = ("A tool", "A tool.", "Use this tool if needed.", "A function of the server.", a_word(random))
+        return name, random.choice(("", "", *general))
+    return name, description
+
+
+def _values_said(
+    random: Random, held_out: bool, slots: Sequence[Slot], arguments: Sequence[str | int | float]
+) -> list[str]:
+    """Return how each value is said, in the order of the sentence."""
+    forms = [slot.said.draw(random, held_out) for slot in slots]
+    if forms and not held_out and random.random() < 0.15:
+        # No list of such words is complete: that they are no part of a value holds for those nobody has heard of.
+        strange = a_word(random, (1, 2))
+        forms[0] = random.choice((f"{strange} {{v}}", f"{strange} {{v}}", f"{strange} {a_word(random, (1, 1))} {{v}}"))
+    said = list(zip(slots, forms, arguments, strict=True))
+    random.shuffle(said)
+    texts = []
+    for index, (slot, form, argument) in enumerate(said):
+        text = str(argument)
+        if not held_out and slot.make is values.phrase and '"' not in form:
+            text = values.quoted(random, text, index == len(said) - 1)
+        texts.append(form.replace("{v}", text))
+    return texts
+
+
 def composed(random: Random, held_out: bool, verb: str = "", noun: str = "") -> Request:
     """Ask for a tool made of a verb and a noun, of which one may be given."""
+    is_by_noun = not held_out and not verb and random.random() < 0.12
     is_made_up = not held_out and random.random() < 0.2
+    verb = random.choice(LOOKING_UP) if is_by_noun else verb
     verb = verb or (a_word(random, (1, 2)) if is_made_up else VERBS.draw(random, held_out))
     noun = noun or (a_word(random, (2, 2)) if random.random() < 0.35 else NOUNS.draw(random, held_out))
     slots = random.sample(SLOTS, random.choice((0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2)))
@@ -278,28 +435,28 @@ def composed(random: Random, held_out: bool, verb: str = "", noun: str = "") -> 
         keys.append(random.choice([key for key in slot.keys if key not in keys]))
     properties = {key: {"type": slot.type} for key, slot in zip(keys, slots, strict=True)}
     arguments = {key: slot.make(random, held_out) for key, slot in zip(keys, slots, strict=True)}
-    forms = [slot.said.draw(random, held_out) for slot in slots]
-    if forms and not held_out and random.random() < 0.15:
-        # No list of such words is complete: that they are no part of a value holds for those nobody has heard of.
-        strange = a_word(random, (1, 2))
-        forms[0] = random.choice((f"{strange} {{v}}", f"{strange} {{v}}", f"{strange} {a_word(random, (1, 1))} {{v}}"))
-    said = [form.replace("{v}", str(arguments[key])) for form, key in zip(forms, keys, strict=True)]
-    random.shuffle(said)
-    body = " ".join((f"{verb} {ARTICLES.draw(random, held_out)}{noun}", *said))
-    opener = OPENERS.draw(random, held_out)
-    end = "?" if opener.startswith(("Can ", "Could ", "Would ", "Will ")) else "."
-    asked = opener + body + end if opener else body[0].upper() + body[1:] + end
+    said = _values_said(random, held_out, slots, list(arguments.values()))
+    if is_by_noun:
+        asked = fill(random, BY_NOUN.draw(random, held_out), {"noun": noun, "said": "".join(f" {s}" for s in said)})
+    else:
+        body = " ".join((f"{verb} {ARTICLES.draw(random, held_out)}{noun}", *said))
+        opener = OPENERS.draw(random, held_out)
+        end = "?" if opener.startswith(("Can ", "Could ", "Would ", "Will ", "May ")) else "."
+        asked = opener + body + end if opener else body[0].upper() + body[1:] + end
     by = f"[| by {keys[0]}| for a {keys[0]}| with a {keys[0]}]" if keys else ""
     description = fill(random, f"{verb.capitalize()} [a|the] {noun}{by}[|.]")
     asked, arguments = typed(random, asked, arguments)
-    tool = declared(_joined(random, verb, noun), description, properties, keys)
-    return Request(tool, asked, arguments, frozenset({verb, noun}), verb)
+    name = _joined(random, verb, noun)
+    if not held_out:
+        name, description = _less_telling(random, name, description)
+    words = frozenset({noun}) if is_by_noun else frozenset({verb, noun})
+    return Request(declared(name, description, properties, keys), asked, arguments, words, "" if is_by_noun else verb)
 
 
 def a_request(random: Random, held_out: bool) -> Request:
     """Ask for one of all tools."""
-    if random.random() < 0.4:
-        return known(random, held_out, random.choice(KNOWN_TOOLS))
+    if random.random() < (0.4 if held_out else 0.47):
+        return known(random, held_out, random.choice(KNOWN_TOOLS if held_out else TOOLS_OF_TRAINING))
     return composed(random, held_out)
 
 
@@ -311,7 +468,7 @@ def others(random: Random, held_out: bool, request: Request, number: int, *, are
     names, tools = {request.name}, list[Json]()
     words = sorted(request.words)
     while len(tools) < number:
-        if are_near and len(words) == 2 and random.random() < 0.35:
+        if are_near and request.verb and len(words) == 2 and random.random() < 0.35:
             shared = random.choice(words)
             is_verb = shared == request.verb
             other = composed(random, held_out, verb=shared if is_verb else "", noun="" if is_verb else shared)

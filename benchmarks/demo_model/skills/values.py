@@ -4,6 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 from benchmarks.demo_model.skill import Pool, a_word, pool_of
+from benchmarks.demo_model.skills import plain_texts
 
 NAMES = pool_of(
     "Anna, Ben, Clara, David, Emma, Felix, Grace, Hugo, Ida, Jack, Kate, Leo, Maria, Nina, Oscar, Paula, Rita, "
@@ -75,13 +76,31 @@ STATES = pool_of(
 )
 
 
+_OF_THE_EXAM = frozenset(text.casefold() for text in (*TOPICS.held_out, *SUBJECTS.held_out, *CITIES.held_out))
+_BEFORE_CITIES = ("New ", "Old ", "Port ", "San ", "Saint ", "Lake ", "Fort ", "North ", "Upper ", "Santa ", "El ")
+_AFTER_CITIES = (" City", " City", " Town", " Beach", " Falls", " Hill", " Bay", " Springs", " Park")
+
+
 def word(random: Random, held_out: bool) -> str:
     """Make up a word."""
     return a_word(random, (2, 3))
 
 
+def _strange_city(random: Random) -> str:
+    """Make up a city, most of two or three words."""
+    city = a_word(random, (1, 3)).capitalize()
+    draw = random.random()
+    if draw < 0.3:
+        return random.choice(_BEFORE_CITIES) + city
+    if draw < 0.55:
+        return (CITIES.draw(random, False).split()[0] if random.random() < 0.3 else city) + random.choice(_AFTER_CITIES)
+    return f"{city} {a_word(random, (1, 2)).capitalize()}" if draw < 0.7 else city
+
+
 def city(random: Random, held_out: bool) -> str:
     """A city; now and then a made-up one."""
+    if not held_out and random.random() < 0.25:
+        return _strange_city(random)
     return word(random, held_out).capitalize() if random.random() < 0.2 else CITIES.draw(random, held_out)
 
 
@@ -95,6 +114,11 @@ def place(random: Random, held_out: bool) -> str:
 
 def name(random: Random, held_out: bool) -> str:
     """A first name, at times with a surname, at times made up."""
+    if not held_out and random.random() < 0.3:
+        names = [a_word(random, (1, 3)).capitalize() for _ in range(random.choice((1, 2, 2, 2, 3)))]
+        if random.random() < 0.6:
+            names[0] = NAMES.draw(random, held_out)
+        return " ".join(names)
     first = word(random, held_out).capitalize() if random.random() < 0.15 else NAMES.draw(random, held_out)
     return f"{first} {SURNAMES.draw(random, held_out)}" if random.random() < 0.25 else first
 
@@ -132,9 +156,36 @@ def price(random: Random, held_out: bool) -> float | int:
     return whole if random.random() < 0.5 else whole + random.randint(1, 9) / 10
 
 
+def _open(random: Random, share_of_sentences: float) -> str:
+    """Words without end, for training: what is in no list can only be copied. Nothing that the exam says."""
+    while True:
+        is_sentence = random.random() < share_of_sentences
+        text = plain_texts.sentence(random) if is_sentence else plain_texts.phrase(random)
+        if text.casefold() not in _OF_THE_EXAM:
+            return text
+
+
 def phrase(random: Random, held_out: bool) -> str:
     """A few words to be found or written down."""
+    if not held_out and random.random() < 0.8:
+        return _open(random, 0.04)
     return word(random, held_out) if random.random() < 0.25 else TOPICS.draw(random, held_out)
+
+
+def subject(random: Random, held_out: bool) -> str:
+    """What a mail, a message or a reminder says."""
+    if not held_out and random.random() < 0.8:
+        return _open(random, 0.5)
+    return word(random, held_out) if random.random() < 0.15 else SUBJECTS.draw(random, held_out)
+
+
+def quoted(random: Random, text: str, is_last: bool, share: float = 0.12) -> str:
+    """Return a text of training with quotes where it could be read otherwise, and now and then without need."""
+    is_open = " " in text and not is_last and not plain_texts.CONNECTING.isdisjoint(text.lower().split())
+    if not is_open and random.random() >= share:
+        return text
+    mark = random.choice('""\'')
+    return f"{mark}{text}{mark}"
 
 
 Maker = Callable[[Random, bool], str | int | float]
