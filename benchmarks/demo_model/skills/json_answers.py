@@ -63,6 +63,21 @@ NAMED = Pool(
     ("Write {k} as JSON for this: {s}", "{s} I need {k} as JSON."),
 )  # fmt: skip
 
+OUTINGS = Pool(
+    (
+        "{who} [{are} going|{are} invited|want to go|{are} coming|{are} on the way|will come|{are} welcome] to "
+        "[a|the|our|this] {event} on {date}.",
+        "{who} [{are} expected|{are} booked|{are} ready|will dress up|will be back|{are} free] for [a|the|our] {event} "
+        "on {date}.",
+        "{who} [will see|will join|plan|like|will help with|{are} part of] [a|the|our] {event} on {date}.",
+        "On {date} {who} [will see|will join|{are} part of|will be back for|go to|want to see] [a|the|our] {event}.",
+        "[The|Our|A] {event} on {date} is [for|with|of] {who}.",
+        "[The|Our|This] {event} with {who} is on {date}.",
+    ),
+    ("{who} {are} at the {event} on {date}.",),
+)
+"""Who goes where and when."""
+
 
 def joined(parts: list[str]) -> str:
     """Return "a", "a and b" or "a, b and c"."""
@@ -121,11 +136,8 @@ def _outing(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str, J
     people = list(dict.fromkeys(values.NAMES.draw(random, held_out) for _ in range(random.choice((1, 2, 2, 3)))))
     event, date = str(EVENT.make(random, held_out)), values.date(random, held_out)
     verb = "is" if len(people) == 1 else "are"
-    form = (
-        "{who} [{are} going|{are} invited|want to go] to [a|the] {event} on {date}.",
-        "{who} {are} at the {event} on {date}.",
-    )
-    sentence = fill(random, form[held_out], {"who": joined(people), "are": verb, "event": event, "date": date})
+    form = OUTINGS.draw(random, held_out)
+    sentence = fill(random, form, {"who": joined(people), "are": verb, "event": event, "date": date})
     who = random.choice(("participants", "participants", "people", "names", "guests"))
     return sentence, [
         (random.choice(("name", "event", "title")), "string", event),

@@ -258,7 +258,7 @@ EVENT = Fact(
     "string",
     values.of(
         pool_of("meeting, party, concert, lunch, course, game, trip, talk, dinner, film", "show, match, lesson"),
-        0.2,
+        0.45,
     ),
     pool_of(
         (

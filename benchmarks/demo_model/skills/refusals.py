@@ -85,6 +85,13 @@ _QUESTIONS = (
     "mountain|car|animal|{thing}|city][ in {place}|]?",
     "what [color|size|shape|age|price] [is|has] {thing}?",
     "what do you [think|feel|like|love|hate] [about {thing}|about {person}|about me|most]?",
+    "my [{word}|back|knee|eye|ear|leg|throat|foot|arm|neck|tooth] [hurts|aches|is sore|is swollen|itches][, |. |: ]"
+    "[what|which {word}|which medicine|which doctor|which cream|what tea] [should I use|do I take|helps|can I do|"
+    "is good|do I need|must I see][?|]",
+    "I [have|got|caught] [a fever|a cold|a cough|a headache|the flu|a rash][, |. ][what|which {word}] "
+    "[should I do|do I need|will help|do I take|can I eat][?|]",
+    "[which|what] [pill|drug|medicine|tea|food|plaster] [helps|is good|do I need|should I take] [against|for|with] "
+    "[a {word}|{thing}|my {word}][?|]",
     "what does {word} mean[ in {language}|]?",
     "how do you [say|write|spell] [{thing}|{word}] in {language}?",
     "who [is|was|killed|loves|met|married] {person}[ exactly|][?|]",
