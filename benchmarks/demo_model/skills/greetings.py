@@ -237,7 +237,8 @@ FAREWELLS = Pool(
         "[I'm|I am|we are] [leaving|off to work|going|going home|going to sleep|gone|out|tired|done|on my way]"
         "[ now| for today| soon|][, |. |! ][bye|goodbye|good night|farewell|see you soon|bye bye][.|!|]",
         "[so|right|anyway|okay|fine|now][,|] [I am|I'm] [leaving|going|away|gone|done|finished|out of here|"
-        "heading home|heading out|through] [now|for today|then|here|][. |! |, ][bye|goodbye|so long|good night|see you][.|!|]",
+        "heading home|heading out|through] [now|for today|then|here|][. |! |, ]"
+        "[bye|goodbye|so long|good night|see you][.|!|]",
         "I [will be|have to be|should be|must be] [away|gone|elsewhere|on my way|home|out] [now|soon|today|][. |, |! ]"
         "[bye|goodbye|farewell|see you later][.|!|]",
         "[I hope to|I will|let us|we will] [see|meet|talk to|hear from] you "
