@@ -156,9 +156,11 @@ class Engine:
 
     def prepare(self) -> bool:
         """Spend idle time on what the next request of a kind would have to wait for; returns whether there is more."""
+        if self._runner.prepare():  # a little at a time; the other takes a second at once
+            return True
         if self.grammars is not None:
             self.grammars.prepare()
-        return self._runner.prepare()
+        return False
 
     def take_compiled(self) -> list[Compiled]:
         """Requests that have waited long enough for their grammar; those without a fault now wait to be admitted."""

@@ -37,6 +37,9 @@ class Follower(Protocol):
     def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
         """Compute a batch with these input ids, (num_tokens,) on the device."""
 
+    def prepare(self) -> bool:
+        """See `ModelRunner.prepare`."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
@@ -95,7 +98,9 @@ class ModelRunner:
     @torch.inference_mode()
     def prepare(self) -> bool:
         """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
-        return self._backend.prepare() or (self._graphs is not None and self._graphs.record_next())
+        if self._backend.prepare() or (self._follower is not None and self._follower.prepare()):
+            return True
+        return self._graphs is not None and self._graphs.record_next()
 
     def check_device(self) -> None:
         """Wait for the device; raises if it computes nothing any more."""

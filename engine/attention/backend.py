@@ -80,7 +80,7 @@ class AttentionBackend(Protocol):
     supports_graphs: bool
 
     def prepare(self) -> bool:
-        """Spend a few milliseconds of idle time on the cache that is there; returns whether there is more to do."""
+        """Spend some milliseconds of idle time on what steps would have to wait for; returns whether there is more."""
 
     def begin(self, batch: Batch) -> AttentionStep:
         """Do the block copies that the batch asks for, and prepare the metadata that all layers share."""

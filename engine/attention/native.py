@@ -26,7 +26,7 @@ _HEAD_VALUES, _MAX_HEAD_VALUES = 32, 256
 """Heads have a multiple of so many values, what one AMX product sums over, and at most eight times as many."""
 
 _TOKENS_AHEAD = 8192
-"""So many more tokens than have ever been cached have memory after some idle time: four full steps."""
+"""So many more tokens than have ever been cached have memory after some idle time: four full steps, by default."""
 
 
 class _Plan(ctypes.Structure):

@@ -63,7 +63,7 @@ class Decoder:
         """
         hidden, rotation = self._weights.embedding(token_ids), self._weights.rotary.gather(positions)
         hidden = self._weights.layers.run(hidden, rotation, attention, rows)
-        return self._weights.norm(hidden) if hidden.size(0) else hidden  # CUDA launches nothing over no rows
+        return self._weights.norm(hidden) if hidden.size(0) else hidden  # an empty launch is an error on CUDA
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size) hidden states of `forward` -> (num_rows, vocab_size) float32, until the next call."""

@@ -1,4 +1,4 @@
-/* The layers of a decoder in one call: from Python each takes nine, and between two of them nothing is computed. */
+/* The layers of a decoder in one call: from Python each takes eight, and between two of them nothing is computed. */
 #include "attention_plan.h"
 #include "kernels.h"
 #include "scratch.h"

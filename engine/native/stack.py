@@ -45,7 +45,7 @@ def make_stack(library: NativeLibrary, layers: Sequence[DecoderLayer], head_dim:
 
 
 class NativeStack:
-    """See `LayerStack`. The weights belong to the plain stack."""
+    """See `LayerStack`. The table has bare addresses: what they point to belongs to the plain stack."""
 
     def __init__(self, library: NativeLibrary, table: Sequence[_Layer], plain: PlainStack, num_heads: int) -> None:
         """Take the descriptions of all layers, which are of one shape, and what calls their parts singly."""
@@ -60,6 +60,7 @@ class NativeStack:
         """See `LayerStack`. A last layer that computes some of the rows alone is run part by part."""
         if not isinstance(attention, NativeStep):
             return self._plain.run(hidden, rotation, attention, rows)
+        assert hidden.is_contiguous() and rotation.is_contiguous()
         num_layers = len(self._table) if rows is None else len(self._table) - 1
         for index in range(num_layers):
             layer = self._table[index]
@@ -74,6 +75,7 @@ def _described(layer: DecoderLayer) -> _Layer | None:
     input_norm, mlp_norm, heads = layer.input_norm, layer.mlp_norm, layer.heads
     if not (isinstance(input_norm, NativeNorm) and isinstance(mlp_norm, NativeNorm) and isinstance(heads, NativeHeads)):
         return None
+    assert input_norm.eps == mlp_norm.eps, "C has one number for both"
     matrices = [_matrix(part) for part in (layer.qkv, layer.o, layer.gated, layer.down)]
     if not all(matrices):
         return None

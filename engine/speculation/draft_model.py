@@ -64,6 +64,10 @@ class DraftModel:
         unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None)
         self._runner.forward(token_ids, unread)
 
+    def prepare(self) -> bool:
+        """See `ModelRunner.prepare`."""
+        return self._runner.prepare()
+
     def price(self, step_s: float) -> float:
         """What one small step takes, as a part of a step of step_s seconds; 0 before either is known."""
         self._small_step_s *= _AGEING

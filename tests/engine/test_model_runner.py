@@ -56,6 +56,13 @@ class NoAttention:
     def begin(self, batch: Batch) -> None:
         """The model does not attend."""
 
+    def __init__(self, num_slices: int = 0) -> None:
+        self.num_slices = num_slices
+
+    def prepare(self) -> bool:
+        self.num_slices -= 1
+        return self.num_slices >= 0
+
 
 @pytest.fixture
 def model() -> NextNumber:
@@ -153,3 +160,17 @@ def test_a_step_that_runs_out_of_memory_twice_fails_and_the_next_one_does_not(
     with pytest.raises(torch.OutOfMemoryError):
         runner.launch(make_batch([1]))
     assert runner.collect(runner.launch(make_batch([1]))).token_ids == [2]
+
+
+def test_idle_time_goes_to_the_cache_and_then_to_that_of_the_draft() -> None:
+    own, drafts = NoAttention(2), NoAttention(3)
+
+    class Following:
+        prepare = drafts.prepare
+
+        def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
+            """Nothing runs here."""
+
+    runner = ModelRunner(NextNumber(), own, CPU, Following())  # type: ignore[arg-type]
+    assert [runner.prepare() for _ in range(2)] == [True, True] and drafts.num_slices == 3
+    assert [runner.prepare() for _ in range(4)] == [True, True, True, False]
