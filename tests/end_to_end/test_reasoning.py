@@ -95,7 +95,8 @@ def test_thinking_switched_off_leaves_the_answer(client: openai.OpenAI) -> None:
 
 
 def test_calls_come_after_the_thinking(client: openai.OpenAI) -> None:
-    body = {"thinking_token_budget": 10, "logit_bias": NO_END}
+    no_call_at_once = {str(TOKENIZER.token_to_id("<tool_call>")): -100}
+    body = {"thinking_token_budget": 10, "logit_bias": NO_END | no_call_at_once}
     tools: Any = [{"type": "function", "function": {"name": "time"}}]
     answer = client.chat.completions.create(
         **settings(client, body, tools=tools, tool_choice="required", parallel_tool_calls=False)
