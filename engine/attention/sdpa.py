@@ -99,7 +99,7 @@ class SdpaBackend:
         self._workspaces = (torch.empty(0, dtype=dtype, device=device), torch.empty(0, dtype=dtype, device=device))
 
     def prepare(self) -> bool:
-        """Nothing to do: the whole cache has its memory."""
+        """Nothing is prepared: the reference takes memory as it writes to it."""
         return False
 
     def begin(self, batch: Batch) -> "SdpaStep":
