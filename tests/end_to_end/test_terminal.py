@@ -163,9 +163,10 @@ def test_serve_shows_what_it_does_and_leaves_the_terminal_as_it_was(long_model: 
 def show_a_server(command: list[str], url: str) -> None:
     with PseudoTerminal(command, columns=120, NO_COLOR="1") as terminal:
         idle = "idle | KV cache 0% | Press Ctrl-C to stop"
+        served = f"Serving weft-demo: chat at {url}/, API at {url}/v1"
+        terminal.wait_for(served)  # an engine that is up is idle a moment before its front end serves
         terminal.wait_for(lambda lines: lines[-1:] == [idle])
         text = "\n".join(terminal.lines)
-        served = f"Serving weft-demo: chat at {url}/, API at {url}/v1"
         for start in ("model        weft-demo", "device       cpu", "weights      ", served):
             assert re.search(rf"^\d\d:\d\d:\d\d {re.escape(start)}", text, re.MULTILINE), start
         body = {"model": "weft-demo", "messages": [{"role": "user", "content": "Hi"}]}
