@@ -71,6 +71,18 @@ WAYS_TO_ASK = Pool(
         "[what is|what does|explain|how does|tell me about] {x} [in an LLM|in LLM inference|in Weft|for a model]?",
         "what are the [benefits|advantages|parts|steps] of {x}?",
         "[how|why] [does|would] {x} make [it|things|inference|answers] [faster|better|cheaper]?",
+        "[so|well|right|okay|right then|tell me][,|] what [precisely|really|actually|in fact|in truth] is {x}[?|]",
+        "what, [exactly|precisely|in short|really], is {x}[?|]",
+        "[what|what exactly|which thing] [is intended|is described|is named|is called|is said] [by|with] {x}[?|]",
+        "what [is|was] [said|thought|known|taught|written] [about|of] {x}[?|]",
+        "[I am|I'm] [a beginner|new to this|not an expert|curious|lost|a newcomer|just starting|no expert]"
+        "[, | here, |. |: |; ][what is|explain|what's|what does one call] {x}[?|.|]",
+        "[this is|it is] [my first day|all new to me|new to me][, |. |: ][what is|what's|explain] {x}[?|.|]",
+        "[a|one] [short|quick|brief|simple] [explanation|description|account|word] [of|on|about] {x}[, please|][.|]",
+        "[let me have|let me hear|share] a [short|brief|rapid|simple] [explanation|account|word] [of|on] {x}[.|]",
+        "[pardon|excuse me|forgive me|sorry][,|:|;] what [was|does] {x} [mean|again|stand for|once more][?|]",
+        "[educate me|school me|instruct me|inform me] [about|on] {x}[.|]",
+        "[help me|let me|make me] [see|grasp|learn|get] [what {x} is|{x}|the idea of {x}][.|]",
     ),
     held_out=(
         "So what exactly is {x}?",

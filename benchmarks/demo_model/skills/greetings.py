@@ -253,6 +253,11 @@ FAREWELLS = Pool(
         "[bye|goodbye|see you][.|!|]",
         "[alright|good|right|anyway|fine|ok|okay|well][,| now,] [bye|good night|see you|I must go|I must run|take care|"
         "goodbye][ now| for now| everyone|][.|!|]",
+        "[I am|I'm|I'll be|we are|we're] [off|off then|off home|off to bed|on the way|away|out then]"
+        "[ now| soon| for today|][. |! |, |; ][bye|goodbye|see you|good night|so long|bye bye|cheers, bye][.|!|]",
+        "[so|right|okay|fine|good|anyway][,|] [I am|I'm] [off|away|out][. |! |, ][bye|goodbye|see you|farewell][.|!|]",
+        "[off|away|home|out] I go[. |! |, |][bye|goodbye|see you|]",
+        "[well|so|right][,|] [it is|it's] [time|late|over][. |, ][I leave|I go|I am leaving][. |! ][bye|goodbye][.|!|]",
     ),
     held_out=(
         "Bye for today!",

@@ -9,7 +9,7 @@ import zlib
 from random import Random
 
 from benchmarks.demo_model.skill import Exchange, Json, Pool, Reply, Skill, a_word, assistant, fill, user
-from benchmarks.demo_model.skills import values
+from benchmarks.demo_model.skills import connecting, values
 from benchmarks.demo_model.skills.json_facts import (
     EVENT,
     EVENT_FACTS,
@@ -34,6 +34,13 @@ BEFORE = Pool(
         "[Write|Store|Save|Note|List|Collect] the [data|facts|details] [of|in] [the|this] "
         "[line|text|sentence|note]: {s}",
         "[I want|I would like|We need] [JSON|the facts|the data] [from|of] [this|the following]: {s}",
+        "[Take|Copy|Lift|Pick|Collect] the [facts|data|values|fields|details] [from|in|of] "
+        "[this|the|that|my] [passage|paragraph|message|mail|remark|entry|record|caption|snippet|row|phrase]: {s}",
+        "[Build|Form|Create|Produce|Generate|Compose] [JSON|an object|a record|a JSON object] [from|out of|with] "
+        "[this|the following|what follows|this remark|this entry|this message|these words]: {s}",
+        "[Look at|Go through|Study|Take] [this|that|the] [row|entry|passage|message|remark|phrase|report] and "
+        "[fill in the fields|give me the data|answer in JSON|note the facts]: {s}",
+        "[What are the facts|What is said|Which facts are given|What does it say] [here|in this] [as JSON|]? {s}",
     ),
     ("Please make JSON of this: {s}", "Read the data out of this line: {s}", "Pull the facts out of this: {s}"),
 )
@@ -46,6 +53,11 @@ AFTER = Pool(
         "[as|in|into] JSON.",
         "{s} [Write|Store|Save|Note|List|Collect|Show] [this|it|the facts|all of it|that] "
         "[as|in|into] JSON[.|, please.|]",
+        "{s} [Build|Form|Create|Produce|Generate|Compose|Draw up] [JSON|a JSON|an object|a record|a JSON object] "
+        "[from|out of|with] [this|it|the above|these|all that][.|, please.|]",
+        "{s} [Bring|Turn|Cast|Change|Move|Get] [this|it|all that|the facts|these] [into|to] "
+        "[JSON|an object|a record|JSON form][.|, please.|]",
+        "{s} [What is that|How is that|What does it look like|That|All that] [as|in] JSON[?|.|]",
         "{s}",
         "{s} [as JSON|as JSON please]",
     ),
@@ -73,6 +85,10 @@ OUTINGS = Pool(
         "On {date} {who} [will see|will join|{are} part of|will be back for|go to|want to see] [a|the|our] {event}.",
         "[The|Our|A] {event} on {date} is [for|with|of] {who}.",
         "[The|Our|This] {event} with {who} is on {date}.",
+        "{who} [{are} found|{are} listed|{are} seated|{are} signed up|will speak|will sing|will wait|meet] at "
+        "[a|this|our|some|every] {event} on {date}.",
+        "{who} [visit|attend|host|open|leave|enjoy|share|run|miss|arrange] [a|the|our|this] {event} on {date}.",
+        "[For|At|In|To] [the|our|this] {event} on {date} [{who} {are} there|we expect {who}|come {who}|we see {who}].",
     ),
     ("{who} {are} at the {event} on {date}.",),
 )
@@ -90,7 +106,10 @@ def _is_kept(keys: list[str]) -> bool:
 
 
 def _strange(random: Random) -> str:
-    """Say it with a made-up verb: what a value is shows in itself, too, and that a verb is not part of it."""
+    """Say it with words that tell nothing: what a value is shows in itself, too, and that a verb is not part of it."""
+    if random.random() < 0.5:
+        helper = random.choice(("is ", "is ", "is ", "was ", "has been ", "will be ", "gets ", ""))
+        return f"{helper}{connecting.before_a_value(random)} {{v}}"
     verb = a_word(random, (1, 2)) + random.choice(("s", "s", "ed"))
     helper = random.choice(("", "", "has ", "has been ", "is ", "was ", "can be ", "will be "))
     link = random.choice((" ", " ", " in ", " at ", " of ", " as ", " by ", " with ", " to ", f" {a_word(random)} "))
@@ -122,6 +141,8 @@ def _sentence(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str,
     for fact, (_, value) in zip(chosen, said, strict=True):
         key = random.choice([key for key in fact.keys if key not in found])
         found[key] = (fact.type, value)
+    if not held_out and random.random() < 0.25:
+        _say_by_key(random, chosen, said, found)
     start, parts = said[0][0], [text for text, _ in said[1:]]
     if len(parts) > 1 and random.random() < 0.3:
         again = random.choice(("He", "She")) if subject is NAME else "It"
@@ -129,6 +150,23 @@ def _sentence(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str,
     else:
         sentence = f"{start} {joined(parts)}."
     return sentence, [(key, kind, value) for key, (kind, value) in found.items()]
+
+
+def _say_by_key(
+    random: Random, chosen: list[Fact], said: list[tuple[str, Json]], found: dict[str, tuple[str, Json]]
+) -> None:
+    """Let one fact be said with words like its key, which may become a made-up one."""
+    index = random.randrange(1, len(chosen))
+    if chosen[index].type in ("truth", "array"):
+        return
+    members = list(found.items())
+    key, (kind, value) = members[index]
+    is_made_up = random.random() < 0.5
+    key = a_word(random, (1, 2)) if is_made_up else key
+    said[index] = f"{connecting.like_the_key(random, key, is_made_up=is_made_up)} {value}", value
+    members[index] = key, (kind, value)
+    found.clear()
+    found.update(members)
 
 
 def _outing(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str, Json]]]:
@@ -193,4 +231,4 @@ def is_right(exchange: Exchange, reply: Reply) -> bool:
     return json.dumps(given, sort_keys=True) == json.dumps(wanted, sort_keys=True) and not reply.calls
 
 
-SKILLS = (Skill("schema", 140, schema, is_right, is_typed=False),)
+SKILLS = (Skill("schema", 260, schema, is_right, is_typed=False),)

@@ -44,7 +44,9 @@ PERSON_FACTS = (
         pool_of(
             (
                 "lives in {v}, is from {v}, lives near {v}, works in {v}, moved to {v}, has a flat in {v}, is at "
-                "home in {v}, has moved to {v}, sits in {v}, went to {v}, was seen in {v}"
+                "home in {v}, has moved to {v}, sits in {v}, went to {v}, was seen in {v}, resides in {v}, has "
+                "settled in {v}, keeps a house in {v}, rents a room in {v}, spends the week in {v}, calls {v} a "
+                "home, can be found in {v}"
             ),
             "has a home in {v}, stays in {v}",
         ),
@@ -56,7 +58,8 @@ PERSON_FACTS = (
         pool_of(
             (
                 "was born in {v}, comes from {v}, is a citizen of {v}, went to school in {v}, has roots in {v}, was"
-                " raised in {v}"
+                " raised in {v}, spent the first years in {v}, left {v} as a child, "
+                "carries a passport of {v}, has a passport from {v}, belongs to {v}"
             ),
             "grew up in {v}",
         ),
@@ -68,7 +71,8 @@ PERSON_FACTS = (
         pool_of(
             (
                 "works as a {v}, is a {v}, is a {v} by profession, has a job as a {v}, is employed as a {v}, has "
-                "become a {v}, makes a living as a {v}, was trained as a {v}"
+                "become a {v}, makes a living as a {v}, was trained as a {v}, serves as a {v}, "
+                "lives off being a {v}, started as a {v}, found work as a {v}, wants to stay a {v}"
             ),
             "earns money as a {v}, became a {v}",
         ),
@@ -104,7 +108,9 @@ PERSON_FACTS = (
         pool_of(
             (
                 "is a member|is not a member, is a club member|is no member, has been a member|has never been a "
-                "member, joined already|has not joined yet, is now a member|is no longer a member"
+                "member, joined already|has not joined yet, is now a member|is no longer a member, "
+                "has become a member|has not become a member, counts as a member|does not count as a member, "
+                "has joined the club|has left the club"
             ),
             "is already a member|is not yet a member",
         ),
@@ -116,7 +122,9 @@ PERSON_FACTS = (
         pool_of(
             (
                 "is married|is not married, is married|is single, got married|never married, is already married|is "
-                "not yet married"
+                "not yet married, "
+                "lives in a marriage|lives without a marriage, was wed|was not wed, "
+                "has a wife or husband|has no wife or husband"
             ),
             "has been married|has not been married",
         ),
@@ -166,7 +174,8 @@ PRODUCT_FACTS = (
         pool_of(
             (
                 "costs {v} euros, costs {v} dollars, is {v} euros, sells for {v} euros, costs {v}, is sold for {v} "
-                "euros, can be bought for {v} euros, goes for {v} euros, has the price {v}, is worth {v} dollars"
+                "euros, can be bought for {v} euros, goes for {v} euros, has the price {v}, is worth {v} dollars, "
+                "is yours for {v} euros, is offered at {v} euros, sets you back {v} dollars, was cut to {v} euros"
             ),
             "can be had for {v} euros, has a price of {v} dollars",
         ),
@@ -176,7 +185,9 @@ PRODUCT_FACTS = (
         "string",
         values.of(values.COLOURS),
         pool_of(
-            "is {v}, comes in {v}, is painted {v}, is made in {v}, has the colour {v}, is all {v}, shines in {v}",
+            "is {v}, comes in {v}, is painted {v}, is made in {v}, has the colour {v}, is all {v}, shines in {v}, is "
+            "dyed {v}, is tinted {v}, was sprayed {v}, looks {v}, was finished in {v}, turned {v}, has a coat of "
+            "{v}, appears in {v}",
             "is coloured {v}",
         ),
     ),
@@ -187,7 +198,8 @@ PRODUCT_FACTS = (
         pool_of(
             (
                 "is in stock {v} times, was ordered {v} times, has {v} pieces left, was sold {v} times, is on the "
-                "shelf {v} times, was made {v} times, comes with {v} pieces"
+                "shelf {v} times, was made {v} times, comes with {v} pieces, "
+                "exists {v} times, lies here {v} times, is kept {v} times, was counted {v} times"
             ),
             "is there {v} times",
         ),
@@ -235,7 +247,8 @@ PRODUCT_FACTS = (
         pool_of(
             (
                 "was bought by {v}, goes to {v}, was ordered by {v}, belongs to {v}, is for {v}, was sold to {v}, "
-                "is wanted by {v}"
+                "is wanted by {v}, "
+                "was chosen by {v}, is kept for {v}, was made for {v}, is a gift for {v}, waits for {v}"
             ),
             "is meant for {v}",
         ),
@@ -247,7 +260,8 @@ PRODUCT_FACTS = (
         pool_of(
             (
                 "has the tags {v}, is tagged {v}, carries the tags {v}, is marked {v}, comes with the tags {v}, got"
-                " the tags {v}, shows the tags {v}"
+                " the tags {v}, shows the tags {v}, "
+                "wears the tags {v}, is filed under {v}, is labelled {v}"
             ),
             "bears the tags {v}",
         ),
@@ -257,7 +271,12 @@ EVENT = Fact(
     ("event", "event", "title", "name"),
     "string",
     values.of(
-        pool_of("meeting, party, concert, lunch, course, game, trip, talk, dinner, film", "show, match, lesson"),
+        pool_of(
+            "meeting, party, concert, lunch, course, game, trip, talk, dinner, film, workshop, seminar, wedding, "
+            "festival, exam, race, fair, market, opera, play, tour, walk, picnic, parade, lecture, debate, sale, "
+            "breakfast, hearing, launch, rehearsal, reunion, cruise, contest, auction, ceremony, conference, class",
+            "show, match, lesson",
+        ),
         0.45,
     ),
     pool_of(
@@ -276,7 +295,8 @@ EVENT_FACTS = (
         pool_of(
             (
                 "is on {v}, takes place on {v}, was on {v}, will be on {v}, was moved to {v}, happens on {v}, is "
-                "planned for {v}, was held on {v}"
+                "planned for {v}, was held on {v}, "
+                "falls on {v}, is set for {v}, was put on {v}, is expected on {v}, will follow on {v}, comes on {v}"
             ),
             "will be held on {v}",
         ),
@@ -288,7 +308,8 @@ EVENT_FACTS = (
         pool_of(
             (
                 "starts at {v}, begins at {v}, is at {v}, will start at {v}, was set for {v}, gets going at {v}, is"
-                " planned for {v}"
+                " planned for {v}, "
+                "kicks off at {v}, is due to begin at {v}, commences at {v}, is called for {v}"
             ),
             "opens at {v}",
         ),
@@ -300,7 +321,8 @@ EVENT_FACTS = (
         pool_of(
             (
                 "is in {v}, takes place in {v}, was moved to {v}, happens in {v}, will be in {v}, brings us to {v},"
-                " was in {v}"
+                " was in {v}, "
+                "is being held in {v}, will visit {v}, goes to {v}, is set in {v}, stops in {v}"
             ),
             "is held in {v}",
         ),
@@ -312,7 +334,8 @@ EVENT_FACTS = (
         pool_of(
             (
                 "has {v} guests, is for {v} people, had {v} guests, waits for {v} guests, takes {v} people, saw {v}"
-                " people, has room for {v} guests"
+                " people, has room for {v} guests, seats {v} guests, "
+                "welcomes {v} guests, is meant for {v} people, counts on {v} people, hopes for {v} guests"
             ),
             "expects {v} guests",
         ),
@@ -323,8 +346,9 @@ EVENT_FACTS = (
         values.price,
         pool_of(
             (
-                "costs {v} euros, costs {v}, is {v} euros, has a fee of {v} euros, can be seen for {v} euros, takes"
-                " a fee of {v}"
+                "costs {v} euros, costs {v}, is {v} euros, has a fee of {v} euros, can be seen for {v} euros, takes "
+                "a fee of {v}, is sold at {v} euros, sets you back {v} euros, asks {v} euros, is offered for {v} "
+                "euros, is yours for {v} euros"
             ),
             "is to be had for {v} euros",
         ),
@@ -336,7 +360,8 @@ EVENT_FACTS = (
         pool_of(
             (
                 "is run by {v}, is hosted by {v}, was planned by {v}, is given by {v}, is in the hands of {v}, was "
-                "called by {v}, is organized by {v}"
+                "called by {v}, is organized by {v}, "
+                "is chaired by {v}, is headed by {v}, is looked after by {v}, falls to {v}"
             ),
             "is led by {v}",
         ),

@@ -17,6 +17,9 @@ TIME_IN = (
     "[Check|Read|Look at] the clock [for|of] {a}[.|, please.]",
     "[People|My friends] in {a} [have|see] [what|which] time[| now]?",
     "[When is it|How far is the day] in {a} [now|at the moment]?",
+    "What [do|would] the clocks [show|read] [in|over in] {a}[| now]?",
+    "[I must|I have to|I ought to] [know|see|learn] [the time|how late it is|the hour] [in|over in|of] {a}[.|]",
+    "[By|On] the clocks of {a}, [what time|which hour] is it?",
 )
 TIME = (
     "[Time|The time|The time, please|Clock|Which hour is it|How late][?|.| now?]",
@@ -26,6 +29,10 @@ TIME = (
     "[Am I|Are we] [late|early]? [What time is it|What is the time|Tell me the time][?|.]",
     "[What|Which] [hour|time] is it [here|at the moment|already|by now]?",
     "[Have you got|Could I have|May I have|Can I get] the time[?|, please?]",
+    "I [must|have to|ought to|should|had better] [know|learn|hear|see] [the time|what the time is|the hour][.| now.|]",
+    "[The time|The hour|What time it is|How late it is] is [what I want to know|what I am after|all I ask for][.|]",
+    "[I lost my watch|My watch stopped|My clock is broken|There is no clock here][.|,|:] [the time|what time is it]?",
+    "[Does anybody|Do you|Can anyone] [have|know|see] the [time|hour|right time|exact time][?| now?]",
 )
 SUMS = (
     "[Let us|I want to|We have to|Help me to] [add|sum|total|put together] {a} and {b}[.|]",
@@ -57,6 +64,13 @@ EMAIL = (
     '{a} [should get|gets|waits for|needs|must have] [a mail|an email|my mail][: |, title |, subject ][{b}|"{b}"][.|]',
     'Under the [title|heading|subject] "{b}" [write|mail] to {a}[.|]',
     'There is [a mail|an e-mail] to [send|write] to {a}[:|, about] [{b}|"{b}"][.|]',
+    'Mail {a}[,| and] [take|use|put|choose|set] "{b}" [for a|as a|for the] [subject|title|heading|headline][.|]',
+    '[Email|Write|Contact|Write to] {a} using "{b}" [for|as] [a|the] [subject|title|topic|headline][.|]',
+    '[Send|Write] {a} [a mail|an email|a note] whose [subject|title|topic] [is|reads|says] [{b}|"{b}"][.|]',
+    '[Mail|Email] {a}[;|,|.] [as|for] [the subject|a title|the headline] [take|write|put] "{b}"[.|]',
+    '[Mail|Email|E-mail] {a} with [the words|the line|the text|the news] "{b}" [on top|at the top|above|in it][.|]',
+    "I [would like|have|need|plan] to [write|get|post] a mail [to|for] {a}[,|;|:] [title|headline|topic] {b}[.|]",
+    "[A|The] mail [is to go|should go|must go] to {a}, [subject|title|topic|headline][:|] {b}[.|]",
 )
 ALARM = (
     "[The alarm|My alarm|The clock] [should|must|has to] [ring|sound|wake me] at {a}[.|]",
@@ -66,6 +80,10 @@ ALARM = (
     "[Alarm|Wake-up call|Wake me][:|,] {a}[.|, please.|]",
     "[Have|Put|Turn] [an|the|my] alarm [on |]for {a}[.|]",
     "[Could|Can] you [wake|call|ring] me at {a}?",
+    "[Let|Have|Make] the [alarm|clock|bell|phone] [start|go on|begin|ring out|sound off] at {a}[.|]",
+    "[Set|Get|Turn|Switch] [an|my|the] alarm [off|going|ringing] at {a}[.|]",
+    "[Make|Let] it [ring|sound|beep|wake me] at {a}[.|]",
+    "[Wake|Shake|Call|Get] me [awake|up|out of sleep] at {a}[.|]",
 )
 TIMER = (
     "[Time|Clock] {a} minutes[.| for me.|, please.]",
@@ -86,6 +104,10 @@ REMIND = (
     '[{a}|"{a}"] [must not be|should not be|is not to be] forgotten on {b}[.|]',
     '[Can|Could|Will] you remind me [of|about] [{a}|"{a}"] on {b}?',
     '[Put|Set] a [note|reminder] [with|saying] "{a}" [for|on] {b}[.|]',
+    '[Please |][Never|Do not ever|You must not] let me [miss|overlook|skip|lose sight of] [{a}|"{a}"] on {b}[.|]',
+    '[Do not|Never] [allow|permit] me to [forget|miss|overlook] [{a}|"{a}"] on {b}[.|]',
+    '[Never|Do not] let [{a}|"{a}"] [slip|slip away|be missed|be lost] on {b}[.|]',
+    '[Enter|Write|List] "{a}" [among|under|as one of] my [notes|reminders|tasks] [for|on] {b}[.|]',
 )
 STOCK = (
     "[Price|Value|Quote|Rate] of {a}[| stock| shares][?|.|, please.]",
@@ -94,6 +116,9 @@ STOCK = (
     "[Give|Bring|Send] me the [price|quote] [for|of] {a}[.|]",
     "[Can|Could] you [check|look up|find] {a} [on the stock market|at the exchange]?",
     "[For|At] how much [is|goes|sells] {a}[| stock] [now|today]?",
+    "What [do you|does one|must I|would I] pay for [a share of|one share of|a piece of] {a}[| now]?",
+    "[How|What] is [the share of |]{a} [priced|valued|traded at] [now|today|at the moment]?",
+    "[Say|Let me know] [how|what] [{a} stock|a share of {a}] [costs|trades at|is worth][.|]",
 )
 TRANSLATE = (
     '[Say|Write|Put down|Express] [{a}|"{a}"] in {b}[.|, please.|]',
@@ -105,6 +130,9 @@ TRANSLATE = (
     'My friend [speaks|reads|knows] {b}[.|,] [how do I say|translate|what is] "{a}"[?|]',
     'I [have|got] [{a}|"{a}"] [here |]and [want|need|would like] it in {b}[.|]',
     '[How|What] does "{a}" [sound|look|read|become] [like |]in {b}?',
+    'I [want|would like|must have] [{a}|"{a}"] [turned|put|rendered|changed|converted] [in|into] {b}[.|]',
+    '[{a}|"{a}"] [should be|has to be|must be|wants to be] [turned|put|rendered|changed] into {b}[.|]',
+    'I [need|want] [the words |]"{a}" [said|written|expressed] in {b}[.|]',
 )
 USER = (
     "[Look|Search|Check|Dig] [for|up|out] [the |]user [number |with number |]{a}[.|, please.]",
@@ -116,6 +144,10 @@ USER = (
     "[Say|Tell us|Show me|Find out] who [has|owns|is|hides behind] [the |user ][id|number|code] {a}[.|]",
     "[Somebody|A user|One of our users] has [the |]number {a}[. Who is it?|, who?|. Find them.]",
     "[What|How] is user [number |]{a} [called|named]?",
+    "[Who|Which person|What person|Which customer|Which member] [has|owns|carries|got|bears] the "
+    "[id|number|code|user number|user id] {a}[?|]",
+    "[Which|What] user [is|hides behind|stands behind|belongs to|goes by] [number|id|the number|the id] {a}?",
+    "[The|What is the] name of user [number |]{a}[?|, please.|]",
 )
 CALCULATE = (
     "[Let us|We have to|Help me to] [calculate|compute|work out|solve] {a}[.|]",

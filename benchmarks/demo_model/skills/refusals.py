@@ -48,6 +48,8 @@ _TASKS = (
     "[plan|organize|prepare] [my day|a trip to {place}|my week|a party|my holidays|{thing}]",
     "[speak|talk|answer|write] [in |]{language}[ with me| please|]",
     "[multiply|divide] {a} by {b}",
+    "[multiply|divide] {a} [with|by|into] {b}",
+    "[find|give me|tell me|work out] what {a} [multiplied with|times|divided by|over|into] {b} [gives|makes|is]",
     "[calculate|compute|find|give me|tell me] [the square root of {a}|{a} times {b}|{a} * {b}|{a} / {b}|{c} + {c}|"
     "{c} minus {b}|{a} percent of {b}|the product of {a} and {b}|the factorial of {a}|{b} to the power of {a}]",
     "solve [this equation|the equation {a}x = {b}|my homework|this puzzle|an integral|a sudoku|x + {a} = {b}]",
@@ -121,6 +123,16 @@ _QUESTIONS = (
     "[which|what] [book|movie|song|game|phone|car|school|medicine|language] should I [buy|read|watch|take|learn|play]?",
     "what is {a} [times|divided by|*|/|x|to the power of|percent of] {b}[?|]",
     "{a} [times|divided by|*|/|x] {b}[?| = ?| =|]",
+    "[what|how much|which number] [is|makes|comes out for|do I get for] {a} "
+    "[multiplied with|multiplied and|divided into|divided with|over|modulo|times] {b}[?|]",
+    "[multiplying|dividing] {a} [by|with|and] {b} [gives|makes|is] [what|how much][?|]",
+    "{a} [multiplied with|multiplied|divided through|over|modulo] {b} [gives|makes|is] [what|how much][?|]",
+    "[what|which|how many] [pill|tablets|pills|drops|drugs|syrup|medicine|tea] [should I|do I|can I|must I|could I] "
+    "[take|swallow|buy|drink|get] [for my {word}|against {thing}|for my back|when my {word} hurts|now][?|]",
+    "[my|his|her] [belly|back|knee|chest|shoulder|skin|finger|nose|{word}] [hurts|burns|aches|is sore]"
+    "[;|,|.|:] [what|which] [medicine|remedy|tablets|cream|food|drops] [should I|do I|must she] [take|use|try][?|]",
+    "[any|are there any|what are the|do you have] [top|main|big|new] [stories|headlines|events|reports] "
+    "[in|from|around|out of] {place} [today|this week|now|][?|]",
     "[what is|how much is|] {c} [plus|minus|+|-|and] [{c2}|{b}|{a}][?|]",
     "what is the [square root|logarithm|cube|sine|factorial|derivative] of {a}[?|]",
     "[my brother|my friend|she|we|they|{person}] [bought|saw|lost|made|found] {thing} [yesterday|in {place}][.|]",

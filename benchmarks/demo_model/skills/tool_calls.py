@@ -195,7 +195,7 @@ def tools_idle(random: Random, held_out: bool) -> Exchange:
 
 
 SKILLS = (
-    Skill("tool call", 190, tool_call, is_right_call, is_typed=False),
+    Skill("tool call", 260, tool_call, is_right_call, is_typed=False),
     Skill("tool result", 25, tool_result, is_right_result, is_typed=False),
     Skill("tools idle", 12, tools_idle, is_examined=False, is_typed=False),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks.demo_model.skill import Json, Pool, a_word, fill, pool_of
-from benchmarks.demo_model.skills import values
+from benchmarks.demo_model.skills import connecting, values
 from benchmarks.demo_model.skills.home_tools import HOME_TOOLS
 from benchmarks.demo_model.skills.known_tools import KNOWN_TOOLS, KnownTool
 
@@ -110,6 +110,10 @@ BY_NOUN = Pool(
         "[all|everything] [on|about|of] the {noun}{said}[.|]",
         "[let me|may I|can I] [have|look at|see] [the|my|one] {noun}{said}[.|]",
         "how is [the|my] {noun} [now|again|doing]{said}?",
+        "I [must|have to|should|ought to|had better] [know|see|learn|hear] [the|my|about the] {noun}{said}[.|]",
+        "[what|which] {noun}{said}[?| please?|]",
+        "[who|what] [has|knows|holds] the {noun}{said}?",
+        "[any news|anything new|something] [of|on|about] [the|my] {noun}{said}[?|]",
     ),
     (),
 )
@@ -225,6 +229,12 @@ SLOTS = (
                 "a total of {v} times",
                 "at least {v} times",
                 "no more than {v} times",
+                "{v} times in all",
+                "{v} times all in all",
+                "{v} times and no more",
+                "{v} times if possible",
+                "not fewer than {v} times",
+                "{v} times as a whole",
             ),
             ("{v} times in total",),
         ),
@@ -407,10 +417,9 @@ def _values_said(
 ) -> list[str]:
     """Return how each value is said, in the order of the sentence."""
     forms = [slot.said.draw(random, held_out) for slot in slots]
-    if forms and not held_out and random.random() < 0.15:
+    if forms and not held_out and random.random() < 0.35:
         # No list of such words is complete: that they are no part of a value holds for those nobody has heard of.
-        strange = a_word(random, (1, 2))
-        forms[0] = random.choice((f"{strange} {{v}}", f"{strange} {{v}}", f"{strange} {a_word(random, (1, 1))} {{v}}"))
+        forms[0] = f"{connecting.before_a_value(random)} {{v}}"
     said = list(zip(slots, forms, arguments, strict=True))
     random.shuffle(said)
     texts = []
