@@ -30,6 +30,11 @@ from engine.step_result import StepResult
 
 logger = logging.getLogger(__name__)
 
+_STEPS_AFTER_S = 0.5
+"""Idle time after which what steps will need is made ready, a little at a time: nobody waits for it."""
+_VOCABULARY_AFTER_S = 2.0
+"""And after which the vocabulary is read, which takes a second that a request may have to wait for."""
+
 
 class Runner(Protocol):
     """What the engine needs of a model runner."""
@@ -154,13 +159,25 @@ class Engine:
         self.scheduler.add(request)
         return True
 
-    def prepare(self) -> bool:
-        """Spend idle time on what the next request of a kind would have to wait for; returns whether there is more."""
-        if self._runner.prepare():  # a little at a time; the other takes a second at once
-            return True
-        if self.grammars is not None:
-            self.grammars.prepare()
-        return False
+    def prepare(self, idle_for_s: float) -> float | None:
+        """Spend idle time on what the next request of a kind would have to wait for.
+
+        Args:
+            idle_for_s: How long nobody has asked for anything.
+
+        Returns:
+            After how many more seconds of that there is something to do; None if there is nothing.
+        """
+        if idle_for_s < _STEPS_AFTER_S:
+            return _STEPS_AFTER_S - idle_for_s
+        if self._runner.prepare():
+            return 0.0
+        if self.grammars is None:
+            return None
+        if idle_for_s < _VOCABULARY_AFTER_S:
+            return _VOCABULARY_AFTER_S - idle_for_s
+        self.grammars.prepare()
+        return None
 
     def take_compiled(self) -> list[Compiled]:
         """Requests that have waited long enough for their grammar; those without a fault now wait to be admitted."""

@@ -46,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 EXIT_CANNOT_LOAD = 2
 _PR_SET_PDEATHSIG = 1
-_PREPARE_AFTER_S = 0.5
-"""Idle time after which the engine gets ready for what it may be asked later."""
 _STUCK_POLL_S = 0.005
 """Pause when requests wait but none can run, which only another message can change."""
 
@@ -77,17 +75,18 @@ class EngineProcess:
     def run(self) -> None:
         """Serve for ever."""
         is_stuck = False
-        idle_s: float | None = _PREPARE_AFTER_S
+        idle_since = time.monotonic()
+        idle_s: float | None = 0.0  # until it can get ready for what it may be asked later
         while True:
             timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else idle_s
             messages = list(self._link.poll(timeout))
             for connection, message in messages:
                 self._apply(connection, message)
             if idle_s is not None and not messages and not self._engine.has_work:
-                idle_s = 0.0 if self._engine.prepare() else None
+                idle_s = self._engine.prepare(time.monotonic() - idle_since)
             self._answer_compiled()
             if self._engine.has_work:
-                idle_s = _PREPARE_AFTER_S
+                idle_since, idle_s = time.monotonic(), 0.0
                 num_steps = self._engine.num_steps
                 self._write_status()
                 outputs = self._engine.step()

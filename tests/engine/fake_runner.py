@@ -47,6 +47,7 @@ class FakeRunner:
         self.error: Exception = RuntimeError("it failed")
         self.is_device_lost = False
         self.num_computed_tokens = 0
+        self.num_unprepared = 0
         self.batches: list[Batch] = []
 
     def launch(self, batch: Batch, masks: object = None) -> FakeLaunched:
@@ -77,7 +78,8 @@ class FakeRunner:
         return StepResult(launched.token_ids, {}, launched.scores)
 
     def prepare(self) -> bool:
-        return False
+        self.num_unprepared -= self.num_unprepared > 0
+        return self.num_unprepared > 0
 
     def check_device(self) -> None:
         if self.is_device_lost:

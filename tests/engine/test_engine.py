@@ -6,6 +6,8 @@ import torch
 
 from engine import engine as engine_module
 from engine.engine import RejectedError
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.pending import PendingGrammars
 from engine.protocol import (
     AddRequest,
     CachePolicy,
@@ -38,6 +40,22 @@ def greedy(prompt: list[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         context.append(next_id(context, 0.0, 0.0))
     return context[len(prompt) :]
+
+
+def test_idle_time_goes_to_steps_first_and_to_the_vocabulary_when_it_lasts() -> None:
+    loaded: list[str] = []
+    fake = make_engine()
+    fake.runner.num_unprepared = 2
+    fake.engine.grammars = PendingGrammars(GrammarCompiler(lambda: loaded.append("vocabulary")))  # type: ignore
+    assert fake.engine.prepare(0.1) == pytest.approx(0.4) and fake.runner.num_unprepared == 2
+    assert fake.engine.prepare(0.5) == 0.0 and fake.runner.num_unprepared == 1
+    assert fake.engine.prepare(0.6) == pytest.approx(1.4) and fake.runner.num_unprepared == 0
+    assert not loaded
+    assert fake.engine.prepare(2.0) is None and loaded == ["vocabulary"]
+
+
+def test_idle_time_without_grammars_is_over_when_steps_are_ready() -> None:
+    assert make_engine().engine.prepare(0.5) is None
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -38,7 +38,7 @@ def test_no_step_waits_for_the_device() -> None:
         return num_steps
 
     run(0)  # compiles kernels
-    while engine.prepare():  # records graphs, which may wait
+    while engine.prepare(60.0) is not None:  # records graphs, which may wait
         pass
     torch.cuda.set_sync_debug_mode("error")
     try:
