@@ -24,7 +24,7 @@ from benchmarks.demo_model.skills import (
     stories,
     sums,
     tool_calls,
-    tool_sets,
+    tool_words,
     values,
 )
 
@@ -168,7 +168,7 @@ def conversation(random: Random, num_turns: int) -> Conversation:
 def values_of_chats() -> frozenset[str]:
     """Return the words, in lower case, that chats are about: those which are drawn, and then copied or spelled."""
     pools = [pool for module in (subjects, values) for pool in vars(module).values() if isinstance(pool, Pool)]
-    texts = [text for pool in (*pools, tool_sets.VERBS, tool_sets.NOUNS) for text in (*pool.training, *pool.held_out)]
+    texts = [text for pool in (*pools, tool_words.VERBS, tool_words.NOUNS) for text in (*pool.training, *pool.held_out)]
     return frozenset(re.findall(r"[^\W\d_]+", " ".join((*texts, *lists.WORDS, *lists.HELD_OUT_WORDS)).lower()))
 
 
