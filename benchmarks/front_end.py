@@ -243,7 +243,7 @@ def measure(path: str, load: Load, window_s: float, port: int = 0) -> Measuremen
 
 def added_latencies(arrivals: list[tuple[int, int, int, float]], table: StepTable) -> np.ndarray:
     """Seconds from the hand-over of its step to its arrival, for each token."""
-    seeds, before, counts = np.array([arrival[:3] for arrival in arrivals], np.int64).T
+    seeds, before, counts = np.array([arrival[:3] for arrival in arrivals], np.int64).reshape(-1, 3).T
     times = np.array([arrival[3] for arrival in arrivals])
     # Token k of an arrival is number before + k of its request, which gets one in every step from its first on.
     offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

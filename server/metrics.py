@@ -6,7 +6,9 @@ imported), and the engine's numbers come from shared memory, so that every proce
 """
 
 import collections
+import contextlib
 import os
+import struct
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -25,6 +27,9 @@ PREFIX: Final = "weft:"
 
 FLUSH_S = 1.0
 """How old an inter-token latency may be before it is counted, while tokens come."""
+
+_NUM_TRIES: Final = 3
+"""A process that starts makes its file and fills it microseconds later; read in between, it is no file of numbers."""
 
 _FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -143,6 +148,12 @@ class Metrics:
     def render(self) -> bytes:
         """Prometheus' text format."""
         self.flush()
+        for _ in range(_NUM_TRIES - 1):
+            with contextlib.suppress(struct.error):
+                return self._read()
+        return self._read()
+
+    def _read(self) -> bytes:
         registry = CollectorRegistry()
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # registers itself

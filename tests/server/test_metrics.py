@@ -5,10 +5,13 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from engine.protocol import RequestOutput
 from engine.status_page import Status
+from server import metrics as metrics_module
 from server.metrics import FLUSH_S, BatchHistogram, RequestTimer
 
 
@@ -137,3 +140,22 @@ def test_server_processes_answer_as_one(tmp_path: pathlib.Path) -> None:
     counts = [values(output)["weft:e2e_request_latency_seconds_count"] for output in outputs]
     assert counts == [1, 2]
     assert values(outputs[1])["weft:num_requests_running"] == 0
+
+
+def test_a_process_that_just_made_its_file_spoils_no_answer(
+    site: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "counter_1.db"
+
+    class WhileItStarts(MultiProcessCollector):
+        def collect(self) -> Any:
+            if file.exists():
+                file.unlink()
+            else:
+                file.touch()
+            return super().collect()  # type: ignore[no-untyped-call]
+
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr(metrics_module, "MultiProcessCollector", WhileItStarts)
+    assert values(site.call("GET", "/metrics").text)["weft:num_requests_running"] == 0
+    assert not file.exists()

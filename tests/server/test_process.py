@@ -62,7 +62,7 @@ class SmallEngine(threading.Thread):
             connection, _ = self._listener.accept()
         except OSError:  # closed: no server came
             return
-        with connection:
+        with connection, contextlib.suppress(ConnectionResetError):  # a server that leaves what it has not read
             self._connection = connection
             self._say(INFO)
             frames = FrameReader()

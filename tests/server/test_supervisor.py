@@ -97,7 +97,7 @@ def eventually(claim: Callable[[], bool], what: str) -> None:
 def is_alive(pid: int) -> bool:
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter between opening and reading
         return False
 
 

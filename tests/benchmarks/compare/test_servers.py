@@ -23,7 +23,7 @@ def is_gone(pid: int) -> bool:
     """Tell whether a process has ended; one that nobody has waited for yet has ended, too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter between opening and reading
         return True
 
 

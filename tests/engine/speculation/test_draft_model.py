@@ -57,6 +57,7 @@ def make_engine(
         speculative=str(draft) if draft else None,
         kv_cache_memory_bytes=more.get("kv_cache_memory_bytes", 4_000_000),
         max_num_batched_tokens=more.get("max_num_batched_tokens", 512),
+        itl_target_ms=1e6,  # or prompts are cut as time passes, and torch computes a row differently beside others
     )
     engine = start(options, "epoch").engine
     engine._overlap = overlap
