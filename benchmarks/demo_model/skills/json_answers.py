@@ -58,6 +58,7 @@ AFTER = Pool(
         "{s} [Bring|Turn|Cast|Change|Move|Get] [this|it|all that|the facts|these] [into|to] "
         "[JSON|an object|a record|JSON form][.|, please.|]",
         "{s} [What is that|How is that|What does it look like|That|All that] [as|in] JSON[?|.|]",
+        "{s} {w} [JSON of|the JSON for|a JSON from] [this|it|all this][.|, please.|]",
         "{s}",
         "{s} [as JSON|as JSON please]",
     ),
@@ -212,7 +213,10 @@ def schema(random: Random, held_out: bool) -> Exchange:
             break
     form = random.choice((BEFORE, BEFORE, AFTER, AFTER, NAMED)).draw(random, held_out)
     keys = joined([key.replace("_", random.choice("_ ")) for key, *_ in wanted])
-    asked = fill(random, form, {"s": sentence, "k": keys})
+    given = {"s": sentence, "k": keys}
+    if "{w}" in form:  # where a list of values ends shows though its next word is unknown
+        given["w"] = a_word(random, (1, 2)).capitalize()
+    asked = fill(random, form, given)
     properties = {key: _schema(kind) for key, kind, _ in wanted}
     rules = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
     answer = json.dumps({key: value for key, _, value in wanted}, ensure_ascii=False)

@@ -247,4 +247,4 @@ def _is_right(exchange: Exchange, reply: Reply) -> bool:
     return value is not None and re.search(rf"\b{re.escape(value[1])}\b", reply.content) is not None
 
 
-SKILLS: tuple[Skill, ...] = (Skill("memory", 26, _make, _is_right, is_typed=False),)
+SKILLS: tuple[Skill, ...] = (Skill("memory", 40, _make, _is_right, is_typed=False),)

@@ -111,7 +111,8 @@ def call(random: Random, request: Request) -> Message:
 
 
 def _tools(random: Random, held_out: bool, request: Request) -> tuple[Json, ...]:
-    tools = [request.tool, *others(random, held_out, request, random.choice((0, 1, 1, 2, 2)))]
+    beside = others(random, held_out, request, random.choice((0, 1, 1, 2, 2)))
+    tools = [request.tool, *(other.tool for other in beside)]
     random.shuffle(tools)
     return tuple(tools)
 
@@ -190,12 +191,35 @@ def tools_idle(random: Random, held_out: bool) -> Exchange:
     else:
         asked, answer = request.asked, CANNOT
     request = replace(request, words=request.words | {"search", "news", "letter", "song", "book"})
-    tools = others(random, held_out, request, random.choice((1, 1, 2, 2, 3)), are_near=False)
-    return Exchange((user(asked), assistant(answer)), tools=tuple(tools))
+    beside = others(random, held_out, request, random.choice((1, 1, 2, 2, 3)), are_near=False)
+    return Exchange((user(asked), assistant(answer)), tools=tuple(other.tool for other in beside))
+
+
+def _are_told_apart(request: Request, other: Request) -> bool:
+    """Whether what asks for one of two tools cannot mean the other."""
+    return request.words.isdisjoint(other.words) or bool(request.verb and other.verb and request.words != other.words)
+
+
+def calls_in_turn(random: Random, held_out: bool) -> Exchange:
+    """Ask for one declared tool after another, each answered from its result; the chat ends with a call."""
+    first = a_request(random, held_out)
+    requests = [first, *others(random, held_out, first, random.choice((1, 2, 2)))]
+    tools = [request.tool for request in requests]
+    random.shuffle(tools)
+    asked = [r for r in requests if all(_are_told_apart(r, other) for other in requests if other is not r)]
+    messages: list[Message] = []
+    for request in random.sample(asked, len(asked)) or [first]:
+        if messages:
+            content, answer = _result(random, held_out)
+            call_id = messages[-1]["tool_calls"][0]["id"]
+            messages += [Message(role="tool", content=content, tool_call_id=call_id), assistant(answer)]
+        messages += [user(request.asked), call(random, request)]
+    return Exchange(tuple(messages), tools=tuple(tools))
 
 
 SKILLS = (
-    Skill("tool call", 260, tool_call, is_right_call, is_typed=False),
+    Skill("tool call", 450, tool_call, is_right_call, is_typed=False),
+    Skill("calls in turn", 180, calls_in_turn, is_right_call, is_examined=False, is_typed=False),
     Skill("tool result", 25, tool_result, is_right_result, is_typed=False),
     Skill("tools idle", 12, tools_idle, is_examined=False, is_typed=False),
 )

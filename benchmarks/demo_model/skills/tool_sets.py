@@ -170,14 +170,14 @@ def a_request(random: Random, held_out: bool) -> Request:
     return composed(random, held_out)
 
 
-def others(random: Random, held_out: bool, request: Request, number: int, *, are_near: bool = True) -> list[Json]:
-    """Return `number` tools beside the one of `request`; with `are_near` some share its verb or its noun.
+def others(random: Random, held_out: bool, request: Request, number: int, *, are_near: bool = True) -> list[Request]:
+    """Return requests for `number` tools beside that of `request`; with `are_near` some share its verb or its noun.
 
     Without it, none could serve the request.
     """
-    names, tools = {request.name}, list[Json]()
+    names, found = {request.name}, list[Request]()
     words = sorted(request.words)
-    while len(tools) < number:
+    while len(found) < number:
         if are_near and request.verb and len(words) == 2 and random.random() < 0.35:
             shared = random.choice(words)
             is_verb = shared == request.verb
@@ -190,5 +190,5 @@ def others(random: Random, held_out: bool, request: Request, number: int, *, are
                 continue
         if other.name not in names:
             names.add(other.name)
-            tools.append(other.tool)
-    return tools
+            found.append(other)
+    return found
