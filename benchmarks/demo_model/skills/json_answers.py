@@ -138,36 +138,31 @@ def _sentence(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str,
     chosen = [subject, *random.sample(facts, random.choice((1, 2, 2, 2, 3, 3, 4)))]
     strange = random.randrange(1, len(chosen)) if not held_out and random.random() < 0.25 else 0
     said = [_said(random, held_out, fact, is_strange=index == strange > 0) for index, fact in enumerate(chosen)]
-    found: dict[str, tuple[str, Json]] = {}
+    found: list[tuple[str, str, Json]] = []
     for fact, (_, value) in zip(chosen, said, strict=True):
-        key = random.choice([key for key in fact.keys if key not in found])
-        found[key] = (fact.type, value)
+        taken = {key for key, *_ in found}
+        found.append((random.choice([key for key in fact.keys if key not in taken]), fact.type, value))
     if not held_out and random.random() < 0.25:
-        _say_by_key(random, chosen, said, found)
+        _say_by_key(random, said, found)
     start, parts = said[0][0], [text for text, _ in said[1:]]
     if len(parts) > 1 and random.random() < 0.3:
         again = random.choice(("He", "She")) if subject is NAME else "It"
         sentence = f"{start} {joined(parts[:-1])}. {again} {parts[-1]}."
     else:
         sentence = f"{start} {joined(parts)}."
-    return sentence, [(key, kind, value) for key, (kind, value) in found.items()]
+    return sentence, found
 
 
-def _say_by_key(
-    random: Random, chosen: list[Fact], said: list[tuple[str, Json]], found: dict[str, tuple[str, Json]]
-) -> None:
+def _say_by_key(random: Random, said: list[tuple[str, Json]], found: list[tuple[str, str, Json]]) -> None:
     """Let one fact be said with words like its key, which may become a made-up one."""
-    index = random.randrange(1, len(chosen))
-    if chosen[index].type in ("truth", "array"):
+    index = random.randrange(1, len(found))
+    key, kind, value = found[index]
+    if kind in ("truth", "array"):
         return
-    members = list(found.items())
-    key, (kind, value) = members[index]
     is_made_up = random.random() < 0.5
     key = a_word(random, (1, 2)) if is_made_up else key
     said[index] = f"{connecting.like_the_key(random, key, is_made_up=is_made_up)} {value}", value
-    members[index] = key, (kind, value)
-    found.clear()
-    found.update(members)
+    found[index] = key, kind, value
 
 
 def _outing(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str, Json]]]:
