@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -49,17 +50,22 @@ def test_wanted_answers_are_right(name: str, held_out: bool) -> None:
     assert made(skill, 300, not held_out) != exchanges
 
 
-@pytest.mark.parametrize("name", ["tool call", "tool result"])
+@pytest.mark.parametrize("name", ["tool call", "tool result", "calls in turn"])
 def test_calls_fit_the_declared_parameters_and_copy_what_is_asked(name: str) -> None:
+    num_calls = set()
     for exchange in made(SKILLS[name], 400):
-        function = exchange.messages[1]["tool_calls"][0]["function"]
         declared = {tool["function"]["name"]: tool["function"]["parameters"] for tool in exchange.tools}
         assert len(declared) == len(exchange.tools) <= 3
-        arguments = json.loads(function["arguments"])
-        schema = {**declared[function["name"]], "additionalProperties": False}
-        jsonschema.validate(arguments, schema)
-        assert [key for key in schema["properties"] if key in arguments] == list(arguments)
-        assert all(str(value) in exchange.asked for value in arguments.values())
+        asked = [(before["content"], m) for before, m in pairwise(exchange.messages) if "tool_calls" in m]
+        num_calls.add(len(asked))
+        for text, message in asked:
+            function = message["tool_calls"][0]["function"]
+            arguments = json.loads(function["arguments"])
+            schema = {**declared[function["name"]], "additionalProperties": False}
+            jsonschema.validate(arguments, schema)
+            assert [key for key in schema["properties"] if key in arguments] == list(arguments)
+            assert all(str(value) in text for value in arguments.values())
+    assert num_calls == ({1, 2, 3} if name == "calls in turn" else {1})
 
 
 def test_answers_fit_the_schema_in_its_order() -> None:

@@ -34,8 +34,8 @@ LEAST_RIGHT = {
     "schema": 16,
     "repeating": 17,
 }
-"""Of `NUMBER`: a sample, with room for another machine's rounding. The whole exam, with what is not learned yet (forms
-said in words of their own), stands in CHANGELOG.md."""
+"""Of `NUMBER`: a sample, with room for another machine's rounding. The whole exam, with what is not learned yet (calls
+and forms in words of their own), stands in CHANGELOG.md."""
 
 
 @pytest.mark.parametrize("skill", LEAST_RIGHT)

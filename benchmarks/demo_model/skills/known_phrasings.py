@@ -81,7 +81,7 @@ ALARM = (
     "[Have|Put|Turn] [an|the|my] alarm [on |]for {a}[.|]",
     "[Could|Can] you [wake|call|ring] me at {a}?",
     "[Let|Have|Make] the [alarm|clock|bell|phone] [start|go on|begin|ring out|sound off] at {a}[.|]",
-    "[Set|Get|Turn|Switch] [an|my|the] alarm [off|going|ringing] at {a}[.|]",
+    "[Set|Get|Turn|Switch] [an|my|the] alarm [on|going|ringing] at {a}[.|]",
     "[Make|Let] it [ring|sound|beep|wake me] at {a}[.|]",
     "[Wake|Shake|Call|Get] me [awake|up|out of sleep] at {a}[.|]",
 )
