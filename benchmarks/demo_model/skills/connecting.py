@@ -23,13 +23,25 @@ NOUNS = words(
     "region area neighbourhood company care service order amount sum value rate limit range speed hope view style "
     "manner tone shade mark heading banner motto theme question idea spirit company presence absence wake front back"
 )
+PARTICLES = words("up down out off away back along around over on through together aside ahead forth apart")
+ADJECTIVES = words(
+    "first second third final only next new old big small great long short late early same other whole main real true "
+    "good best fine yearly annual monthly weekly daily local public private open closed free joint grand royal rare "
+    "famous popular favourite special usual regular recent future former modern ancient quiet loud bright dark cheap "
+    "dear fresh warm cold spare heavy simple complete certain various further latest upcoming previous current "
+    "winter summer spring autumn morning evening night city village school family office"
+)
+_DETERMINERS = words("The The The This Our My Your Their His Her A Another Every Each Any No Some")
 _SUFFIXES = words("ing wise ish er ly ful like ness ment ation able y")
 
 
 def before_a_value(random: Random) -> str:
     """Return one to four words that lead to a value: real ones in combinations without end, or made-up ones."""
     draw = random.random()
-    if draw < 0.25:
+    if draw < 0.15:
+        verb = random.choice((a_word(random, (1, 2)) + random.choice(("", "s", "ed")), random.choice(PARTICIPLES)))
+        return f"{verb} {random.choice(PARTICLES)} {random.choice((*PREPOSITIONS, ''))}".rstrip()
+    if draw < 0.3:
         return f"{random.choice(PARTICIPLES)} {random.choice(PREPOSITIONS)}"
     if draw < 0.45:
         return random.choice(PARTICIPLES)
@@ -45,6 +57,14 @@ def before_a_value(random: Random) -> str:
             f"{made_up}{random.choice(('ed', 'ing', 's'))} {random.choice(('', random.choice(PREPOSITIONS)))}".rstrip()
         )
     return f"{made_up} {a_word(random, (1, 1))}"
+
+
+def before_a_thing(random: Random) -> str:
+    """Return how a sentence may begin before what it is about: "The", an adjective or a made-up word, or all three."""
+    described = random.choice((random.choice(ADJECTIVES), random.choice(ADJECTIVES), a_word(random, (1, 2))))
+    if random.random() < 0.15:
+        described = f"{described} {random.choice((random.choice(ADJECTIVES), a_word(random, (1, 2))))}"
+    return f"{random.choice(_DETERMINERS)} {described}"
 
 
 def like_the_key(random: Random, key: str, *, is_made_up: bool) -> str:

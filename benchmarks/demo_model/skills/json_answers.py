@@ -8,7 +8,7 @@ import json
 import zlib
 from random import Random
 
-from benchmarks.demo_model.skill import Exchange, Json, Pool, Reply, Skill, a_word, assistant, fill, user
+from benchmarks.demo_model.skill import Exchange, Json, Pool, Reply, Skill, a_word, assistant, fill, user, words
 from benchmarks.demo_model.skills import connecting, values
 from benchmarks.demo_model.skills.json_facts import (
     EVENT,
@@ -64,6 +64,16 @@ AFTER = Pool(
     ),
     ("{s} Make JSON of that.", "{s} Put the data into JSON."),
 )
+STRANGE = (
+    "{s} {w} [JSON of|the JSON for|a JSON from|it all as|a record of] [this|it|all this|that {u}|it {v}][.|]",
+    "{s} {w} [the|all|these|my|this] [data|facts|{u}|details|{v}] [{v}|in|to|as|for|by] [JSON|{u}|an object][.|]",
+    "{s} {w} {v} {k} [as|in|to|{u}] JSON[.|, please.|]",
+    "{s} {w} {k}[.|]",
+    "{w} {v} [the|all|] [data|facts|{u}|details|fields] [of|from|out of|in] [this|the|my] {u}: {s}",
+    "{w} [this|the|what] {v}: {s}",
+    "{w} {v} {k} [from|of|in|as|for] {u}: {s}",
+)
+"""Wishes of which some words are unknown, for training: what they are, is no value."""
 NAMED = Pool(
     (
         "[Extract|Get|Give me|Return|Fill in] [|the ]{k}[| as JSON]: {s}",
@@ -96,6 +106,20 @@ OUTINGS = Pool(
 """Who goes where and when."""
 
 
+_TRUTHS_OF_EXAM = frozenset(
+    said
+    for fact in (*PERSON_FACTS, *PRODUCT_FACTS, *EVENT_FACTS)
+    if fact.type == "truth"
+    for form in fact.said.held_out
+    for said in form.split("|")
+)
+_PEOPLE = words("friend neighbour boss sister brother teacher colleague client guest uncle aunt cousin coach partner")
+_KINDS = {"age": "number", "phone": "number", "price": "number", "quantity": "number", "weight": "number"}
+_KINDS |= {"guests": "number", "city": "place", "country": "place", "brand": "place", "customer": "place"}
+_KINDS |= {"host": "place", "job": "word", "hobbies": "word", "colour": "word", "tags": "word"}
+"""What values look like, by the first of a fact's keys; the others look like nothing else."""
+
+
 def joined(parts: list[str]) -> str:
     """Return "a", "a and b" or "a, b and c"."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
@@ -117,12 +141,27 @@ def _strange(random: Random) -> str:
     return f"{helper}{verb}{link}{{v}}"
 
 
+def _of_a_state(random: Random, state: str, truth: bool) -> str:
+    """Say that somebody or something is, or is not, in a state."""
+    helper = random.choice(("is", "is", "is", "was", "has been", "will be"))
+    if truth:
+        return f"{helper} {random.choice(('', '', 'already ', 'still ', 'now ', 'also ', 'really ', 'again '))}{state}"
+    said_no = random.choice(("not", "not", "not", "not yet", "no longer", "never", "not really", "hardly", "not even"))
+    if helper == "is" and random.random() < 0.2:
+        return f"isn't {state}"
+    first, _, rest = helper.partition(" ")
+    return " ".join(filter(None, (first, said_no, rest, state)))
+
+
 def _said(random: Random, held_out: bool, fact: Fact, is_strange: bool) -> tuple[str, Json]:
     """Return how a sentence says the fact, and its value."""
     form = fact.said.draw(random, held_out)
     if fact.type == "truth":
         truth = random.random() < 0.5
-        return form.split("|")[0 if truth else 1], truth
+        said = form.split("|")[0 if truth else 1]
+        if is_strange and (strange := _of_a_state(random, random.choice(fact.states), truth)) not in _TRUTHS_OF_EXAM:
+            said = strange
+        return said, truth
     if fact.type == "array":
         items = list(dict.fromkeys(str(fact.make(random, held_out)) for _ in range(random.choice((1, 2, 2, 3)))))
         return form.replace("{v}", joined(items)), items
@@ -132,12 +171,37 @@ def _said(random: Random, held_out: bool, fact: Fact, is_strange: bool) -> tuple
     return form.replace("{v}", str(value)), value
 
 
+def _to_be_strange(random: Random, facts: list[Fact]) -> set[int]:
+    """Return which of the facts behind the first are said with words that tell nothing.
+
+    Of two such values no word says which is which, so their looks must: there is one of a kind at most.
+    """
+    share = random.choice((0.0, 0.0, 0.3, 0.6))
+    chosen: dict[str, int] = {}
+    for index, fact in enumerate(facts[1:], 1):
+        if random.random() < (share if facts[index - 1].type != "array" else share * 1.5):
+            chosen.setdefault(_KINDS.get(fact.keys[0], fact.keys[0]), index)
+    return set(chosen.values())
+
+
+def _begun_strangely(random: Random, subject: Fact, value: Json) -> tuple[str, Json]:
+    """Return another beginning of a sentence about a person or a thing."""
+    if subject is NAME:
+        return (
+            f"{random.choice(('My', 'Our', 'Your', 'The'))} {random.choice((*_PEOPLE, a_word(random)))} {value}",
+            value,
+        )
+    return f"{connecting.before_a_thing(random)} {value}", value
+
+
 def _sentence(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str, Json]]]:
     """Return a sentence and, for each fact in it, a key, the type and the value."""
     subject, facts, _ = random.choices(SUBJECTS, [share for *_, share in SUBJECTS])[0]
     chosen = [subject, *random.sample(facts, random.choice((1, 2, 2, 2, 3, 3, 4)))]
-    strange = random.randrange(1, len(chosen)) if not held_out and random.random() < 0.25 else 0
-    said = [_said(random, held_out, fact, is_strange=index == strange > 0) for index, fact in enumerate(chosen)]
+    strange = set() if held_out else _to_be_strange(random, chosen)
+    said = [_said(random, held_out, fact, is_strange=index in strange) for index, fact in enumerate(chosen)]
+    if not held_out and random.random() < 0.3:
+        said[0] = _begun_strangely(random, subject, said[0][1])
     found: list[tuple[str, str, Json]] = []
     for fact, (_, value) in zip(chosen, said, strict=True):
         taken = {key for key, *_ in found}
@@ -157,10 +221,15 @@ def _say_by_key(random: Random, said: list[tuple[str, Json]], found: list[tuple[
     """Let one fact be said with words like its key, which may become a made-up one."""
     index = random.randrange(1, len(found))
     key, kind, value = found[index]
-    if kind in ("truth", "array"):
+    if kind == "array":
         return
     is_made_up = random.random() < 0.5
     key = a_word(random, (1, 2)) if is_made_up else key
+    if kind == "truth":
+        if is_made_up:
+            said[index] = _of_a_state(random, key, value), value
+            found[index] = random.choice(("", "is_")) + key, kind, value
+        return
     said[index] = f"{connecting.like_the_key(random, key, is_made_up=is_made_up)} {value}", value
     found[index] = key, kind, value
 
@@ -207,10 +276,12 @@ def schema(random: Random, held_out: bool) -> Exchange:
         if len(wanted) < 3 or _is_kept([key for key, *_ in wanted]) == held_out:
             break
     form = random.choice((BEFORE, BEFORE, AFTER, AFTER, NAMED)).draw(random, held_out)
+    if not held_out and random.random() < (0.12 if sentence.endswith(".") else 0.4):
+        form = random.choice(STRANGE)
     keys = joined([key.replace("_", random.choice("_ ")) for key, *_ in wanted])
     given = {"s": sentence, "k": keys}
     if "{w}" in form:  # where a list of values ends shows though its next word is unknown
-        given["w"] = a_word(random, (1, 2)).capitalize()
+        given |= {"w": a_word(random, (1, 2)).capitalize(), "v": a_word(random, (1, 2)), "u": a_word(random)}
     asked = fill(random, form, given)
     properties = {key: _schema(kind) for key, kind, _ in wanted}
     rules = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
@@ -230,4 +301,4 @@ def is_right(exchange: Exchange, reply: Reply) -> bool:
     return json.dumps(given, sort_keys=True) == json.dumps(wanted, sort_keys=True) and not reply.calls
 
 
-SKILLS = (Skill("schema", 260, schema, is_right, is_typed=False),)
+SKILLS = (Skill("schema", 700, schema, is_right, is_typed=False),)

@@ -15,12 +15,14 @@ class Fact:
         type: JSON type of its value; "truth" is said by one of two phrasings, the first of which means yes.
         make: Makes its value.
         said: How a sentence says it; {v} is the value.
+        states: Of a truth: what somebody or something is then, to be said in ways without end, for training.
     """
 
     keys: tuple[str, ...]
     type: str
     make: values.Maker
     said: Pool[str]
+    states: tuple[str, ...] = ()
 
 
 NAME = Fact(("name", "name", "name", "full_name", "person"), "string", values.name, pool_of("{v}", "{v}"))
@@ -114,6 +116,7 @@ PERSON_FACTS = (
             ),
             "is already a member|is not yet a member",
         ),
+        states=("a member", "a club member", "a member here", "in the club", "one of us"),
     ),
     Fact(
         ("is_married", "married"),
@@ -128,6 +131,7 @@ PERSON_FACTS = (
             ),
             "has been married|has not been married",
         ),
+        states=("married", "happily married", "wed", "a married person"),
     ),
     Fact(
         ("hobbies", "likes", "interests"),
@@ -239,6 +243,7 @@ PRODUCT_FACTS = (
             ),
             "is still in stock|is no longer in stock",
         ),
+        states=("in stock", "available", "on sale", "on the shelf", "to be had"),
     ),
     Fact(
         ("customer", "buyer"),
@@ -377,6 +382,7 @@ EVENT_FACTS = (
             ),
             "is for everybody|is not for everybody",
         ),
+        states=("public", "open to all", "free to all", "for all of us", "open to the public"),
     ),
 )
 SUBJECTS = ((NAME, PERSON_FACTS, 6), (PRODUCT, PRODUCT_FACTS, 3), (EVENT, EVENT_FACTS, 2))

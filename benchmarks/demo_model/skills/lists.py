@@ -142,11 +142,26 @@ def _sorting_numbers(random: Random, held_out: bool) -> Exchange:
     return turn(asked, ", ".join(map(str, sorted(values))) + ".")
 
 
+def _alike(random: Random, values: list[str]) -> list[str]:
+    """Return words of which some begin alike, as few do by chance: then later letters decide."""
+    first = random.choice(values)
+    if random.random() < 0.5:
+        like = [word for word in WORDS if word[0] == first[0] and word != first]
+    else:
+        like = [first[: random.randint(1, 3)] + a_word(random, (1, 2)) for _ in values]
+    some = random.sample(like, min(len(like), random.choice((1, 1, 2, 3))))
+    values = list(dict.fromkeys((first, *some, *values)))[: random.randint(3, 5)]
+    random.shuffle(values)
+    return values
+
+
 def _sorting_words(random: Random, held_out: bool) -> Exchange:
     pool = HELD_OUT_WORDS if held_out else WORDS
     values = random.sample(pool, random.randint(3, 5))
     if not held_out and random.random() < 0.3:
         values = list(dict.fromkeys(a_word(random, (1, 3)) for _ in values))
+    if not held_out and random.random() < 0.4:
+        values = _alike(random, values)
     told = {"list": _enumerated(random, values), "kind": "words", "way": "alphabetical", "first": "A", "last": "Z"}
     told |= {} if held_out else {"how": random.choice(_ALPHABETICALLY), "verb": a_word(random, (1, 2))}
     asked = fill(random, SORTING.draw(random, held_out), told)
@@ -170,5 +185,5 @@ SKILLS = (
     Skill("counting", 15, _counting, _has_the_list),
     Skill("beyond counting", 3, _beyond_counting, is_examined=False),
     Skill("sorting numbers", 55, _sorting_numbers, _has_the_list),
-    Skill("sorting words", 60, _sorting_words, _has_the_list),
+    Skill("sorting words", 110, _sorting_words, _has_the_list),
 )

@@ -30,30 +30,55 @@ CITIES = pool_of(
     "Seattle, Geneva, "
     "Bern, Nairobi, Lagos, Mumbai, Beijing, Bangkok, Hanoi, Havana, Quito, Bogota, Moscow, Kyiv, Riga, Turin, Naples, "
     "New York, San Francisco, Los Angeles, Hong Kong, Cape Town, Buenos Aires, "
-    "Zürich, Köln, São Paulo, Bogotá, Kraków, Malmö, Genève, Düsseldorf, Łódź, Québec",
+    "Zürich, Köln, São Paulo, Bogotá, Kraków, Malmö, Genève, Düsseldorf, Łódź, Québec, "
+    "Adelaide, Amsterdam, Ankara, Atlanta, Auckland, Baghdad, Barcelona, Basel, Belfast, Belgrade, Bergen, Birmingham, "
+    "Bologna, Bordeaux, Brisbane, Bristol, Brussels, Bucharest, Calgary, Caracas, Cologne, Copenhagen, Damascus, "
+    "Detroit, Dresden, Florence, Frankfurt, Genoa, Ghent, Glasgow, Granada, Hanover, Houston, Jakarta, Karachi, Leeds, "
+    "Leipzig, Linz, Liverpool, Ljubljana, Manchester, Manila, Marseille, Medellin, Melbourne, Memphis, Miami, Minsk, "
+    "Nagoya, Nashville, Nuremberg, Orlando, Ottawa, Oxford, Palermo, Perth, Phoenix, Pisa, Portland, Rotterdam, "
+    "Santiago, Sarajevo, Seville, Shanghai, Sofia, Stockholm, Stuttgart, Tallinn, Tampa, Tbilisi, Tehran, Tunis, "
+    "Utrecht, Vancouver, Verona, Vilnius, Wellington, York, Zagreb, Las Vegas, Salt Lake City, Tel Aviv, "
+    "Rio de Janeiro, Santa Fe, San Diego, St. Louis, Abu Dhabi, Kuala Lumpur",
     "Lisbon, Osaka, Helsinki, Budapest, Montreal, Salzburg, Venice, Dallas, Accra, Krakow, "
     "Mexico City, Bremen, Málaga, Tromsø",
 )
 COUNTRIES = pool_of(
     "France, England, Germany, Italy, Spain, Austria, Norway, Japan, India, Peru, Egypt, Canada, Brazil, Kenya, "
     "Ireland, "
-    "Greece, Poland, China, Chile, Cuba, Korea, Turkey",
+    "Greece, Poland, China, Chile, Cuba, Korea, Turkey, Albania, Algeria, Angola, Argentina, Armenia, Australia, "
+    "Belgium, Bhutan, Botswana, Bulgaria, Cambodia, Cameroon, Colombia, Croatia, Cyprus, Ecuador, Estonia, Ethiopia, "
+    "Georgia, Haiti, Honduras, Indonesia, Iran, Iraq, Israel, Jamaica, Jordan, Laos, Latvia, Lebanon, Libya, "
+    "Lithuania, Luxembourg, Malaysia, Mali, Malta, Mexico, Mongolia, Morocco, Namibia, Nepal, Nicaragua, Niger, "
+    "Pakistan, Panama, Paraguay, Romania, Russia, Rwanda, Scotland, Senegal, Serbia, Singapore, Slovakia, Slovenia, "
+    "Somalia, Sudan, Switzerland, Syria, Taiwan, Tanzania, Thailand, Tunisia, Uganda, Ukraine, Uruguay, Venezuela, "
+    "Wales, Yemen, Zambia, Zimbabwe, Costa Rica, New Zealand, South Africa, Sri Lanka, Saudi Arabia, El Salvador",
     "Portugal, Finland, Hungary, Denmark, Ghana, Sweden",
 )
-COLOURS = pool_of("red, blue, green, black, white, yellow, grey, brown, pink", "orange, crimson, teal")
+COLOURS = pool_of(
+    "red, blue, green, black, white, yellow, grey, brown, pink, purple, violet, gold, silver, beige, "
+    "navy, turquoise, maroon, lilac, cream, magenta, cyan, khaki, bronze, dark blue, light green, pale pink",
+    "orange, crimson, teal",
+)
 THINGS = pool_of(
     "lamp, chair, book, phone, table, bag, coat, cup, clock, bike, shirt, ring, desk, pen, ball, hat, shoe, "
     "box, mirror, "
-    "camera, laptop, knife, kettle, pillow, carpet, guitar, map, tent, watch, scarf, plant, radio",
+    "camera, laptop, knife, kettle, pillow, carpet, guitar, map, tent, watch, scarf, plant, radio, "
+    "bench, belt, bowl, brush, bucket, cable, candlestick, car, chest, comb, cupboard, drill, fan, fork, fridge, "
+    "glove, helmet, keyboard, monitor, mug, necklace, phone case, plate, purse, razor, rug, saw, shelf, "
+    "spoon, stool, suitcase, tablet, teapot, toaster, towel, tray, trumpet, vase, violin",
     "bottle, blanket, ladder, piano, basket, printer, jacket, candle",
 )
 JOBS = pool_of(
     "teacher, nurse, doctor, baker, driver, lawyer, farmer, painter, singer, cook, writer, pilot, engineer, "
-    "dentist, clerk",
+    "dentist, clerk, tailor, judge, barber, butcher, carpenter, mechanic, soldier, surgeon, "
+    "translator, editor, florist, banker, model, coach, priest, dancer, designer, librarian, manager, architect, "
+    "scientist, historian, programmer, accountant, secretary, optician, potter, welder, referee, vet",
     "plumber, gardener, actor, waiter, chemist",
 )
 HOBBIES = pool_of(
-    "chess, tea, music, tennis, football, cooking, hiking, films, jazz, coffee, books, maps, running, cats, painting",
+    "chess, tea, music, tennis, football, cooking, hiking, films, jazz, coffee, books, maps, running, cats, painting, "
+    "swimming, knitting, fishing, rugby, golf, pottery, reading, singing, surfing, yoga, boxing, rowing, baking, "
+    "karate, horses, theatre, sewing, trains, wine, stamps, puzzles, board games, old films, long walks, ice hockey",
     "sailing, poker, dancing, skiing, birds",
 )
 TOPICS = pool_of(
@@ -71,7 +96,8 @@ DAYS = pool_of("Monday, Tuesday, Wednesday, Friday, Saturday, today, tomorrow", 
 MONTHS = pool_of("January, February, March, May, June, July, September, October, December", "April, August, November")
 STATES = pool_of(
     "cloudy, sunny, open, closed, sent, booked, done, ready, rainy, late, full, empty, new, good, low, high, "
-    "warm, cold",
+    "warm, cold, sold, ripe, raw, urgent, private, final, safe, sharp, soft, wet, dry, organic, local, "
+    "vintage, fragile, heavy, light, round",
     "foggy, pending, early, windy, free, broken",
 )
 
