@@ -1,6 +1,6 @@
 """The attention of a prefill alone: Weft's over its paged cache, beside torch's FlashAttention 2 over plain K/V.
 
-Weft's time has the writing of K/V to the cache in it, and the reading through block tables; torch's has neither.
+K/V are in Weft's cache already, whose time has the reading through block tables in it; torch's has not.
 """
 
 import torch
@@ -11,7 +11,7 @@ from benchmarks.gpu.models import model_folder
 from engine import config as engine_config
 from engine.attention.backend import KVGroup
 from engine.dummy_batch import dummy_batch
-from engine.kernels import make_backend
+from engine.kernels import choose_kit, make_backend
 from engine.models.config import load_model_config
 from engine.models.decoder import kv_specs
 from engine.protocol import EngineOptions
@@ -37,12 +37,14 @@ def run(job: Job, reporter: Reporter) -> None:
     backend = make_backend((KVGroup(kv_specs(model)[0], (0,)),), num_blocks, config, model.num_heads)
     sizes = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
     qkv = torch.randn(num_tokens, sum(sizes), model.head_dim, device="cuda").to(config.dtype)
-    parts = qkv.split_with_sizes(sizes, dim=1)
     starts = torch.arange(0, num_tokens + 1, length, dtype=torch.int32, device="cuda")
     pairs = num_prompts * length * (length + 1) / 2
     flops = 4 * model.num_heads * model.head_dim * pairs
     with torch.inference_mode():
         step = backend.begin(batch)
+        rotation = torch.tensor([1.0, 0.0], device="cuda")[:, None].expand(num_tokens, 2, model.head_dim)
+        heads = choose_kit(model, config).heads(None, model.num_heads, model.num_kv_heads)
+        parts = heads(qkv, rotation.to(config.dtype).contiguous(), step.cache(0))  # turned by no angle
         own_s = seconds(lambda: step.attend(0, *parts), config.device)
         reporter.measured("attention", own_s * 1e3, flops, backend=backend.name)
         flash = torch.ops.aten._flash_attention_forward

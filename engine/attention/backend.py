@@ -49,11 +49,29 @@ def group_layers(specs: tuple[KVSpec, ...]) -> tuple[KVGroup, ...]:
     return tuple(KVGroup(spec, tuple(indices)) for spec, indices in layers.items())
 
 
+@dataclass(frozen=True, slots=True)
+class PagedCache:
+    """Where a layer puts K/V that it prepares.
+
+    Attributes:
+        blocks: (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values.
+        slots: (num_tokens,) int32, block * block_size + place in it; -1 writes nothing.
+    """
+
+    blocks: torch.Tensor
+    slots: torch.Tensor
+
+
 class AttentionStep(Protocol):
     """Attention for the batch of one step; made by `AttentionBackend.begin`, used once per layer."""
 
+    def cache(self, layer: int) -> PagedCache | None:
+        """Where K/V of a layer must have been written when it attends; None where `attend` writes them."""
+
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Write keys and values to the cache, then attend causally over each request's context.
+        """Write keys and values to the cache, unless `cache` tells others to, then attend causally.
+
+        Each token sees its request's context.
 
         Args:
             layer: Index of the layer.

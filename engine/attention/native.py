@@ -170,6 +170,9 @@ class NativeStep:
         self._batch = batch
         self._plans: dict[int, _GroupPlan] = {}
 
+    def cache(self, layer: int) -> None:
+        """Nothing: `attend` writes."""
+
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
         return self._backend.attend(*self.place(layer, queries.shape[1]), queries, keys, values)

@@ -148,6 +148,9 @@ class SdpaStep:
         self._backend = backend
         self._plans = plans
 
+    def cache(self, layer: int) -> None:
+        """Nothing: `attend` writes."""
+
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
         plan = self._plans[layer]

@@ -1,7 +1,8 @@
 """Weft's own attention on CUDA, in Triton: prefill and decode in one launch over a paged KV cache.
 
 What a step's programs do is planned on the host (`triton_plan`) and sent in one copy from pinned memory; nothing here
-waits for the device. The K/V of a step are written, then attended to, in the order of the stream.
+waits for the device. The K/V of a step are written by the layers that prepare them, then attended to, in the order of
+the stream.
 
 For CUDA graphs: a *decode* batch, in which every request has one token, may be padded with requests of one token,
 sequence length 0, slot -1 in every group, and any block table. They write nothing, read nothing, and get zeros. Of a
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.backend import KVGroup
-from engine.attention.triton_kernels import attend_kernel, merge_kernel, write_kernel
+from engine.attention.backend import KVGroup, PagedCache
+from engine.attention.triton_kernels import attend_kernel, merge_kernel
 from engine.attention.triton_plan import NUM_ITEM_FIELDS, NUM_MERGE_FIELDS, Splitting, Work, is_decode, plan_work
 from engine.attention.triton_tiles import Tile, choose_tile, padded
 from engine.batch import Batch, Ints
@@ -135,23 +136,18 @@ class TritonBackend:
             steps.update(dict.fromkeys(group.layers, step))
         return TritonStep(self, steps)
 
-    def attend(
-        self, step: _GroupStep, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
-        """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
+    def cache(self, layer: int) -> torch.Tensor:
+        """Blocks of a layer."""
+        return self._caches[layer]
+
+    def attend(self, step: _GroupStep, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Attend to what is in the cache; shapes as in `AttentionStep.attend`."""
         spec, cache, tile = step.group.spec, self._caches[layer], step.tile
         num_heads, head_dim = queries.shape[1:]
-        assert all(tensor.stride()[1:] == (head_dim, 1) for tensor in (queries, keys, values)), "heads lie together"
+        assert queries.stride()[1:] == (head_dim, 1), "heads lie together"
         outputs = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         sizes = {"HEAD_DIM": head_dim, "PADDED_DIM": padded(head_dim)}
         cached = {"NUM_KV_HEADS": spec.num_kv_heads, "BLOCK_SIZE": self._block_size, **sizes}
-        num_padded = 1 << (spec.num_kv_heads - 1).bit_length()
-        write_kernel[(len(step.slots),)](
-            *(keys, values, cache, step.slots, keys.stride(0), values.stride(0)),
-            PADDED_HEADS=num_padded,
-            **cached,
-            **_OPTIONS,
-        )
         attend_kernel[(len(step.items) * spec.num_kv_heads,)](
             *(queries, outputs, cache, self._metadata, step.items, self._partials, self._partial_sums),
             queries.stride(0),
@@ -220,9 +216,13 @@ class TritonStep:
         self._backend = backend
         self._steps = steps
 
+    def cache(self, layer: int) -> PagedCache:
+        """See `AttentionStep.cache`; layers write."""
+        return PagedCache(self._backend.cache(layer), self._steps[layer].slots)
+
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
-        return self._backend.attend(self._steps[layer], layer, queries, keys, values)
+        """See `AttentionStep.attend`."""
+        return self._backend.attend(self._steps[layer], layer, queries)
 
 
 def _tune(

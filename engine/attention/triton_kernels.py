@@ -1,4 +1,4 @@
-"""The kernels of `engine.attention.triton`: write K/V to the cache, attend, merge what was split.
+"""The kernels of `engine.attention.triton`: attend, and merge what was split.
 
 A kernel does what the items that `engine.attention.triton_plan` made say and decides nothing itself, so that a captured
 graph computes the next step as soon as the items in device memory are others. A block of the cache holds its keys, then
@@ -10,46 +10,6 @@ Splitting the context and merging by log-sum-exp: Dao et al., Flash-Decoding, 20
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def write_kernel(
-    keys: tl.tensor,
-    values: tl.tensor,
-    cache: tl.tensor,
-    slots: tl.tensor,
-    key_stride,
-    value_stride,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PADDED_HEADS: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-):
-    """Put K/V of token program_id(0), all heads, into its slot; slot -1 writes nothing."""
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token)
-    if slot < 0:
-        return
-    heads = tl.arange(0, PADDED_HEADS)[:, None]
-    dims = tl.arange(0, PADDED_DIM)[None, :]
-    is_value = (heads < NUM_KV_HEADS) & (dims < HEAD_DIM)
-    sources = heads * HEAD_DIM + dims
-    side = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM  # values of the K half of a block
-    block = (slot // BLOCK_SIZE).to(tl.int64) * (2 * side)
-    targets = cache + block + (heads * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dims
-    key = tl.load(keys + token * key_stride + sources, mask=is_value)
-    value = tl.load(values + token * value_stride + sources, mask=is_value)
-    tl.store(targets, _to_cache(key, cache.dtype.element_ty), mask=is_value)
-    tl.store(targets + side, _to_cache(value, cache.dtype.element_ty), mask=is_value)
-
-
-@triton.jit
-def _to_cache(values, DTYPE: tl.constexpr):
-    """Convert to the type of the cache; e4m3 has no infinity and ends at 448, which stands for all that is larger."""
-    if DTYPE.is_fp8():
-        values = tl.clamp(values.to(tl.float32), -448.0, 448.0)
-    return values.to(DTYPE)
 
 
 @triton.jit

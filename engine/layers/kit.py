@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from engine.attention.backend import PagedCache
 from engine.layers.gated import TorchGated
 from engine.layers.linear import OnednnLinear, TorchLinear
 from engine.layers.norm import HeadNorm, RMSNorm
@@ -93,7 +94,10 @@ class TorchKit:
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """See `LayerKit`."""
 
-        def prepare(qkv: torch.Tensor, rotation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        def prepare(
+            qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            assert cache is None, "these layers leave writing to attention"
             # Queries and keys go through norm and rotation as one tensor: half as many operations.
             heads, values = qkv.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
             heads = rotate(norm(heads) if norm else heads, rotation)

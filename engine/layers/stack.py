@@ -9,13 +9,13 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.backend import AttentionStep
+from engine.attention.backend import AttentionStep, PagedCache
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
-HeadLayer = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""(num_tokens, num_heads + 2 * num_kv_heads, head_dim) and the rotation of each token, from `RotaryTable.gather`
--> queries, keys, values. May change its first argument."""
+HeadLayer = Callable[[torch.Tensor, torch.Tensor, PagedCache | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""(num_tokens, num_heads + 2 * num_kv_heads, head_dim), the rotation of each token, from `RotaryTable.gather`, and
+`AttentionStep.cache` -> queries, keys, values. May change its first argument; writes keys and values to the cache."""
 
 
 class Linear(Protocol):
@@ -92,7 +92,8 @@ class PlainStack:
         for index in range(first, len(self._layers)):
             layer = self._layers[index]
             qkv = layer.qkv(layer.input_norm(hidden)).view(num_tokens, -1, self._head_dim)
-            attended = attention.attend(index, *layer.heads(qkv, rotation)).reshape(num_tokens, -1)
+            heads = layer.heads(qkv, rotation, attention.cache(index))
+            attended = attention.attend(index, *heads).reshape(num_tokens, -1)
             if rows is not None and index == last:
                 hidden, attended = hidden[rows], attended[rows]
                 if not len(rows):

@@ -1,4 +1,4 @@
-"""Triton kernels of the layers between two matrices: norm, QK-norm with rotary embedding, activation of the gate.
+"""Triton kernels of the layers between two matrices: norm, QK-norm with rotary embedding and K/V write, activation.
 
 They compute in float32 and round once, at the end. A row's outputs depend on that row alone, bit for bit: a program
 computes one row, or a part of one, and shares nothing with the others.
@@ -27,39 +27,64 @@ def prepare_heads(
     token_stride,
     rotation,
     weight,
-    num_heads,
     eps,
+    cache,
+    slots,
     HAS_NORM: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """Norm and rotary embedding of HEADS heads of one token a program, in place.
+    """Norm and rotary embedding of HEADS heads of one token a program, in place; K/V into the cache, too.
 
-    Heads are (num_heads, HEAD_DIM) at the start of each token of qkv, weight (num_heads, HEAD_DIM), rotation
-    (num_tokens, 2, HEAD_DIM); see `RotaryTable`, whose cosine is the same in both halves of a head and whose sine
-    differs only in its sign.
+    Heads are (NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM) in each token of qkv, of which queries and keys, the first ones,
+    are changed; weight (NUM_HEADS + NUM_KV_HEADS, HEAD_DIM), rotation (num_tokens, 2, HEAD_DIM); see `RotaryTable`,
+    whose cosine is the same in both halves of a head and whose sine differs only in its sign. Cache and slots are
+    those of `PagedCache`; BLOCK_SIZE 0 is no cache.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pairs = tl.arange(0, PAIRS)
     is_pair = pairs < HALF
-    is_inside = (heads < num_heads)[:, None] & is_pair[None, :]
+    is_inside = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & is_pair[None, :]
+    is_rotated = (heads < NUM_HEADS + NUM_KV_HEADS)[:, None] & is_pair[None, :]
     offsets = heads[:, None] * HEAD_DIM + pairs[None, :]
     at = qkv + token * token_stride + offsets
     first = tl.load(at, mask=is_inside, other=0.0).to(tl.float32)
     second = tl.load(at + HALF, mask=is_inside, other=0.0).to(tl.float32)
     if HAS_NORM:
         squares = tl.sum(first * first + second * second, axis=1)
-        scales = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        first *= scales * tl.load(weight + offsets, mask=is_inside, other=0.0).to(tl.float32)
-        second *= scales * tl.load(weight + offsets + HALF, mask=is_inside, other=0.0).to(tl.float32)
+        scales = tl.where(heads < NUM_HEADS + NUM_KV_HEADS, tl.rsqrt(squares / HEAD_DIM + eps), 1.0)[:, None]
+        first *= scales * tl.load(weight + offsets, mask=is_rotated, other=1.0).to(tl.float32)
+        second *= scales * tl.load(weight + offsets + HALF, mask=is_rotated, other=1.0).to(tl.float32)
     angles = rotation + token * 2 * HEAD_DIM + pairs
     cos = tl.load(angles, mask=is_pair, other=0.0).to(tl.float32)[None, :]
     sin = tl.load(angles + HEAD_DIM + HALF, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    tl.store(at, (first * cos - second * sin).to(qkv.dtype.element_ty), mask=is_inside)
-    tl.store(at + HALF, (second * cos + first * sin).to(qkv.dtype.element_ty), mask=is_inside)
+    rotated = tl.where(is_rotated, first * cos - second * sin, first)
+    rotated_too = tl.where(is_rotated, second * cos + first * sin, second)
+    tl.store(at, rotated.to(qkv.dtype.element_ty), mask=is_rotated)
+    tl.store(at + HALF, rotated_too.to(qkv.dtype.element_ty), mask=is_rotated)
+    if BLOCK_SIZE > 0:
+        slot = tl.load(slots + token)
+        if slot >= 0:
+            kv_heads = heads - NUM_HEADS  # keys, then values, as they follow each other in a block, too
+            is_kept = is_inside & (kv_heads >= 0)[:, None]
+            block = (slot // BLOCK_SIZE).to(tl.int64) * (2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
+            places = cache + block + (kv_heads * BLOCK_SIZE + slot % BLOCK_SIZE)[:, None] * HEAD_DIM + pairs[None, :]
+            tl.store(places, to_cache(rotated, cache.dtype.element_ty), mask=is_kept)
+            tl.store(places + HALF, to_cache(rotated_too, cache.dtype.element_ty), mask=is_kept)
+
+
+@triton.jit
+def to_cache(values, DTYPE: tl.constexpr):
+    """Convert to the type of the cache; e4m3 has no infinity and ends at 448, which stands for all that is larger."""
+    if DTYPE.is_fp8():
+        values = tl.clamp(values, -448.0, 448.0)
+    return values.to(DTYPE)
 
 
 @triton.jit

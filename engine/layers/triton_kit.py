@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 import triton
 
+from engine.attention.backend import PagedCache
 from engine.layers import triton_kernels as kernels
 from engine.layers.kit import embedding
 from engine.layers.linear import CublasLinear, TorchLinear
@@ -76,21 +77,27 @@ class TritonKit:
 
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """See `LayerKit`."""
-        num_rotated = num_heads + num_kv_heads
 
-        def prepare(qkv: torch.Tensor, rotation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        def prepare(
+            qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             num_tokens, _, head_dim = qkv.shape
+            num_prepared = num_heads + num_kv_heads * (2 if cache else 1)
             pairs = triton.next_power_of_2(head_dim // 2)
-            heads = min(max(_HEAD_VALUES // (2 * pairs), 1), triton.next_power_of_2(num_rotated))
-            kernels.prepare_heads[(num_tokens, triton.cdiv(num_rotated, heads))](
+            heads = min(max(_HEAD_VALUES // (2 * pairs), 1), triton.next_power_of_2(num_prepared))
+            kernels.prepare_heads[(num_tokens, triton.cdiv(num_prepared, heads))](
                 qkv,
                 qkv.stride(0),
                 rotation,
-                norm.weight if norm else qkv,  # which is not read where there is no norm
-                num_rotated,
+                norm.weight if norm else qkv,  # what is not there is not read
                 norm.eps if norm else 0.0,
+                cache.blocks if cache else qkv,
+                cache.slots if cache else qkv,
                 norm is not None,
+                num_heads,
+                num_kv_heads,
                 head_dim,
+                cache.blocks.size(3) if cache else 0,
                 heads,
                 pairs,
                 num_warps=4,

@@ -5,6 +5,7 @@ from enum import IntEnum
 
 import torch
 
+from engine.attention.backend import PagedCache
 from engine.layers.norm import HeadNorm
 from engine.native.library import NativeLibrary
 from engine.native.memory import allocate
@@ -52,8 +53,11 @@ class NativeHeads:
         sizes = _SIZE, _SIZE, _SIZE, _SIZE
         self._function = library.function("weft_prepare_heads", _POINTER, *sizes, _POINTER, _POINTER, _FLOAT)
 
-    def __call__(self, qkv: torch.Tensor, rotation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `HeadLayer`."""
+        assert cache is None, "these layers leave writing to attention"
         num_tokens, total_heads, head_dim = qkv.shape
         sizes = (total_heads * head_dim, num_tokens, self.num_heads + self._num_kv_heads, head_dim)
         self._function(qkv.data_ptr(), *sizes, rotation.data_ptr(), self.weight_pointer, self.eps)

@@ -95,6 +95,9 @@ class StaticStep:
         self._backend = backend
         self._num_tokens = num_tokens
 
+    def cache(self, layer: int) -> None:
+        """`attend` writes."""
+
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         backend, num_tokens = self._backend, self._num_tokens
         backend.keys[layer].index_copy_(0, backend.slots[:num_tokens], keys)

@@ -130,15 +130,11 @@ def test_windows_and_determinism_compile(capability: int, window: int, is_determ
 
 @needs_triton
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("capability", "cache_dtype"), [(80, "bf16"), (90, "fp8e4nv"), (100, "fp8e4nv")])
-def test_writing_and_merging_compile(capability: int, cache_dtype: str) -> None:
-    from engine.attention.triton_kernels import merge_kernel, write_kernel
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_merging_compiles(capability: int) -> None:
+    from engine.attention.triton_kernels import merge_kernel
 
     sizes = {"HEAD_DIM": 80, "PADDED_DIM": 128}
-    tensors = {"keys": "bf16", "values": "bf16", "cache": cache_dtype, "slots": "i32"}
-    constants = {"NUM_KV_HEADS": 2, "PADDED_HEADS": 2, "BLOCK_SIZE": 16, **sizes}
-    written = compile_for(capability, write_kernel, tensors, ["key_stride", "value_stride"], constants)
-    assert ("cvt.rn.satfinite.e4m3x2" in written.asm["ptx"]) == (cache_dtype == "fp8e4nv")
     tensors = {"outputs": "bf16", "merges": "i32", "partials": "fp32", "partial_sums": "fp32"}
     merged = compile_for(capability, merge_kernel, tensors, [], {"NUM_HEADS": 8, "TILE_PARTS": 16, **sizes})
     assert "ex2.approx" in merged.asm["ptx"]

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from engine.attention.backend import KVGroup, KVSpec
-from engine.attention.triton import BatchLimits, TritonBackend
+from engine.attention.triton import BatchLimits, TritonBackend, TritonStep
 from engine.batch import Batch
+from engine.layers.triton_kit import TritonKit
 from tests.engine.paged import NO_COPIES, PagedRequest, PagedRequests
 
 NUM_BLOCKS = 130
@@ -94,9 +95,15 @@ class Harness:
         return blocks.to(self.device), torch.from_numpy(at % block_size).to(self.device)
 
     def attend(self, batch: Batch, qkv: torch.Tensor) -> torch.Tensor:
-        parts = (self.case.num_heads, self.case.num_kv_heads, self.case.num_kv_heads)
+        return self.attend_with(self.backend.begin(batch), qkv)
+
+    def attend_with(self, step: TritonStep, qkv: torch.Tensor) -> torch.Tensor:
+        """Write K/V as layers do, which here turn and scale nothing, and attend."""
+        num_tokens, _, head_dim = qkv.shape
+        rotation = torch.tensor([1.0, 0.0])[:, None].expand(num_tokens, 2, head_dim).contiguous()
+        heads = TritonKit().heads(None, self.case.num_heads, self.case.num_kv_heads)
         with torch.inference_mode():
-            return self.backend.begin(batch).attend(0, *qkv.split_with_sizes(parts, dim=1))
+            return step.attend(0, *heads(qkv.clone(), rotation.to(qkv), step.cache(0)))
 
     def step(self, scheduled: Sequence[tuple[Tokens, int]], copies: np.ndarray = NO_COPIES) -> list[torch.Tensor]:
         """Compute the next n tokens of each; returns their attention outputs."""
@@ -194,9 +201,7 @@ def check_static_shapes(case: Case, device: torch.device) -> None:
     batch = harness.paged.make_batch([(t.request, 1) for t in requests])
     harness.backend.begin(batch)
     qkv = torch.cat([tokens.qkv[-1:] for tokens in requests])
-    parts = qkv.split_with_sizes((case.num_heads, case.num_kv_heads, case.num_kv_heads), dim=1)
-    with torch.inference_mode():
-        outputs = captured.attend(0, *parts)
+    outputs = harness.attend_with(captured, qkv)
     for tokens, row in zip(requests, outputs, strict=True):
         harness.check(tokens, row[None])
 

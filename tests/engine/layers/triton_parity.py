@@ -8,6 +8,7 @@ import itertools
 import torch
 import torch.nn.functional as F
 
+from engine.attention.backend import PagedCache
 from engine.layers.gated import ACTIVATIONS
 from engine.layers.linear import CublasLinear
 from engine.layers.norm import HeadNorm, RMSNorm
@@ -75,10 +76,27 @@ def check_heads(device: torch.device, dtype: torch.dtype) -> None:
             qkv = source.draw(num_tokens, num_rotated + num_kv_heads, head_dim)
             rotated = qkv[:, :num_rotated].double()
             exact = rotate(exact_norm(rotated) if norm else rotated, rotation.double())
-            queries, keys, values = TritonKit().heads(norm, num_heads, num_kv_heads)(qkv.clone(), rotation)
+            queries, keys, values = TritonKit().heads(norm, num_heads, num_kv_heads)(qkv.clone(), rotation, None)
             assert_close(queries, exact[:, :num_heads])
             assert_close(keys, exact[:, num_heads:])
             assert torch.equal(values, qkv[:, num_rotated:])
+            check_write(norm, (num_heads, num_kv_heads), qkv, rotation)
+
+
+def check_write(norm: HeadNorm | None, num_heads: tuple[int, int], qkv: torch.Tensor, rotation: torch.Tensor) -> None:
+    """K/V of a token lie in its slot and nowhere else, and a token without one leaves the cache alone."""
+    heads, num_kv_heads = TritonKit().heads(norm, *num_heads), num_heads[1]
+    block_size, slots = 4, [9, -1, 2][: len(qkv)]
+    blocks = torch.full((3, 2, num_kv_heads, block_size, qkv.size(2)), 7.0, dtype=qkv.dtype, device=qkv.device)
+    expected = blocks.clone()
+    cache = PagedCache(blocks, torch.tensor(slots, dtype=torch.int32, device=qkv.device))
+    parts = heads(qkv.clone(), rotation, cache)
+    for part, alone in zip(parts, heads(qkv.clone(), rotation, None), strict=True):
+        assert torch.equal(part, alone)
+    for token, slot in enumerate(slots):
+        if slot >= 0:
+            expected[slot // block_size, :, :, slot % block_size] = torch.stack((parts[1][token], parts[2][token]))
+    assert torch.equal(blocks, expected)
 
 
 def check_linear(device: torch.device, dtype: torch.dtype) -> None:
@@ -105,11 +123,11 @@ def check_rows_are_alone(device: torch.device, dtype: torch.dtype) -> None:
         kit.norm(source.draw(640), 1e-6),
         kit.heads(HeadNorm(hidden[0, :64], hidden[1, :64], 4, 2, 1e-6), 4, 2),
     )
-    normed, queries = norm(hidden), heads(qkv.clone(), rotation)[0]
+    normed, queries = norm(hidden), heads(qkv.clone(), rotation, None)[0]
     for row in range(9):
         one = slice(row, row + 1)
         assert torch.equal(norm(hidden[one].clone()), normed[one])
-        assert torch.equal(heads(qkv[one].clone(), rotation[one].clone())[0], queries[one])
+        assert torch.equal(heads(qkv[one].clone(), rotation[one].clone(), None)[0], queries[one])
 
 
 CHECKS = (check_norm, check_gated, check_large_gates, check_heads, check_linear, check_rows_are_alone)

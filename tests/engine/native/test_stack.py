@@ -107,6 +107,9 @@ def test_attention_of_another_kind_is_called_layer_by_layer(library: NativeLibra
     class Passing:
         """Gives the queries back."""
 
+        def cache(self, layer: int) -> None:
+            """There is none."""
+
         def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
             return queries
 
