@@ -38,6 +38,7 @@ class EngineConfig:
         is_ngram: What an output repeats is guessed from the request's own tokens.
         draft_model: Folder of a model that guesses for this one; None for none.
         is_kv_cache_fp8: K and V are kept in one byte a value (e4m3) instead of in dtype.
+        prefill_attention: auto, or what attends in fresh prompts on CUDA: triton or flash.
     """
 
     model: Path
@@ -59,6 +60,7 @@ class EngineConfig:
     is_ngram: bool = False
     draft_model: Path | None = None
     is_kv_cache_fp8: bool = False
+    prefill_attention: str = "auto"
 
     @property
     def kv_cache_dtype(self) -> torch.dtype:
@@ -93,6 +95,8 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
     if is_int8 and (device.type != "cpu" or dtype != torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         raise ModelError(f"quantization int8 needs device cpu and dtype bfloat16, got {device.type} and {name}")
+    if options.prefill_attention != "auto" and not is_cuda:
+        raise ModelError(f"prefill_attention {options.prefill_attention} needs device cuda, got {device.type}")
     return EngineConfig(
         model=Path(options.model),
         device=device,
@@ -113,6 +117,7 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
         is_kv_cache_fp8=_is_kv_cache_fp8(options, device),
+        prefill_attention=options.prefill_attention,
     )
 
 

@@ -3,10 +3,12 @@
 import functools
 import logging
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
 
+from engine.attention import flash
 from engine.attention.backend import AttentionBackend, KVGroup
 from engine.attention.native import NativeBackend
 from engine.attention.native import supports as supports_attention
@@ -71,6 +73,7 @@ def make_backend(
     if config.device.type == "cuda" and _has_triton(config.device):
         from engine.attention.triton import BatchLimits, TritonBackend  # not installed where there is no CUDA
 
+        is_flash = config.prefill_attention == "flash" and all(flash.supports(g.spec, config.dtype) for g in groups)
         return TritonBackend(
             groups,
             num_blocks,
@@ -81,6 +84,7 @@ def make_backend(
             limits=BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len),
             cache_dtype=config.kv_cache_dtype,
             is_deterministic=config.is_deterministic,
+            fresh=flash.flash_attention if is_flash else None,
         )
     if config.is_kv_cache_fp8:
         raise ModelError("kv_cache_dtype fp8 needs Triton and a C compiler, which it runs at start-up")
@@ -91,6 +95,37 @@ def make_backend(
     if config.is_deterministic:
         raise ModelError(_NOT_DETERMINISTIC.format("attention"))
     return SdpaBackend(*cache)
+
+
+def settle_prefill(groups: tuple[KVGroup, ...], config: EngineConfig, num_heads: int) -> EngineConfig:
+    """Decide what attends in fresh prompts on CUDA, by measuring where FlashAttention 2 can serve the model.
+
+    Raises:
+        ModelError: What is asked for cannot.
+    """
+    asked = config.prefill_attention
+    if config.device.type != "cuda":
+        return config
+    if not _has_triton(config.device):
+        if asked != "auto":
+            raise ModelError(f"prefill_attention {asked} needs Triton and a C compiler, which it runs at start-up")
+        return config
+    can = not config.is_deterministic and all(flash.supports(group.spec, config.dtype) for group in groups)
+    if asked == "flash" and not can:
+        raise ModelError(
+            "prefill_attention flash needs dtype bfloat16 or float16, heads of at most 256 values, a multiple of 8, "
+            "and not deterministic"
+        )
+    if asked != "auto":
+        return config
+    group = min(groups, key=lambda group: group.spec.sliding_window or 0)  # the first without a window, if there is one
+
+    def make(choice: str, num_blocks: int) -> AttentionBackend:
+        layer = (KVGroup(group.spec, (0,)),)
+        return make_backend(layer, num_blocks, replace(config, prefill_attention=choice), num_heads)
+
+    is_flash = can and flash.is_faster(make, group.spec, num_heads, config)
+    return replace(config, prefill_attention="flash" if is_flash else "triton")
 
 
 def _has_triton(device: torch.device) -> bool:

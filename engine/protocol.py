@@ -54,6 +54,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: Most tokens of prompt and output together.
         kv_cache_memory_bytes: Bytes for the KV cache.
         kv_cache_dtype: auto, or fp8 for one byte a value.
+        prefill_attention: auto, or what attends in fresh prompts on CUDA: triton or flash.
         prefix_caching: Whether full blocks are indexed by content.
         pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
         load_format: auto, or dummy for random weights.
@@ -71,6 +72,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: str = "auto"
+    prefill_attention: str = "auto"
     block_size: int | None = None
     prefix_caching: bool = True
     pin_share: float = 0.25

@@ -22,7 +22,14 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.masks import MaskComputer
 from engine.grammar.pending import PendingGrammars
 from engine.grammar.vocabulary import load_vocabulary
-from engine.kernels import choose_graph_sampler, choose_kit, choose_sampler, make_backend, set_num_threads
+from engine.kernels import (
+    choose_graph_sampler,
+    choose_kit,
+    choose_sampler,
+    make_backend,
+    set_num_threads,
+    settle_prefill,
+)
 from engine.kv_cache_manager import KVCacheManager
 from engine.layers.kit import LayerKit
 from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
@@ -89,6 +96,7 @@ def start(
     model = _load(config.model, model_config, kit, config, progress)
     groups = group_layers(model.kv_specs)
     drafter = _load(config.draft_model, draft.config, draft.kit, config) if draft and config.draft_model else None
+    config = settle_prefill(groups, config, model_config.num_heads)
     plan = _plan_memory(model, model_config, config, groups, draft)
     backend = make_backend(groups, plan.num_blocks, config, model_config.num_heads)
     logger.info("layers: %s; attention: %s", kit.name, backend.name)

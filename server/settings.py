@@ -96,6 +96,11 @@ class Settings(BaseModel):
         default="auto",
         description="Type of the KV cache; auto is the model's, fp8 (e4m3) takes half of 16 bits, on CUDA only.",
     )
+    prefill_attention: Literal["auto", "triton", "flash"] = Field(
+        default="auto",
+        description="What attends in prompts that nothing is cached of, on CUDA: Weft's own kernel or torch's "
+        "FlashAttention 2; auto measures both when the server starts.",
+    )
     block_size: int | None = Field(
         default=None,
         ge=1,
@@ -274,6 +279,7 @@ def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         kv_cache_memory_bytes=settings.kv_cache_memory,
         kv_cache_dtype=settings.kv_cache_dtype,
+        prefill_attention=settings.prefill_attention,
         block_size=settings.block_size,
         prefix_caching=settings.prefix_caching,
         pin_share=settings.pin_share,

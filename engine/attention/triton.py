@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from engine.attention.backend import KVGroup, PagedCache
+from engine.attention.flash import FreshAttention, FreshPrompts, find_fresh_prompts
 from engine.attention.triton_kernels import attend_kernel, merge_kernel
 from engine.attention.triton_plan import NUM_ITEM_FIELDS, NUM_MERGE_FIELDS, Splitting, Work, is_decode, plan_work
 from engine.attention.triton_tiles import Tile, choose_tile, padded
@@ -30,6 +31,8 @@ _OPTIONS = {"enable_fp_fusion": True}
 
 _PROGRAMS_PER_PROCESSOR = 4
 """Programs that a step aims at for each multiprocessor: two run on one at a time, and the last ones should be short."""
+
+_NO_INTS = np.zeros(0, np.int64)
 
 _ALIGNMENT = 4
 """Integers: arrays in the metadata start at multiples of 16 bytes, or Triton would compile the kernels once more."""
@@ -63,15 +66,16 @@ class _GroupStep:
     group: KVGroup
     tile: Tile
     is_uniform: bool
+    fresh: FreshPrompts | None
     slots: torch.Tensor
     items: torch.Tensor
     merges: torch.Tensor
+    fresh_starts: torch.Tensor
 
 
 class TritonBackend:
     """Owns the cache: per layer (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values."""
 
-    name = "triton"
     supports_graphs = True
 
     def __init__(
@@ -86,6 +90,7 @@ class TritonBackend:
         limits: BatchLimits,
         cache_dtype: torch.dtype | None = None,
         is_deterministic: bool = False,
+        fresh: FreshAttention | None = None,
     ) -> None:
         """Allocate the cache and all memory that steps need; of the cache only the null block is touched.
 
@@ -95,12 +100,15 @@ class TritonBackend:
             cache_dtype: What K/V are kept in; None means dtype. float8_e4m3fn is converted to and from it unscaled.
             is_deterministic: Whether the bits of a row must not depend on the rest of the batch: one tile for all steps
                 and no splits, which slows down prefill, and decoding at long contexts.
+            fresh: Attends in place of Weft's kernel where `find_fresh_prompts` finds some.
         """
+        self.name = "triton and flash" if fresh else "triton"
         self._groups = groups
         self._block_size = block_size
         self._device = device
         self._num_heads = num_heads
         self._is_deterministic = is_deterministic
+        self._fresh = fresh
         self._caches: dict[int, torch.Tensor] = {}
         for group in groups:
             shape = (num_blocks, 2, group.spec.num_kv_heads, block_size, group.spec.head_dim)
@@ -124,15 +132,19 @@ class TritonBackend:
         decodes = is_decode(batch)
         tiles = [tuning.decode_tile if decodes else tuning.tile for tuning in self._tunings]
         works: list[Work] = []
+        prompts: list[FreshPrompts | None] = []
         for group, group_batch, tuning, tile in zip(self._groups, batch.groups, self._tunings, tiles, strict=True):
             self._copy_blocks(group, group_batch.block_copies)
             tile_tokens = tile.rows * group.spec.num_kv_heads // self._num_heads
             window, splitting = group.spec.sliding_window, tuning.splitting
-            works.append(plan_work(batch, window, tile_tokens=tile_tokens, tile_keys=tile.keys, splitting=splitting))
-        views = self._send(batch, works)
+            fresh = find_fresh_prompts(batch, window) if self._fresh else None
+            sizes = {"tile_tokens": tile_tokens, "tile_keys": tile.keys}
+            works.append(plan_work(batch, window, **sizes, splitting=splitting, skips_prompts=fresh is not None))
+            prompts.append(fresh)
+        views = self._send(batch, works, prompts)
         steps: dict[int, _GroupStep] = {}
-        for index, (group, tile) in enumerate(zip(self._groups, tiles, strict=True)):
-            step = _GroupStep(group, tile, decodes or self._is_deterministic, *views[3 * index : 3 * index + 3])
+        for index, (group, tile, fresh) in enumerate(zip(self._groups, tiles, prompts, strict=True)):
+            step = _GroupStep(group, tile, decodes or self._is_deterministic, fresh, *views[4 * index : 4 * index + 4])
             steps.update(dict.fromkeys(group.layers, step))
         return TritonStep(self, steps)
 
@@ -140,12 +152,25 @@ class TritonBackend:
         """Blocks of a layer."""
         return self._caches[layer]
 
-    def attend(self, step: _GroupStep, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """Attend to what is in the cache; shapes as in `AttentionStep.attend`."""
+    def attend(
+        self, step: _GroupStep, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """Attend to what is in the cache or, where prompts are fresh, to the step's own K/V; shapes as in the step."""
+        outputs = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        if self._fresh and step.fresh:
+            at = step.fresh.tokens
+            attended = self._fresh(queries[at], keys[at], values[at], step.fresh_starts, step.fresh.longest)
+            if not len(step.items):
+                return attended
+            outputs[at] = attended
+        self._attend_paged(step, layer, queries, outputs)
+        return outputs
+
+    def _attend_paged(self, step: _GroupStep, layer: int, queries: torch.Tensor, outputs: torch.Tensor) -> None:
+        """Compute the items of a step."""
         spec, cache, tile = step.group.spec, self._caches[layer], step.tile
         num_heads, head_dim = queries.shape[1:]
         assert queries.stride()[1:] == (head_dim, 1), "heads lie together"
-        outputs = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         sizes = {"HEAD_DIM": head_dim, "PADDED_DIM": padded(head_dim)}
         cached = {"NUM_KV_HEADS": spec.num_kv_heads, "BLOCK_SIZE": self._block_size, **sizes}
         attend_kernel[(len(step.items) * spec.num_kv_heads,)](
@@ -170,17 +195,16 @@ class TritonBackend:
                 **sizes,
                 **_OPTIONS,
             )
-        return outputs
 
-    def _send(self, batch: Batch, works: list[Work]) -> list[torch.Tensor]:
-        """Fill the metadata in one copy; returns views of slots, items and merges, group by group.
+    def _send(self, batch: Batch, works: list[Work], prompts: list[FreshPrompts | None]) -> list[torch.Tensor]:
+        """Fill the metadata in one copy; returns views of slots, items, merges, starts of prompts, group by group.
 
         What has a size that the numbers of requests and tokens decide lies in front, where a graph finds it again; the
         block tables, as wide as the longest request needs, lie behind, and items say where.
         """
         arrays: list[Ints] = []
-        for work, group_batch in zip(works, batch.groups, strict=True):
-            arrays += [group_batch.slot_mapping, work.items, work.merges]
+        for work, group_batch, fresh in zip(works, batch.groups, prompts, strict=True):
+            arrays += [group_batch.slot_mapping, work.items, work.merges, fresh.starts if fresh else _NO_INTS]
         num_views = len(arrays)
         arrays += [group_batch.block_tables for group_batch in batch.groups]
         starts = np.cumsum([0, *(_aligned(array.size) for array in arrays)]).tolist()
@@ -222,7 +246,7 @@ class TritonStep:
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """See `AttentionStep.attend`."""
-        return self._backend.attend(self._steps[layer], layer, queries)
+        return self._backend.attend(self._steps[layer], layer, queries, keys, values)
 
 
 def _tune(
@@ -262,7 +286,7 @@ def _most_integers(tunings: list[_GroupTuning], limits: BatchLimits, block_size:
     for tuning in tunings:
         num_parts, max_rows = (tuning.splitting.num_parts, tuning.splitting.max_rows) if tuning.splitting else (0, 0)
         total += _aligned(num_tokens) + _aligned((num_tokens + num_parts) * NUM_ITEM_FIELDS)
-        total += _aligned(max(max_rows, num_tokens) * NUM_MERGE_FIELDS)
+        total += _aligned(max(max_rows, num_tokens) * NUM_MERGE_FIELDS) + _aligned(limits.max_num_seqs + 1)
     return total
 
 

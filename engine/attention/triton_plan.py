@@ -51,7 +51,13 @@ def is_decode(batch: Batch) -> bool:
 
 
 def plan_work(
-    batch: Batch, window: int | None, *, tile_tokens: int, tile_keys: int, splitting: Splitting | None
+    batch: Batch,
+    window: int | None,
+    *,
+    tile_tokens: int,
+    tile_keys: int,
+    splitting: Splitting | None,
+    skips_prompts: bool = False,
 ) -> Work:
     """Divide a step among programs, the longest first.
 
@@ -60,9 +66,12 @@ def plan_work(
         tile_tokens: Most tokens of a tile of queries.
         tile_keys: Keys that a kernel takes at a time; ranges start at multiples of it, counted from position 0.
         splitting: None splits nothing, so that a row's arithmetic depends on its own position alone.
+        skips_prompts: Leave requests of several tokens to others.
     """
     query_lens = np.diff(batch.query_start_locs)
     num_tiles = -(-query_lens // tile_tokens)
+    if skips_prompts:
+        num_tiles[query_lens > 1] = 0
     requests = np.repeat(np.arange(batch.num_requests), num_tiles)  # of each tile, as all of the following
     offsets = _count_within(num_tiles) * tile_tokens
     counts = np.minimum(tile_tokens, query_lens[requests] - offsets)
@@ -91,7 +100,7 @@ def plan_work(
     rows = np.where(is_split[tile], first_rows[tile] + part * counts[tile], -1)
     columns = (requests[tile], tokens[tile], counts[tile], positions[tile], first_part_keys, last_part_keys, rows)
     longest_first = np.argsort(first_part_keys - last_part_keys, kind="stable")
-    num_items = len(requests) + (splitting.num_parts if splitting else 0)
+    num_items = len(requests) + (splitting.num_parts if splitting and len(requests) else 0)
     items = _padded(np.stack(columns, axis=1)[longest_first], num_items)
 
     merged = np.repeat(np.flatnonzero(is_split), counts[is_split])

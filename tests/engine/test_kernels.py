@@ -1,5 +1,7 @@
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 import server
 from engine import config as engine_config
 from engine import kernels
+from engine.attention import flash
 from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
 from engine.kernels import choose_graph_sampler, choose_kit, choose_sampler, make_backend, set_num_threads
@@ -108,10 +111,42 @@ def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_det
     model = load_model_config(DEMO)
     options = EngineOptions(model=str(DEMO), device="cuda", max_num_seqs=7, deterministic=is_deterministic)
     config = engine_config.resolve(options, model)
+    for choice, fresh in (("flash", flash.flash_attention), ("triton", None)):
+        config = dataclasses.replace(config, prefill_attention=choice)
+        make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
+        assert made.pop(0)["fresh"] is fresh
     make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
     assert [(more["num_heads"], more["cache_dtype"]) for more in made] == [(model.num_heads, config.dtype)]
     limits = triton.BatchLimits(7, config.max_num_batched_tokens, config.max_model_len)
     assert [(more["limits"], more["is_deterministic"]) for more in made] == [(limits, is_deterministic)]
+
+
+def settle(monkeypatch: pytest.MonkeyPatch, is_faster: bool, **options: Any) -> str:
+    """What attends in fresh prompts on a GPU, where FlashAttention is faster or not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(flash, "is_faster", lambda make, spec, num_heads, config: is_faster)
+    model = load_model_config(DEMO)
+    config = engine_config.resolve(EngineOptions(model=str(DEMO), **{"device": "cuda"} | options), model)
+    return kernels.settle_prefill(group_layers(kv_specs(model)), config, model.num_heads).prefill_attention
+
+
+def test_flash_attention_is_taken_where_it_is_faster_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_has_triton", lambda device: True)
+    assert settle(monkeypatch, True) == "flash"
+    assert settle(monkeypatch, False) == "triton"
+    assert settle(monkeypatch, True, prefill_attention="triton") == "triton"
+    assert settle(monkeypatch, False, prefill_attention="flash") == "flash"
+    for options in ({"deterministic": True}, {"dtype": "float32"}):
+        assert settle(monkeypatch, True, **options) == "triton"
+        with pytest.raises(ModelError, match=r"^prefill_attention flash needs dtype bfloat16 or float16, heads of"):
+            settle(monkeypatch, True, prefill_attention="flash", **options)
+    with pytest.raises(ModelError, match=r"^prefill_attention flash needs device cuda, got cpu$"):
+        settle(monkeypatch, True, prefill_attention="flash", device="cpu")
+    assert settle(monkeypatch, True, device="cpu") == "auto"
+    monkeypatch.setattr(kernels, "_has_triton", lambda device: False)
+    assert settle(monkeypatch, True) == "auto"
+    with pytest.raises(ModelError, match=r"^prefill_attention triton needs Triton and a C compiler"):
+        settle(monkeypatch, True, prefill_attention="triton")
 
 
 def test_attention_is_torch_s_where_triton_is_missing_or_does_not_know_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ def run(check: Any, *arguments: Any) -> None:
     [
         ("check_mixed_steps", "MIXED"),
         ("check_decodes", "DECODES"),
+        ("check_fresh_prompts", "FRESH"),
         ("check_copies", "COPIES"),
         ("check_static_shapes", "STATIC"),
         ("check_invariance", "INVARIANT"),

@@ -18,6 +18,11 @@ def test_decodes(case: parity.Case) -> None:
     parity.check_decodes(case, CPU)
 
 
+@pytest.mark.parametrize("case", parity.FRESH, ids=str)
+def test_fresh_prompts(case: parity.Case) -> None:
+    parity.check_fresh_prompts(case, CPU)
+
+
 @pytest.mark.parametrize("case", parity.COPIES, ids=str)
 def test_copies(case: parity.Case) -> None:
     parity.check_copies(case, CPU)

@@ -29,6 +29,16 @@ def test_a_prompt_is_cut_into_tiles_and_the_longest_comes_first() -> None:
     assert work.merges.shape == (0, 4)
 
 
+def test_prompts_may_be_left_to_others() -> None:
+    batch = make_batch((0, 6), (999, 1))
+    alone, beside = (plan_work(b, None, tile_tokens=4, tile_keys=64, splitting=SPLITTING, skips_prompts=skips)
+                     for b, skips in ((make_batch((999, 1)), False), (batch, True)))  # fmt: skip
+    assert beside.items[:, 2].sum() == alone.items[:, 2].sum() == 8  # the parts of the one request
+    assert set(beside.items[:8, 0]) == {1}
+    assert not len(plan_work(make_batch((0, 6)), None, tile_tokens=4, tile_keys=64, splitting=SPLITTING,
+                             skips_prompts=True).items)  # fmt: skip
+
+
 def test_long_contexts_are_split_into_even_parts_at_whole_tiles_of_keys() -> None:
     work = plan(make_batch((0, 1), (999, 1)))
     # An eighth of 1,001 keys in whole tiles: 128. Of 1,000 that makes 8 parts.

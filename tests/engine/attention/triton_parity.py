@@ -7,11 +7,14 @@ import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.backend import KVGroup, KVSpec
+from engine.attention.flash import FreshAttention, flash_attention
 from engine.attention.triton import BatchLimits, TritonBackend, TritonStep
 from engine.batch import Batch
 from engine.layers.triton_kit import TritonKit
@@ -53,7 +56,7 @@ class Tokens:
 class Harness:
     """One layer over a cache in which other requests have left not-a-numbers, the null block excepted."""
 
-    def __init__(self, case: Case, device: torch.device) -> None:
+    def __init__(self, case: Case, device: torch.device, fresh: FreshAttention | None = None) -> None:
         self.case, self.device = case, device
         groups = (KVGroup(KVSpec(case.num_kv_heads, case.head_dim, case.window), (0,)),)
         self.backend = TritonBackend(
@@ -66,6 +69,7 @@ class Harness:
             limits=LIMITS,
             cache_dtype=case.cache_dtype,
             is_deterministic=case.is_deterministic,
+            fresh=fresh,
         )
         self.cache = self.backend._caches[0]
         # All bits set are a not-a-number in each of the types.
@@ -154,6 +158,46 @@ def check_mixed_steps(case: Case, device: torch.device) -> None:
             for (tokens, _), outputs in zip(picked, harness.step(picked), strict=True):
                 harness.check(tokens, outputs)
         requests = [t for t in requests if t.request.num_computed_tokens < len(t.qkv)]
+
+
+def check_fresh_prompts(case: Case, device: torch.device) -> None:
+    """Prompts that begin in a step, one-token requests among them, then chunks that go on, which are left to Triton."""
+    seen: list[list[int]] = []
+
+    def attend(
+        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, starts: torch.Tensor, longest: int
+    ) -> torch.Tensor:
+        seen.append([*starts.tolist(), longest])
+        function = flash_attention if device.type == "cuda" else attend_by_prompt
+        return function(queries, keys, values, starts, longest)
+
+    harness = Harness(case, device, attend)
+    old, *new = [harness.add(length, seed) for seed, length in enumerate((40, 33, 12, 9))]
+    harness.fill(old, 36)
+    steps = [
+        [(old, 1), (new[0], 30), (old, 0), (new[1], 12)],  # decodes first
+        [(new[2], 5), (old, 1), (new[0], 1)],
+        [(new[2], 4), (old, 1)],  # goes on
+        [(old, 1), (new[0], 2)],
+    ]
+    for scheduled in steps:
+        picked = [(tokens, count) for tokens, count in scheduled if count]
+        for (tokens, _), outputs in zip(picked, harness.step(picked), strict=True):
+            harness.check(tokens, outputs)
+    expected = [[0, 30, 42, 30], [0, 5, 5]] if case.window is None else [[0, 5, 5]]
+    assert seen == expected
+
+
+def attend_by_prompt(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, starts: torch.Tensor, longest: int
+) -> torch.Tensor:
+    """What `flash_attention` computes, by torch on any device."""
+    outputs = torch.empty_like(queries)
+    for start, stop in pairwise(starts.tolist()):
+        parts = (part[start:stop].transpose(0, 1) for part in (queries, keys, values))
+        attended = scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+        outputs[start:stop] = attended.transpose(0, 1)
+    return outputs
 
 
 def check_decodes(case: Case, device: torch.device) -> None:
@@ -267,6 +311,7 @@ DECODES = [
     Case(1, 2, 64, 32, cache_dtype=FP8, lengths=(3, 400)),
     Case(1, 2, 64, 16, is_deterministic=True, lengths=(2, 200)),
 ]
+FRESH = [Case(), Case(1, 4, 128, 32), Case(window=20)]
 COPIES = [Case(), Case(cache_dtype=FP8, block_size=32)]
 STATIC = [Case(lengths=(40, 500, 16)), Case(1, 4, lengths=(300, 5), is_deterministic=True)]
 INVARIANT = [Case(1, lengths=(100,)), Case(1, 4, 64, 16, 30, F32, lengths=(60,))]
