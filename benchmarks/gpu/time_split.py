@@ -18,7 +18,7 @@ from benchmarks.gpu.job import UnavailableError
 
 TORCH = "other operations of torch"
 PARTS = (
-    ("attention", r"attention|attn|attend|flash|fmha|paged|scaled_dot_product|^(write|merge)_kernel$"),
+    ("attention", r"attention|attn|attend|flash|fmha|paged|scaled_dot_product|^merge_kernel$"),
     ("matrices", r"gemm|gemv|cutlass|nvjet|xmma|wgmma|splitk|cublas|aten::(addmm|mm|linear|bmm)|matmul"),
     ("norms and positions", r"norm|rope|rotary|rotate|rms|silu|gelu|gated|swiglu|^(prepare_heads|activate)$"),
     (
