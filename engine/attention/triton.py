@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.backend import KVGroup, PagedCache
+from engine.attention.backend import KVGroup, KVSpec, PagedCache
 from engine.attention.flash import FreshAttention, FreshPrompts, find_fresh_prompts
 from engine.attention.triton_kernels import attend_kernel, merge_kernel
-from engine.attention.triton_plan import NUM_ITEM_FIELDS, NUM_MERGE_FIELDS, Splitting, Work, is_decode, plan_work
+from engine.attention.triton_plan import NUM_ITEM_FIELDS, NUM_MERGE_FIELDS, Splitting, Work, plan_work
 from engine.attention.triton_tiles import Tile, choose_tile, padded
 from engine.batch import Batch, Ints
 from engine.sampling.transfer import to_device
@@ -31,6 +31,9 @@ _OPTIONS = {"enable_fp_fusion": True}
 
 _PROGRAMS_PER_PROCESSOR = 4
 """Programs that a step aims at for each multiprocessor: two run on one at a time, and the last ones should be short."""
+
+_SPLIT_TOKENS = 16
+"""Tokens of one request whose context can be split as far as that of a single one: the end of a prompt, or drafts."""
 
 _NO_INTS = np.zeros(0, np.int64)
 
@@ -60,17 +63,32 @@ class _GroupTuning:
 
 
 @dataclass(frozen=True, slots=True)
+class _GroupPlan:
+    """What a KV group does in a step, on the host: who attends in prompts, and see `TritonBackend._plan`."""
+
+    fresh: FreshPrompts | None
+    works: list[tuple[Tile, bool, Work]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """Requests of a step that are computed in tiles of one size; the tensors are views of the backend's metadata."""
+
+    tile: Tile
+    is_uniform: bool
+    items: torch.Tensor
+    merges: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class _GroupStep:
     """A step as the layers of a KV group see it; the tensors are views of the backend's metadata."""
 
     group: KVGroup
-    tile: Tile
-    is_uniform: bool
-    fresh: FreshPrompts | None
     slots: torch.Tensor
-    items: torch.Tensor
-    merges: torch.Tensor
+    fresh: FreshPrompts | None
     fresh_starts: torch.Tensor
+    launches: list[_Launch]
 
 
 class TritonBackend:
@@ -129,24 +147,35 @@ class TritonBackend:
 
     def begin(self, batch: Batch) -> "TritonStep":
         """Copy the blocks that the batch asks for, and put the items of the step into device memory."""
-        decodes = is_decode(batch)
-        tiles = [tuning.decode_tile if decodes else tuning.tile for tuning in self._tunings]
-        works: list[Work] = []
-        prompts: list[FreshPrompts | None] = []
-        for group, group_batch, tuning, tile in zip(self._groups, batch.groups, self._tunings, tiles, strict=True):
+        plans: list[_GroupPlan] = []
+        for group, group_batch, tuning in zip(self._groups, batch.groups, self._tunings, strict=True):
             self._copy_blocks(group, group_batch.block_copies)
-            tile_tokens = tile.rows * group.spec.num_kv_heads // self._num_heads
-            window, splitting = group.spec.sliding_window, tuning.splitting
-            fresh = find_fresh_prompts(batch, window) if self._fresh else None
-            sizes = {"tile_tokens": tile_tokens, "tile_keys": tile.keys}
-            works.append(plan_work(batch, window, **sizes, splitting=splitting, skips_prompts=fresh is not None))
-            prompts.append(fresh)
-        views = self._send(batch, works, prompts)
+            fresh = find_fresh_prompts(batch, group.spec.sliding_window) if self._fresh else None
+            plans.append(_GroupPlan(fresh, self._plan(batch, group.spec, tuning, fresh is not None)))
+        views = iter(self._send(batch, plans))
         steps: dict[int, _GroupStep] = {}
-        for index, (group, tile, fresh) in enumerate(zip(self._groups, tiles, prompts, strict=True)):
-            step = _GroupStep(group, tile, decodes or self._is_deterministic, fresh, *views[4 * index : 4 * index + 4])
-            steps.update(dict.fromkeys(group.layers, step))
+        for group, plan in zip(self._groups, plans, strict=True):
+            slots, starts = next(views), next(views)
+            launches = [_Launch(tile, uniform, next(views), next(views)) for tile, uniform, _ in plan.works]
+            steps.update(dict.fromkeys(group.layers, _GroupStep(group, slots, plan.fresh, starts, launches)))
         return TritonStep(self, steps)
+
+    def _plan(
+        self, batch: Batch, spec: KVSpec, tuning: _GroupTuning, skips_prompts: bool
+    ) -> list[tuple[Tile, bool, Work]]:
+        """Tile, whether it is uniform, and what is computed in such tiles: one-token requests, then the others."""
+        are_prompts = np.diff(batch.query_start_locs) > 1
+        parts = [(tuning.decode_tile, True, ~are_prompts), (tuning.tile, False, are_prompts)]
+        if self._is_deterministic:
+            parts = [(tuning.tile, True, np.ones_like(are_prompts))]
+        works: list[tuple[Tile, bool, Work]] = []
+        for tile, is_uniform, takes_part in parts[: 1 if skips_prompts else 2]:
+            if takes_part.any():
+                tile_tokens = tile.rows * spec.num_kv_heads // self._num_heads
+                sizes = {"tile_tokens": tile_tokens, "tile_keys": tile.keys}
+                work = plan_work(batch, spec.sliding_window, **sizes, splitting=tuning.splitting, takes_part=takes_part)
+                works.append((tile, is_uniform, work))
+        return works
 
     def cache(self, layer: int) -> torch.Tensor:
         """Blocks of a layer."""
@@ -160,56 +189,63 @@ class TritonBackend:
         if self._fresh and step.fresh:
             at = step.fresh.tokens
             attended = self._fresh(queries[at], keys[at], values[at], step.fresh_starts, step.fresh.longest)
-            if not len(step.items):
+            if not step.launches:
                 return attended
             outputs[at] = attended
-        self._attend_paged(step, layer, queries, outputs)
+        for launch in step.launches:
+            self._attend_paged(step.group.spec, launch, layer, queries, outputs)
         return outputs
 
-    def _attend_paged(self, step: _GroupStep, layer: int, queries: torch.Tensor, outputs: torch.Tensor) -> None:
-        """Compute the items of a step."""
-        spec, cache, tile = step.group.spec, self._caches[layer], step.tile
+    def _attend_paged(
+        self, spec: KVSpec, launch: _Launch, layer: int, queries: torch.Tensor, outputs: torch.Tensor
+    ) -> None:
+        """Compute the items of a launch."""
+        cache, tile = self._caches[layer], launch.tile
         num_heads, head_dim = queries.shape[1:]
         assert queries.stride()[1:] == (head_dim, 1), "heads lie together"
         sizes = {"HEAD_DIM": head_dim, "PADDED_DIM": padded(head_dim)}
         cached = {"NUM_KV_HEADS": spec.num_kv_heads, "BLOCK_SIZE": self._block_size, **sizes}
-        attend_kernel[(len(step.items) * spec.num_kv_heads,)](
-            *(queries, outputs, cache, self._metadata, step.items, self._partials, self._partial_sums),
+        attend_kernel[(len(launch.items) * spec.num_kv_heads,)](
+            *(queries, outputs, cache, self._metadata, launch.items, self._partials, self._partial_sums),
             queries.stride(0),
             SCALE=head_dim**-0.5 * _LOG2_E,
             NUM_SHARED=num_heads // spec.num_kv_heads,
             WINDOW=spec.sliding_window or 0,
             TILE_ROWS=tile.rows,
             TILE_KEYS=tile.keys,
-            IS_UNIFORM=step.is_uniform,
+            IS_UNIFORM=launch.is_uniform,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             **cached,
             **_OPTIONS,
         )
-        if len(step.merges):
-            merge_kernel[(len(step.merges) * num_heads,)](
-                *(outputs, step.merges, self._partials, self._partial_sums),
+        if len(launch.merges):
+            merge_kernel[(len(launch.merges) * num_heads,)](
+                *(outputs, launch.merges, self._partials, self._partial_sums),
                 NUM_HEADS=num_heads,
                 TILE_PARTS=_MERGED_PARTS,
                 **sizes,
                 **_OPTIONS,
             )
 
-    def _send(self, batch: Batch, works: list[Work], prompts: list[FreshPrompts | None]) -> list[torch.Tensor]:
-        """Fill the metadata in one copy; returns views of slots, items, merges, starts of prompts, group by group.
+    def _send(self, batch: Batch, plans: list[_GroupPlan]) -> list[torch.Tensor]:
+        """Fill the metadata in one copy.
+
+        Returns views, group by group, of slots and starts of prompts and, launch by launch, items and merges.
 
         What has a size that the numbers of requests and tokens decide lies in front, where a graph finds it again; the
         block tables, as wide as the longest request needs, lie behind, and items say where.
         """
         arrays: list[Ints] = []
-        for work, group_batch, fresh in zip(works, batch.groups, prompts, strict=True):
-            arrays += [group_batch.slot_mapping, work.items, work.merges, fresh.starts if fresh else _NO_INTS]
+        for plan, group_batch in zip(plans, batch.groups, strict=True):
+            arrays += [group_batch.slot_mapping, plan.fresh.starts if plan.fresh else _NO_INTS]
+            arrays += [array for *_, work in plan.works for array in (work.items, work.merges)]
         num_views = len(arrays)
         arrays += [group_batch.block_tables for group_batch in batch.groups]
         starts = np.cumsum([0, *(_aligned(array.size) for array in arrays)]).tolist()
-        for work, group_batch, start in zip(works, batch.groups, starts[num_views:-1], strict=True):
-            work.items[:, 0] = start + work.items[:, 0] * group_batch.block_tables.shape[1]
+        for plan, group_batch, start in zip(plans, batch.groups, starts[num_views:-1], strict=True):
+            for *_, work in plan.works:
+                work.items[:, 0] = start + work.items[:, 0] * group_batch.block_tables.shape[1]
         num_integers = starts[-1]
         assert num_integers <= len(self._metadata), "a batch stays within the limits that it was announced with"
         # A fresh tensor for each step: the allocator of pinned memory reuses one only once it has been copied.
@@ -275,7 +311,8 @@ def _tune(
         for decode in (True, False)
     )
     num_parts = max(1, num_processors * _PROGRAMS_PER_PROCESSOR // num_kv_heads)
-    splitting = None if is_deterministic else Splitting(num_parts, num_parts + limits.max_num_seqs)
+    max_rows = num_parts * _SPLIT_TOKENS + limits.max_num_seqs
+    splitting = None if is_deterministic else Splitting(num_parts, max_rows)
     return _GroupTuning(decode_tile, tile, splitting)
 
 
@@ -285,8 +322,9 @@ def _most_integers(tunings: list[_GroupTuning], limits: BatchLimits, block_size:
     total = len(tunings) * _aligned(-(-limits.max_model_len // block_size) * limits.max_num_seqs)  # block tables
     for tuning in tunings:
         num_parts, max_rows = (tuning.splitting.num_parts, tuning.splitting.max_rows) if tuning.splitting else (0, 0)
-        total += _aligned(num_tokens) + _aligned((num_tokens + num_parts) * NUM_ITEM_FIELDS)
-        total += _aligned(max(max_rows, num_tokens) * NUM_MERGE_FIELDS) + _aligned(limits.max_num_seqs + 1)
+        total += _aligned(num_tokens) + _aligned(limits.max_num_seqs + 1)  # slots, starts of prompts
+        total += _aligned((num_tokens + 2 * num_parts) * NUM_ITEM_FIELDS)  # of two launches, as the following
+        total += 2 * _aligned(max_rows * NUM_MERGE_FIELDS) + _ALIGNMENT
     return total
 
 

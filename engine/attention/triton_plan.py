@@ -10,8 +10,11 @@ stays empty and ends at once. Imports neither torch nor triton.
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.batch import Batch, Ints
+
+Bools = npt.NDArray[np.bool_]
 
 NUM_ITEM_FIELDS = 7
 """Request (`pack` turns it into where its block table starts), first token of the step, number of tokens, position of
@@ -57,21 +60,21 @@ def plan_work(
     tile_tokens: int,
     tile_keys: int,
     splitting: Splitting | None,
-    skips_prompts: bool = False,
+    takes_part: Bools | None = None,
 ) -> Work:
-    """Divide a step among programs, the longest first.
+    """Divide a step, or the requests of it that take part, among programs, the longest first.
 
     Args:
         window: Sliding window of the KV group in tokens; None for none.
         tile_tokens: Most tokens of a tile of queries.
         tile_keys: Keys that a kernel takes at a time; ranges start at multiples of it, counted from position 0.
         splitting: None splits nothing, so that a row's arithmetic depends on its own position alone.
-        skips_prompts: Leave requests of several tokens to others.
+        takes_part: (num_requests,); None means all.
     """
     query_lens = np.diff(batch.query_start_locs)
     num_tiles = -(-query_lens // tile_tokens)
-    if skips_prompts:
-        num_tiles[query_lens > 1] = 0
+    if takes_part is not None:
+        num_tiles *= takes_part
     requests = np.repeat(np.arange(batch.num_requests), num_tiles)  # of each tile, as all of the following
     offsets = _count_within(num_tiles) * tile_tokens
     counts = np.minimum(tile_tokens, query_lens[requests] - offsets)
@@ -88,7 +91,7 @@ def plan_work(
         share = max(_MIN_PART_KEYS, -(-int(num_keys.sum()) // splitting.num_parts))
         share = -(-share // tile_keys) * tile_keys
         num_parts = np.where(num_tiles[requests] == 1, np.maximum(1, -(-num_keys // share)), 1)
-        num_parts[np.cumsum(counts * num_parts * (num_parts > 1)) > splitting.max_rows] = 1
+        _fit_workspace(num_parts, counts, splitting.max_rows)
     is_split = num_parts > 1
     num_rows = counts * num_parts * is_split
     first_rows = np.cumsum(num_rows) - num_rows
@@ -100,16 +103,27 @@ def plan_work(
     rows = np.where(is_split[tile], first_rows[tile] + part * counts[tile], -1)
     columns = (requests[tile], tokens[tile], counts[tile], positions[tile], first_part_keys, last_part_keys, rows)
     longest_first = np.argsort(first_part_keys - last_part_keys, kind="stable")
-    num_items = len(requests) + (splitting.num_parts if splitting and len(requests) else 0)
+    num_items = len(requests) + (splitting.num_parts if splitting else 0)
     items = _padded(np.stack(columns, axis=1)[longest_first], num_items)
 
     merged = np.repeat(np.flatnonzero(is_split), counts[is_split])
     row = _count_within(counts[is_split])
     merge_columns = (tokens[merged] + row, first_rows[merged] + row, num_parts[merged], counts[merged])
     merges = np.stack(merge_columns, axis=1)
-    if splitting and is_decode(batch):
-        merges = _padded(merges, batch.num_tokens)
+    if splitting and is_decode(batch):  # each that is split has more than an even share of keys
+        merges = _padded(merges, min(batch.num_tokens, splitting.num_parts))
     return Work(items, merges)
+
+
+def _fit_workspace(num_parts: Ints, counts: Ints, max_rows: int) -> None:
+    """Split tiles into fewer parts where the workspace has no rows left for more; tiles of fewer tokens go first."""
+    split = np.flatnonzero(num_parts > 1)
+    if (counts * num_parts)[split].sum() <= max_rows:
+        return
+    left = max_rows
+    for tile in split[np.argsort(counts[split], kind="stable")]:
+        num_parts[tile] = max(1, min(num_parts[tile], left // counts[tile]))
+        left -= counts[tile] * num_parts[tile] * (num_parts[tile] > 1)
 
 
 def _count_within(counts: Ints) -> Ints:

@@ -29,14 +29,11 @@ def test_a_prompt_is_cut_into_tiles_and_the_longest_comes_first() -> None:
     assert work.merges.shape == (0, 4)
 
 
-def test_prompts_may_be_left_to_others() -> None:
+def test_some_requests_alone_may_take_part() -> None:
     batch = make_batch((0, 6), (999, 1))
-    alone, beside = (plan_work(b, None, tile_tokens=4, tile_keys=64, splitting=SPLITTING, skips_prompts=skips)
-                     for b, skips in ((make_batch((999, 1)), False), (batch, True)))  # fmt: skip
-    assert beside.items[:, 2].sum() == alone.items[:, 2].sum() == 8  # the parts of the one request
-    assert set(beside.items[:8, 0]) == {1}
-    assert not len(plan_work(make_batch((0, 6)), None, tile_tokens=4, tile_keys=64, splitting=SPLITTING,
-                             skips_prompts=True).items)  # fmt: skip
+    work = plan_work(batch, None, tile_tokens=4, tile_keys=64, splitting=SPLITTING, takes_part=np.array([False, True]))
+    assert [item[:4] for item in work.items.tolist()] == [[1, 6, 1, 999]] * 8 + [[0] * 4]
+    assert work.merges.tolist() == [[6, 0, 8, 1]]
 
 
 def test_long_contexts_are_split_into_even_parts_at_whole_tiles_of_keys() -> None:
@@ -60,7 +57,12 @@ def test_all_tokens_of_a_split_request_are_merged() -> None:
 def test_the_workspace_is_never_exceeded() -> None:
     work = plan(make_batch(*[(600, 4)] * 3), splitting=Splitting(num_parts=12, max_rows=30))
     assert work.items[:, 6].max() + 4 <= 30
-    assert [merge[2] for merge in work.merges.tolist()] == [4] * 4
+    assert [merge[2] for merge in work.merges.tolist()] == [4] * 4 + [3] * 4
+
+
+def test_a_chunk_that_needs_too_many_rows_is_split_less_and_takes_none_of_the_others() -> None:
+    work = plan(make_batch((2000, 4), (1999, 1), (1999, 1)), splitting=Splitting(num_parts=12, max_rows=16))
+    assert {merge[0]: merge[2] for merge in work.merges.tolist()} == {4: 4, 5: 4} | dict.fromkeys(range(4), 2)
 
 
 def test_keys_begin_where_the_window_does_in_whole_tiles() -> None:
@@ -76,7 +78,7 @@ def test_every_key_of_every_token_is_in_one_item_and_shapes_follow_from_counts_a
         batch = make_batch(*[(int(n), 1) for n in random.choice([0, 3, 127, 128, 700], num_requests)])
         work = plan(batch, window)
         assert work.items.shape == (num_requests + SPLITTING.num_parts, 7)
-        assert work.merges.shape == (num_requests, 4)
+        assert work.merges.shape == (min(num_requests, SPLITTING.num_parts), 4)
         assert work.items[:, 6].max() < SPLITTING.max_rows
         for request, seq_len in enumerate(batch.seq_lens):
             spans = sorted(item[4:6].tolist() for item in work.items if item[2] and item[0] == request)
