@@ -36,6 +36,9 @@ class CudaCapture:
         try:
             with torch.cuda.stream(self._stream):
                 work()
+        finally:  # what it has queued reads what the next step overwrites, also where it has failed
+            current.wait_stream(self._stream)
+        try:
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 output = work()
         finally:

@@ -24,12 +24,15 @@ from engine.batch import Batch, Ints, KVGroupBatch
 from engine.capture import Capture, CudaCapture
 from engine.models.model import Model
 from engine.sampling.in_graph import GraphSampler, GreedySampler, is_plain
-from engine.sampling.transfer import fill, to_device
+from engine.sampling.transfer import fill, mark, to_device
 
 logger = logging.getLogger(__name__)
 
 _NUM_EAGER_STEPS = 2
 """So many steps of a size run eagerly before it is recorded: recording takes about as long as a few of them."""
+
+_NUM_STEPS_WITHOUT_MEMORY = 1000
+"""So many steps of a size run eagerly after there was no memory to record it."""
 
 _PADDING_SLOT = -1
 _NO_SOURCE = -1
@@ -63,11 +66,13 @@ class ComputedStep:
         token_ids: (num_tokens,) input ids, placeholders filled in; after a graph good until the next step is launched.
         hidden_states: (num_rows, hidden_size), or (num_tokens, ...) where prompts are scored; good for as long.
         sampled_ids: (num_rows,) int64; None when the rows are still to be sampled.
+        began: When the device began; None on the CPU.
     """
 
     token_ids: Tensor
     hidden_states: Tensor
     sampled_ids: Tensor | None
+    began: torch.cuda.Event | None
 
 
 class DecodeGraphs:
@@ -130,13 +135,14 @@ class DecodeGraphs:
         fill(graph.inputs, _inputs(batch, key.num_rows))
         if graph.parameters.numel():
             fill(graph.parameters, self._sampler.parameters(batch.sampling, key.num_rows))
+        began = mark(self._device)
         graph.replay()
         sampled_ids = self._sampled_ids[:num_rows].clone() if key.sampling is not None else None
-        return ComputedStep(graph.inputs[0, :num_rows], graph.hidden_states[:num_rows], sampled_ids)
+        return ComputedStep(graph.inputs[0, :num_rows], graph.hidden_states[:num_rows], sampled_ids, began)
 
     def record_next(self) -> bool:
         """Record a size that has occurred and has no graph yet; returns whether there are more of them."""
-        missing = [key for key in self._num_eager_steps if key not in self._graphs]
+        missing = [key for key, number in self._num_eager_steps.items() if key not in self._graphs and number > 0]
         return bool(missing) and self._record(missing[0]) and len(missing) > 1
 
     def release(self) -> None:
@@ -148,19 +154,22 @@ class DecodeGraphs:
     def _record(self, key: GraphKey) -> bool:
         """Record a step of padding, which touches nothing of any request; False when that fails, or has failed before.
 
-        The graphs that there are stay.
+        The graphs that there are stay. Where memory alone was missing, it is tried again much later.
         """
         before = self._sampled_ids.clone()
         try:
             if not self._has_failed:
                 self._graphs[key] = self._make_graph(key)
+        except torch.OutOfMemoryError:
+            logger.warning("there is no memory to record a decode step of %d rows, which runs eagerly", key.num_rows)
+            self._num_eager_steps[key] = -_NUM_STEPS_WITHOUT_MEMORY
         except Exception:
             logger.exception(
                 "a decode step of %d rows could not be recorded; no more CUDA graphs are made", key.num_rows
             )
             self._has_failed = True
         self._sampled_ids.copy_(before)
-        return not self._has_failed
+        return key in self._graphs
 
     def _make_graph(self, key: GraphKey) -> _Graph:
         assert self._padding is not None

@@ -241,19 +241,22 @@ class Engine:
     def _collect(self) -> Outputs:
         step, launched, launch_time = self._launched[0]
         result = self._runner.collect(launched)
-        self._observe(step, launch_time)
+        self._observe(step, launch_time, result.device_s)
         outputs = collect(self.scheduler, step, result)
         self._launched.popleft()
         self._draft(step)
         return outputs
 
-    def _observe(self, step: ScheduledStep, launch_time: float) -> None:
-        """Time a step: from its launch, or from the end of the step before it when that ran longer."""
+    def _observe(self, step: ScheduledStep, launch_time: float, device_s: float | None) -> None:
+        """Time a step: from its launch, or from the end of the step before it when that ran longer.
+
+        What the host adds to that is part of what a step costs its requests, but not of the device's work.
+        """
         now = time.perf_counter()
         seconds = now - max(launch_time, self._last_end)
         self._last_end = now
         self.num_steps += 1
-        self.step_seconds += seconds
+        self.step_seconds += seconds if device_s is None else device_s
         self.scheduler.cost.observe(step.load, seconds)
 
     def _draft(self, step: ScheduledStep) -> None:

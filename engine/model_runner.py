@@ -8,6 +8,7 @@ requests. The host waits for the device in `collect` only, and for the masks of 
 
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from engine.models.model import Model
 from engine.sampling.logprobs import LogprobTensors, score, token_logprobs
 from engine.sampling.masks import RowMasks
 from engine.sampling.sampler import PickIds, SampleResult, pick_ids, sample
-from engine.sampling.transfer import Download, to_device
+from engine.sampling.transfer import Download, mark, to_device
 from engine.step_result import StepResult
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class ModelRunner:
         self._pick_ids = pick_ids
         self._graphs = graphs
         self._previous_token_ids: torch.Tensor | None = None
+        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @torch.inference_mode()
     def launch(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
@@ -128,7 +130,17 @@ class ModelRunner:
             part = samples.logprobs.on_host(tensors)
             logprobs = dict(zip(part.rows.tolist(), token_logprobs(part), strict=True))
         scores = [entry for part in launched.scores for entry in token_logprobs(part.on_host(tensors))]
-        return StepResult(token_ids, logprobs, scores)
+        return StepResult(token_ids, logprobs, scores, self._device_s())
+
+    def _device_s(self) -> float | None:
+        """Seconds of the steps that have ended since this was asked; a step without results may end later."""
+        if self._device.type != "cuda":
+            return None
+        milliseconds = 0.0
+        while self._spans and self._spans[0][1].query():  # type: ignore[no-untyped-call]
+            began, ended = self._spans.popleft()
+            milliseconds += began.elapsed_time(ended)
+        return milliseconds / 1e3
 
     def _launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> LaunchedStep:
         computed = None
@@ -137,12 +149,15 @@ class ModelRunner:
             # those that the previous step sampled.
             computed = self._graphs.run(batch, may_sample=masks is None and self._follower is None)
         if computed is None:
+            began = mark(self._device)
             token_ids = self._input_ids(batch)
-            computed = ComputedStep(token_ids, self.forward(token_ids, batch), None)
+            computed = ComputedStep(token_ids, self.forward(token_ids, batch), None, began)
         samples = self._sample(batch, computed, masks) if len(batch.row_indices) else None
         scores = list(self._score(batch.scores, computed.hidden_states)) if batch.scores else []
         if self._follower is not None:
             self._follower.follow(computed.token_ids, batch)
+        if computed.began and (ended := mark(self._device)):
+            self._spans.append((computed.began, ended))
         parts = [*([samples.logprobs] if samples and samples.logprobs else []), *scores]
         results = [tensor for part in parts for tensor in part.tensors]
         launched = LaunchedStep(samples, scores, Download([*([samples.token_ids] if samples else []), *results]))

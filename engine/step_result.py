@@ -15,8 +15,11 @@ class StepResult:
     Attributes:
         token_ids: Sampled id of every row, or NO_TOKEN_ID.
         scores: One entry per scored prompt position.
+        device_s: What the device has spent on steps, by its own clock, since the result before; None on the CPU, where
+            the host computes. In steps that are no CUDA graphs, waiting for the next launch is part of it.
     """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs]
     scores: list[TokenLogprobs]
+    device_s: float | None = None

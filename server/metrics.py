@@ -57,7 +57,7 @@ _ENGINE_METRICS: tuple[tuple[str, type[CounterMetricFamily] | type[GaugeMetricFa
     ("spec_decode_num_drafts", CounterMetricFamily, "Drafts verified.", "num_drafts"),
     ("spec_decode_num_draft_tokens", CounterMetricFamily, "Tokens of drafts.", "num_draft_tokens"),
     ("spec_decode_num_accepted_tokens", CounterMetricFamily, "Tokens of drafts accepted.", "num_accepted_tokens"),
-    ("engine_step_seconds", CounterMetricFamily, "Seconds spent in steps.", "step_seconds"),
+    ("engine_step_seconds", CounterMetricFamily, "Seconds that the device spent on steps.", "step_seconds"),
     ("engine_prefill_tokens", CounterMetricFamily, "Tokens that steps computed as prefill.", "prefill_tokens"),
     ("engine_decode_tokens", CounterMetricFamily, "Tokens that steps computed as decodes.", "decode_tokens"),
 )

@@ -18,6 +18,7 @@ import msgspec
 from benchmarks.gpu import time_split
 from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import Work, model_folder, read_work
+from benchmarks.gpu.report import ENGINE
 from engine.engine import Engine
 from engine.protocol import AddRequest, EngineOptions
 from engine.sampling_params import SamplingParams
@@ -126,7 +127,7 @@ class Bench:
         self._random = random.Random(0)
         self._num_requests = 0
         reporter.note(
-            f"engine of {job.group}", {"attention": started.info.attention_backend, "plan": started.plan.lines()}
+            f"{ENGINE}{job.group}", {"attention": started.info.attention_backend, "plan": started.plan.lines()}
         )
 
     def decode(self, case: Case) -> float:

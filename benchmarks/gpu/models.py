@@ -12,6 +12,9 @@ from engine.attention.backend import group_layers
 from engine.models.config import ModelConfig, load_model_config
 from engine.models.decoder import kv_specs
 
+_BEHIND_ATTENTION = 3
+"""Matrices of a layer that follow its attention."""
+
 DEMO = pathlib.Path(__file__).parents[2] / "server" / "demo_model"
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3-8b": {
@@ -88,13 +91,17 @@ class Work:
         return self.weights_bytes + num_context_tokens * self.kv_bytes_per_token
 
     def prefill_flops(self, num_prompts: int, num_tokens: int) -> float:
-        """Operations of whole prompts: matrices, causal attention, and the output head of one row each."""
+        """Operations of whole prompts: matrices, causal attention, and of one row each the output head.
+
+        Of the last layer, one row is all that is wanted behind its attention.
+        """
         *matrices, head = self.config.matrix_shapes
-        per_token = 2 * sum(rows * columns for rows, columns in matrices)
+        per_token = 2 * sum(rows * columns for rows, columns in matrices[:-_BEHIND_ATTENTION])
         # Every query meets half of the prompt, in two products of two operations for each pair of values.
         heads = self.config.num_heads * self.config.head_dim * self.config.num_layers
         attention = 4 * heads * num_tokens * (num_tokens + 1) / 2
-        return num_prompts * (per_token * num_tokens + attention + 2 * head[0] * head[1])
+        one_row = 2 * sum(rows * columns for rows, columns in (*matrices[-_BEHIND_ATTENTION:], head))
+        return num_prompts * (per_token * num_tokens + attention + one_row)
 
 
 def read_work(folder: pathlib.Path) -> Work:

@@ -1,7 +1,7 @@
 """Rows over HTTP: a server with two server processes, and clients in processes of their own.
 
-How busy the clients were is among the details. The engine's idle share is the part of the load's time in which no
-step was under way.
+How busy the clients were is among the details. The engine's idle share is the part of the load's time in which the
+device was not at work on a step, by its own clock.
 """
 
 from benchmarks.compare import servers

@@ -22,6 +22,8 @@ CEILINGS = {
 """Note -> what it is, and its unit."""
 
 _SPLIT = "split of "
+ENGINE = "engine of "
+"""What begins the notes of `in_process`."""
 
 
 def best_ceilings(notes: Mapping[str, Any]) -> dict[str, float]:
@@ -96,6 +98,9 @@ def split_table(notes: Mapping[str, Any]) -> Table | None:
 def show(console: Console, lines: Sequence[Line], notes: Mapping[str, Any]) -> None:
     """Print it all; the targets last, so that they are what is seen."""
     console.print(", ".join(f"{name} {value}" for name, value in notes.get("machine", {}).items()), highlight=False)
+    for note, found in notes.items():
+        if note.startswith(ENGINE):
+            console.print(f"{note}: attention {found['attention']}", highlight=False)
     for table in (ceilings_table(notes), split_table(notes), rows_table(lines)):
         if table is not None:
             console.print(table)

@@ -19,6 +19,9 @@ from engine.sampling.transfer import to_device
 
 _NONE = np.empty(0, np.int64)
 
+_ALIGNED_VALUES = 4
+"""Values of float32 in 16 bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
@@ -59,7 +62,19 @@ class LogprobTensors:
 def score(logits: Tensor, scores: ScoreBatch) -> LogprobTensors:
     """Log-probabilities of prompt tokens from the model's own logits (num_scores, vocab_size) float32, not changed."""
     target_ids = to_device(scores.target_ids, logits.device)
-    return pick(torch.log_softmax(logits, -1), target_ids, np.arange(len(logits)), scores.num_logprobs)
+    return pick(log_softmax(logits), target_ids, np.arange(len(logits)), scores.num_logprobs)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities (num_rows, vocab_size) of logits of that shape, each row's bits from that row alone.
+
+    torch's kernel for CUDA adds up a row from where 16 bytes are aligned, in another order if not all rows begin there.
+    """
+    num_missing = -logits.shape[-1] % _ALIGNED_VALUES
+    if not num_missing or not logits.is_cuda:
+        return torch.log_softmax(logits, -1)
+    padded = torch.nn.functional.pad(logits, (0, num_missing), value=float("-inf"))
+    return torch.log_softmax(padded, -1)[:, : logits.shape[-1]]
 
 
 def pick(

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.batch import Floats, Ints, SamplingBatch
 from engine.sampling import chunks, filters
 from engine.sampling.logits_processors import edit_logits
-from engine.sampling.logprobs import LogprobTensors, pick
+from engine.sampling.logprobs import LogprobTensors, log_softmax, pick
 from engine.sampling.masks import RowMasks
 from engine.sampling.transfer import to_device
 
@@ -79,7 +79,7 @@ def sample(
         pick_ids: Computes steps 3 to 8.
     """
     reporting = np.flatnonzero(batch.num_logprobs >= 0)
-    all_logprobs = torch.log_softmax(filters.select_rows(logits, reporting), -1) if len(reporting) else None
+    all_logprobs = log_softmax(filters.select_rows(logits, reporting)) if len(reporting) else None
     edit_logits(logits, batch, previous_token_ids)
     token_ids = pick_ids(logits, batch, masks)
     logprobs = None

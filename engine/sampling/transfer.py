@@ -27,6 +27,15 @@ def fill(target: Tensor, array: Array) -> None:
     target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)
 
 
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """Put a mark behind what the device has been given, which tells the time when it is reached; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
 class Download:
     """Results of a step on their way to the host: one copy into pinned memory, queued right behind the step.
 

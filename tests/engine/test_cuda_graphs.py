@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine import cuda_graphs
 from engine.attention.backend import group_layers
 from engine.batch import Floats, SamplingBatch
 from engine.cuda_graphs import DecodeGraphs, GraphKey, graph_sizes, pad
@@ -176,7 +177,7 @@ def test_an_engine_whose_steps_cannot_be_recorded_goes_on_without(
         def record(self, work: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
             if self.num_recorded == 1:
                 work()
-                raise torch.OutOfMemoryError("no memory for the graph")
+                raise RuntimeError("operation not permitted")
             return super().record(work)
 
     plain = serve(make_runner(model, None)[0], overlap=True)
@@ -187,6 +188,37 @@ def test_an_engine_whose_steps_cannot_be_recorded_goes_on_without(
     assert len(caplog.messages) == 1 and "no more CUDA graphs" in caplog.messages[0]
     assert {i: o.token_ids for i, o in replayed.items()} == {i: o.token_ids for i, o in plain.items()}
     assert not runner.prepare()
+
+
+def test_a_size_that_there_was_no_memory_for_is_recorded_much_later(
+    model: Decoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "_NUM_STEPS_WITHOUT_MEMORY", 4)
+    attempts: list[int] = []
+
+    class Full(RecordedCapture):
+        def record(self, work: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+            attempts.append(1)
+            if len(attempts) == 1:
+                raise torch.OutOfMemoryError("no memory for the graph")
+            return super().record(work)
+
+    runner, graphs = make_runner(model, Full)
+    assert graphs is not None
+    paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, (None,))
+    request = paged.add(np.zeros(20, np.int64))
+    recorded = []
+    with caplog.at_level(logging.WARNING):
+        for _ in range(11):
+            batch = paged.make_batch([(request, 1)])
+            rows = dummy_batch(1, 1, BLOCK_SIZE, 1).sampling
+            runner.collect(runner.launch(dataclasses.replace(batch, sampling=rows)))
+            recorded.append(len(graphs._graphs))
+            if len(recorded) == 5:
+                assert not runner.prepare(), "not while memory is short"
+    assert [("no memory to record" in message) for message in caplog.messages] == [True]
+    assert recorded == [0] * 9 + [1] * 2
+    assert len(attempts) == 2
 
 
 def test_sizes_grow_in_steps_of_16_up_to_the_largest_batch() -> None:

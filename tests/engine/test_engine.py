@@ -1,3 +1,4 @@
+import dataclasses
 import logging
 
 import msgspec
@@ -65,6 +66,15 @@ def test_every_request_gets_its_own_continuation(overlap: bool) -> None:
     for request_id, prompt in enumerate(prompts):
         fake.engine.add(0, add_request(prompt, request_id, max_tokens=9, temperature=0.0))
     assert finish(fake) == {(i, 0): greedy(prompt, 9) for i, prompt in enumerate(prompts)}
+
+
+def test_steps_count_what_the_device_says_where_it_has_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = make_engine()
+    plain = fake.runner.collect
+    monkeypatch.setattr(fake.runner, "collect", lambda step: dataclasses.replace(plain(step), device_s=1000.0))
+    fake.engine.add(0, add_request([1, 2], max_tokens=3))
+    finish(fake)
+    assert fake.engine.num_steps == 3 and fake.engine.step_seconds == 3000.0
 
 
 def test_overlap_launches_a_step_before_the_last_one_is_collected() -> None:

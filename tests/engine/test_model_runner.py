@@ -118,6 +118,36 @@ def test_results_are_on_their_way_before_the_next_step_is_launched(
     ]
 
 
+class Mark:
+    """A point in a device's queue: reached once the test says so, half a second after the one before."""
+
+    number = 0
+    num_reached = 0
+
+    def __init__(self) -> None:
+        Mark.number += 1
+        self.number = Mark.number
+
+    def query(self) -> bool:
+        return self.number <= Mark.num_reached
+
+    def elapsed_time(self, end: "Mark") -> float:
+        return 500.0 * (end.number - self.number)
+
+
+def test_steps_are_timed_by_the_device_once_they_have_ended(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert runner.collect(runner.launch(make_batch([7]))).device_s is None
+    monkeypatch.setattr(model_runner, "mark", lambda device: Mark())
+    launched = [runner.launch(make_batch([7])) for _ in range(3)]
+    monkeypatch.setattr(runner, "_device", torch.device("cuda"))
+    seconds = []
+    for Mark.num_reached in (1, 4, 6):  # the first step is collected before it has ended
+        seconds.append(runner.collect(launched.pop(0)).device_s)
+    assert seconds == [0.0, 1.0, 0.5]
+
+
 def test_everything_that_is_reported_travels_in_one_download(runner: ModelRunner) -> None:
     scores = ScoreBatch(np.array([0, 1]), np.array([6, 9]), np.array([0, 2]))
     batch = dataclasses.replace(make_batch([5, 8], num_logprobs=1), scores=scores)
