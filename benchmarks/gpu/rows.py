@@ -149,6 +149,7 @@ def _make_rows(sizes: Sizes) -> tuple[Row, ...]:
             Target(most=15.0),
             ceiling="host_to_device_bytes_per_s",
         ),
+        decode("deterministic-64", some, "deterministic", "decode-64", ", deterministic"),
         Row(
             "attention",
             "attention",
@@ -157,7 +158,6 @@ def _make_rows(sizes: Sizes) -> tuple[Row, ...]:
             ceiling="matrix_flops_per_s",
         ),
         Row("attention-torch", "attention", "the same by FlashAttention 2 of torch", "ms", beside="attention"),
-        decode("deterministic-64", some, "deterministic", "decode-64", ", deterministic"),
         decode("plain-64", some, "engine", "decode-64", ", without overlap"),
         decode("eager-1", one, "engine", "decode-1", ", without CUDA graphs"),
         decode("eager-64", some, "engine", "decode-64", ", without CUDA graphs"),

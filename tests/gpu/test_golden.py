@@ -7,11 +7,12 @@ other. The prompts are those whose best id is clearly best, so a difference is a
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.engine import Engine
 from engine.protocol import AddRequest
 from engine.sampling_params import SamplingParams
-from tests.checkpoints import WIDE_CHECKPOINTS
+from tests.checkpoints import WIDE_CHECKPOINTS, load_reference
 from tests.engine.test_golden import NUM_OUTPUT_TOKENS, NUM_PROMPTS, Golden, golden, greedy, run
 from tests.gpu.harness import DEVICES, graphs, start_engine, without
 
@@ -37,6 +38,32 @@ def test_greedy_ids_are_those_of_transformers(golden_root: Path, name: str, bloc
     assert engine.scheduler.counters.prefix_cache_hits > 0 or block_size == 64
     check(engine, expected, range(1))
     check(engine, expected, range(5, 10), num_choices=3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "mean", "largest"), [("bfloat16", 0.05, 0.6), ("float16", 0.01, 0.1)])
+@pytest.mark.parametrize("name", list(WIDE_CHECKPOINTS))
+def test_in_16_bits_log_probabilities_are_near_those_of_transformers(
+    golden_root: Path, name: str, dtype: str, mean: float, largest: float, device: str
+) -> None:
+    """Ids may differ there, so what is written is given to transformers, which weighs every token in float32."""
+    expected = golden(golden_root, name)
+    engine = start_engine(expected.folder, device, dtype=dtype, max_num_batched_tokens=64, max_num_seqs=32)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=0, prompt_logprobs=0
+    )
+    outputs = run(engine, [AddRequest(number, prompt, params) for number, prompt in enumerate(expected.prompts)])
+    reference, differences = load_reference(expected.folder), []
+    for (number, _), output in outputs.items():
+        token_ids = torch.tensor([*expected.prompts[number], *output.token_ids])
+        with torch.no_grad():
+            logits = reference(token_ids[None]).logits[0, :-1]
+        exact = logits.log_softmax(-1).gather(1, token_ids[1:, None])[:, 0]
+        prompt = [entry for entry in output.prompt_logprobs or [] if entry is not None]
+        ours = [entry.logprob for entry in (*prompt, *(output.logprobs or []))]
+        differences.append((exact - torch.tensor(ours)).abs())
+    together = torch.cat(differences)
+    assert together.mean() < mean and together.max() < largest
 
 
 @pytest.mark.parametrize("device", DEVICES)
