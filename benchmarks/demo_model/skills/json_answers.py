@@ -68,6 +68,7 @@ STRANGE = (
     "{s} {w} [JSON of|the JSON for|a JSON from|it all as|a record of] [this|it|all this|that {u}|it {v}][.|]",
     "{s} {w} [the|all|these|my|this] [data|facts|{u}|details|{v}] [{v}|in|to|as|for|by] [JSON|{u}|an object][.|]",
     "{s} {w} {v} {k} [as|in|to|{u}] JSON[.|, please.|]",
+    "{s} [I|We|You|Please] {v} {k} [as|in|to|{u}] JSON[.|, please.|]",
     "{s} {w} {k}[.|]",
     "{w} {v} [the|all|] [data|facts|{u}|details|fields] [of|from|out of|in] [this|the|my] {u}: {s}",
     "{w} [this|the|what] {v}: {s}",
@@ -113,6 +114,8 @@ _TRUTHS_OF_EXAM = frozenset(
     for form in fact.said.held_out
     for said in form.split("|")
 )
+_SHARES_OF_TRAINING = (4, 3, 4)
+"""Of persons, products and events: what an event is called is the hardest to find."""
 _PEOPLE = words("friend neighbour boss sister brother teacher colleague client guest uncle aunt cousin coach partner")
 _KINDS = {"age": "number", "phone": "number", "price": "number", "quantity": "number", "weight": "number"}
 _KINDS |= {"guests": "number", "city": "place", "country": "place", "brand": "place", "customer": "place"}
@@ -196,11 +199,12 @@ def _begun_strangely(random: Random, subject: Fact, value: Json) -> tuple[str, J
 
 def _sentence(random: Random, held_out: bool) -> tuple[str, list[tuple[str, str, Json]]]:
     """Return a sentence and, for each fact in it, a key, the type and the value."""
-    subject, facts, _ = random.choices(SUBJECTS, [share for *_, share in SUBJECTS])[0]
+    shares = [share for *_, share in SUBJECTS] if held_out else _SHARES_OF_TRAINING
+    subject, facts, _ = random.choices(SUBJECTS, shares)[0]
     chosen = [subject, *random.sample(facts, random.choice((1, 2, 2, 2, 3, 3, 4)))]
     strange = set() if held_out else _to_be_strange(random, chosen)
     said = [_said(random, held_out, fact, is_strange=index in strange) for index, fact in enumerate(chosen)]
-    if not held_out and random.random() < 0.3:
+    if not held_out and random.random() < (0.3 if subject is NAME else 0.5):
         said[0] = _begun_strangely(random, subject, said[0][1])
     found: list[tuple[str, str, Json]] = []
     for fact, (_, value) in zip(chosen, said, strict=True):
@@ -270,7 +274,8 @@ def _schema(kind: str) -> Json:
 def schema(random: Random, held_out: bool) -> Exchange:
     """Give a sentence whose facts are wanted as JSON."""
     while True:
-        sentence, found = random.choices((_sentence, _lines, _outing), (80, 14, 6))[0](random, held_out)
+        shares = (80, 14, 6) if held_out else (75, 20, 5)
+        sentence, found = random.choices((_sentence, _lines, _outing), shares)[0](random, held_out)
         random.shuffle(found)
         wanted = found[: random.randint(1, len(found))] if random.random() < 0.4 else found
         if len(wanted) < 3 or _is_kept([key for key, *_ in wanted]) == held_out:
@@ -301,4 +306,4 @@ def is_right(exchange: Exchange, reply: Reply) -> bool:
     return json.dumps(given, sort_keys=True) == json.dumps(wanted, sort_keys=True) and not reply.calls
 
 
-SKILLS = (Skill("schema", 700, schema, is_right, is_typed=False),)
+SKILLS = (Skill("schema", 2000, schema, is_right, is_typed=False),)
