@@ -163,10 +163,9 @@ def _mixed_batch(make_batch: Any, num_rows: int) -> SamplingBatch:
             presence=generator.random(len(entries), dtype=np.float32),
             frequency=generator.random(len(entries), dtype=np.float32),
             repetition=generator.random(len(entries), dtype=np.float32) + 0.5,
-            prompt_entries=entries,
-            prompt_ids=ids[1],
-            output_entries=entries,
-            output_ids=ids[2],
+            starts=np.arange(len(entries) + 1) * 2,
+            ids=ids[1:3].T.ravel(),
+            counts=np.tile([0, 1], len(entries)),
             placeholders=Placeholders(entries, entries),
         ),
         conditional_bans=ConditionalBans(entries, ids[3], entries, entries),
@@ -190,6 +189,7 @@ def _row_of(batch: SamplingBatch, row: int) -> SamplingBatch:
     assert penalties is not None
     assert bans is not None
     entry = penalties.rows == row
+    listed = np.repeat(entry, 2)
     banned = bans.rows == row
     zero = penalties.rows[entry] * 0
     return dataclasses.replace(
@@ -201,10 +201,9 @@ def _row_of(batch: SamplingBatch, row: int) -> SamplingBatch:
             presence=penalties.presence[entry],
             frequency=penalties.frequency[entry],
             repetition=penalties.repetition[entry],
-            prompt_entries=zero,
-            prompt_ids=penalties.prompt_ids[entry],
-            output_entries=zero,
-            output_ids=penalties.output_ids[entry],
+            starts=np.array([0, 2])[: len(zero) + 1],
+            ids=penalties.ids[listed],
+            counts=penalties.counts[listed],
             placeholders=Placeholders(zero, penalties.placeholders.rows[entry]),
         ),
         conditional_bans=ConditionalBans(
