@@ -4,6 +4,8 @@ Owns the order of the edits. They are sparse (row, id) writes: their cost grows 
 with rows x vocabulary. -inf bans an id; no edit can turn it into NaN. Nothing here waits for the device.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,9 +13,12 @@ from torch import Tensor
 from engine.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
 from engine.sampling.transfer import to_device
 
+ApplyPenalties = Callable[[Tensor, PenaltyBatch, Tensor | None], None]
+"""Step 1 of `edit_logits`, in place; its arguments are those of `edit_logits`."""
+
 
 def apply_penalties(logits: Tensor, penalties: PenaltyBatch, previous_token_ids: Tensor | None) -> None:
-    """Apply the penalties to the logits, in place.
+    """`ApplyPenalties` by torch, for any device.
 
     1. Repetition, for each different id of prompt and output: a positive logit is divided, a negative one
        multiplied. Keskar et al., "CTRL", 2019, section 4.1.
@@ -53,7 +58,12 @@ def _with_placeholders(
     )
 
 
-def edit_logits(logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor | None) -> None:
+def edit_logits(
+    logits: Tensor,
+    batch: SamplingBatch,
+    previous_token_ids: Tensor | None,
+    apply_penalties: ApplyPenalties = apply_penalties,
+) -> None:
     """Apply penalties, biases and bans to the logits, in place.
 
     1. Penalties (`apply_penalties`). They come first because repetition depends on the sign of the model's own
@@ -65,6 +75,7 @@ def edit_logits(logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor
     Args:
         logits: (num_rows, vocab_size) float32, contiguous.
         previous_token_ids: (num_previous_rows,) int64, what the previous step sampled; None when nothing needs it.
+        apply_penalties: Computes step 1.
     """
     if batch.penalties is not None:
         apply_penalties(logits, batch.penalties, previous_token_ids)

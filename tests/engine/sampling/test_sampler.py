@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from engine.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
 from engine.native.library import load, runnable_variants
 from engine.sampling import sampler
+from engine.sampling.logits_processors import apply_penalties
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.masks import MaskUnpacker, RowMasks
 from engine.sampling.native import NativeSampler
 from engine.sampling.random import uniforms
-from engine.sampling.sampler import PickIds, SampleResult, pick_ids
+from engine.sampling.sampler import PickIds, SampleResult, SamplingKit, pick_ids
 from engine.step_result import NO_TOKEN_ID
 
 INF = float("inf")
@@ -40,7 +41,7 @@ class Sample(Protocol):
 @pytest.fixture(params=list(WAYS))
 def sample(request: pytest.FixtureRequest) -> Sample:
     """`sample` by torch, and by each instruction set that this machine runs."""
-    return partial(sampler.sample, pick_ids=WAYS[request.param])
+    return partial(sampler.sample, kit=SamplingKit(apply_penalties, WAYS[request.param]))
 
 
 def _logits(num_rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> torch.Tensor:
