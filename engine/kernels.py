@@ -150,11 +150,12 @@ def _triton_works() -> bool:
 
 
 def choose_sampling(device: torch.device) -> SamplingKit:
-    """Weft's own sampler, native on the CPU and Triton's on CUDA, else torch's."""
+    """Weft's own sampler, native on the CPU and Triton's on CUDA, there with its own penalties, else torch's."""
     if device.type == "cuda" and _has_triton(device):
-        from engine.sampling.triton import TritonSampler  # not installed where there is no CUDA
+        from engine.sampling import triton_penalties  # not installed where there is no CUDA
+        from engine.sampling.triton import TritonSampler
 
-        return SamplingKit(apply_penalties, TritonSampler())
+        return SamplingKit(triton_penalties.apply_penalties, TritonSampler())
     native = library.load() if device.type == "cpu" else None
     return SamplingKit(apply_penalties, NativeSampler(native)) if native else TORCH_SAMPLING
 

@@ -227,7 +227,7 @@ def _measure_activations(
     """Bytes that the largest step needs beside weights and cache.
 
     On CUDA that step is run with a cache of its own, sampled in the most costly way, and torch's peak is read; kernels
-    that only filtered rows need are compiled by it as well. On the CPU it would take seconds, so the shapes give an
+    that only some rows need are compiled by it as well. On the CPU it would take seconds, so the shapes give an
     estimate.
     """
     if config.device.type != "cuda":

@@ -184,6 +184,7 @@ def test_layers_and_sampler_are_triton_s_on_a_gpu(monkeypatch: pytest.MonkeyPatc
     assert kit.name == "Triton and cuBLAS"
     assert isinstance(kit.linear(torch.zeros(2, 3)), CublasLinear)
     assert type(sampling.pick_ids).__name__ == "TritonSampler"
+    assert sampling.apply_penalties.__module__ == "engine.sampling.triton_penalties"
     assert type(choose_graph_sampler(torch.device("cuda"), 9)).__name__ == "TritonGraphSampler"
 
 
