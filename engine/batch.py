@@ -46,19 +46,19 @@ class PenaltyBatch:
     Attributes:
         rows: (num_penalised,) the row of the step that entry i stands for.
         presence, frequency, repetition: (num_penalised,) float32.
-        prompt_entries, prompt_ids: (p,) entry index and token id of every prompt token.
-        output_entries, output_ids: (o,) the same for output tokens that the host knows (drafts before the row, too).
-        placeholders: output tokens that it does not know yet; targets are entry indices.
+        starts: (num_penalised + 1,) where each entry's ids start, and the last one's end.
+        ids: (n,) the different ids of an entry: of the output, and under a repetition penalty of the prompt.
+        counts: (n,) how often each is in the output that the host knows (drafts before the row, too).
+        placeholders: output tokens that it does not know yet, at most one an entry; targets are entry indices.
     """
 
     rows: Ints
     presence: Floats
     frequency: Floats
     repetition: Floats
-    prompt_entries: Ints
-    prompt_ids: Ints
-    output_entries: Ints
-    output_ids: Ints
+    starts: Ints
+    ids: Ints
+    counts: Ints
     placeholders: Placeholders
 
 

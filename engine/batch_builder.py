@@ -229,22 +229,22 @@ class _Penalties:
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, float, float, float]] = []
-        self._prompts: list[array[int]] = []
-        self._outputs: list[array[int]] = []
+        self._ids: list[array[int]] = []
+        self._counts: list[array[int]] = []
         self._placeholders: list[tuple[int, int]] = []
 
     def add(self, row: int, scheduled: ScheduledRequest, offset: int, source_row: int | None) -> None:
         """Take in one row."""
         request = scheduled.request
         params = request.params
-        if not (params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0):
+        if request.token_counts is None:
             return
         if source_row is not None:
             self._placeholders.append((len(self._rows), source_row))
         self._rows.append((row, params.presence_penalty, params.frequency_penalty, params.repetition_penalty))
-        self._prompts.append(request.penalised_prompt_ids)
-        drafts = list(scheduled.draft_token_ids[:offset])
-        self._outputs.append(array("q", request.token_ids[request.num_prompt_tokens :] + drafts))
+        ids, counts = request.token_counts.behind(scheduled.draft_token_ids[:offset])
+        self._ids.append(ids)
+        self._counts.append(counts)
 
     def build(self) -> PenaltyBatch | None:
         """Flatten; None when no row asks."""
@@ -257,13 +257,8 @@ class _Penalties:
             presence=np.array(presence, np.float32),
             frequency=np.array(frequency, np.float32),
             repetition=np.array(repetition, np.float32),
-            prompt_entries=_entries(self._prompts),
-            prompt_ids=np.concatenate(self._prompts, dtype=np.int64),
-            output_entries=_entries(self._outputs),
-            output_ids=np.concatenate(self._outputs, dtype=np.int64),
+            starts=np.cumsum([0, *map(len, self._ids)]),
+            ids=np.concatenate(self._ids, dtype=np.int64),
+            counts=np.concatenate(self._counts, dtype=np.int64),
             placeholders=Placeholders(_ints(targets), _ints(sources)),
         )
-
-
-def _entries(arrays: list["array[int]"]) -> Ints:
-    return np.repeat(np.arange(len(arrays)), [len(ids) for ids in arrays])

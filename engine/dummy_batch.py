@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch, ScoreBatch
+from engine.batch import Batch, KVGroupBatch, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
 from engine.config import EngineConfig
 
 
@@ -56,12 +56,25 @@ def dummy_batch(
 def largest_batch(config: EngineConfig, num_groups: int) -> Batch:
     """The most that a step may compute, with filters and log-probabilities for as many rows as there may be requests.
 
-    These need more memory than any layer; that a prompt is scored, too, keeps the hidden states of all tokens. None is
-    longer than the model's context, for which there is no position.
+    These need more memory than any layer; that a prompt is scored, too, keeps the hidden states of all tokens. One row
+    is penalised, which takes little memory, but a kernel that has to be compiled. None is longer than the model's
+    context, for which there is no position.
     """
     num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
     batch = dummy_batch(num_tokens, num_groups, config.block_size, config.max_num_seqs, config.max_model_len)
     num_rows = len(batch.row_indices)
+    first = np.zeros(1, np.int64)
+    one = np.ones(1, np.float32)
+    penalties = PenaltyBatch(
+        rows=first,
+        presence=one,
+        frequency=one,
+        repetition=one,
+        starts=np.arange(2),
+        ids=first,
+        counts=first,
+        placeholders=Placeholders(first[:0], first[:0]),
+    )
     sampling = dataclasses.replace(
         batch.sampling,
         temperatures=np.ones(num_rows, np.float32),
@@ -69,6 +82,6 @@ def largest_batch(config: EngineConfig, num_groups: int) -> Batch:
         top_ps=np.full(num_rows, 0.9, np.float32),
         min_ps=np.full(num_rows, 0.01, np.float32),
         num_logprobs=np.full(num_rows, 20),
+        penalties=penalties,
     )
-    first = np.zeros(1, np.int64)
     return dataclasses.replace(batch, sampling=sampling, scores=ScoreBatch(first, first, np.full(1, 20)))

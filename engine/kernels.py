@@ -21,8 +21,9 @@ from engine.native import library
 from engine.native.kit import NativeKit
 from engine.native.kit import supports as supports_layers
 from engine.sampling.in_graph import GraphSampler
+from engine.sampling.logits_processors import apply_penalties
 from engine.sampling.native import NativeSampler
-from engine.sampling.sampler import PickIds, pick_ids
+from engine.sampling.sampler import TORCH_SAMPLING, SamplingKit
 
 logger = logging.getLogger(__name__)
 
@@ -148,18 +149,19 @@ def _triton_works() -> bool:
     return True
 
 
-def choose_sampler(device: torch.device) -> PickIds:
-    """Weft's own sampler, native on the CPU and Triton's on CUDA, else torch's."""
+def choose_sampling(device: torch.device) -> SamplingKit:
+    """Weft's own sampler, native on the CPU and Triton's on CUDA, there with its own penalties, else torch's."""
     if device.type == "cuda" and _has_triton(device):
-        from engine.sampling.triton import TritonSampler  # not installed where there is no CUDA
+        from engine.sampling import triton_penalties  # not installed where there is no CUDA
+        from engine.sampling.triton import TritonSampler
 
-        return TritonSampler()
+        return SamplingKit(triton_penalties.apply_penalties, TritonSampler())
     native = library.load() if device.type == "cpu" else None
-    return NativeSampler(native) if native else pick_ids
+    return SamplingKit(apply_penalties, NativeSampler(native)) if native else TORCH_SAMPLING
 
 
 def choose_graph_sampler(device: torch.device, vocab_size: int) -> GraphSampler | None:
-    """What samples in CUDA graphs as `choose_sampler` does outside of them; None where only the best id can be had."""
+    """What samples in CUDA graphs as `choose_sampling` does outside of them; None where only the best id can be had."""
     if device.type != "cuda" or not _has_triton(device):
         return None
     from engine.sampling.triton import TritonGraphSampler  # not installed where there is no CUDA
@@ -167,13 +169,13 @@ def choose_graph_sampler(device: torch.device, vocab_size: int) -> GraphSampler 
     return TritonGraphSampler(vocab_size)
 
 
-def set_num_threads(kit: LayerKit, backend: AttentionBackend, sampler: PickIds, number: int) -> None:
+def set_num_threads(kit: LayerKit, backend: AttentionBackend, sampling: SamplingKit, number: int) -> None:
     """Let the layers, the attention and the sampler of a model share the work of a step among so many threads.
 
     Where the first two are Weft's own, torch is left the caller's thread for the little that it still does: its threads
     go on spinning for some 20 ms after each operation, on the cores that Weft's threads are to run on.
     """
     are_native = isinstance(kit, NativeKit), isinstance(backend, NativeBackend)
-    if (any(are_native) or isinstance(sampler, NativeSampler)) and (native := library.load()):
+    if (any(are_native) or isinstance(sampling.pick_ids, NativeSampler)) and (native := library.load()):
         native.set_num_threads(number)
     torch.set_num_threads(1 if all(are_native) else number)

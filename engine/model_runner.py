@@ -22,7 +22,7 @@ from engine.cuda_graphs import ComputedStep, DecodeGraphs
 from engine.models.model import Model
 from engine.sampling.logprobs import LogprobTensors, score, token_logprobs
 from engine.sampling.masks import RowMasks
-from engine.sampling.sampler import PickIds, SampleResult, pick_ids, sample
+from engine.sampling.sampler import TORCH_SAMPLING, SampleResult, SamplingKit, sample
 from engine.sampling.transfer import Download, mark, to_device
 from engine.step_result import StepResult
 
@@ -60,7 +60,7 @@ class ModelRunner:
         backend: AttentionBackend,
         device: torch.device,
         follower: Follower | None = None,
-        pick_ids: PickIds = pick_ids,
+        sampling: SamplingKit = TORCH_SAMPLING,
         graphs: DecodeGraphs | None = None,
     ) -> None:
         """Take over a loaded model and an allocated cache.
@@ -73,7 +73,7 @@ class ModelRunner:
         self._backend = backend
         self._device = device
         self._follower = follower
-        self._pick_ids = pick_ids
+        self._sampling = sampling
         self._graphs = graphs
         self._previous_token_ids: torch.Tensor | None = None
         self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
@@ -184,7 +184,7 @@ class ModelRunner:
             rows = rows[to_device(batch.row_indices, self._device)]
         logits = self._model.compute_logits(rows)
         row_masks = masks.result() if masks is not None else None
-        return sample(logits, batch.sampling, self._previous_token_ids, row_masks, self._pick_ids)
+        return sample(logits, batch.sampling, self._previous_token_ids, row_masks, self._sampling)
 
     def _give_up_memory(self) -> None:
         self.check_device()  # a step in flight may be using the memory of a graph

@@ -15,6 +15,7 @@ from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason
 from engine.sampling_params import SamplingParams
 from engine.speculation.drafting import Drafting
 from engine.speculation.lookup import Text
+from engine.token_counts import TokenCounts
 
 
 class Status(enum.Enum):
@@ -58,7 +59,7 @@ class Request:
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission; None before.
         num_scored_tokens: Prompt tokens whose log-probability has been reported, the first one, which has none, too.
         stop_ids: Ids that end the output: end-of-sequence ids and the caller's.
-        penalised_prompt_ids: Different ids of the prompt; empty without a repetition penalty.
+        token_counts: What penalties look at; the prompt belongs to it under a repetition penalty. None without any.
         reasoning_budget: When the end of reasoning is forced; None means never.
         grammar: Has consumed the known output ids; None when any text will do.
         prediction: What the output will probably hold; None when nobody said. Choices share it.
@@ -94,7 +95,7 @@ class Request:
     num_scored_tokens: int = 1
     num_preemptions: int = 0
     stop_ids: frozenset[int] = frozenset()
-    penalised_prompt_ids: "array[int]" = field(default_factory=lambda: array("q"))
+    token_counts: TokenCounts | None = None
     reasoning_budget: ReasoningBudget | None = None
     grammar: GrammarMatcher | None = None
     prediction: Text | None = None
@@ -105,8 +106,11 @@ class Request:
         """Start from the prompt alone."""
         self.token_ids = list(self.prompt_token_ids)
         self.stop_ids = self.eos_token_ids | frozenset(self.params.stop_token_ids)
-        if self.params.repetition_penalty != 1.0:
-            self.penalised_prompt_ids = array("q", dict.fromkeys(self.prompt_token_ids))
+        params, self.token_counts = self.params, None
+        if params.repetition_penalty != 1.0:
+            self.token_counts = TokenCounts(self.prompt_token_ids)
+        elif params.presence_penalty or params.frequency_penalty:
+            self.token_counts = TokenCounts(())
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -151,6 +155,8 @@ class Request:
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id to the output; return why the output ends with it, or None if it goes on."""
         self.token_ids.append(token_id)
+        if self.token_counts is not None:
+            self.token_counts.add(token_id)
         if token_id in self.stop_ids and len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens:
             return FinishReason.STOP
         if self.grammar is not None and self.grammar.is_stopped:

@@ -25,7 +25,7 @@ from engine.grammar.vocabulary import load_vocabulary
 from engine.kernels import (
     choose_graph_sampler,
     choose_kit,
-    choose_sampler,
+    choose_sampling,
     make_backend,
     set_num_threads,
     settle_prefill,
@@ -106,11 +106,11 @@ def start(
     if draft and drafter:
         cache = make_backend(draft.groups, plan.num_blocks, config, draft.config.num_heads)
         draft_model = DraftModel(drafter, cache, config.device, kv, draft.group_indices)
-    sampler = choose_sampler(config.device)
+    sampling = choose_sampling(config.device)
     graphs = _graphs(model, backend, config, model_config.vocab_size)
-    runner = ModelRunner(model, backend, config.device, draft_model, sampler, graphs)
+    runner = ModelRunner(model, backend, config.device, draft_model, sampling, graphs)
     cost = StepCostModel()
-    num_threads = _warm_up(runner, cost, config, plan, len(groups), partial(set_num_threads, kit, backend, sampler))
+    num_threads = _warm_up(runner, cost, config, plan, len(groups), partial(set_num_threads, kit, backend, sampling))
     scheduler = Scheduler(
         kv,
         cost,
@@ -227,7 +227,7 @@ def _measure_activations(
     """Bytes that the largest step needs beside weights and cache.
 
     On CUDA that step is run with a cache of its own, sampled in the most costly way, and torch's peak is read; kernels
-    that only filtered rows need are compiled by it as well. On the CPU it would take seconds, so the shapes give an
+    that only some rows need are compiled by it as well. On the CPU it would take seconds, so the shapes give an
     estimate.
     """
     if config.device.type != "cuda":
@@ -235,7 +235,7 @@ def _measure_activations(
     batch = largest_batch(config, len(groups))
     num_blocks = int(batch.groups[0].block_tables.max()) + 1
     backend = make_backend(groups, num_blocks, config, model_config.num_heads)
-    runner = ModelRunner(model, backend, config.device, pick_ids=choose_sampler(config.device))
+    runner = ModelRunner(model, backend, config.device, sampling=choose_sampling(config.device))
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)
     runner.collect(runner.launch(batch))

@@ -23,7 +23,7 @@ PARTS = (
     ("norms and positions", r"norm|rope|rotary|rotate|rms|silu|gelu|gated|swiglu|^(prepare_heads|activate)$"),
     (
         "sampling",
-        r"sampl|argm|topk|softmax|sort|cumsum|scan|penalt|mask|bias|multinomial|^(summarise|decide|collect|draw)$",
+        r"sampl|argm|topk|softmax|sort|cumsum|scan|penal|mask|bias|multinomial|^(summarise|decide|collect|draw)$",
     ),
     ("copies", r"memcpy|memset|copy|gather|scatter|index|fill|cat"),
     (TORCH, r"elementwise|reduce|aten::"),

@@ -4,14 +4,66 @@ Owns the order of the edits. They are sparse (row, id) writes: their cost grows 
 with rows x vocabulary. -inf bans an id; no edit can turn it into NaN. Nothing here waits for the device.
 """
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
 from engine.sampling.transfer import to_device
 
+ApplyPenalties = Callable[[Tensor, PenaltyBatch, Tensor | None], None]
+"""Step 1 of `edit_logits`, in place; its arguments are those of `edit_logits`."""
 
-def edit_logits(logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor | None) -> None:
+
+def apply_penalties(logits: Tensor, penalties: PenaltyBatch, previous_token_ids: Tensor | None) -> None:
+    """`ApplyPenalties` by torch, for any device.
+
+    1. Repetition, for each different id of prompt and output: a positive logit is divided, a negative one
+       multiplied. Keskar et al., "CTRL", 2019, section 4.1.
+    2. Presence, for each different id of the output: subtracted once.
+    3. Frequency, for each id of the output: subtracted times its count.
+
+    What the previous step sampled counts as output.
+    """
+    device = logits.device
+    entries = to_device(np.repeat(np.arange(len(penalties.rows)), np.diff(penalties.starts)), device)
+    ids, counts = to_device(penalties.ids, device), to_device(penalties.counts, device)
+    if len(penalties.placeholders.targets):
+        entries, ids, counts = _with_placeholders(entries, ids, counts, penalties, previous_token_ids)
+    rows, repetition, presence, frequency = (
+        to_device(column, device).index_select(0, entries)
+        for column in (penalties.rows, penalties.repetition, penalties.presence, penalties.frequency)
+    )
+    flat, places = logits.view(-1), rows * logits.size(1) + ids
+    values = flat.index_select(0, places)
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    flat[places] = values - presence * (counts > 0) - frequency * counts
+
+
+def _with_placeholders(
+    entries: Tensor, ids: Tensor, counts: Tensor, penalties: PenaltyBatch, previous_token_ids: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Append what the previous step sampled. An id that the entry has already gets the same count in both places."""
+    placeholders = penalties.placeholders
+    targets = to_device(placeholders.targets, ids.device)
+    sampled_ids = _sampled_before(placeholders, previous_token_ids)
+    is_sampled = ids == ids.new_full((len(penalties.rows),), -1).index_copy_(0, targets, sampled_ids)[entries]
+    known_counts = counts.new_zeros(len(penalties.rows)).index_add_(0, entries, counts * is_sampled)[targets]
+    return (
+        torch.cat((entries, targets)),
+        torch.cat((ids, sampled_ids)),
+        torch.cat((counts + is_sampled, known_counts + 1)),
+    )
+
+
+def edit_logits(
+    logits: Tensor,
+    batch: SamplingBatch,
+    previous_token_ids: Tensor | None,
+    apply_penalties: ApplyPenalties = apply_penalties,
+) -> None:
     """Apply penalties, biases and bans to the logits, in place.
 
     1. Penalties (`apply_penalties`). They come first because repetition depends on the sign of the model's own
@@ -21,8 +73,9 @@ def edit_logits(logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor
     4. Conditional bans.
 
     Args:
-        logits: (num_rows, vocab_size) float32.
+        logits: (num_rows, vocab_size) float32, contiguous.
         previous_token_ids: (num_previous_rows,) int64, what the previous step sampled; None when nothing needs it.
+        apply_penalties: Computes step 1.
     """
     if batch.penalties is not None:
         apply_penalties(logits, batch.penalties, previous_token_ids)
@@ -37,40 +90,6 @@ def edit_logits(logits: Tensor, batch: SamplingBatch, previous_token_ids: Tensor
         _keep_only_allowed(logits, batch)
     if batch.conditional_bans is not None:
         _apply_conditional_bans(logits, batch.conditional_bans, previous_token_ids)
-
-
-def apply_penalties(logits: Tensor, penalties: PenaltyBatch, previous_token_ids: Tensor | None) -> None:
-    """Apply the penalties to the logits, in place.
-
-    1. Repetition, for each different id of prompt and output: a positive logit is divided, a negative one
-       multiplied. Keskar et al., "CTRL", 2019, section 4.1.
-    2. Presence, for each different id of the output: subtracted once.
-    3. Frequency, for each id of the output: subtracted as often as it occurs.
-
-    What the previous step sampled counts as output. An id may be named many times: "once" holds because every mention
-    writes the same value.
-    """
-    device = logits.device
-    rows = to_device(penalties.rows, device)
-    output_entries = to_device(penalties.output_entries, device)
-    output_ids = to_device(penalties.output_ids, device)
-    if len(penalties.placeholders.targets):
-        output_entries = torch.cat((output_entries, to_device(penalties.placeholders.targets, device)))
-        output_ids = torch.cat((output_ids, _sampled_before(penalties.placeholders, previous_token_ids)))
-    output_rows = rows[output_entries]
-
-    if (penalties.repetition != 1).any():
-        entries = torch.cat((to_device(penalties.prompt_entries, device), output_entries))
-        ids = torch.cat((to_device(penalties.prompt_ids, device), output_ids))
-        factors = to_device(penalties.repetition, device)[entries]
-        values = logits[rows[entries], ids]
-        logits[rows[entries], ids] = torch.where(values > 0, values / factors, values * factors)
-    if penalties.presence.any():
-        logits[output_rows, output_ids] = (
-            logits[output_rows, output_ids] - to_device(penalties.presence, device)[output_entries]
-        )
-    if penalties.frequency.any():
-        _add(logits, output_rows, output_ids, -to_device(penalties.frequency, device)[output_entries])
 
 
 def _keep_only_allowed(logits: Tensor, batch: SamplingBatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.batch import Floats, Ints, SamplingBatch
 from engine.sampling import chunks, filters
-from engine.sampling.logits_processors import edit_logits
+from engine.sampling.logits_processors import ApplyPenalties, apply_penalties, edit_logits
 from engine.sampling.logprobs import LogprobTensors, log_softmax, pick
 from engine.sampling.masks import RowMasks
 from engine.sampling.transfer import to_device
@@ -52,12 +52,24 @@ def pick_ids(logits: Tensor, batch: SamplingBatch, masks: RowMasks | None) -> Te
     return token_ids
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingKit:
+    """The steps of `sample` for which a device may have kernels of Weft's own."""
+
+    apply_penalties: ApplyPenalties
+    pick_ids: PickIds
+
+
+TORCH_SAMPLING = SamplingKit(apply_penalties, pick_ids)
+"""For any device."""
+
+
 def sample(
     logits: Tensor,
     batch: SamplingBatch,
     previous_token_ids: Tensor | None,
     masks: RowMasks | None = None,
-    pick_ids: PickIds = pick_ids,
+    kit: SamplingKit = TORCH_SAMPLING,
 ) -> SampleResult:
     """Pick one id for every row.
 
@@ -74,14 +86,14 @@ def sample(
     or NO_TOKEN_ID where there is a mask.
 
     Args:
-        logits: (num_rows, vocab_size) float32; overwritten.
+        logits: (num_rows, vocab_size) float32, contiguous; overwritten.
         previous_token_ids: (num_previous_rows,) int64, what the previous step sampled; None when nothing needs it.
-        pick_ids: Computes steps 3 to 8.
+        kit: Computes the penalties of step 2, and steps 3 to 8.
     """
     reporting = np.flatnonzero(batch.num_logprobs >= 0)
     all_logprobs = log_softmax(filters.select_rows(logits, reporting)) if len(reporting) else None
-    edit_logits(logits, batch, previous_token_ids)
-    token_ids = pick_ids(logits, batch, masks)
+    edit_logits(logits, batch, previous_token_ids, kit.apply_penalties)
+    token_ids = kit.pick_ids(logits, batch, masks)
     logprobs = None
     if all_logprobs is not None:
         reported_ids = filters.select_rows(token_ids, reporting).clamp(min=0)  # NO_TOKEN_ID ends the request anyway

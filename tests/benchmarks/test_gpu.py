@@ -77,6 +77,7 @@ def test_verdicts() -> None:
             "sampling",
         ),
         ("draw", "sampling"),
+        ("penalise", "sampling"),
         ("Memcpy DtoH (Device -> Pinned)", "copies"),
         ("void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<float>>", time_split.TORCH),
         ("something_new", time_split.OTHER),

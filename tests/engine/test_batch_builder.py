@@ -198,13 +198,14 @@ def test_penalties_count_drafts_before_the_row() -> None:
     steps = Steps(plain, r)
     steps.launch()
     steps.collect(3, 4)
-    r.draft_token_ids = [5, 6]
+    r.draft_token_ids = [5, 2]
     penalties = steps.launch().sampling.penalties
     assert penalties is not None
     assert penalties.rows.tolist() == [1, 2, 3]
     assert lists(penalties.presence, penalties.frequency, penalties.repetition) == [[0.5] * 3, [0.25] * 3, [1.5] * 3]
-    assert lists(penalties.prompt_entries, penalties.prompt_ids) == [[0, 0, 1, 1, 2, 2], [1, 2, 1, 2, 1, 2]]
-    assert lists(penalties.output_entries, penalties.output_ids) == [[0, 1, 1, 2, 2, 2], [4, 4, 5, 4, 5, 6]]
+    assert penalties.starts.tolist() == [0, 3, 7, 11]
+    assert penalties.ids.tolist() == [1, 2, 4] + [1, 2, 4, 5] * 2
+    assert penalties.counts.tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 1, 1, 1]
     assert penalties.placeholders.targets.tolist() == []
 
 
@@ -213,7 +214,7 @@ def test_penalties_count_the_placeholder() -> None:
     steps.launch()
     penalties = steps.launch().sampling.penalties
     assert penalties is not None
-    assert lists(penalties.rows, penalties.prompt_ids, penalties.output_ids) == [[1], [], []]
+    assert lists(penalties.rows, penalties.starts, penalties.ids, penalties.counts) == [[1], [0, 0], [], []]
     assert lists(penalties.placeholders.targets, penalties.placeholders.rows) == [[0], [1]]
 
 

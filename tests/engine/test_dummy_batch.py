@@ -63,6 +63,7 @@ def test_the_step_that_is_measured_asks_for_all_that_sampling_can_do(checkpoint_
     assert samples.logprobs.top_ids.shape == (4, 20)
     filters = (sampling.temperatures, sampling.top_ks, 1 - sampling.top_ps, sampling.min_ps)
     assert all((values > 0).all() and len(values) == 4 for values in filters)
+    assert sampling.penalties is not None
 
 
 def test_a_prompt_takes_the_first_blocks() -> None:

@@ -12,7 +12,7 @@ from engine import kernels
 from engine.attention import flash
 from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
-from engine.kernels import choose_graph_sampler, choose_kit, choose_sampler, make_backend, set_num_threads
+from engine.kernels import choose_graph_sampler, choose_kit, choose_sampling, make_backend, set_num_threads
 from engine.layers.kit import LayerKit, TorchKit
 from engine.layers.linear import CublasLinear
 from engine.layers.tiled_linear import TiledLinear
@@ -23,7 +23,7 @@ from engine.native import library
 from engine.native.kit import NativeKit
 from engine.native.layers import NativeLinear
 from engine.protocol import EngineOptions
-from engine.sampling.sampler import PickIds, pick_ids
+from engine.sampling.sampler import TORCH_SAMPLING, SamplingKit
 from engine.weights import count_weights_bytes, load_weights
 from tests.triton_interpreter import needs_triton
 
@@ -160,30 +160,31 @@ def test_attention_is_torch_s_where_triton_is_missing_or_does_not_know_the_gpu(m
 
 def choose_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, has_triton: bool, is_deterministic: bool = False
-) -> tuple[LayerKit, PickIds]:
+) -> tuple[LayerKit, SamplingKit]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kernels, "_has_triton", lambda device: has_triton)
     model = load_model_config(DEMO)
     options = EngineOptions(model=str(DEMO), device="cuda", deterministic=is_deterministic)
     config = engine_config.resolve(options, model)
-    return choose_kit(model, config), choose_sampler(config.device)
+    return choose_kit(model, config), choose_sampling(config.device)
 
 
 def test_layers_and_sampler_are_torch_s_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    kit, sampler = choose_on_a_gpu(monkeypatch, has_triton=False)
+    kit, sampling = choose_on_a_gpu(monkeypatch, has_triton=False)
     assert isinstance(kit, TorchKit)
-    assert sampler is pick_ids
+    assert sampling is TORCH_SAMPLING
     assert choose_graph_sampler(torch.device("cuda"), 9) is choose_graph_sampler(CPU, 9) is None
     monkeypatch.setattr(library, "load", lambda: None)
-    assert choose_sampler(CPU) is pick_ids
+    assert choose_sampling(CPU) is TORCH_SAMPLING
 
 
 @needs_triton
 def test_layers_and_sampler_are_triton_s_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    kit, sampler = choose_on_a_gpu(monkeypatch, has_triton=True)
+    kit, sampling = choose_on_a_gpu(monkeypatch, has_triton=True)
     assert kit.name == "Triton and cuBLAS"
     assert isinstance(kit.linear(torch.zeros(2, 3)), CublasLinear)
-    assert type(sampler).__name__ == "TritonSampler"
+    assert type(sampling.pick_ids).__name__ == "TritonSampler"
+    assert sampling.apply_penalties.__module__ == "engine.sampling.triton_penalties"
     assert type(choose_graph_sampler(torch.device("cuda"), 9)).__name__ == "TritonGraphSampler"
 
 
@@ -237,7 +238,7 @@ def test_the_bytes_that_are_planned_are_those_that_are_taken(is_int8: bool) -> N
 def restored_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
-    set_num_threads(TorchKit(), SdpaBackend((), 1, 16, BF16, CPU), choose_sampler(CPU), before)
+    set_num_threads(TorchKit(), SdpaBackend((), 1, 16, BF16, CPU), choose_sampling(CPU), before)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -245,5 +246,5 @@ def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, 
     model = load_model_config(DEMO)
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", dtype=dtype), model)
     kit, backend = choose_kit(model, config), make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
-    set_num_threads(kit, backend, choose_sampler(CPU), 3)
+    set_num_threads(kit, backend, choose_sampling(CPU), 3)
     assert torch.get_num_threads() == (1 if isinstance(kit, NativeKit) else 3)

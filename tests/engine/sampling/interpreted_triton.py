@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.batch import PenaltyBatch, Placeholders
 from engine.sampling.masks import MaskUnpacker, RowMasks
 from engine.sampling.triton import has_filters, pack_parameters
+from engine.sampling.triton_penalties import pack
 from tests.engine.sampling import triton_parity as parity
 
 CPU = torch.device("cpu")
@@ -48,3 +50,22 @@ def test_parameters() -> None:
     assert pack_parameters(batch, None, 10)[5].tolist() == [-1.0] * 3
     assert has_filters(batch)
     assert not has_filters(parity.make_batch(2, temperatures=1.0))
+
+
+def test_packed_penalties() -> None:
+    """Ids beyond 2**24, which no float32 holds, stay what they are."""
+    penalties = PenaltyBatch(
+        rows=np.array([3, 1]),
+        presence=np.array([0, 1], np.float32),
+        frequency=np.array([-2, 0], np.float32),
+        repetition=np.array([1, 0.5], np.float32),
+        starts=np.array([0, 2, 3]),
+        ids=np.array([2**24 + 1, 7, 8]),
+        counts=np.array([0, 4, 1]),
+        placeholders=Placeholders(np.array([1]), np.array([5])),
+    )
+    packed = pack(penalties)
+    assert packed.dtype == np.int32
+    assert packed[:8].tolist() == [3, 1, 0, 2, 2, 3, -1, 5]
+    assert packed[8:14].view(np.float32).tolist() == [1, 0.5, 0, 1, -2, 0]
+    assert packed[14:].tolist() == [2**24 + 1, 7, 8, 0, 4, 1]

@@ -1,3 +1,4 @@
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ INF = float("inf")
 
 def _penalties(rows: list[int], **fields: Any) -> PenaltyBatch:
     """Entry i stands for rows[i]; prompt and output are (entry, id) pairs, placeholders (entry, previous row) pairs."""
-    pairs = {
-        name: np.array(fields.pop(name, []), np.int64).reshape(-1, 2) for name in ("prompt", "output", "placeholders")
-    }
+    prompt, output = fields.pop("prompt", []), fields.pop("output", [])
+    placeholders = np.array(fields.pop("placeholders", []), np.int64).reshape(-1, 2)
+    ids = [list(dict.fromkeys(i for e, i in prompt + output if e == entry)) for entry in range(len(rows))]
     factors = {
         name: np.array(fields.pop(name, [neutral] * len(rows)), np.float32)
         for name, neutral in (("presence", 0.0), ("frequency", 0.0), ("repetition", 1.0))
@@ -23,11 +24,10 @@ def _penalties(rows: list[int], **fields: Any) -> PenaltyBatch:
     return PenaltyBatch(
         rows=np.array(rows),
         **factors,
-        prompt_entries=pairs["prompt"][:, 0],
-        prompt_ids=pairs["prompt"][:, 1],
-        output_entries=pairs["output"][:, 0],
-        output_ids=pairs["output"][:, 1],
-        placeholders=Placeholders(pairs["placeholders"][:, 0], pairs["placeholders"][:, 1]),
+        starts=np.cumsum([0, *map(len, ids)]),
+        ids=np.array(list(chain.from_iterable(ids)), np.int64),
+        counts=np.array([output.count((e, i)) for e, of_entry in enumerate(ids) for i in of_entry], np.int64),
+        placeholders=Placeholders(placeholders[:, 0], placeholders[:, 1]),
     )
 
 
@@ -62,6 +62,19 @@ def test_placeholders_count_like_output_that_the_host_knows() -> None:
     )
     assert torch.equal(known, unknown)
     assert not torch.equal(known, start)
+
+
+def test_a_placeholder_may_be_of_the_prompt_or_new() -> None:
+    logits = torch.full((2, 4), 4.0)
+    penalties = _penalties(
+        [1, 0],
+        presence=[0.5, 0.25],
+        repetition=[2.0, 4.0],
+        prompt=[(0, 3), (1, 3)],
+        placeholders=[(0, 0), (1, 1)],
+    )
+    apply_penalties(logits, penalties, torch.tensor([3, 0]))
+    assert logits.tolist() == [[0.75, 4, 4, 1], [4, 4, 4, 1.5]]
 
 
 def test_repetition_comes_before_bias(make_batch: Any) -> None:

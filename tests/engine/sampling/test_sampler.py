@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from engine.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
 from engine.native.library import load, runnable_variants
 from engine.sampling import sampler
+from engine.sampling.logits_processors import apply_penalties
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.masks import MaskUnpacker, RowMasks
 from engine.sampling.native import NativeSampler
 from engine.sampling.random import uniforms
-from engine.sampling.sampler import PickIds, SampleResult, pick_ids
+from engine.sampling.sampler import PickIds, SampleResult, SamplingKit, pick_ids
 from engine.step_result import NO_TOKEN_ID
 
 INF = float("inf")
@@ -40,7 +41,7 @@ class Sample(Protocol):
 @pytest.fixture(params=list(WAYS))
 def sample(request: pytest.FixtureRequest) -> Sample:
     """`sample` by torch, and by each instruction set that this machine runs."""
-    return partial(sampler.sample, pick_ids=WAYS[request.param])
+    return partial(sampler.sample, kit=SamplingKit(apply_penalties, WAYS[request.param]))
 
 
 def _logits(num_rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> torch.Tensor:
@@ -163,10 +164,9 @@ def _mixed_batch(make_batch: Any, num_rows: int) -> SamplingBatch:
             presence=generator.random(len(entries), dtype=np.float32),
             frequency=generator.random(len(entries), dtype=np.float32),
             repetition=generator.random(len(entries), dtype=np.float32) + 0.5,
-            prompt_entries=entries,
-            prompt_ids=ids[1],
-            output_entries=entries,
-            output_ids=ids[2],
+            starts=np.arange(len(entries) + 1) * 2,
+            ids=ids[1:3].T.ravel(),
+            counts=np.tile([0, 1], len(entries)),
             placeholders=Placeholders(entries, entries),
         ),
         conditional_bans=ConditionalBans(entries, ids[3], entries, entries),
@@ -190,6 +190,7 @@ def _row_of(batch: SamplingBatch, row: int) -> SamplingBatch:
     assert penalties is not None
     assert bans is not None
     entry = penalties.rows == row
+    listed = np.repeat(entry, 2)
     banned = bans.rows == row
     zero = penalties.rows[entry] * 0
     return dataclasses.replace(
@@ -201,10 +202,9 @@ def _row_of(batch: SamplingBatch, row: int) -> SamplingBatch:
             presence=penalties.presence[entry],
             frequency=penalties.frequency[entry],
             repetition=penalties.repetition[entry],
-            prompt_entries=zero,
-            prompt_ids=penalties.prompt_ids[entry],
-            output_entries=zero,
-            output_ids=penalties.output_ids[entry],
+            starts=np.array([0, 2])[: len(zero) + 1],
+            ids=penalties.ids[listed],
+            counts=penalties.counts[listed],
             placeholders=Placeholders(zero, penalties.placeholders.rows[entry]),
         ),
         conditional_bans=ConditionalBans(

@@ -7,10 +7,10 @@ from tests.triton_interpreter import needs_triton, run_interpreted
 
 TYPES = {
     **dict.fromkeys(("logits", "parameters", "chunk_bests", "part_bests", "part_masses", "floors", "lists"), "*fp32"),
-    **dict.fromkeys(("bits", "part_best_ids", "counts"), "*i32"),
-    **dict.fromkeys(("vocab_size", "num_words", "num_parts"), "i32"),
+    **dict.fromkeys(("bits", "part_best_ids", "counts", "packed"), "*i32"),
+    **dict.fromkeys(("vocab_size", "num_words", "num_parts", "num_ids"), "i32"),
+    **dict.fromkeys(("token_ids", "previous_token_ids"), "*i64"),
     "totals": "*fp64",
-    "token_ids": "*i64",
 }
 
 
@@ -23,8 +23,9 @@ def test_parity_in_the_interpreter() -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_compile(architecture: int) -> None:
     from engine.sampling import triton_kernels as kernels
+    from engine.sampling.triton_penalties import penalise
 
-    sizes = {"PART": 4096, "CHUNK": 128, "NUM_PARTS": 64, "WIDTH": 32}
-    for kernel in (kernels.summarise, kernels.decide, kernels.collect, kernels.draw):
+    sizes = {"PART": 4096, "CHUNK": 128, "NUM_PARTS": 64, "WIDTH": 32, "TILE": 2048}
+    for kernel in (kernels.summarise, kernels.decide, kernels.collect, kernels.draw, penalise):
         constants = {name: size for name, size in sizes.items() if name in kernel.arg_names}
         compile_kernel(kernel, architecture, 8, TYPES, constants)

@@ -1,4 +1,4 @@
-"""Checks of `engine.sampling.triton` against torch on the CPU, on any device: Triton's interpreter or a GPU.
+"""Checks of `triton` and `triton_penalties` against torch on the CPU, on any device: Triton's interpreter or a GPU.
 
 Imported where triton is: by the tests that run interpreted, and by those that need a GPU.
 """
@@ -9,11 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.batch import SamplingBatch
+from engine.batch import PenaltyBatch, Placeholders, SamplingBatch
+from engine.sampling import triton_penalties
+from engine.sampling.logits_processors import apply_penalties
 from engine.sampling.masks import MaskUnpacker, RowMasks
 from engine.sampling.sampler import pick_ids
 from engine.sampling.triton import TritonGraphSampler, TritonSampler
 from engine.step_result import NO_TOKEN_ID
+from engine.token_counts import TokenCounts
 
 INF = float("inf")
 CPU = torch.device("cpu")
@@ -178,4 +181,93 @@ def check_graph_sampler(device: torch.device, vocab_size: int = 4500) -> None:
         assert ids[:3].tolist() == pick(device, logits[:3], batch)
 
 
-CHECKS = (check_ties, check_bans, check_extremes, check_rows_are_alone, check_graph_sampler)
+def make_penalties(
+    rng: np.random.Generator, rows: list[int], lengths: list[tuple[int, int]], vocab_size: int
+) -> tuple[PenaltyBatch, npt.NDArray[np.int64]]:
+    """Random penalties of prompts and outputs of these lengths, ids repeated; and what the previous step sampled.
+
+    Of every three entries one has no placeholder, one has an id that is listed, if any is, and one has any id.
+    """
+    num = len(rows)
+    listed: list[tuple[Any, Any]] = []
+    for prompt_length, output_length in lengths:
+        token_counts = TokenCounts(rng.integers(vocab_size, size=prompt_length).tolist())
+        for token_id in rng.integers(max(vocab_size // 4, 1), size=output_length).tolist():
+            token_counts.add(token_id)
+        listed.append(token_counts.behind(()))
+    targets = np.flatnonzero(np.arange(num) % 3)
+    previous = rng.integers(vocab_size, size=num)
+    sources = rng.permutation(num)[: len(targets)]
+    for target, source in zip(targets, sources, strict=True):
+        if target % 3 == 1 and listed[target][0]:
+            previous[source] = rng.choice(listed[target][0])
+    penalties = PenaltyBatch(
+        rows=np.array(rows),
+        presence=rng.choice([0, 0.7, -1.3], num).astype(np.float32),
+        frequency=rng.choice([0, 0.3, -0.9], num).astype(np.float32),
+        repetition=rng.choice([1, 1.1, 0.7], num).astype(np.float32),
+        starts=np.cumsum([0, *(len(ids) for ids, _ in listed)]),
+        ids=np.concatenate([ids for ids, _ in listed], dtype=np.int64),
+        counts=np.concatenate([counts for _, counts in listed], dtype=np.int64),
+        placeholders=Placeholders(targets, sources),
+    )
+    return penalties, previous
+
+
+def check_penalties(device: torch.device, vocab_size: int = 9001) -> None:
+    """Bit for bit what torch computes; -inf stays, and rows that are not penalised are not touched."""
+    rng = np.random.default_rng(5)
+    lengths = [(30, 20), (0, 0), (0, 50), (40, 0), (0, 0), (0, 0), (7, 1), (3000, 200), (8000, 4000)]
+    for seed in range(4):
+        rows = rng.permutation(12)[: len(lengths)].tolist()
+        penalties, previous = make_penalties(rng, rows, lengths, vocab_size)
+        values = (rng.normal(size=(12, vocab_size)) * 4).astype(np.float32)
+        values[rng.random(values.shape) < 0.1] = -INF
+        values[rng.random(values.shape) < 0.1] = 0.0
+        expected, logits = torch.from_numpy(values), torch.from_numpy(values).to(device, copy=True)
+        before = expected.clone()
+        apply_penalties(expected, penalties, torch.from_numpy(previous))
+        triton_penalties.apply_penalties(logits, penalties, torch.from_numpy(previous).to(device))
+        assert torch.equal(logits.cpu().view(torch.int32), expected.view(torch.int32)), seed
+        assert not torch.equal(expected, before)
+        assert torch.equal(expected == -INF, before == -INF)
+        others = sorted(set(range(12)) - set(rows))
+        assert torch.equal(logits.cpu()[others], before[others])
+
+
+def check_penalties_of_rows_are_alone(device: torch.device, vocab_size: int = 500) -> None:
+    """An entry by itself gets what it gets beside others, without a placeholder as well as with one."""
+    rng = np.random.default_rng(6)
+    lengths = [(30, 20), (5, 400), (0, 9)]
+    penalties, previous = make_penalties(rng, [2, 0, 1], lengths, vocab_size)
+    logits = torch.from_numpy(rng.normal(size=(3, vocab_size)).astype(np.float32))
+    previous_token_ids = torch.from_numpy(previous).to(device)
+    together = logits.to(device, copy=True)
+    triton_penalties.apply_penalties(together, penalties, previous_token_ids)
+    for entry, row in enumerate(penalties.rows.tolist()):
+        start, end = penalties.starts[entry : entry + 2].tolist()
+        own = penalties.placeholders.targets == entry
+        alone = PenaltyBatch(
+            rows=np.zeros(1, np.int64),
+            presence=penalties.presence[entry : entry + 1],
+            frequency=penalties.frequency[entry : entry + 1],
+            repetition=penalties.repetition[entry : entry + 1],
+            starts=np.array([0, end - start]),
+            ids=penalties.ids[start:end],
+            counts=penalties.counts[start:end],
+            placeholders=Placeholders(penalties.placeholders.targets[own] * 0, penalties.placeholders.rows[own]),
+        )
+        row_logits = logits[row : row + 1].to(device, copy=True)
+        triton_penalties.apply_penalties(row_logits, alone, previous_token_ids if own.any() else None)
+        assert torch.equal(row_logits[0], together[row])
+
+
+CHECKS = (
+    check_ties,
+    check_bans,
+    check_extremes,
+    check_rows_are_alone,
+    check_graph_sampler,
+    check_penalties,
+    check_penalties_of_rows_are_alone,
+)
