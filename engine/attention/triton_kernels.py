@@ -37,9 +37,8 @@ def attend_kernel(
     """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
 
     Rows of a tile are (token, query head of the K/V head), token by token: K/V are read once for the NUM_SHARED heads
-    that share them. WINDOW and SOFT_CAP are none where they are 0. IS_UNIFORM masks all keys, not just those that some
-    row does not see: the bits of a row then do not depend on the other rows of its tile, and decoding, where masks cost
-    nothing, has one loop.
+    that share them. WINDOW, SOFT_CAP: 0 is none. IS_UNIFORM masks all keys, not just those that some row does not see:
+    the bits of a row then do not depend on others of its tile, and decoding, where masks cost nothing, has one loop.
     """
     item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7
     num_tokens = tl.load(item + 2)
@@ -48,8 +47,7 @@ def attend_kernel(
     table = metadata + tl.load(item)
     first_token = tl.load(item + 1).to(tl.int64)
     first_position = tl.load(item + 3)
-    first_key = tl.load(item + 4)
-    last_key = tl.load(item + 5)
+    first_key, last_key = tl.load(item + 4), tl.load(item + 5)
     partial = tl.load(item + 6)
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     rows = tl.arange(0, TILE_ROWS)

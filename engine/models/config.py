@@ -13,6 +13,7 @@ import torch
 from engine.layers.gated import ACTIVATIONS
 from engine.layers.rotary import RopeConfig, YarnScaling
 from engine.models.errors import ModelError
+from engine.models.family import FamilySwitches
 from engine.models.fields import Fields
 from engine.models.registry import find_family
 from engine.models.rope import read_rope
@@ -109,9 +110,6 @@ def load_model_config(folder: Path) -> ModelConfig:
         raise ModelError(
             f"attention cannot have {num_heads} heads of {head_dim} values over {num_kv_heads} key-value heads"
         )
-    activation = switches.activation or fields.optional_text("hidden_act") or "silu"
-    if activation not in ACTIVATIONS:
-        raise ModelError(f"activation {activation} is not supported (supported: {', '.join(ACTIVATIONS)})")
     max_position_embeddings = fields.integer("max_position_embeddings")
     rope = read_rope(fields, max_position_embeddings)
     return ModelConfig(
@@ -137,7 +135,7 @@ def load_model_config(folder: Path) -> ModelConfig:
         attention_scale=switches.attention_scale,
         attention_soft_cap=switches.attention_soft_cap,
         logit_soft_cap=switches.logit_soft_cap,
-        activation=activation,
+        activation=_read_activation(fields, switches),
         tie_word_embeddings=fields.flag("tie_word_embeddings", switches.ties_embeddings),
         dtype=_read_dtype(fields),
         eos_token_ids=_read_eos_token_ids(folder, fields),
@@ -149,6 +147,13 @@ def _refuse_quantized(fields: Fields) -> None:
     if quantization.names():
         method = quantization.optional_text("quant_method") or "unnamed"
         raise ModelError(f"quantized checkpoints are not supported (quantization_config: {method})")
+
+
+def _read_activation(fields: Fields, switches: FamilySwitches) -> str:
+    activation = switches.activation or fields.optional_text("hidden_act") or "silu"
+    if activation not in ACTIVATIONS:
+        raise ModelError(f"activation {activation} is not supported (supported: {', '.join(ACTIVATIONS)})")
+    return activation
 
 
 def _longest_context(rope: RopeConfig, max_position_embeddings: int) -> int:
