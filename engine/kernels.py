@@ -115,7 +115,7 @@ def settle_prefill(groups: tuple[KVGroup, ...], config: EngineConfig, num_heads:
     if asked == "flash" and not can:
         raise ModelError(
             "prefill_attention flash needs dtype bfloat16 or float16, heads of at most 256 values, a multiple of 8, "
-            "and not deterministic"
+            "scores without a soft cap or a scale of their own, and not deterministic"
         )
     if asked != "auto":
         return config

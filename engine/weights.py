@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.layers.chained import ChainedLinear, scaled, soft_cap
 from engine.layers.kit import LayerKit, embedding
 from engine.layers.norm import HeadNorm
 from engine.layers.rotary import RotaryTable
@@ -53,7 +54,11 @@ def load_weights(
     Raises:
         ModelError: The checkpoint does not hold exactly the tensors that config asks for.
     """
-    source = _RandomSource(seed, dtype, device) if load_format == "dummy" else _SafetensorsSource(folder, device)
+    source: _TensorSource
+    if load_format == "dummy":
+        source = _RandomSource(seed, dtype, device, norm_weight=1.0 - config.norm_offset)
+    else:
+        source = _SafetensorsSource(folder, device)
     total_bytes = config.num_parameters * dtype.itemsize
     loader = _Loader(config, kit, source, device, dtype, progress, total_bytes)
     with torch.inference_mode():
@@ -68,6 +73,8 @@ def count_weights_bytes(config: ModelConfig, kit: LayerKit, dtype: torch.dtype) 
     if config.tie_word_embeddings and kit.copies_tied_table:
         num_values += config.vocab_size * config.hidden_size
     num_bytes = num_values * dtype.itemsize
+    if config.norm_offset:
+        num_bytes += config.num_norm_parameters * (torch.float32.itemsize - dtype.itemsize)
     if kit.is_int8:
         num_bytes -= sum(rows * (columns * (dtype.itemsize - 1) - 4) for rows, columns in config.matrix_shapes)
     return num_bytes
@@ -137,21 +144,22 @@ def _locate_tensors(folder: Path) -> dict[str, Path]:
 
 
 class _RandomSource:
-    """Noise: norms are one, all else is normal with standard deviation 0.02, from one pool that repeats.
+    """Noise: norms are given, all else is normal with standard deviation 0.02, from one pool that repeats.
 
     Repeating the pool is an order of magnitude faster than a random generator; its length is odd, so rows differ.
     """
 
     _POOL_SIZE = (1 << 22) + 1
 
-    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device, norm_weight: float) -> None:
         generator = torch.Generator().manual_seed(seed)
         self._pool = (torch.randn(self._POOL_SIZE, generator=generator) * 0.02).to(device, dtype)
         self._offset = 0
+        self._norm_weight = norm_weight
 
     def fill(self, name: str, target: torch.Tensor) -> None:
         if name.endswith("norm.weight"):
-            target.fill_(1.0)
+            target.fill_(self._norm_weight)
             return
         flat = target.view(-1)
         start = 0
@@ -190,6 +198,10 @@ class _Loader:
         config = self._config
         rotary = RotaryTable(config.rope, config.head_dim, max_model_len, self._dtype, self._device)
         lookup, head = self._table_and_head()
+        if config.embedding_scale != 1.0:
+            lookup = scaled(lookup, torch.tensor(config.embedding_scale, dtype=self._dtype).item())
+        if config.logit_soft_cap is not None:
+            head = ChainedLinear(head, soft_cap(config.logit_soft_cap))
         layers = tuple(self._layer(f"model.layers.{index}.") for index in range(config.num_layers))
         norm = self._norm("model.norm.weight", config.hidden_size)
         num_bytes = count_weights_bytes(config, self._kit, self._dtype)
@@ -212,16 +224,25 @@ class _Loader:
         gate_up = self._stacked((f"{mlp}gate_proj", f"{mlp}up_proj"), hidden, (inner, inner), config.mlp_bias)
         gated = self._kit.gated(*gate_up, config.activation)
         del gate_up  # or the plain weight would outlive packing
+        norm = "pre_feedforward_layernorm" if config.has_post_norms else "post_attention_layernorm"
         head_norm = self._head_norm(attention) if config.qk_norm else None
         return DecoderLayer(
             input_norm=self._norm(f"{prefix}input_layernorm.weight", hidden),
             qkv=self._linear(qkv_names, hidden, (query_size, kv_size, kv_size), config.qkv_bias),
             heads=self._kit.heads(head_norm, config.num_heads, config.num_kv_heads),
-            o=self._linear((f"{attention}o_proj",), query_size, (hidden,), config.o_bias),
-            mlp_norm=self._norm(f"{prefix}post_attention_layernorm.weight", hidden),
+            o=self._branch_end(f"{attention}o_proj", query_size, config.o_bias, f"{prefix}post_attention_layernorm"),
+            mlp_norm=self._norm(f"{prefix}{norm}.weight", hidden),
             gated=gated,
-            down=self._linear((f"{mlp}down_proj",), inner, (hidden,), config.mlp_bias),
+            down=self._branch_end(f"{mlp}down_proj", inner, config.mlp_bias, f"{prefix}post_feedforward_layernorm"),
         )
+
+    def _branch_end(self, name: str, in_features: int, has_bias: bool, norm: str) -> Linear:
+        """What adds to the hidden states; `norm` is there in families with post norms."""
+        hidden = self._config.hidden_size
+        linear = self._linear((name,), in_features, (hidden,), has_bias)
+        if not self._config.has_post_norms:
+            return linear
+        return ChainedLinear(linear, self._norm(f"{norm}.weight", hidden))
 
     def _head_norm(self, prefix: str) -> HeadNorm:
         config = self._config
@@ -230,7 +251,10 @@ class _Loader:
         return HeadNorm(query, key, config.num_heads, config.num_kv_heads, config.rms_norm_eps)
 
     def _norm(self, name: str, size: int) -> Layer:
-        return self._kit.norm(self._tensor(name, size), self._config.rms_norm_eps)
+        weight = self._tensor(name, size)
+        if self._config.norm_offset:  # in float32: near 1, a 16-bit type keeps fewer digits of a weight than near 0
+            weight = weight.float() + self._config.norm_offset
+        return self._kit.norm(weight, self._config.rms_norm_eps)
 
     def _linear(self, names: tuple[str, ...], in_features: int, sizes: tuple[int, ...], has_bias: bool) -> Linear:
         return self._kit.linear(*self._stacked(names, in_features, sizes, has_bias))

@@ -137,6 +137,16 @@ MISTRAL = """\
 {%- endfor %}
 """
 
+# Of Gemma and Gemma 2: no system role, and another name for the assistant.
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}"
+    "{% endif %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+
 ZEPHYR = """\
 {% for message in messages %}
 {% if message['role'] == 'user' %}
@@ -192,6 +202,7 @@ ALL = {
     "llama2": LLAMA2,
     "llama3": LLAMA3,
     "mistral": MISTRAL,
+    "gemma": GEMMA,
     "zephyr": ZEPHYR,
     "phi": PHI,
     "parts": PARTS,

@@ -36,6 +36,16 @@ LLAMA3_ROPE: dict[str, object] = {
 }
 YARN_ROPE: dict[str, object] = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, **_ORIGINAL}
 LINEAR_ROPE: dict[str, object] = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+_GEMMA2: dict[str, object] = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "tie_word_embeddings": True,
+    "sliding_window": 9,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 12.0,
+}
+"""Caps that scores and logits of such small models reach."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,9 @@ CHECKPOINTS: dict[str, Checkpoint] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gemma": Checkpoint("gemma", {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "gemma2": Checkpoint("gemma2", _GEMMA2 | {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+    "gemma2-dialect4": Checkpoint("gemma2", _GEMMA2 | {"attention_bias": True}, dialect=4, max_shard_size="60KB"),
 }
 """Every family in both dialects; between them every switch, tied and untied, single and sharded."""
 
@@ -83,6 +96,7 @@ WIDE_CHECKPOINTS: dict[str, Checkpoint] = {
         "llama", _WIDE | {"head_dim": 128, "num_attention_heads": 8, "rope_parameters": LLAMA3_ROPE}
     ),
     "mistral-wide": Checkpoint("mistral", _WIDE | {"sliding_window": 40, "num_key_value_heads": 4}),
+    "gemma2-wide": Checkpoint("gemma2", _WIDE | _GEMMA2 | {"head_dim": 256, "sliding_window": 40}),
 }
 """Heads as wide as kernels for GPUs and CPUs are made for."""
 

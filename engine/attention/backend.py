@@ -15,17 +15,26 @@ from engine.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one layer keeps per token. Layers with equal specs form a KV group and share block tables.
+    """What one layer keeps per token, and how it is attended to. Equal specs form a KV group and share block tables.
 
     Attributes:
         num_kv_heads: Heads of K and of V.
         head_dim: Values per head.
         sliding_window: A token sees itself and the sliding_window - 1 tokens before it; None means all before it.
+        scale: What scores are multiplied with; None means head_dim ** -0.5.
+        soft_cap: Scaled scores become soft_cap * tanh(score / soft_cap) before any is masked; None leaves them alone.
     """
 
     num_kv_heads: int
     head_dim: int
     sliding_window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied with."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,9 @@ def find_fresh_prompts(batch: Batch, window: int | None) -> FreshPrompts | None:
 
 
 def supports(spec: KVSpec, dtype: torch.dtype) -> bool:
-    """Whether FlashAttention 2 computes such layers."""
-    return dtype in (torch.float16, torch.bfloat16) and spec.head_dim <= 256 and spec.head_dim % 8 == 0
+    """Whether FlashAttention 2 computes such layers: torch hands it no soft cap, and Weft no scale."""
+    is_plain = spec.soft_cap is None and spec.scale is None
+    return is_plain and dtype in (torch.float16, torch.bfloat16) and spec.head_dim <= 256 and spec.head_dim % 8 == 0
 
 
 def flash_attention(

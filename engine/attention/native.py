@@ -50,6 +50,7 @@ def supports(groups: tuple[KVGroup, ...], block_size: int, dtype: torch.dtype, d
         and dtype == torch.bfloat16
         and block_size % _BLOCK_TOKENS == 0
         and all(group.spec.head_dim in range(_HEAD_VALUES, _MAX_HEAD_VALUES + 1, _HEAD_VALUES) for group in groups)
+        and all(group.spec.soft_cap is None for group in groups)
     )
 
 
@@ -120,7 +121,7 @@ class NativeBackend:
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             window=spec.sliding_window or 0,
-            scale=spec.head_dim**-0.5,
+            scale=spec.score_scale,
             **dict(zip(_ARRAYS, (array.ctypes.data for array in arrays), strict=True)),
         )
         self._size_plan(ctypes.addressof(plan))

@@ -4,16 +4,16 @@ Keys and values of a layer are two tensors over flat slots. Requests that comput
 context; others run one by one, over blocks of queries, so that masks stay small. Indices and masks are made once per
 step. Positions that a request may not see are gathered from the null block, which nobody writes, so that what other
 requests left behind in a block (not-a-numbers, too) never reaches a result. Grouped query attention reads each K/V
-head once, for all the query heads that share it.
+head once, for all the query heads that share it. torch's operation has no soft cap: `soft_cap` stands in for it.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from engine.attention.backend import KVGroup
+from engine.attention.backend import KVGroup, KVSpec
+from engine.attention.soft_cap import Attention, choose_attention
 from engine.batch import Batch, Ints, KVGroupBatch
 
 _QUERY_BLOCK = 512
@@ -69,6 +69,7 @@ class _Chunk:
 class _GroupPlan:
     """What all layers of a KV group share in a step."""
 
+    attention: Attention
     slot_mapping: torch.Tensor
     decodes: tuple[_Decodes, ...]
     chunks: tuple[_Chunk, ...]
@@ -107,7 +108,7 @@ class SdpaBackend:
         plans: dict[int, _GroupPlan] = {}
         for group, group_batch in zip(self._groups, batch.groups, strict=True):
             self._copy_blocks(group, group_batch.block_copies)
-            plan = _Planner(batch, group_batch, group.spec.sliding_window, self._block_size, self._device).plan()
+            plan = _Planner(batch, group_batch, group.spec, self._block_size, self._device).plan()
             plans.update(dict.fromkeys(group.layers, plan))
         return SdpaStep(self, plans)
 
@@ -157,23 +158,23 @@ class SdpaStep:
         self._backend.write(layer, plan.slot_mapping, keys, values)
         attended = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         for decodes in plan.decodes:
-            attended.index_copy_(0, decodes.rows, self._decode(layer, decodes, queries))
+            attended.index_copy_(0, decodes.rows, self._decode(layer, plan.attention, decodes, queries))
         for chunk in plan.chunks:
             tokens = slice(chunk.start, chunk.stop)
             context = (keys[tokens], values[tokens])
             if chunk.slots is not None:
                 context = self._backend.gather(layer, chunk.slots)
-            _attend_chunk(chunk, queries[tokens], *context, attended[tokens])
+            _attend_chunk(plan.attention, chunk, queries[tokens], *context, attended[tokens])
         return attended
 
-    def _decode(self, layer: int, decodes: _Decodes, queries: torch.Tensor) -> torch.Tensor:
+    def _decode(self, layer: int, attention: Attention, decodes: _Decodes, queries: torch.Tensor) -> torch.Tensor:
         num_requests, num_heads, head_dim = len(decodes.rows), *queries.shape[1:]
         keys, values = self._backend.gather(layer, decodes.slots)
         num_kv_heads = keys.shape[1]
         # On the CPU one row of queries at a time is fastest. CUDA's kernels take a mask only with equal numbers of
         # heads, so there the query heads that share a K/V head stand as its rows of queries.
         heads = num_kv_heads if queries.is_cuda else num_heads
-        attended = F.scaled_dot_product_attention(
+        attended = attention(
             queries.index_select(0, decodes.rows).view(num_requests, heads, -1, head_dim),
             keys.view(num_requests, -1, num_kv_heads, head_dim).transpose(1, 2),
             values.view(num_requests, -1, num_kv_heads, head_dim).transpose(1, 2),
@@ -184,7 +185,12 @@ class SdpaStep:
 
 
 def _attend_chunk(
-    chunk: _Chunk, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, attended: torch.Tensor
+    attention: Attention,
+    chunk: _Chunk,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    attended: torch.Tensor,
 ) -> None:
     """Attend with the chunk's queries (q, num_heads, head_dim) to its context (k, num_kv_heads, head_dim)."""
     num_kv_heads, head_dim = keys.shape[1:]
@@ -195,7 +201,7 @@ def _attend_chunk(
     keys, values = (context.transpose(0, 1).unsqueeze(1).expand(-1, num_shared, -1, -1) for context in (keys, values))
     for block in chunk.blocks:
         context = slice(block.first_key, block.last_key)
-        targets[:, :, block.start : block.stop] = F.scaled_dot_product_attention(
+        targets[:, :, block.start : block.stop] = attention(
             by_head[:, :, block.start : block.stop],
             keys[:, :, context],
             values[:, :, context],
@@ -207,20 +213,20 @@ def _attend_chunk(
 class _Planner:
     """Turns one KV group's part of a batch into index tensors and masks. Works on the host, then moves the result."""
 
-    def __init__(
-        self, batch: Batch, group: KVGroupBatch, window: int | None, block_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, batch: Batch, group: KVGroupBatch, spec: KVSpec, block_size: int, device: torch.device) -> None:
         self._starts = batch.query_start_locs
         self._seq_lens = batch.seq_lens
         self._tables = group.block_tables
         self._slot_mapping = group.slot_mapping
-        self._window = window
+        self._attention = choose_attention(spec)
+        self._window = spec.sliding_window
         self._block_size = block_size
         self._device = device
 
     def plan(self) -> _GroupPlan:
         query_lens = np.diff(self._starts)
         return _GroupPlan(
+            attention=self._attention,
             slot_mapping=self._to_device(self._slot_mapping),
             decodes=tuple(self._decodes(requests) for requests in self._similar(np.flatnonzero(query_lens == 1))),
             chunks=tuple(self._chunk(int(request)) for request in np.flatnonzero(query_lens > 1)),

@@ -208,7 +208,8 @@ class TritonBackend:
         attend_kernel[(len(launch.items) * spec.num_kv_heads,)](
             *(queries, outputs, cache, self._metadata, launch.items, self._partials, self._partial_sums),
             queries.stride(0),
-            SCALE=head_dim**-0.5 * _LOG2_E,
+            SCALE=spec.score_scale * _LOG2_E,
+            SOFT_CAP=(spec.soft_cap or 0.0) * _LOG2_E,
             NUM_SHARED=num_heads // spec.num_kv_heads,
             WINDOW=spec.sliding_window or 0,
             TILE_ROWS=tile.rows,

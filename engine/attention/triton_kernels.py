@@ -23,6 +23,7 @@ def attend_kernel(
     partial_sums: tl.tensor,
     query_stride,
     SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     NUM_SHARED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -36,8 +37,8 @@ def attend_kernel(
     """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
 
     Rows of a tile are (token, query head of the K/V head), token by token: K/V are read once for the NUM_SHARED heads
-    that share them. WINDOW 0 is none. IS_UNIFORM masks all keys, not just those that some row does not see: the bits
-    of a row then do not depend on the other rows of its tile, and decoding, where masks cost nothing, has one loop.
+    that share them. WINDOW, SOFT_CAP: 0 is none. IS_UNIFORM masks all keys, not just those that some row does not see:
+    the bits of a row then do not depend on others of its tile, and decoding, where masks cost nothing, has one loop.
     """
     item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7
     num_tokens = tl.load(item + 2)
@@ -46,8 +47,7 @@ def attend_kernel(
     table = metadata + tl.load(item)
     first_token = tl.load(item + 1).to(tl.int64)
     first_position = tl.load(item + 3)
-    first_key = tl.load(item + 4)
-    last_key = tl.load(item + 5)
+    first_key, last_key = tl.load(item + 4), tl.load(item + 5)
     partial = tl.load(item + 6)
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     rows = tl.arange(0, TILE_ROWS)
@@ -68,11 +68,11 @@ def attend_kernel(
         masked_from = tl.maximum(first_key, tl.minimum(last_key, first_position + 1) // TILE_KEYS * TILE_KEYS)
         maxima, sums, attended, blocks = _attend_keys(
             maxima, sums, attended, blocks, query, positions, heads_start, table, first_key, masked_from, last_key,
-            SCALE, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PADDED_DIM, TILE_KEYS, False,
+            SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PADDED_DIM, TILE_KEYS, False,
         )  # fmt: skip
     maxima, sums, attended, blocks = _attend_keys(
         maxima, sums, attended, blocks, query, positions, heads_start, table, masked_from, last_key, last_key,
-        SCALE, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PADDED_DIM, TILE_KEYS, True,
+        SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PADDED_DIM, TILE_KEYS, True,
     )  # fmt: skip
     attended /= tl.where(sums == 0, 1.0, sums)[:, None]  # a padding row sees nothing and gets zeros
     target = tl.where(partial < 0, first_token, partial)  # token of the step, or row of the workspace
@@ -106,6 +106,7 @@ def _attend_keys(
     stop,
     last_key,
     SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -128,6 +129,8 @@ def _attend_keys(
         sources = heads_start + starts[:, None] + dims[None, :]
         key = tl.load(sources, mask=is_value, other=0.0).to(query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * SCALE
+        if SOFT_CAP > 0:
+            scores = _soft_cap(scores, SOFT_CAP)
         if IS_MASKED:
             is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
             if WINDOW > 0:
@@ -144,6 +147,16 @@ def _attend_keys(
         maxima = new_maxima
         blocks = next_blocks
     return maxima, sums, attended, blocks
+
+
+@triton.jit
+def _soft_cap(scores, CAP: tl.constexpr):
+    """CAP * tanh(scores / CAP), both times log2(e), by tanh(x) = 1 - 2 / (exp(2 x) + 1).
+
+    From 2 ** 64 on the quotient vanishes beside 1; there the exponential stops, before it is infinite.
+    """
+    RATE: tl.constexpr = 2 * 1.4426950408889634 / CAP
+    return CAP - 2 * CAP / (tl.exp2(tl.minimum(scores * RATE, 64.0)) + 1)
 
 
 @triton.jit

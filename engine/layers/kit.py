@@ -43,7 +43,7 @@ class LayerKit(Protocol):
         """Embedding and output head over one table (vocab_size, hidden_size)."""
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
-        """RMSNorm over the last dimension."""
+        """RMSNorm over the last dimension; weight may be float32 beside hidden states of another dtype."""
 
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """Norm of queries and keys, where there is one, then rotary embedding."""

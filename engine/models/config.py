@@ -13,6 +13,7 @@ import torch
 from engine.layers.gated import ACTIVATIONS
 from engine.layers.rotary import RopeConfig, YarnScaling
 from engine.models.errors import ModelError
+from engine.models.family import FamilySwitches
 from engine.models.fields import Fields
 from engine.models.registry import find_family
 from engine.models.rope import read_rope
@@ -27,6 +28,8 @@ class ModelConfig:
     Attributes:
         max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
         sliding_windows: One entry per layer; None is full attention.
+        norm_offset, has_post_norms, embedding_scale, attention_scale, attention_soft_cap, logit_soft_cap: See
+            `FamilySwitches`.
         activation: Of the feed-forward layers, a key of `engine.layers.gated.ACTIVATIONS`.
         dtype: What the checkpoint declares; float32 when it declares nothing.
         eos_token_ids: Ids that end an answer, from generation_config.json, else config.json; may be empty.
@@ -48,6 +51,12 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     sliding_windows: tuple[int | None, ...]
+    norm_offset: float
+    has_post_norms: bool
+    embedding_scale: float
+    attention_scale: float | None
+    attention_soft_cap: float | None
+    logit_soft_cap: float | None
     activation: str
     tie_word_embeddings: bool
     dtype: torch.dtype
@@ -62,14 +71,19 @@ class ModelConfig:
         return (attention + mlp) * self.num_layers + ((self.vocab_size, self.hidden_size),)
 
     @property
+    def num_norm_parameters(self) -> int:
+        """Values in the checkpoint that scale hidden states behind a norm."""
+        return self.hidden_size * (1 + self.num_layers * (4 if self.has_post_norms else 2))
+
+    @property
     def num_parameters(self) -> int:
         """Values in the checkpoint; an output head that is tied to the embedding counts once."""
         heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         layer = heads * self.qkv_bias + self.hidden_size * self.o_bias + 2 * self.head_dim * self.qk_norm
-        layer += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias + 2 * self.hidden_size
+        layer += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         embedding = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         matrices = sum(rows * columns for rows, columns in self.matrix_shapes)
-        return matrices + embedding + self.hidden_size + self.num_layers * layer
+        return matrices + embedding + self.num_norm_parameters + self.num_layers * layer
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -96,9 +110,6 @@ def load_model_config(folder: Path) -> ModelConfig:
         raise ModelError(
             f"attention cannot have {num_heads} heads of {head_dim} values over {num_kv_heads} key-value heads"
         )
-    activation = fields.optional_text("hidden_act") or "silu"
-    if activation not in ACTIVATIONS:
-        raise ModelError(f"hidden_act {activation} is not supported (supported: {', '.join(ACTIVATIONS)})")
     max_position_embeddings = fields.integer("max_position_embeddings")
     rope = read_rope(fields, max_position_embeddings)
     return ModelConfig(
@@ -118,8 +129,14 @@ def load_model_config(folder: Path) -> ModelConfig:
         mlp_bias=switches.mlp_bias,
         qk_norm=switches.qk_norm,
         sliding_windows=switches.sliding_windows or (None,) * num_layers,
-        activation=activation,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        norm_offset=switches.norm_offset,
+        has_post_norms=switches.has_post_norms,
+        embedding_scale=switches.embedding_scale,
+        attention_scale=switches.attention_scale,
+        attention_soft_cap=switches.attention_soft_cap,
+        logit_soft_cap=switches.logit_soft_cap,
+        activation=_read_activation(fields, switches),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", switches.ties_embeddings),
         dtype=_read_dtype(fields),
         eos_token_ids=_read_eos_token_ids(folder, fields),
     )
@@ -130,6 +147,13 @@ def _refuse_quantized(fields: Fields) -> None:
     if quantization.names():
         method = quantization.optional_text("quant_method") or "unnamed"
         raise ModelError(f"quantized checkpoints are not supported (quantization_config: {method})")
+
+
+def _read_activation(fields: Fields, switches: FamilySwitches) -> str:
+    activation = switches.activation or fields.optional_text("hidden_act") or "silu"
+    if activation not in ACTIVATIONS:
+        raise ModelError(f"activation {activation} is not supported (supported: {', '.join(ACTIVATIONS)})")
+    return activation
 
 
 def _longest_context(rope: RopeConfig, max_position_embeddings: int) -> int:

@@ -29,7 +29,10 @@ class DecoderWeights:
 
 def kv_specs(config: ModelConfig) -> tuple[KVSpec, ...]:
     """What each layer keeps per token."""
-    return tuple(KVSpec(config.num_kv_heads, config.head_dim, window) for window in config.sliding_windows)
+    return tuple(
+        KVSpec(config.num_kv_heads, config.head_dim, window, config.attention_scale, config.attention_soft_cap)
+        for window in config.sliding_windows
+    )
 
 
 class Decoder:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from engine.models.errors import ModelError
 from engine.models.family import Family
+from engine.models.gemma import gemma, gemma2
 from engine.models.llama import llama
 from engine.models.mistral import mistral
 from engine.models.qwen2 import qwen2
@@ -14,6 +15,8 @@ FAMILIES: Mapping[str, Family] = {
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
+    "GemmaForCausalLM": gemma,
+    "Gemma2ForCausalLM": gemma2,
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.layers.gated import TorchGated
-from engine.layers.norm import HeadNorm
+from engine.layers.norm import HeadNorm, RMSNorm
 from engine.layers.stack import DecoderLayer, HeadLayer, Layer, LayerStack, Linear
 from engine.models.config import ModelConfig
 from engine.native.layers import NativeHeads, NativeLinear, NativeNorm
@@ -53,6 +53,8 @@ class NativeKit:
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         """See `LayerKit`."""
+        if weight.dtype != torch.bfloat16:
+            return RMSNorm(weight, eps)
         return NativeNorm(self._library, weight, eps)
 
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:

@@ -5,18 +5,18 @@ import pytest
 import torch
 
 from engine.native.library import NativeLibrary, load, runnable_variants
-from tests.checkpoints import CHECKPOINTS, write_checkpoint
+from tests.checkpoints import CHECKPOINTS, WIDE_CHECKPOINTS, write_checkpoint
 
 
 @pytest.fixture(scope="session")
 def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Name in `CHECKPOINTS` -> its folder, written the first time that anybody asks for it."""
+    """Name in `CHECKPOINTS` or `WIDE_CHECKPOINTS` -> its folder, written the first time that anybody asks for it."""
     root = tmp_path_factory.mktemp("checkpoints")
 
     def find(name: str) -> Path:
         folder = root / name
         if not folder.exists():
-            write_checkpoint(CHECKPOINTS[name], folder)
+            write_checkpoint((CHECKPOINTS | WIDE_CHECKPOINTS)[name], folder)
         return folder
 
     return find

@@ -72,7 +72,7 @@ def pairwise_cover() -> list[dict[str, object]]:
 
 
 ROWS = pairwise_cover()
-FULLY_COVERED = ("llama3", "mistral", "qwen2", "qwen3-windows")
+FULLY_COVERED = ("llama3", "mistral", "qwen2", "qwen3-windows", "gemma2")
 CASES = [
     (name, index)
     for number, name in enumerate(CHECKPOINTS)

@@ -66,6 +66,21 @@ def test_int8_is_refused_for_sizes_that_the_kernels_do_not_compute(checkpoint_fo
         choose(checkpoint_folder("qwen3"), quantization="int8", dtype="bfloat16")
 
 
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_soft_capped_scores_are_the_reference_s_beside_native_layers(
+    checkpoint_folder: Callable[[str], Path], is_int8: bool
+) -> None:
+    if library.load() is None:
+        pytest.skip("no native kernels on this machine")
+    folder = checkpoint_folder("gemma2-wide")
+    model = load_model_config(folder)
+    quantization = "int8" if is_int8 else "none"
+    options = EngineOptions(model=str(folder), device="cpu", dtype="bfloat16", quantization=quantization)
+    config = engine_config.resolve(options, model)
+    assert isinstance(choose_kit(model, config), NativeKit)
+    assert make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads).name == "sdpa"
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_deterministic_is_refused_where_results_depend_on_the_batch(dtype: str) -> None:
     model = load_model_config(DEMO)

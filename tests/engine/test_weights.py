@@ -13,7 +13,7 @@ from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
 from engine.weights import LoadFormat, Progress, load_weights
-from tests.checkpoints import Checkpoint, write_checkpoint
+from tests.checkpoints import CHECKPOINTS, Checkpoint, load_reference, write_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -24,6 +24,7 @@ class RecordingKit(TorchKit):
     def __init__(self) -> None:
         super().__init__()
         self.weights: list[torch.Tensor] = []
+        self.norms: list[torch.Tensor] = []
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
         self.weights.append(weight)
@@ -32,6 +33,10 @@ class RecordingKit(TorchKit):
     def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
         self.weights.append(weight)
         return super().gated(weight, bias, activation)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Layer:
+        self.norms.append(weight)
+        return super().norm(weight, eps)
 
     def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
         self.weights.append(table)
@@ -95,6 +100,22 @@ def test_progress_ends_at_the_size_of_the_weights(folder: Path) -> None:
     assert decoder.weights_bytes == size
 
 
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_parameters_are_counted_as_transformers_does(checkpoint_folder: Callable[[str], Path], name: str) -> None:
+    folder = checkpoint_folder(name)
+    assert load_model_config(folder).num_parameters == load_reference(folder).num_parameters()  # type: ignore[operator]
+
+
+def test_norms_around_one_are_float32_beside_weights_of_16_bits(checkpoint_folder: Callable[[str], Path]) -> None:
+    """A weight of 1.003 is 1 in bfloat16, and one of 0.003 is not 0."""
+    kit, folder = RecordingKit(), checkpoint_folder("gemma2")
+    decoder = load(folder, torch.bfloat16, kit=kit)
+    tensors = load_file(folder / "model.safetensors")
+    assert len(kit.norms) == 4 * 4 + 1
+    assert torch.equal(kit.norms[-1], 1 + tensors["model.norm.weight"].bfloat16().float())
+    assert decoder.weights_bytes == sum(tensor.nbytes for tensor in (*kit.weights, *kit.norms))
+
+
 def test_a_packed_copy_of_a_tied_head_counts(folder: Path) -> None:
     config = load_model_config(folder)
     copying = TorchKit()
@@ -153,6 +174,13 @@ def test_files_that_are_missing_or_broken(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     with pytest.raises(ModelError, match=r"model\.embed_tokens\.weight is not readable"):
         load(folder)
+
+
+@pytest.mark.parametrize("name", ["llama2", "gemma2"])
+def test_dummy_norms_scale_by_one(checkpoint_folder: Callable[[str], Path], name: str) -> None:
+    kit = RecordingKit()
+    load(checkpoint_folder(name), kit=kit, load_format="dummy")
+    assert kit.norms and all(torch.equal(weight, torch.ones(48)) for weight in kit.norms)
 
 
 def test_dummy_weights_are_the_same_for_the_same_seed(folder: Path) -> None:

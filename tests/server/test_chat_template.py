@@ -146,6 +146,21 @@ def test_the_templates_own_refusal_reaches_the_caller() -> None:
         _render(templates.MISTRAL, messages, bos_token="<s>", eos_token="</s>")
 
 
+def test_a_role_that_the_template_does_not_know_is_refused_in_its_words() -> None:
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(ChatTemplateError, match="refuses these messages: System role not supported"):
+        _render(templates.GEMMA, messages, bos_token="<bos>")
+    turns = [
+        {"role": "user", "content": " a "},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    assert _render(templates.GEMMA, turns, bos_token="<bos>") == (
+        "<bos><start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n"
+        "<start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
 @pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ messages[0].content + 1 }}", "{{ nothing.there }}"])
 def test_a_template_that_fails_refuses_the_messages(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="the chat template refuses these messages: "):

@@ -62,6 +62,8 @@ def test_a_prompt_may_fill_the_sliding_window_but_not_exceed_it() -> None:
 )
 def test_heads_and_types_that_it_computes(head_dim: int, dtype: torch.dtype, expected: bool) -> None:
     assert supports(KVSpec(2, head_dim), dtype) is expected
+    assert not supports(KVSpec(2, head_dim, soft_cap=50.0), dtype)
+    assert not supports(KVSpec(2, head_dim, scale=0.1), dtype)
 
 
 class Layer:

@@ -28,6 +28,7 @@ class Shape:
     head_dim: int = 64
     block_size: int = 16
     window: int | None = None
+    scale: float | None = None
 
     @property
     def num_heads(self) -> int:
@@ -47,7 +48,7 @@ class Harness:
 
     def __init__(self, library: NativeLibrary, shape: Shape, garbage: float = float("nan"), seed: int = 0) -> None:
         self.shape = shape
-        groups = (KVGroup(KVSpec(shape.num_kv_heads, shape.head_dim, shape.window), (0,)),)
+        groups = (KVGroup(KVSpec(shape.num_kv_heads, shape.head_dim, shape.window, shape.scale), (0,)),)
         self.backend = NativeBackend(groups, NUM_BLOCKS, shape.block_size, torch.bfloat16, CPU, library)
         self.blocks = self.backend._caches[0].view(NUM_BLOCKS, -1)
         self.blocks[1:] = garbage
@@ -86,7 +87,7 @@ class Harness:
         keys, values = (part.repeat_interleave(self.shape.num_shared, 1) for part in (keys, values))
         distances = torch.arange(len(queries))[:, None] - torch.arange(len(queries))[None, :]
         is_seen = (distances >= 0) & (distances < (self.shape.window or len(queries)))
-        scores = torch.einsum("qhd,khd->hqk", queries, keys) / self.shape.head_dim**0.5
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * (self.shape.scale or self.shape.head_dim**-0.5)
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(~is_seen, float("-inf")).softmax(-1), values)
 
     def check(self, tokens: Tokens, outputs: torch.Tensor) -> None:
@@ -107,6 +108,7 @@ SHAPES = [
     Shape(2, 2, 128, 32, 7),
     Shape(2, 4, 256, 16, 300),
     Shape(2, 1, 64, 64, 1),
+    Shape(2, 2, 64, 16, scale=0.3),
     Shape(1, 40, 32, 32),
     Shape(1, 7, 160, 256),
     Shape(1, 6, 224, 272, 290),
@@ -317,12 +319,17 @@ def test_groups_of_layers_keep_their_own_blocks(library: NativeLibrary) -> None:
 
 def test_what_the_kernels_can_serve() -> None:
     def can_serve(
-        head_dim: int = 64, block_size: int = 16, dtype: torch.dtype = torch.bfloat16, device: torch.device = CPU
+        head_dim: int = 64,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device = CPU,
+        soft_cap: float | None = None,
     ) -> bool:
-        return supports((KVGroup(KVSpec(2, head_dim), (0,)),), block_size, dtype, device)
+        return supports((KVGroup(KVSpec(2, head_dim, soft_cap=soft_cap), (0,)),), block_size, dtype, device)
 
     assert can_serve() and can_serve(head_dim=96) and can_serve(block_size=48)
     assert not can_serve(head_dim=80) and not can_serve(head_dim=288)
     assert not can_serve(block_size=8)
+    assert not can_serve(soft_cap=50.0)
     assert not can_serve(dtype=torch.float32)
     assert not can_serve(device=torch.device("cuda"))

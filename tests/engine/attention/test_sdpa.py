@@ -21,6 +21,8 @@ class Harness:
         self,
         *,
         window: int | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
         num_heads: int = 4,
         num_kv_heads: int = 2,
         block_size: int = 8,
@@ -28,10 +30,10 @@ class Harness:
         device: str = "cpu",
         garbage: float = float("nan"),
     ) -> None:
-        self.window = window
+        self.window, self.scale, self.soft_cap = window, scale, soft_cap
         self.dtype, self.device = dtype, torch.device(device)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, 16
-        groups = (KVGroup(KVSpec(num_kv_heads, self.head_dim, window), (0,)),)
+        groups = (KVGroup(KVSpec(num_kv_heads, self.head_dim, window, scale, soft_cap), (0,)),)
         self.backend = SdpaBackend(groups, NUM_BLOCKS, block_size, dtype, self.device)
         # What other requests left behind must not matter, whatever it is.
         for cache in (self.backend._keys[0], self.backend._values[0]):
@@ -65,7 +67,9 @@ class Harness:
         """The attention output of every token of the request, (num_tokens, num_heads, head_dim)."""
         queries, keys, values = (part.double().cpu() for part in self.inputs[id(request)])
         keys, values = (part.repeat_interleave(self.num_heads // self.num_kv_heads, 1) for part in (keys, values))
-        scores = torch.einsum("qhd,khd->hqk", queries, keys) / self.head_dim**0.5
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * (self.scale or self.head_dim**-0.5)
+        if self.soft_cap is not None:
+            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
         distances = torch.arange(len(queries))[:, None] - torch.arange(len(queries))[None, :]
         is_seen = distances >= 0
         if self.window is not None:
@@ -92,7 +96,39 @@ class Harness:
 def test_mixed_steps_equal_naive_attention(
     device: str, dtype: torch.dtype, window: int | None, num_heads: int, num_kv_heads: int
 ) -> None:
-    harness = Harness(device=device, dtype=dtype, window=window, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check_mixed_steps(
+        Harness(device=device, dtype=dtype, window=window, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 2), (3, 3)])
+@pytest.mark.parametrize(("scale", "soft_cap"), [(0.1, None), (None, 1.5), (0.4, 0.7), (2e3, 3.0)])
+def test_scales_and_soft_caps_equal_naive_attention(
+    device: str,
+    dtype: torch.dtype,
+    window: int | None,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    soft_cap: float | None,
+) -> None:
+    check_mixed_steps(
+        Harness(
+            device=device,
+            dtype=dtype,
+            window=window,
+            scale=scale,
+            soft_cap=soft_cap,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+        )
+    )
+
+
+def check_mixed_steps(harness: Harness) -> None:
     long, short, late = harness.add(90), harness.add(12), harness.add(33)
     for scheduled in (
         [(long, 61)],
@@ -105,9 +141,10 @@ def test_mixed_steps_equal_naive_attention(
             harness.check(request, attended)
 
 
+@pytest.mark.parametrize("soft_cap", [None, 1.0])
 @pytest.mark.parametrize("window", [None, 300, 700])
-def test_long_chunks_run_in_blocks_of_queries(window: int | None) -> None:
-    harness = Harness(window=window)
+def test_long_chunks_run_in_blocks_of_queries(window: int | None, soft_cap: float | None) -> None:
+    harness = Harness(window=window, soft_cap=soft_cap)
     request = harness.add(1500)
     for count in (600, 900):
         (attended,) = harness.step([(request, count)])

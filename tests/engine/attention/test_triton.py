@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.attention.triton_tiles import Tile, choose_tile, padded
+from tests.triton_compilation import ARCHITECTURES
 from tests.triton_interpreter import needs_triton, run_interpreted
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -62,7 +63,15 @@ def compile_for(
 
 
 def compile_attend(
-    capability: int, head_dim: int, dtype: str, cache_dtype: str, tile: Tile, *, is_uniform: bool, window: int = 0
+    capability: int,
+    head_dim: int,
+    dtype: str,
+    cache_dtype: str,
+    tile: Tile,
+    *,
+    is_uniform: bool,
+    window: int = 0,
+    soft_cap: float = 0.0,
 ) -> Any:
     from engine.attention.triton_kernels import attend_kernel
 
@@ -70,6 +79,7 @@ def compile_attend(
     floats = dict.fromkeys(("partials", "partial_sums"), "fp32")
     constants = {
         "SCALE": 0.1,
+        "SOFT_CAP": soft_cap,
         "NUM_KV_HEADS": 8,
         "NUM_SHARED": 4,
         "HEAD_DIM": head_dim,
@@ -126,6 +136,21 @@ def test_windows_and_determinism_compile(capability: int, window: int, is_determ
     tile = tile_for(capability, 128, "bf16", is_decode=False, is_deterministic=is_deterministic)
     compiled = compile_attend(capability, 128, "bf16", "bf16", tile, is_uniform=is_deterministic, window=window)
     assert compiled.metadata.shared <= SHARED_BYTES[capability]
+
+
+@needs_triton
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("capability", ARCHITECTURES)
+@pytest.mark.parametrize(("is_decode", "window"), [(True, 0), (False, 4096)])
+def test_soft_caps_compile_and_load_ahead(capability: int, is_decode: bool, window: int) -> None:
+    """Heads as wide as Gemma 2 has them; the cap's exponentials are the hardware's, as those of the softmax are."""
+    tile = tile_for(capability, 256, "bf16", is_decode=is_decode)
+    plain, capped = (
+        compile_attend(capability, 256, "bf16", "bf16", tile, is_uniform=is_decode, window=window, soft_cap=soft_cap)
+        for soft_cap in (0.0, 72.0)
+    )
+    assert capped.metadata.shared == plain.metadata.shared <= SHARED_BYTES[capability]
+    assert capped.asm["ptx"].count("ex2.approx") > plain.asm["ptx"].count("ex2.approx")
 
 
 @needs_triton

@@ -39,10 +39,16 @@ class Case:
     cache_dtype: torch.dtype | None = None
     is_deterministic: bool = False
     lengths: tuple[int, ...] = (1, 5, 70)
+    scale: float | None = None
+    soft_cap: float | None = None
 
     @property
     def num_heads(self) -> int:
         return self.num_kv_heads * self.num_shared
+
+    @property
+    def spec(self) -> KVSpec:
+        return KVSpec(self.num_kv_heads, self.head_dim, self.window, self.scale, self.soft_cap)
 
 
 @dataclass(eq=False)
@@ -58,7 +64,7 @@ class Harness:
 
     def __init__(self, case: Case, device: torch.device, fresh: FreshAttention | None = None) -> None:
         self.case, self.device = case, device
-        groups = (KVGroup(KVSpec(case.num_kv_heads, case.head_dim, case.window), (0,)),)
+        groups = (KVGroup(case.spec, (0,)),)
         self.backend = TritonBackend(
             groups,
             NUM_BLOCKS,
@@ -126,7 +132,9 @@ class Harness:
         at = torch.arange(len(queries), device=self.device)
         distances = at[:, None] - at[None, :]
         is_seen = (distances >= 0) & (distances < (case.window or len(queries)))
-        scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) / case.head_dim**0.5
+        scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) * (case.scale or case.head_dim**-0.5)
+        if case.soft_cap:
+            scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(~is_seen, float("-inf")).softmax(-1), values)
 
     def kept(self, tokens: Tokens, *parts: torch.Tensor) -> list[torch.Tensor]:
@@ -304,12 +312,20 @@ MIXED = [
     Case(2, 2, 128, 256),
     Case(1, 4, 64, 16, cache_dtype=FP8),
     Case(1, 2, 64, 16, is_deterministic=True),
+    Case(1, 2, 64, 16, scale=0.3, soft_cap=2.0, dtype=F32),
+    Case(2, 2, 64, 16, 20, soft_cap=0.5),
+    # Scores in the tens of thousands, whose exponentials are infinite and zero.
+    Case(1, 2, 64, 16, scale=2e3, soft_cap=3.0, dtype=F32),
+    Case(1, 2, 64, 16, soft_cap=1.0, cache_dtype=FP8),
 ]
 DECODES = [
     Case(lengths=(2, 700, 66)),
     Case(1, 4, 128, 16, 300, F32, lengths=(2, 600)),
     Case(1, 2, 64, 32, cache_dtype=FP8, lengths=(3, 400)),
     Case(1, 2, 64, 16, is_deterministic=True, lengths=(2, 200)),
+    Case(1, 2, 64, 16, scale=0.2, soft_cap=1.0, lengths=(2, 600)),
+    Case(1, 2, 256, 16, 300, soft_cap=1.0, dtype=F32, lengths=(2, 500)),
+    Case(1, 2, 64, 16, 40, soft_cap=1.0, cache_dtype=FP8, lengths=(2, 300)),
 ]
 FRESH = [Case(), Case(1, 4, 128, 32), Case(window=20)]
 COPIES = [Case(), Case(cache_dtype=FP8, block_size=32)]

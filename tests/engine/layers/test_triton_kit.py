@@ -16,8 +16,8 @@ def test_parity_in_the_interpreter() -> None:
 def test_kernels_compile(architecture: int) -> None:
     from engine.layers import triton_kernels as kernels
 
-    for value in ("*bf16", "*fp16", "*fp32"):
-        types = {"hidden": value, "weight": value, "outputs": value, "size": "i32", "row_stride": "i32", "eps": "fp32"}
+    for value, weight in (("*bf16", "*bf16"), ("*fp16", "*fp16"), ("*fp32", "*fp32"), ("*bf16", "*fp32")):
+        types = {"hidden": value, "weight": weight, "outputs": value, "size": "i32", "row_stride": "i32", "eps": "fp32"}
         compile_kernel(kernels.rms_norm, architecture, 8, types, {"BLOCK": 4096})
     types = {"qkv": "*bf16", "rotation": "*bf16", "weight": "*bf16", "slots": "*i32", "eps": "fp32"}
     types["token_stride"] = "i32"

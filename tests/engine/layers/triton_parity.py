@@ -43,6 +43,9 @@ def check_norm(device: torch.device, dtype: torch.dtype) -> None:
         ours = TritonKit().norm(weight, 1e-5)(hidden)
         assert ours.dtype == dtype
         assert_close(ours, RMSNorm(weight.double(), 1e-5)(hidden.double()))
+    ours = TritonKit().norm(1 + weight.float(), 1e-5)(hidden)  # of families that have norms around 1
+    assert ours.dtype == dtype
+    assert_close(ours, RMSNorm(1 + weight.double(), 1e-5)(hidden.double()))
 
 
 def check_gated(device: torch.device, dtype: torch.dtype) -> None:

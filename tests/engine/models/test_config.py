@@ -23,6 +23,8 @@ LLAMA: dict[str, object] = SIZES | {"architectures": ["LlamaForCausalLM"]}
 MISTRAL: dict[str, object] = SIZES | {"architectures": ["MistralForCausalLM"]}
 QWEN2: dict[str, object] = SIZES | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3: dict[str, object] = SIZES | {"architectures": ["Qwen3ForCausalLM"]}
+GEMMA: dict[str, object] = SIZES | {"architectures": ["GemmaForCausalLM"]}
+GEMMA2: dict[str, object] = SIZES | {"architectures": ["Gemma2ForCausalLM"]}
 LLAMA3_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -137,6 +139,77 @@ def test_switches_of_qwen(tmp_path: Path) -> None:
     assert qwen3.tie_word_embeddings
 
 
+@pytest.mark.parametrize(
+    ("changes", "activation"),
+    [
+        ({}, "gelu_pytorch_tanh"),
+        ({"hidden_act": "gelu"}, "gelu_pytorch_tanh"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "gelu_pytorch_tanh"),
+        ({"hidden_act": "silu"}, "silu"),
+    ],
+)
+def test_gemma_as_published(tmp_path: Path, changes: dict[str, object], activation: str) -> None:
+    config = load_model_config(write(tmp_path, GEMMA | changes))
+    assert (config.activation, config.head_dim, config.tie_word_embeddings) == (activation, 256, True)
+    assert (config.norm_offset, config.has_post_norms, config.embedding_scale) == (1.0, False, 8.0)
+    assert (config.attention_scale, config.attention_soft_cap, config.logit_soft_cap) == (None, None, None)
+    assert config.sliding_windows == (None,) * 4
+
+
+def test_gemma_2_as_published(tmp_path: Path) -> None:
+    """What is left out is what transformers takes for granted."""
+    config = load_model_config(write(tmp_path, GEMMA2))
+    assert (config.activation, config.head_dim, config.tie_word_embeddings) == ("gelu_pytorch_tanh", 256, True)
+    assert (config.norm_offset, config.has_post_norms, config.embedding_scale) == (1.0, True, 8.0)
+    assert (config.attention_scale, config.attention_soft_cap, config.logit_soft_cap) == (0.0625, 50.0, 30.0)
+    assert config.sliding_windows == (4096, None, 4096, None)
+    values = {"query_pre_attn_scalar": 144, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10}
+    given = load_model_config(write(tmp_path, GEMMA2 | values | {"tie_word_embeddings": False}))
+    assert (given.attention_scale, given.attention_soft_cap, given.logit_soft_cap) == (1 / 12, 20.0, 10.0)
+    assert not given.tie_word_embeddings
+
+
+def test_caps_and_windows_of_gemma_2_may_be_null(tmp_path: Path) -> None:
+    values = dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"))
+    config = load_model_config(write(tmp_path, GEMMA2 | values))
+    assert (config.attention_soft_cap, config.logit_soft_cap) == (None, None)
+    assert config.sliding_windows == (None,) * 4
+
+
+def test_layer_types_of_gemma_2(tmp_path: Path) -> None:
+    layer_types = ["full_attention", "full_attention", "sliding_attention", "full_attention"]
+    config = load_model_config(write(tmp_path, GEMMA2 | {"sliding_window": 7, "layer_types": layer_types}))
+    assert config.sliding_windows == (None, None, 7, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "activation"),
+    [
+        ({"hidden_activation": "silu", "hidden_act": "gelu"}, "silu"),
+        ({"hidden_activation": None, "hidden_act": "gelu"}, "gelu"),
+    ],
+)
+def test_activation_of_gemma_2(tmp_path: Path, changes: dict[str, object], activation: str) -> None:
+    assert load_model_config(write(tmp_path, GEMMA2 | changes)).activation == activation
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_activation": "relu"}, "activation relu is not supported"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a number above 0, got 0"),
+        ({"attn_logit_softcapping": -50.0}, r"attn_logit_softcapping must be a number above 0, got -50\.0"),
+        ({"final_logit_softcapping": "30"}, 'final_logit_softcapping must be a number, got "30"'),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be a list of 4"),
+        ({"sliding_window": "4096"}, "sliding_window must be an integer"),
+    ],
+)
+def test_refusals_of_gemma_2(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model_config(write(tmp_path, GEMMA2 | changes))
+
+
 def test_no_eos_and_no_dtype(tmp_path: Path) -> None:
     write(tmp_path, {"temperature": 0.6}, "generation_config.json")
     config = load_model_config(write(tmp_path, LLAMA))
@@ -155,7 +228,7 @@ def test_no_eos_and_no_dtype(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: no factor"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layer types"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"hidden_act": "relu"}, "hidden_act relu is not supported .*silu"),
+        ({"hidden_act": "relu"}, "activation relu is not supported .*silu"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized checkpoints are not supported .*fp8"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn is not supported"),
         ({"hidden_size": None}, "no hidden_size"),

@@ -1,5 +1,6 @@
 """Logits of every family and dialect against a full forward pass of transformers."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import torch
 
 from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
-from engine.layers.kit import TorchKit
+from engine.layers.kit import LayerKit, TorchKit
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
+from engine.native.kit import NativeKit
+from engine.native.kit import supports as has_native_layers
+from engine.native.library import NativeLibrary
 from engine.weights import load_weights
 from tests.checkpoints import CHECKPOINTS, MAX_POSITION_EMBEDDINGS, VOCAB_SIZE, load_reference
 from tests.engine.paged import PagedRequest, PagedRequests
@@ -23,13 +27,16 @@ CPU = torch.device("cpu")
 class Runner:
     """A decoder over a paged cache that keeps the logits of every token."""
 
-    def __init__(self, folder: Path) -> None:
-        config = load_model_config(folder)
+    def __init__(
+        self, folder: Path, kit: LayerKit | None = None, dtype: torch.dtype = torch.float32, **changes: object
+    ) -> None:
+        """Compute a checkpoint whose configuration is changed."""
+        config = dataclasses.replace(load_model_config(folder), **changes)  # type: ignore[arg-type]
         self.decoder: Decoder = load_weights(
-            folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=MAX_POSITION_EMBEDDINGS
+            folder, config, kit or TorchKit(), device=CPU, dtype=dtype, max_model_len=MAX_POSITION_EMBEDDINGS
         )
         groups = group_layers(self.decoder.kv_specs)
-        self.backend = SdpaBackend(groups, NUM_BLOCKS, BLOCK_SIZE, torch.float32, CPU)
+        self.backend = SdpaBackend(groups, NUM_BLOCKS, BLOCK_SIZE, dtype, CPU)
         self.paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, tuple(group.spec.sliding_window for group in groups))
 
     def run(self, prompts: list[torch.Tensor], chunk_size: int) -> list[torch.Tensor]:
@@ -95,17 +102,47 @@ def test_kv_specs_follow_the_windows_of_the_layers(checkpoint_folder: Callable[[
     assert {(spec.num_kv_heads, spec.head_dim) for spec in decoder.kv_specs} == {(2, 16)}
 
 
-def test_bfloat16_stays_close_to_float32(checkpoint_folder: Callable[[str], Path]) -> None:
-    folder = checkpoint_folder("qwen3")
-    config = load_model_config(folder)
-    (prompt,) = make_prompts(40)
-    (exact,) = Runner(folder).run([prompt], 40)
-    decoder = load_weights(folder, config, TorchKit(), device=CPU, dtype=torch.bfloat16, max_model_len=64)
-    backend = SdpaBackend(group_layers(decoder.kv_specs), NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16, CPU)
-    paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, (None,))
-    batch = paged.make_batch([(paged.add(prompt.numpy()), 40)])
-    with torch.inference_mode():
-        hidden = decoder.forward(prompt, torch.from_numpy(batch.positions), backend.begin(batch))
-        logits = decoder.compute_logits(hidden)
-    assert hidden.dtype == torch.bfloat16 and logits.dtype == torch.float32
+@pytest.mark.parametrize("name", ["qwen3", "gemma", "gemma2"])
+def test_bfloat16_stays_close_to_float32(checkpoint_folder: Callable[[str], Path], name: str) -> None:
+    folder, prompts = checkpoint_folder(name), make_prompts(40)
+    (exact,) = Runner(folder).run(prompts, 40)
+    (logits,) = Runner(folder, dtype=torch.bfloat16).run(prompts, 40)
+    assert logits.dtype == torch.float32
     assert np.corrcoef(logits.flatten(), exact.flatten())[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_native_matrices_serve_gemma_2(
+    checkpoint_folder: Callable[[str], Path], library: NativeLibrary, is_int8: bool
+) -> None:
+    folder, prompts = checkpoint_folder("gemma2-wide"), make_prompts(40, 60)
+    assert has_native_layers(load_model_config(folder), torch.bfloat16, CPU)
+    for exact, logits in zip(
+        Runner(folder).run(prompts, 40),
+        Runner(folder, NativeKit(library, is_int8), torch.bfloat16).run(prompts, 40),
+        strict=True,
+    ):
+        assert np.corrcoef(logits.flatten(), exact.flatten())[0, 1] > (0.99 if is_int8 else 0.999)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"norm_offset": 0.0},
+        {"embedding_scale": 1.0},
+        {"attention_scale": None},
+        {"attention_soft_cap": None},
+        {"logit_soft_cap": None},
+        {"sliding_windows": (None,) * 4},
+        {"sliding_windows": (9, None, 9, None)},
+        {"activation": "silu"},
+    ],
+    ids=str,
+)
+def test_gemma_2_would_not_equal_transformers_without_each_switch(
+    checkpoint_folder: Callable[[str], Path], change: dict[str, object]
+) -> None:
+    folder, prompts = checkpoint_folder("gemma2"), make_prompts(40)
+    (right,) = Runner(folder).run(prompts, 40)
+    (wrong,) = Runner(folder, **change).run(prompts, 40)
+    assert (right - wrong).abs().max() > 0.05
