@@ -285,7 +285,7 @@ def schema(random: Random, held_out: bool) -> Exchange:
         form = random.choice(STRANGE)
     keys = joined([key.replace("_", random.choice("_ ")) for key, *_ in wanted])
     given = {"s": sentence, "k": keys}
-    if "{w}" in form:  # where a list of values ends shows though its next word is unknown
+    if "{w}" in form or "{v}" in form:  # where a list of values ends shows though its next word is unknown
         given |= {"w": a_word(random, (1, 2)).capitalize(), "v": a_word(random, (1, 2)), "u": a_word(random)}
     asked = fill(random, form, given)
     properties = {key: _schema(kind) for key, kind, _ in wanted}
