@@ -72,7 +72,8 @@ def make_backend(
             results are to be deterministic, and those of the reference are not.
     """
     if config.device.type == "cuda" and _has_triton(config.device):
-        from engine.attention.triton import BatchLimits, TritonBackend  # not installed where there is no CUDA
+        from engine.attention.triton import TritonBackend  # not installed where there is no CUDA
+        from engine.attention.triton_tuning import BatchLimits
 
         is_flash = config.prefill_attention == "flash" and all(flash.supports(g.spec, config.dtype) for g in groups)
         return TritonBackend(

@@ -19,8 +19,9 @@ import torch
 from engine.attention.backend import KVGroup, KVSpec, PagedCache
 from engine.attention.flash import FreshAttention, FreshPrompts, find_fresh_prompts
 from engine.attention.triton_kernels import attend_kernel, merge_kernel
-from engine.attention.triton_plan import NUM_ITEM_FIELDS, NUM_MERGE_FIELDS, Splitting, Work, plan_work
-from engine.attention.triton_tiles import Tile, choose_tile, padded
+from engine.attention.triton_plan import Work, plan_work
+from engine.attention.triton_tiles import Tile, padded
+from engine.attention.triton_tuning import BatchLimits, GroupTuning, aligned, most_integers, tune
 from engine.batch import Batch, Ints
 from engine.sampling.transfer import to_device
 
@@ -29,37 +30,10 @@ _LOG2_E = 1.4426950408889634
 _OPTIONS = {"enable_fp_fusion": True}
 """Fused multiply-adds, which Triton is about to turn off for those who do not ask for them."""
 
-_PROGRAMS_PER_PROCESSOR = 4
-"""Programs that a step aims at for each multiprocessor: two run on one at a time, and the last ones should be short."""
-
-_SPLIT_TOKENS = 16
-"""Tokens of one request whose context can be split as far as that of a single one: the end of a prompt, or drafts."""
-
 _NO_INTS = np.zeros(0, np.int64)
-
-_ALIGNMENT = 4
-"""Integers: arrays in the metadata start at multiples of 16 bytes, or Triton would compile the kernels once more."""
 
 _MERGED_PARTS = 16
 """Parts of a split context that are merged at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """The most of each that a batch may have, padding included."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupTuning:
-    """How a KV group is computed: tiles of decode steps and of all others, and how far contexts are split."""
-
-    decode_tile: Tile
-    tile: Tile
-    splitting: Splitting | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +107,8 @@ class TritonBackend:
             for layer in group.layers:
                 self._caches[layer] = torch.empty(shape, dtype=cache_dtype or dtype, device=device)
                 self._caches[layer][0].view(torch.uint8).zero_()
-        self._tunings = [_tune(group, num_heads, dtype, device, limits, is_deterministic) for group in groups]
-        num_integers = _most_integers(self._tunings, limits, block_size)
+        self._tunings = [tune(group, num_heads, dtype, device, limits, is_deterministic) for group in groups]
+        num_integers = most_integers(self._tunings, limits, block_size)
         self._metadata = torch.zeros(num_integers, dtype=torch.int32, device=device)
         num_rows = max((t.splitting.max_rows for t in self._tunings if t.splitting), default=0)
         head_dim = max((group.spec.head_dim for group in groups), default=0)
@@ -161,7 +135,7 @@ class TritonBackend:
         return TritonStep(self, steps)
 
     def _plan(
-        self, batch: Batch, spec: KVSpec, tuning: _GroupTuning, skips_prompts: bool
+        self, batch: Batch, spec: KVSpec, tuning: GroupTuning, skips_prompts: bool
     ) -> list[tuple[Tile, bool, Work]]:
         """Tile, whether it is uniform, and what is computed in such tiles: one-token requests, then the others."""
         are_prompts = np.diff(batch.query_start_locs) > 1
@@ -243,7 +217,7 @@ class TritonBackend:
             arrays += [array for *_, work in plan.works for array in (work.items, work.merges)]
         num_views = len(arrays)
         arrays += [group_batch.block_tables for group_batch in batch.groups]
-        starts = np.cumsum([0, *(_aligned(array.size) for array in arrays)]).tolist()
+        starts = np.cumsum([0, *(aligned(array.size) for array in arrays)]).tolist()
         for plan, group_batch, start in zip(plans, batch.groups, starts[num_views:-1], strict=True):
             for *_, work in plan.works:
                 work.items[:, 0] = start + work.items[:, 0] * group_batch.block_tables.shape[1]
@@ -284,50 +258,3 @@ class TritonStep:
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """See `AttentionStep.attend`."""
         return self._backend.attend(self._steps[layer], layer, queries, keys, values)
-
-
-def _tune(
-    group: KVGroup,
-    num_heads: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    limits: BatchLimits,
-    is_deterministic: bool,
-) -> _GroupTuning:
-    num_kv_heads = group.spec.num_kv_heads
-    num_processors, shared_bytes = 4, 160 << 10  # of Triton's interpreter, which has neither
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        num_processors = properties.multi_processor_count
-        shared_bytes = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
-    decode_tile, tile = (
-        choose_tile(
-            group.spec.head_dim,
-            num_heads // num_kv_heads,
-            dtype.itemsize,
-            is_decode=decode,
-            is_deterministic=is_deterministic,
-            shared_bytes=shared_bytes,
-        )
-        for decode in (True, False)
-    )
-    num_parts = max(1, num_processors * _PROGRAMS_PER_PROCESSOR // num_kv_heads)
-    max_rows = num_parts * _SPLIT_TOKENS + limits.max_num_seqs
-    splitting = None if is_deterministic else Splitting(num_parts, max_rows)
-    return _GroupTuning(decode_tile, tile, splitting)
-
-
-def _most_integers(tunings: list[_GroupTuning], limits: BatchLimits, block_size: int) -> int:
-    """Integers that the metadata of the largest batch takes."""
-    num_tokens = limits.max_num_batched_tokens
-    total = len(tunings) * _aligned(-(-limits.max_model_len // block_size) * limits.max_num_seqs)  # block tables
-    for tuning in tunings:
-        num_parts, max_rows = (tuning.splitting.num_parts, tuning.splitting.max_rows) if tuning.splitting else (0, 0)
-        total += _aligned(num_tokens) + _aligned(limits.max_num_seqs + 1)  # slots, starts of prompts
-        total += _aligned((num_tokens + 2 * num_parts) * NUM_ITEM_FIELDS)  # of two launches, as the following
-        total += 2 * _aligned(max_rows * NUM_MERGE_FIELDS) + _ALIGNMENT
-    return total
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -117,7 +117,7 @@ def test_an_fp8_cache_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPa
 @needs_triton
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_deterministic: bool) -> None:
-    from engine.attention import triton
+    from engine.attention import triton, triton_tuning
 
     made: list[dict[str, object]] = []
     monkeypatch.setattr(triton, "TritonBackend", lambda *cache, **more: made.append(more))
@@ -132,7 +132,7 @@ def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_det
         assert made.pop(0)["fresh"] is fresh
     make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
     assert [(more["num_heads"], more["cache_dtype"]) for more in made] == [(model.num_heads, config.dtype)]
-    limits = triton.BatchLimits(7, config.max_num_batched_tokens, config.max_model_len)
+    limits = triton_tuning.BatchLimits(7, config.max_num_batched_tokens, config.max_model_len)
     assert [(more["limits"], more["is_deterministic"]) for more in made] == [(limits, is_deterministic)]
 
 

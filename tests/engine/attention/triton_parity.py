@@ -15,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.backend import KVGroup, KVSpec
 from engine.attention.flash import FreshAttention, flash_attention
-from engine.attention.triton import BatchLimits, TritonBackend, TritonStep
+from engine.attention.triton import TritonBackend, TritonStep
+from engine.attention.triton_tuning import BatchLimits
 from engine.batch import Batch
 from engine.layers.triton_kit import TritonKit
 from tests.engine.paged import NO_COPIES, PagedRequest, PagedRequests
