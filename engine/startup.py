@@ -102,11 +102,13 @@ def start(
     logger.info("layers: %s; attention: %s", kit.name, backend.name)
     windows = [g.spec.sliding_window for g in groups]
     kv = KVCacheManager(plan.num_blocks, config.block_size, windows, config.prefix_caching)
+    sampling = choose_sampling(config.device)
     draft_model = None
     if draft and drafter:
         cache = make_backend(draft.groups, plan.num_blocks, config, draft.config.num_heads)
-        draft_model = DraftModel(drafter, cache, config.device, kv, draft.group_indices)
-    sampling = choose_sampling(config.device)
+        small = _graphs(drafter, cache, config, draft.config.vocab_size)
+        small_runner = ModelRunner(drafter, cache, config.device, sampling=sampling, graphs=small)
+        draft_model = DraftModel(small_runner, kv, draft.group_indices)
     graphs = _graphs(model, backend, config, model_config.vocab_size)
     runner = ModelRunner(model, backend, config.device, draft_model, sampling, graphs)
     cost = StepCostModel()

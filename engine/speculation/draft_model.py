@@ -15,13 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.attention.backend import AttentionBackend, KVGroup
+from engine.attention.backend import KVGroup
 from engine.batch import Batch
 from engine.batch_builder import build_batch
 from engine.kv_cache_manager import KVCacheManager, StepBlocks
 from engine.model_runner import ModelRunner
 from engine.models.errors import ModelError
-from engine.models.model import Model
 from engine.request import Request
 from engine.scheduler import ScheduledRequest, ScheduledStep
 from engine.speculation.pace import Pace
@@ -41,20 +40,18 @@ class DraftModel:
 
     def __init__(
         self,
-        model: Model,
-        backend: AttentionBackend,
-        device: torch.device,
+        runner: ModelRunner,
         kv: KVCacheManager,
         group_indices: Sequence[int],
     ) -> None:
-        """Take over a loaded model and a cache of as many blocks as kv has.
+        """Take over a loaded model with a cache of as many blocks as kv has.
 
         Args:
             kv: Hands out the blocks; the served model's.
             group_indices: For each KV group of the draft model, the group of the served model whose tables it uses.
         """
         self.pace = Pace(_FORGETTING)
-        self._runner = ModelRunner(model, backend, device)
+        self._runner = runner
         self._kv = kv
         self._group_indices = group_indices
         self._small_step_s = 0.0
