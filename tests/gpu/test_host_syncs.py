@@ -1,47 +1,68 @@
 """No step waits for the device but where its results are collected: torch refuses whatever would wait."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 import server
-from engine.protocol import EngineOptions
+from engine.engine import Engine
+from engine.protocol import EngineOptions, Guidance
 from engine.startup import start
+from tests.engine.grammar.demo import json_grammar
 from tests.engine.requests_for_tests import add_request
+from tests.gpu.harness import DEVICES
 
-pytestmark = pytest.mark.gpu
 DEMO = Path(server.__file__).parent / "demo_model"
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    {"temperature": 0.7, "logprobs": 3, "logit_bias": {5: 2.0}},
+    {"temperature": 0.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "bad_words_token_ids": ((4, 5),)},
+    {"temperature": 0.0, "prompt_logprobs": 2, "allowed_token_ids": (10, 11, 12)},
+    {"temperature": 1.0, "logprobs": 0, "num_choices": 2},
+]
 
 
-def test_no_step_waits_for_the_device() -> None:
-    """Prefill and decode, in graphs and beside them, with every kind of sampling."""
-    engine = start(EngineOptions(model=str(DEMO), device="cuda", dtype="bfloat16"), "epoch").engine
-    kinds: list[dict[str, object]] = [
-        {"temperature": 0.0},
-        {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
-        {"temperature": 0.7, "logprobs": 3, "logit_bias": {5: 2.0}},
-        {"temperature": 0.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "bad_words_token_ids": ((4, 5),)},
-    ]
-
-    def run(first_id: int) -> int:
-        """Steps until all is answered; requests arrive while others decode."""
-        num_steps = 0
-        for request_id, kind in enumerate(kinds * 2, first_id):
-            engine.add(0, add_request([request_id % 90 + 3] * 40, request_id, max_tokens=40, ignore_eos=True, **kind))
-            for _ in range(5):
-                assert all(output.message is None for _, output in engine.step())
-                num_steps += 1
-        while engine.has_work:
+def answer(engine: Engine, first_id: int) -> int:
+    """Steps until all is answered; requests arrive while others decode."""
+    num_steps = 0
+    for request_id, kind in enumerate(KINDS * 2, first_id):
+        prompt = [request_id % 90 + 3] * 40
+        engine.add(0, add_request(prompt, request_id, max_tokens=40, ignore_eos=True, seed=request_id, **kind))
+        for _ in range(5):
             assert all(output.message is None for _, output in engine.step())
             num_steps += 1
-        return num_steps
+    guided = add_request([5] * 40, first_id + len(KINDS) * 2, max_tokens=40, temperature=0.0)
+    engine.add(0, msgspec.structs.replace(guided, guidance=Guidance(grammar=json_grammar(SCHEMA))))
+    while engine.has_work or engine.grammars:
+        assert not [compiled for compiled in engine.take_compiled() if compiled.fault is not None]
+        assert all(output.message is None for _, output in engine.step())
+        num_steps += 1
+    return num_steps
 
-    run(0)  # compiles kernels
-    while engine.prepare(60.0) is not None:  # records graphs, which may wait
-        pass
+
+@contextlib.contextmanager
+def refusing_to_wait() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")
     try:
-        assert run(100) > 40
+        yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"speculative": "ngram"}], ids=str)
+def test_no_step_waits_for_the_device(options: dict[str, Any], device: str) -> None:
+    """Prefill and decode, in graphs and beside them, with every kind of sampling."""
+    engine = start(EngineOptions(model=str(DEMO), device=device, dtype="bfloat16", **options), "epoch").engine
+    answer(engine, 0)  # compiles kernels
+    while engine.prepare(60.0) is not None:  # records graphs, which may wait
+        pass
+    with refusing_to_wait() if device == "cuda" else contextlib.nullcontext():
+        assert answer(engine, 100) > 40
