@@ -62,7 +62,7 @@ class Plan:
     longest_row_every: int = 60
 
 
-FURTHER_PLAN = Plan(seed=20, num_steps=1700, matrix_learning_rate=0.006, other_learning_rate=7e-4)
+FURTHER_PLAN = Plan(seed=21, num_steps=1000, matrix_learning_rate=0.006, other_learning_rate=7e-4)
 """For more of the same, from the model that is there."""
 
 FURTHER_SHARE = 0.7

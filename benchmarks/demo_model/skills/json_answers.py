@@ -306,4 +306,4 @@ def is_right(exchange: Exchange, reply: Reply) -> bool:
     return json.dumps(given, sort_keys=True) == json.dumps(wanted, sort_keys=True) and not reply.calls
 
 
-SKILLS = (Skill("schema", 2000, schema, is_right, is_typed=False),)
+SKILLS = (Skill("schema", 450, schema, is_right, is_typed=False),)
