@@ -160,14 +160,15 @@ class DecodeGraphs:
         try:
             if not self._has_failed:
                 self._graphs[key] = self._make_graph(key)
-        except torch.OutOfMemoryError:
-            logger.warning("there is no memory to record a decode step of %d rows, which runs eagerly", key.num_rows)
-            self._num_eager_steps[key] = -_NUM_STEPS_WITHOUT_MEMORY
-        except Exception:
-            logger.exception(
-                "a decode step of %d rows could not be recorded; no more CUDA graphs are made", key.num_rows
-            )
-            self._has_failed = True
+        except Exception as error:
+            if _is_out_of_memory(error):
+                logger.warning("there is no memory to record a decode step of %d rows; it runs eagerly", key.num_rows)
+                self._num_eager_steps[key] = -_NUM_STEPS_WITHOUT_MEMORY
+            else:
+                logger.exception(
+                    "a decode step of %d rows could not be recorded; no more CUDA graphs are made", key.num_rows
+                )
+                self._has_failed = True
         self._sampled_ids.copy_(before)
         return key in self._graphs
 
@@ -194,6 +195,13 @@ class DecodeGraphs:
         self._capture = self._capture or self._make_capture()
         replay, hidden_states = self._capture.record(work)
         return _Graph(inputs, parameters, replay, hidden_states)
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was missing: what that breaks off, a recording, may fail in its own way as it ends."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__context__
+    return error is not None
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:

@@ -53,6 +53,19 @@ def dummy_batch(
     )
 
 
+def going_on(batch: Batch) -> Batch:
+    """The batch of a single prompt without its first token, as if a step before had computed it."""
+    groups = tuple(dataclasses.replace(group, slot_mapping=group.slot_mapping[1:]) for group in batch.groups)
+    return dataclasses.replace(
+        batch,
+        token_ids=batch.token_ids[1:],
+        positions=batch.positions[1:],
+        query_start_locs=np.array([0, batch.num_tokens - 1]),
+        groups=groups,
+        row_indices=batch.row_indices - 1,
+    )
+
+
 def largest_batch(config: EngineConfig, num_groups: int) -> Batch:
     """The most that a step may compute, with filters and log-probabilities for as many rows as there may be requests.
 

@@ -41,6 +41,12 @@ class Follower(Protocol):
     def prepare(self) -> bool:
         """See `ModelRunner.prepare`."""
 
+    def give_up_memory(self) -> None:
+        """See `ModelRunner.give_up_memory`."""
+
+    def take_device_s(self) -> float:
+        """What the device has spent on other steps of its own since this was asked, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
@@ -94,7 +100,7 @@ class ModelRunner:
             logger.warning("a step of %d tokens ran out of memory and is launched again", batch.num_tokens)
         # Behind the handler, for the error holds on to what the step had allocated. A step may be launched twice: it
         # writes to the slots that are its own, and what it reads from others is there.
-        self._give_up_memory()
+        self.give_up_memory()
         return self._launch(batch, masks)
 
     @torch.inference_mode()
@@ -140,7 +146,7 @@ class ModelRunner:
         while self._spans and self._spans[0][1].query():  # type: ignore[no-untyped-call]
             began, ended = self._spans.popleft()
             milliseconds += began.elapsed_time(ended)
-        return milliseconds / 1e3
+        return milliseconds / 1e3 + (self._follower.take_device_s() if self._follower else 0.0)
 
     def _launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> LaunchedStep:
         computed = None
@@ -186,10 +192,13 @@ class ModelRunner:
         row_masks = masks.result() if masks is not None else None
         return sample(logits, batch.sampling, self._previous_token_ids, row_masks, self._sampling)
 
-    def _give_up_memory(self) -> None:
+    def give_up_memory(self) -> None:
+        """Free what can be made again: graphs."""
         self.check_device()  # a step in flight may be using the memory of a graph
         if self._graphs is not None:
             self._graphs.release()
+        if self._follower is not None:
+            self._follower.give_up_memory()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

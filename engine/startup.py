@@ -16,7 +16,7 @@ from engine import config as engine_config
 from engine.attention.backend import AttentionBackend, KVGroup, group_layers
 from engine.config import EngineConfig
 from engine.cuda_graphs import DecodeGraphs
-from engine.dummy_batch import dummy_batch, largest_batch
+from engine.dummy_batch import dummy_batch, going_on, largest_batch
 from engine.engine import Engine
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.masks import MaskComputer
@@ -47,6 +47,7 @@ from engine.weights import count_weights_bytes, load_weights
 
 logger = logging.getLogger(__name__)
 
+_GOING_ON_TOKENS = 32
 _WARM_UP_TOKENS = (1, 16, 64)
 """Step sizes that are run before serving, so that the first request does not pay for it and times can be predicted."""
 
@@ -279,6 +280,9 @@ def _warm_up(
             share_among(num_threads)
         else:  # a small model loses more by sharing a step than it gains
             num_threads = 1
+    if config.device.type == "cuda":  # prompts that go on may have a kernel of their own, still to be compiled
+        batch = dummy_batch(min(_GOING_ON_TOKENS, plan.max_model_len), num_groups, config.block_size, 1)
+        runner.collect(runner.launch(going_on(batch)))
     for size in sizes:
         load = StepLoad()
         load.add(size, 0)

@@ -42,7 +42,7 @@ def run(job: Job, reporter: Reporter) -> None:
     flops = 4 * model.num_heads * model.head_dim * pairs
     with torch.inference_mode():
         step = backend.begin(batch)
-        rotation = torch.tensor([1.0, 0.0], device="cuda")[:, None].expand(num_tokens, 2, model.head_dim)
+        rotation = torch.tensor([1.0, 0.0], device="cuda")[:, None, None].expand(num_tokens, 2, 1, model.head_dim)
         heads = choose_kit(model, config).heads(None, model.num_heads, model.num_kv_heads)
         parts = heads(qkv, rotation.to(config.dtype).contiguous(), step.cache(0))  # turned by no angle
         own_s = seconds(lambda: step.attend(0, *parts), config.device)

@@ -2,7 +2,7 @@
 
 A step qualifies in which no prompt goes on from an earlier step: all that its tokens see are then K/V of the step
 itself, which lie side by side. Prompts that go on are left to Weft's kernel as a whole: most of what they see is in the
-paged cache, and merging two results by their log-sum-exp would gain less than it costs.
+paged cache, and to merge two results by their log-sum-exp would take more code for the smaller part.
 
 Dao: FlashAttention-2, 2023.
 """
@@ -93,15 +93,17 @@ def is_faster(
     sizes = num_heads, spec.num_kv_heads, spec.num_kv_heads
     qkv = torch.randn(num_tokens, sum(sizes), spec.head_dim, device=config.device).to(config.dtype)
     parts = qkv.split_with_sizes(sizes, dim=1)
-    milliseconds = []
-    for choice in ("triton", "flash"):
+
+    def shortest(choice: str) -> float:
         step = make_backend(choice, num_blocks).begin(batch)
-        try:
-            milliseconds.append(min(_measure(lambda: step.attend(0, *parts)) for _ in range(_NUM_RUNS)))  # noqa: B023
-        except RuntimeError as error:  # a build of torch without it, or for other GPUs
-            logger.warning("FlashAttention 2 cannot be used: %s", error)
-            return False
-    own, flash = milliseconds
+        return min(_measure(lambda: step.attend(0, *parts)) for _ in range(_NUM_RUNS))
+
+    own = shortest("triton")
+    try:
+        flash = shortest("flash")
+    except RuntimeError as error:  # a build of torch without it, or for other GPUs
+        logger.warning("FlashAttention 2 cannot be used: %s", error)
+        return False
     named = "prompts of %d tokens, %d in all: a layer's attention takes Triton %.3f ms, FlashAttention 2 %.3f ms"
     logger.info(named, longest, num_tokens, own, flash)
     return flash < own

@@ -47,7 +47,7 @@ def _soft_capped_attention(
     for start in range(0, num_queries, _QUERY_BLOCK):
         rows = slice(start, start + _QUERY_BLOCK)
         block = queries[:, :, rows].float() * scale
-        # The queries of all heads that share a K/V head stand in one matrix, so that K/V are not repeated for them.
+        # The queries of all heads that share a K/V head stand in one matrix; K/V are repeated only where callers do so.
         shared = block.reshape(batch, num_kv_heads, -1, head_dim)
         scores = (shared @ keys).div_(soft_cap).tanh_().mul_(soft_cap).view(*block.shape[:3], -1)  # (n, heads, q, k)
         if is_causal:

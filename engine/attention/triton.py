@@ -1,4 +1,4 @@
-"""Weft's own attention on CUDA, in Triton: prefill and decode in one launch over a paged KV cache.
+"""Weft's own attention on CUDA, in Triton: over a paged KV cache, one launch for all decodes, one for all prompts.
 
 What a step's programs do is planned on the host (`triton_plan`) and sent in one copy from pinned memory; nothing here
 waits for the device. The K/V of a step are written by the layers that prepare them, then attended to, in the order of

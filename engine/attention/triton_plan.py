@@ -17,8 +17,8 @@ from engine.batch import Batch, Ints
 Bools = npt.NDArray[np.bool_]
 
 NUM_ITEM_FIELDS = 7
-"""Request (`pack` turns it into where its block table starts), first token of the step, number of tokens, position of
-the first one, first key, behind the last key, and the row in the workspace that a part's result goes to, or -1."""
+"""Request (where its block table starts, once the backend knows), first token of the step, number of tokens, position
+of the first one, first key, behind the last key, and the row in the workspace that a part's result goes to, or -1."""
 
 NUM_MERGE_FIELDS = 4
 """Token of the step, row of its first part in the workspace, number of parts, rows from one part to the next."""

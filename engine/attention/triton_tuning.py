@@ -29,7 +29,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class GroupTuning:
-    """How a KV group is computed: tiles of decode steps and of all others, and how far contexts are split."""
+    """How a KV group is computed: tiles of one-token requests and of all others, and how far contexts are split."""
 
     decode_tile: Tile
     tile: Tile

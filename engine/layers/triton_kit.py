@@ -1,9 +1,9 @@
 """Layers on CUDA: matrices by cuBLAS, and what lies between two of them in one Triton kernel each.
 
-A layer of a decoder is eight launches beside attention: two norms, four matrices, the heads, the activation. The sum
-with the residual has no launch of its own: cuBLAS adds it while it writes a matrix's outputs, which moves less memory
-than adding it in the norm would. Nothing waits for the device and every shape follows from the inputs', so that a CUDA
-graph can hold it all.
+A layer of most families is eight launches beside attention: two norms, four matrices, the heads, the activation.
+The sum with the residual has no launch of its own there: cuBLAS adds it while it writes a matrix's outputs, which moves
+less memory than adding it in the norm would. Nothing waits for the device and every shape follows from the inputs', so
+that a CUDA graph can hold it all.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from engine.layers.stack import DecoderLayer, HeadLayer, Layer, LayerStack, Line
 from engine.layers.tiled_linear import TiledLinear, forbid_split_sums
 
 _HEAD_VALUES = 2048
-"""Values of queries and keys that one program prepares: many programs for a single token, few registers each."""
+"""Values of heads that one program prepares: many programs for a single token, few registers each."""
 
 _ACTIVATION_BLOCK = 1024
 

@@ -55,6 +55,7 @@ class DraftModel:
         self._kv = kv
         self._group_indices = group_indices
         self._small_step_s = 0.0
+        self._device_s = 0.0
 
     def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
         """Write the K/V of a batch of the served model."""
@@ -64,6 +65,15 @@ class DraftModel:
     def prepare(self) -> bool:
         """See `ModelRunner.prepare`."""
         return self._runner.prepare()
+
+    def give_up_memory(self) -> None:
+        """See `ModelRunner.give_up_memory`."""
+        self._runner.give_up_memory()
+
+    def take_device_s(self) -> float:
+        """See `Follower.take_device_s`: of the small steps; what follows a batch is part of its step."""
+        taken, self._device_s = self._device_s, 0.0
+        return taken
 
     def price(self, step_s: float) -> float:
         """What one small step takes, as a part of a step of step_s seconds; 0 before either is known."""
@@ -82,7 +92,9 @@ class DraftModel:
             launched.append((chosen, self._runner.launch(batch)))
         drafts: dict[Request, list[int]] = {request: [] for request in requests}
         for chosen, step in launched:
-            for request, token_id in zip(chosen, self._runner.collect(step).token_ids, strict=True):
+            result = self._runner.collect(step)
+            self._device_s += result.device_s or 0.0
+            for request, token_id in zip(chosen, result.token_ids, strict=True):
                 drafts[request].append(token_id)
         if launched:
             seconds = (time.perf_counter() - began) / len(launched)

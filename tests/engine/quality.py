@@ -59,13 +59,15 @@ def log_probabilities(
         return decoder.compute_logits(hidden).log_softmax(-1)
 
 
-def growth_of_perplexity(plain: torch.Tensor, changed: torch.Tensor, chats: list[np.ndarray]) -> tuple[float, float]:
+def growth_of_perplexity(
+    plain: torch.Tensor, changed: torch.Tensor, chats: list[np.ndarray], is_answer_next: torch.Tensor
+) -> tuple[float, float]:
     """By what share perplexity grows, over the answers (it may shrink), and over text that the plain model would write.
 
     Args:
         plain, changed: What `log_probabilities` gave.
+        chats, is_answer_next: What `held_out_chats` gave.
     """
-    _, is_answer_next = held_out_chats()
     following = torch.from_numpy(np.concatenate(chats)).roll(-1)[is_answer_next, None]
     losses = [-logprobs[is_answer_next].gather(1, following).mean().item() for logprobs in (plain, changed)]
     assert math.exp(losses[0]) < 1.4  # it was the trained model that ran: a random one has 1,280

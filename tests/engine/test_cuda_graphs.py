@@ -200,7 +200,10 @@ def test_a_size_that_there_was_no_memory_for_is_recorded_much_later(
         def record(self, work: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
             attempts.append(1)
             if len(attempts) == 1:
-                raise torch.OutOfMemoryError("no memory for the graph")
+                try:
+                    raise torch.OutOfMemoryError("no memory for the graph")
+                finally:  # as a recording ends that was broken off
+                    raise RuntimeError("the capture was invalidated")
             return super().record(work)
 
     runner, graphs = make_runner(model, Full)

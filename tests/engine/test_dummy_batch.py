@@ -10,7 +10,7 @@ from engine import config as engine_config
 from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
 from engine.config import EngineConfig
-from engine.dummy_batch import dummy_batch, largest_batch
+from engine.dummy_batch import dummy_batch, going_on, largest_batch
 from engine.layers.kit import TorchKit
 from engine.model_runner import ModelRunner
 from engine.models.config import load_model_config
@@ -72,3 +72,11 @@ def test_a_prompt_takes_the_first_blocks() -> None:
     assert batch.groups[0].slot_mapping.tolist() == list(range(16, 36))
     assert batch.query_start_locs.tolist() == [0, 20]
     assert batch.row_indices.tolist() == [17, 18, 19]
+
+
+def test_a_prompt_that_goes_on_has_its_first_token_behind_it() -> None:
+    batch = going_on(dummy_batch(20, 1, 16, 2))
+    assert batch.num_tokens == 19 and batch.seq_lens.tolist() == [20]
+    assert batch.positions.tolist() == list(range(1, 20))
+    assert batch.groups[0].slot_mapping.tolist() == list(range(17, 36))
+    assert batch.query_start_locs.tolist() == [0, 19] and batch.row_indices.tolist() == [17, 18]

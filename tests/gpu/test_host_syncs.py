@@ -1,6 +1,7 @@
 """No step waits for the device but where its results are collected: torch refuses whatever would wait."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,22 +30,26 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def answer(engine: Engine, first_id: int) -> int:
-    """Steps until all is answered; requests arrive while others decode."""
-    num_steps = 0
+def answer(engine: Engine, first_id: int) -> Counter[tuple[int, int]]:
+    """How many ids each choice of each request got; requests arrive while others decode."""
+    num_ids: Counter[tuple[int, int]] = Counter()
+
+    def step() -> None:
+        for _, output in engine.step():
+            assert output.message is None
+            num_ids[output.request_id, output.index] += len(output.token_ids)
+
     for request_id, kind in enumerate(KINDS * 2, first_id):
         prompt = [request_id % 90 + 3] * 40
         engine.add(0, add_request(prompt, request_id, max_tokens=40, ignore_eos=True, seed=request_id, **kind))
         for _ in range(5):
-            assert all(output.message is None for _, output in engine.step())
-            num_steps += 1
+            step()
     guided = add_request([5] * 40, first_id + len(KINDS) * 2, max_tokens=40, temperature=0.0)
     engine.add(0, msgspec.structs.replace(guided, guidance=Guidance(grammar=json_grammar(SCHEMA))))
     while engine.has_work or engine.grammars:
         assert not [compiled for compiled in engine.take_compiled() if compiled.fault is not None]
-        assert all(output.message is None for _, output in engine.step())
-        num_steps += 1
-    return num_steps
+        step()
+    return num_ids
 
 
 @contextlib.contextmanager
@@ -65,4 +70,7 @@ def test_no_step_waits_for_the_device(options: dict[str, Any], device: str) -> N
     while engine.prepare(60.0) is not None:  # records graphs, which may wait
         pass
     with refusing_to_wait() if device == "cuda" else contextlib.nullcontext():
-        assert answer(engine, 100) > 40
+        num_ids = answer(engine, 100)
+    *others, guided = [num_ids[key] for key in sorted(num_ids)]
+    assert others == [40] * sum(kind.get("num_choices", 1) for kind in KINDS * 2)
+    assert guided > 0

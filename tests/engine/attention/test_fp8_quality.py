@@ -27,8 +27,8 @@ class Rounded:
 
 
 def test_perplexity_stays_within_one_percent() -> None:
-    chats, _ = held_out_chats()
+    chats, is_answer_next = held_out_chats()
     plain, rounded = log_probabilities(TorchKit(), chats), log_probabilities(TorchKit(), chats, Rounded)
-    of_answers, of_all = growth_of_perplexity(plain, rounded, chats)
+    of_answers, of_all = growth_of_perplexity(plain, rounded, chats, is_answer_next)
     assert abs(of_answers) < 0.01
     assert 0 < of_all < 0.01

@@ -11,8 +11,8 @@ def test_perplexity_stays_within_one_percent() -> None:
     library = load()
     if library is None:
         pytest.skip("no native kernels on this machine")
-    chats, _ = held_out_chats()
+    chats, is_answer_next = held_out_chats()
     plain, quantized = (log_probabilities(NativeKit(library, is_int8), chats) for is_int8 in (False, True))
-    of_answers, of_all = growth_of_perplexity(plain, quantized, chats)
+    of_answers, of_all = growth_of_perplexity(plain, quantized, chats, is_answer_next)
     assert abs(of_answers) < 0.01
     assert 0 < of_all < 0.001  # 6 bits exceed this

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import server
-from engine.attention.backend import KVGroup, KVSpec
+from engine.attention.backend import KVGroup, KVSpec, group_layers
+from engine.cuda_graphs import DecodeGraphs
 from engine.engine import Engine
 from engine.models.errors import ModelError
 from engine.native import library
@@ -18,9 +19,11 @@ from engine.speculation import pace
 from engine.speculation.draft_model import DraftModel, match_groups
 from engine.startup import start
 from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, Checkpoint, write_checkpoint
+from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.speculation.runs import Outputs, ids, run
 
 DEMO = Path(server.__file__).parent / "demo_model"
+CPU = torch.device("cpu")
 
 
 real_price = DraftModel.price
@@ -125,6 +128,27 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature: float, over
     counters = engine.scheduler.counters
     assert counters.num_accepted_tokens == counters.num_draft_tokens > 200
     assert engine.num_steps < plain_engine.num_steps / 2
+
+
+def test_small_steps_may_be_graphs(checkpoint_folder: Callable[[str], Path]) -> None:
+    adds, folder = requests(0.0, 40), checkpoint_folder("qwen3")
+    eager = make_engine(folder, folder)
+    plain = run(eager, adds)
+    engine = make_engine(folder, folder)
+    assert engine._speculator is not None
+    model = engine._speculator._draft_model
+    assert isinstance(model, DraftModel)
+    runner, kv = model._runner, engine.scheduler.kv
+    groups = group_layers(runner._model.kv_specs)  # type: ignore[attr-defined]
+    backend = StaticBackend(groups, kv.num_blocks, kv.block_size, 512)
+    graphs = DecodeGraphs(runner._model, backend, CPU, max_num_seqs=16, max_num_rows=512, make_capture=RecordedCapture)
+    runner._backend, runner._graphs = backend, graphs
+    check_equal(run(engine, adds), plain, is_exact=False)
+    assert len(graphs._graphs) > 1
+    accepted = engine.scheduler.counters.num_accepted_tokens
+    assert accepted == pytest.approx(eager.scheduler.counters.num_accepted_tokens, rel=0.05) and accepted > 0
+    engine._runner.give_up_memory()  # type: ignore[attr-defined]
+    assert not graphs._graphs
 
 
 def test_a_draft_model_that_is_never_right_is_left_alone(
