@@ -181,3 +181,39 @@ def test_the_status_page_says_how_the_engine_is(start: Start, tmp_path: pathlib.
     step(p)
     p._write_status()
     assert StatusPage(tmp_path / "status").read().decode_tokens == 1
+
+
+def test_idle_time_is_counted_anew_after_work(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop waits as long as `prepare` says, tells it how long nobody asked, and begins again behind a request."""
+    p = start()
+    now = 100.0
+    monkeypatch.setattr("engine.process.time.monotonic", lambda: now)
+    monkeypatch.setattr(p._link, "put", lambda *_: None)
+    monkeypatch.setattr(p._link, "put_outputs", lambda *_: None)
+    idle: list[float] = []
+
+    def prepare(idle_for_s: float) -> float | None:
+        idle.append(idle_for_s)
+        return 2 - idle_for_s if idle_for_s < 2 else None
+
+    monkeypatch.setattr(p._engine, "prepare", prepare)
+    arrivals = iter([[], [(0, add_request([1], max_tokens=2))], *[[]] * 6])
+    timeouts: list[float | None] = []
+
+    class StopError(Exception):
+        """The loop has no end of its own."""
+
+    def poll(timeout: float | None) -> list[tuple[int, object]]:
+        nonlocal now
+        timeouts.append(timeout)
+        now += 0.25 if timeout is None else timeout
+        messages = next(arrivals, None)
+        if messages is None:
+            raise StopError
+        return messages
+
+    monkeypatch.setattr(p._link, "poll", poll)
+    with pytest.raises(StopError):
+        p.run()
+    assert idle == [0.0, 0.0, 2.0]
+    assert timeouts == [0.0, 2.0, 0.0, 0.0, 2.0, None, None, None, None]
