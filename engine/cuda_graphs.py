@@ -23,6 +23,7 @@ from engine.attention.backend import AttentionBackend
 from engine.batch import Batch, Ints, KVGroupBatch
 from engine.capture import Capture, CudaCapture
 from engine.models.model import Model
+from engine.out_of_memory import is_out_of_memory
 from engine.sampling.in_graph import GraphSampler, GreedySampler, is_plain
 from engine.sampling.transfer import fill, mark, to_device
 
@@ -161,7 +162,7 @@ class DecodeGraphs:
             if not self._has_failed:
                 self._graphs[key] = self._make_graph(key)
         except Exception as error:
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 logger.warning("there is no memory to record a decode step of %d rows; it runs eagerly", key.num_rows)
                 self._num_eager_steps[key] = -_NUM_STEPS_WITHOUT_MEMORY
             else:
@@ -195,13 +196,6 @@ class DecodeGraphs:
         self._capture = self._capture or self._make_capture()
         replay, hidden_states = self._capture.record(work)
         return _Graph(inputs, parameters, replay, hidden_states)
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory was missing: what that breaks off, a recording, may fail in its own way as it ends."""
-    while error is not None and not isinstance(error, torch.OutOfMemoryError):
-        error = error.__context__
-    return error is not None
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:

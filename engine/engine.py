@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-import torch
-
 from engine.batch import Batch
 from engine.batch_builder import build_batch
 from engine.grammar.errors import GrammarError
 from engine.grammar.masks import MaskComputer
 from engine.grammar.pending import Compiled, PendingGrammars
 from engine.model_runner import LaunchedStep
+from engine.out_of_memory import is_out_of_memory
 from engine.output_collector import Outputs, collect, end, fail
 from engine.protocol import AddRequest, FinishReason, RejectReason
 from engine.request import Request, make_request
@@ -223,7 +222,7 @@ class Engine:
             self._runner.check_device()
             failed = self.launched_steps + ([step] if step is not None else [])
             self._launched.clear()
-            has_no_memory = isinstance(error, torch.OutOfMemoryError)
+            has_no_memory = is_out_of_memory(error)
             fault = "the device ran out of memory" if has_no_memory else type(error).__name__
             outputs += fail(self.scheduler, failed, f"the step failed: {fault}")
             if has_no_memory:

@@ -20,6 +20,7 @@ from engine.attention.backend import AttentionBackend
 from engine.batch import Batch, ScoreBatch
 from engine.cuda_graphs import ComputedStep, DecodeGraphs
 from engine.models.model import Model
+from engine.out_of_memory import is_out_of_memory
 from engine.sampling.logprobs import LogprobTensors, score, token_logprobs
 from engine.sampling.masks import RowMasks
 from engine.sampling.sampler import TORCH_SAMPLING, SampleResult, SamplingKit, sample
@@ -92,11 +93,13 @@ class ModelRunner:
         waited for between the two.
 
         Raises:
-            torch.OutOfMemoryError: Not even after everything that can be computed again was given up.
+            RuntimeError: Among others out of memory, even after everything that can be computed again was given up.
         """
         try:
             return self._launch(batch, masks)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             logger.warning("a step of %d tokens ran out of memory and is launched again", batch.num_tokens)
         # Behind the handler, for the error holds on to what the step had allocated. A step may be launched twice: it
         # writes to the slots that are its own, and what it reads from others is there.

@@ -15,7 +15,6 @@ import sys
 import time
 
 import msgspec
-import torch
 
 from engine import logs
 from engine.crash_record import CrashRecord, Fingerprint, fingerprint
@@ -23,6 +22,7 @@ from engine.engine import Engine, RejectedError
 from engine.garbage import collect_rarely
 from engine.load_progress import LoadProgress
 from engine.models.errors import ModelError
+from engine.out_of_memory import is_out_of_memory
 from engine.output_collector import Outputs
 from engine.protocol import (
     OPTIONS_NAME,
@@ -206,7 +206,9 @@ def main(runtime_dir: pathlib.Path) -> int:
     logs.configure(options.log_format, "engine")
     try:
         process = EngineProcess(runtime_dir, options)
-    except (ModelError, torch.OutOfMemoryError) as error:
+    except Exception as error:
+        if not isinstance(error, ModelError) and not is_out_of_memory(error):
+            raise
         print(f"weft: error: {str(error).splitlines()[0]}", file=sys.stderr)
         return EXIT_CANNOT_LOAD
     collect_rarely()

@@ -50,7 +50,8 @@ def choose_tile(
     elif is_decode:  # 16 is the fewest that matrix units take: decoding is bound by memory, not by them
         rows, num_warps = 16, 4
     else:  # the wider a tile, the less often K/V are read; its results are float32 in registers, 64 kB of them at most
-        rows, num_warps = 128 if head_bytes <= 256 else 64, 8
+        # Four warps multiply 64 rows: eight would compute the scores of a tile of 64 twice.
+        rows, num_warps = (128, 8) if head_bytes <= 256 else (64, 4)
     rows = max(rows, padded(num_shared))
     # Two programs of a decode step share a multiprocessor, so that one loads while the other computes.
     room = shared_bytes // (2 if is_decode else 1) - rows * head_bytes - rows * keys * value_bytes

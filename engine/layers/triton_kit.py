@@ -84,7 +84,8 @@ class TritonKit:
             num_tokens, _, head_dim = qkv.shape
             num_prepared = num_heads + num_kv_heads * (2 if cache else 1)
             pairs = triton.next_power_of_2(head_dim // 2)
-            heads = min(max(_HEAD_VALUES // (2 * pairs), 1), triton.next_power_of_2(num_prepared))
+            # Whether there is a cache changes no tile, so that it changes no bit of a sum either.
+            heads = min(max(_HEAD_VALUES // (2 * pairs), 1), triton.next_power_of_2(num_heads + 2 * num_kv_heads))
             kernels.prepare_heads[(num_tokens, triton.cdiv(num_prepared, heads))](
                 qkv,
                 qkv.stride(0),

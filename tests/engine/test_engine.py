@@ -254,10 +254,13 @@ def test_an_engine_that_has_lost_its_device_ends(caplog: pytest.LogCaptureFixtur
         fake.step()
 
 
-def test_a_step_without_memory_makes_those_after_it_smaller(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("none left"), RuntimeError("CUDA error: out of memory")])
+def test_a_step_without_memory_makes_those_after_it_smaller(
+    error: RuntimeError, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.CRITICAL)
     fake = make_engine(max_num_seqs=2, max_num_batched_tokens=20)
-    fake.runner.fails_at_launch, fake.runner.error = True, torch.OutOfMemoryError("none left")
+    fake.runner.fails_at_launch, fake.runner.error = True, error
     fake.engine.add(0, add_request([1] * 40, max_tokens=5))
     assert [o.message for _, o in fake.step()] == ["the step failed: the device ran out of memory"]
     fake.engine.add(0, add_request([2] * 40, 1, max_tokens=5, temperature=0.0))

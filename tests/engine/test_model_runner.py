@@ -23,6 +23,7 @@ class NextNumber:
     """The most probable id is the one behind the input id. Fails as often as it is told to."""
 
     num_failures = 0
+    error: RuntimeError = torch.OutOfMemoryError("none left")
     fails_with_logits = False
     rows: torch.Tensor | None = None
 
@@ -46,7 +47,7 @@ class NextNumber:
     def _fail(self) -> None:
         if self.num_failures:
             self.num_failures -= 1
-            raise torch.OutOfMemoryError("none left")
+            raise self.error
 
 
 class NoAttention:
@@ -190,6 +191,14 @@ def test_a_step_that_runs_out_of_memory_twice_fails_and_the_next_one_does_not(
     with pytest.raises(torch.OutOfMemoryError):
         runner.launch(make_batch([1]))
     assert runner.collect(runner.launch(make_batch([1]))).token_ids == [2]
+
+
+def test_only_what_memory_was_missing_for_is_launched_again(model: NextNumber, runner: ModelRunner) -> None:
+    model.num_failures, model.error = 1, RuntimeError("CUDA error: out of memory")  # of the driver, not of torch
+    assert runner.collect(runner.launch(make_batch([1]))).token_ids == [2]
+    model.num_failures, model.error = 1, RuntimeError("wrong shape")
+    with pytest.raises(RuntimeError, match="wrong shape"):
+        runner.launch(make_batch([1]))
 
 
 def test_idle_time_goes_to_the_cache_and_then_to_that_of_the_draft() -> None:

@@ -174,6 +174,7 @@ def test_a_tile_holds_all_heads_of_a_token_and_fits() -> None:
                         head_dim, num_shared, 2, is_decode=is_decode, is_deterministic=False, shared_bytes=shared_bytes
                     )
                     assert tile.rows >= num_shared
+                    assert tile.rows == 16 or tile.rows >= 16 * tile.num_warps, "warps that repeat what others do"
                     assert tile.num_stages >= (2 if num_shared <= 8 else 1)
 
 
