@@ -104,6 +104,7 @@ class DecodeGraphs:
         self._device = device
         self._sizes = graph_sizes(max_num_seqs)
         self._sampled_ids = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
+        self._kept_ids = torch.empty_like(self._sampled_ids)  # while a recording writes to them
         self._sampler = sampler or GreedySampler()
         self._make_capture = make_capture
         self._capture: Capture | None = None
@@ -157,11 +158,12 @@ class DecodeGraphs:
 
         The graphs that there are stay. Where memory alone was missing, it is tried again much later.
         """
-        before = self._sampled_ids.clone()
+        self._kept_ids.copy_(self._sampled_ids)
         try:
             if not self._has_failed:
                 self._graphs[key] = self._make_graph(key)
         except Exception as error:
+            self._capture = None  # torch takes no further recording into memory in which one did not end well
             if is_out_of_memory(error):
                 logger.warning("there is no memory to record a decode step of %d rows; it runs eagerly", key.num_rows)
                 self._num_eager_steps[key] = -_NUM_STEPS_WITHOUT_MEMORY
@@ -170,7 +172,7 @@ class DecodeGraphs:
                     "a decode step of %d rows could not be recorded; no more CUDA graphs are made", key.num_rows
                 )
                 self._has_failed = True
-        self._sampled_ids.copy_(before)
+        self._sampled_ids.copy_(self._kept_ids)
         return key in self._graphs
 
     def _make_graph(self, key: GraphKey) -> _Graph:

@@ -209,7 +209,7 @@ def main(runtime_dir: pathlib.Path) -> int:
     except Exception as error:
         if not isinstance(error, ModelError) and not is_out_of_memory(error):
             raise
-        print(f"weft: error: {str(error).splitlines()[0]}", file=sys.stderr)
+        print(f"weft: error: {(str(error) or repr(error)).splitlines()[0]}", file=sys.stderr)
         return EXIT_CANNOT_LOAD
     collect_rarely()
     process.run()

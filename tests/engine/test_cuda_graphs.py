@@ -197,8 +197,12 @@ def test_a_size_that_there_was_no_memory_for_is_recorded_much_later(
     attempts: list[int] = []
 
     class Full(RecordedCapture):
+        is_open = False
+
         def record(self, work: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+            assert not self.is_open, "torch takes nothing more into a pool in which a recording did not end"
             attempts.append(1)
+            self.is_open = len(attempts) == 1
             if len(attempts) == 1:
                 try:
                     raise torch.OutOfMemoryError("no memory for the graph")

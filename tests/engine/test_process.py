@@ -2,9 +2,12 @@
 
 import pathlib
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
+from unittest.mock import MagicMock
 
+import msgspec
 import pytest
+import torch
 
 from engine import process
 from engine.crash_record import CrashRecord, fingerprint
@@ -12,9 +15,19 @@ from engine.engine import Engine
 from engine.grammar.errors import GrammarError
 from engine.grammar.pending import PendingGrammars
 from engine.memory_plan import MemoryPlan
+from engine.models.errors import ModelError
 from engine.output_collector import Outputs
 from engine.process import EngineProcess
-from engine.protocol import AbortRequest, Accepted, EngineInfo, EngineOptions, FromEngine, Rejected, RejectReason
+from engine.protocol import (
+    OPTIONS_NAME,
+    AbortRequest,
+    Accepted,
+    EngineInfo,
+    EngineOptions,
+    FromEngine,
+    Rejected,
+    RejectReason,
+)
 from engine.status_page import StatusPage
 from tests.engine.fake_runner import make_engine
 from tests.engine.grammar.demo import guided
@@ -217,3 +230,35 @@ def test_idle_time_is_counted_anew_after_work(start: Start, monkeypatch: pytest.
         p.run()
     assert idle == [0.0, 0.0, 2.0]
     assert timeouts == [0.0, 2.0, 0.0, 0.0, 2.0, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ModelError("no such folder"), "no such folder"),
+        (torch.OutOfMemoryError("CUDA out of memory.\nTried"), "CUDA out of memory."),
+        (RuntimeError("CUDA error: out of memory\nSearch for"), "CUDA error: out of memory"),
+        (RuntimeError("wrong shape"), None),
+    ],
+    ids=str,
+)
+def test_one_line_says_why_a_model_cannot_be_loaded(
+    error: Exception,
+    line: str | None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise error
+
+    (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(EngineOptions(model="fake")))
+    monkeypatch.setattr(process, "EngineProcess", refuse)
+    for name in ("ctypes", "signal", "logs"):  # what it makes of its own process
+        monkeypatch.setattr(process, name, MagicMock())
+    if line is None:
+        with pytest.raises(RuntimeError, match="wrong shape"):
+            process.main(tmp_path)
+    else:
+        assert process.main(tmp_path) == process.EXIT_CANNOT_LOAD
+        assert capsys.readouterr().err == f"weft: error: {line}\n"
