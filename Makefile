@@ -3,6 +3,7 @@
 #   make serve      the demo model on 127.0.0.1:8000      (MODEL= HOST= PORT= ARGS=)
 #   make test       the tests, without the slow ones      (ARGS=)
 #   make test-slow  the slow ones alone                   (ARGS=)
+#   make faults     hung, hostile and starved, at length  (ARGS=)
 #   make lint       format, lint and type checks
 #   make bench      Weft beside the peers that are installed, or the server at URL=           (ARGS=)
 #                   BENCH=long_prompt: what running streams feel while a long prompt is prefilled, at URL=
@@ -14,7 +15,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := serve
-.PHONY: serve test test-slow lint bench gpu clean distclean
+.PHONY: serve test test-slow faults lint bench gpu clean distclean
 
 # Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
 MODEL ?=
@@ -51,6 +52,9 @@ test: $(VENV)/.installed-test $(CLIENTS)/.installed
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+faults: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/faults --long-faults $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/python -m ruff format --check .

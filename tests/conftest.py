@@ -8,6 +8,7 @@ settings.load_profile("weft")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--traffic-seconds", type=float, default=180.0, help="how long the GPU is given random traffic")
+    parser.addoption("--long-faults", action="store_true", help="tests/faults at full size, for minutes")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
