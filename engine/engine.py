@@ -1,31 +1,27 @@
 """The stepper: schedule -> launch -> collect.
 
 With overlap, step n+1 is scheduled and launched before step n is collected; without, one at a time. No I/O and no
-clock but the one that times steps. Owns scheduler and runner.
+clock but the one that times steps. Owns scheduler and executor.
 """
 
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Protocol
+from typing import Generic
 
-from engine.batch import Batch
 from engine.batch_builder import build_batch
+from engine.executor import Executor, Launched
 from engine.grammar.errors import GrammarError
 from engine.grammar.masks import MaskComputer
 from engine.grammar.pending import Compiled, PendingGrammars
-from engine.model_runner import LaunchedStep
 from engine.out_of_memory import is_out_of_memory
 from engine.output_collector import Outputs, collect, end, fail
 from engine.protocol import AddRequest, FinishReason, RejectReason
 from engine.request import Request, make_request
-from engine.sampling.masks import RowMasks
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.speculation.drafting import Drafter
 from engine.speculation.speculator import BatchDrafter, Speculator
-from engine.step_result import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -33,26 +29,6 @@ _STEPS_AFTER_S = 0.5
 """Idle time after which what steps will need is made ready, a little at a time: nobody waits for it."""
 _VOCABULARY_AFTER_S = 2.0
 """And after which the vocabulary is read, which takes a second that a request may have to wait for."""
-
-
-class Runner(Protocol):
-    """What the engine needs of a model runner."""
-
-    def launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> LaunchedStep:
-        """Queue a step; masks are those of its rows that follow a grammar."""
-        ...
-
-    def collect(self, launched: LaunchedStep) -> StepResult:
-        """Wait for it."""
-        ...
-
-    def prepare(self) -> bool:
-        """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
-        ...
-
-    def check_device(self) -> None:
-        """Raise if the device computes nothing any more."""
-        ...
 
 
 class RejectedError(Exception):
@@ -64,13 +40,13 @@ class RejectedError(Exception):
         self.reason = reason
 
 
-class Engine:
+class Engine(Generic[Launched]):
     """Owner of everything between a request and its tokens. Single-threaded."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        executor: Executor[Launched],
         *,
         vocab_size: int,
         max_model_len: int,
@@ -87,7 +63,7 @@ class Engine:
 
         Args:
             scheduler: Holds the requests.
-            runner: Computes batches.
+            executor: Computes batches.
             vocab_size: Ids from 0 to this, exclusive, exist.
             max_model_len: Most tokens of a request.
             max_num_waiting: Further requests are rejected.
@@ -100,7 +76,7 @@ class Engine:
             before_launch: Told of every step right before it is launched.
         """
         self.scheduler = scheduler
-        self._runner = runner
+        self._executor = executor
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_num_waiting = max_num_waiting
@@ -110,7 +86,7 @@ class Engine:
         self._masks = masks
         self._speculator = Speculator(scheduler, drafters, draft_model) if drafters or draft_model else None
         self._before_launch = before_launch
-        self._launched: deque[tuple[ScheduledStep, LaunchedStep, float]] = deque()
+        self._launched: deque[tuple[ScheduledStep, Launched, float]] = deque()
         self._last_end = 0.0
         self._num_arrivals = 0
         self.num_steps = 0
@@ -169,7 +145,7 @@ class Engine:
         """
         if idle_for_s < _STEPS_AFTER_S:
             return _STEPS_AFTER_S - idle_for_s
-        if self._runner.prepare():
+        if self._executor.prepare():
             return 0.0
         if self.grammars is None:
             return None
@@ -219,7 +195,7 @@ class Engine:
                 outputs += self._collect()
         except Exception as error:
             logger.exception("a step failed")
-            self._runner.check_device()
+            self._executor.check_device()
             failed = self.launched_steps + ([step] if step is not None else [])
             self._launched.clear()
             has_no_memory = is_out_of_memory(error)
@@ -235,11 +211,11 @@ class Engine:
         self._before_launch(step)
         launch_time = time.perf_counter()
         masks = self._masks.begin(step) if self._masks is not None else None
-        self._launched.append((step, self._runner.launch(batch, masks), launch_time))
+        self._launched.append((step, self._executor.launch(batch, masks), launch_time))
 
     def _collect(self) -> Outputs:
         step, launched, launch_time = self._launched[0]
-        result = self._runner.collect(launched)
+        result = self._executor.collect(launched)
         self._observe(step, launch_time, result.device_s)
         outputs = collect(self.scheduler, step, result)
         self._launched.popleft()

@@ -18,7 +18,7 @@ import msgspec
 
 from engine import logs
 from engine.crash_record import CrashRecord, Fingerprint, fingerprint
-from engine.engine import Engine, RejectedError
+from engine.engine import RejectedError
 from engine.garbage import collect_rarely
 from engine.load_progress import LoadProgress
 from engine.models.errors import ModelError
@@ -67,7 +67,7 @@ class EngineProcess:
         progress = LoadProgress(self._page)
         started = start(options, f"{self._epoch_id:016x}", progress=progress, before_launch=self._write_suspects)
         _announce(started, options)
-        self._engine: Engine = started.engine
+        self._engine = started.engine
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
         self._num_blocks = started.info.num_blocks
         self._write_status()

@@ -33,7 +33,7 @@ from engine.kernels import (
 from engine.kv_cache_manager import KVCacheManager
 from engine.layers.kit import LayerKit
 from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
-from engine.model_runner import ModelRunner
+from engine.model_runner import LaunchedStep, ModelRunner
 from engine.models.config import ModelConfig, load_model_config
 from engine.models.decoder import Decoder
 from engine.protocol import EngineInfo, EngineOptions
@@ -64,7 +64,7 @@ streams take 21 ms instead of 12."""
 class Started:
     """An engine that is ready, and what to tell of it."""
 
-    engine: Engine
+    engine: Engine[LaunchedStep]
     info: EngineInfo
     plan: MemoryPlan
 
@@ -131,7 +131,7 @@ def start(
         eos_token_ids=model_config.eos_token_ids,
         overlap=config.overlap,
         grammars=PendingGrammars(GrammarCompiler(vocabulary)),
-        masks=MaskComputer(model_config.vocab_size, config.device),
+        masks=MaskComputer(model_config.vocab_size),
         drafters=_drafters(config),
         draft_model=draft_model,
         before_launch=before_launch,

@@ -231,7 +231,7 @@ class Bench:
         if feature is None:
             yield
             return
-        owner: Any = self._engine if feature == "overlap" else self._engine._runner
+        owner: Any = self._engine if feature == "overlap" else self._engine._executor
         name, instead = f"_{feature}", False if feature == "overlap" else None
         kept = getattr(owner, name, instead)
         if not kept:

@@ -3,18 +3,16 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-import torch
 
-from engine.sampling.masks import MaskUnpacker, RowMasks
+from engine.sampling.masks import RowMasks
 from engine.scheduler import ScheduledRequest, ScheduledStep
 
 
 class MaskComputer:
     """Owner of that thread, which touches a matcher only between `begin` and the end of its future."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._unpacker = MaskUnpacker(vocab_size, device)
         self._pool = ThreadPoolExecutor(1, "masks")
 
     def begin(self, step: ScheduledStep) -> "Future[RowMasks] | None":
@@ -32,4 +30,4 @@ class MaskComputer:
             assert scheduled.request.grammar is not None
             scheduled.request.grammar.fill_masks(scheduled.draft_token_ids, bits[first : first + scheduled.num_rows])
             first += scheduled.num_rows
-        return RowMasks(rows, bits, self._unpacker.unpack)
+        return RowMasks(rows, bits)

@@ -41,13 +41,13 @@ def start_engine(folder: Path, device: str, *, num_blocks: int = 400, dtype: str
 
 def graphs(engine: Engine) -> Any:
     """The owner of the engine's CUDA graphs; None where it uses none."""
-    return getattr(engine._runner, "_graphs", None)
+    return getattr(engine._executor, "_graphs", None)
 
 
 @contextlib.contextmanager
 def without(engine: Engine, *features: str) -> Iterator[None]:
     """Do without "graphs" or "overlap" for a while."""
-    runner: Any = engine._runner
+    runner: Any = engine._executor
     kept = engine._overlap, graphs(engine)
     if "overlap" in features:
         engine._overlap = False

@@ -51,14 +51,14 @@ def test_requests_of_a_step_that_does_not_fit_end_and_the_next_is_answered(
     caplog.set_level("CRITICAL")
     expected = golden(golden_root, "qwen3-wide")
     engine = start_engine(expected.folder, "cpu")
-    launch = engine._runner.launch
+    launch = engine._executor.launch
 
     def launch_if_small(batch: Batch, *arguments: object) -> object:
         if batch.num_tokens > 1000:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return launch(batch, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine._runner, "launch", launch_if_small)
+    monkeypatch.setattr(engine._executor, "launch", launch_if_small)
     found = reasons(engine)
     assert len(found) == NUM_LARGE
     assert FinishReason.ERROR in found

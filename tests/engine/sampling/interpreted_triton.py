@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.batch import PenaltyBatch, Placeholders
-from engine.sampling.masks import MaskUnpacker, RowMasks
+from engine.sampling.masks import RowMasks
 from engine.sampling.triton import has_filters, pack_parameters
 from engine.sampling.triton_penalties import pack
 from tests.engine.sampling import triton_parity as parity
@@ -40,7 +40,7 @@ def test_parameters() -> None:
         min_ps=np.array([0.0, 0.0, 1.0]),
         uniforms=np.array([0.0, 0.25, 0.5]),
     )
-    masks = RowMasks(np.array([1]), np.ones((1, 1), np.int32), MaskUnpacker(10, CPU).unpack)
+    masks = RowMasks(np.array([1]), np.ones((1, 1), np.int32))
     largest = float(np.finfo(np.float32).max)
     assert pack_parameters(batch, masks, 10).T.tolist() == [
         [0.0, -parity.INF, 3.0, 1.0, 0.0, -1.0],

@@ -14,7 +14,7 @@ from engine.native.library import load, runnable_variants
 from engine.sampling import sampler
 from engine.sampling.logits_processors import apply_penalties
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.masks import MaskUnpacker, RowMasks
+from engine.sampling.masks import RowMasks
 from engine.sampling.native import NativeSampler
 from engine.sampling.random import uniforms
 from engine.sampling.sampler import PickIds, SampleResult, SamplingKit, pick_ids
@@ -339,7 +339,7 @@ def test_masks_leave_what_torch_leaves(make_batch: Any, sample: Sample, vocab_si
     rows = np.flatnonzero(np.arange(num_rows) % 4)
     bits = np.packbits(rng.random((len(rows), -(-vocab_size // 32) * 32)) < 0.3, axis=1, bitorder="little")
     bits[:, 0] |= 1  # at least one id is allowed
-    masks = RowMasks(rows, bits.view(np.int32), MaskUnpacker(vocab_size, CPU).unpack)
+    masks = RowMasks(rows, bits.view(np.int32))
     batch = make_batch(
         num_rows,
         temperatures=rng.choice([0.0, 0.7, 1.5], num_rows),
@@ -362,7 +362,7 @@ def test_a_masked_row_with_everything_banned_yields_no_token(
     bits = np.full((2, VOCAB_SIZE // 32 + 1), 0, np.int32)
     bits[:, 3] = 1
     batch = make_batch(3, temperatures=temperature, bias_rows=[2], bias_ids=[96], bias_values=[-INF])
-    masks = RowMasks(np.array([1, 2]), bits, MaskUnpacker(VOCAB_SIZE, CPU).unpack)
+    masks = RowMasks(np.array([1, 2]), bits)
     ids = sample(_logits(3), batch, None, masks).token_ids.tolist()
     assert 0 <= ids[0] < VOCAB_SIZE
     assert ids[1:] == [96, NO_TOKEN_ID]

@@ -12,7 +12,7 @@ import torch
 from engine.batch import PenaltyBatch, Placeholders, SamplingBatch
 from engine.sampling import triton_penalties
 from engine.sampling.logits_processors import apply_penalties
-from engine.sampling.masks import MaskUnpacker, RowMasks
+from engine.sampling.masks import RowMasks
 from engine.sampling.sampler import pick_ids
 from engine.sampling.triton import TritonGraphSampler, TritonSampler
 from engine.step_result import NO_TOKEN_ID
@@ -50,7 +50,7 @@ def make_masks(rng: np.random.Generator, rows: npt.NDArray[np.int64], vocab_size
     """Each allows a third of the ids, the first among them."""
     bits = np.packbits(rng.random((len(rows), -(-vocab_size // 32) * 32)) < 0.3, axis=1, bitorder="little")
     bits[:, 0] |= 1
-    return RowMasks(rows, bits.view(np.int32), MaskUnpacker(vocab_size, CPU).unpack)
+    return RowMasks(rows, bits.view(np.int32))
 
 
 def pick(device: torch.device, logits: torch.Tensor, batch: SamplingBatch, masks: RowMasks | None = None) -> list[int]:
@@ -134,7 +134,7 @@ def check_bans(device: torch.device) -> None:
     assert pick(device, empty, batch) == [0] * 7
     bits = np.zeros((7, 132), np.int32)
     bits[:, 4101 // 32] = 1 << 4101 % 32
-    masks = RowMasks(np.arange(7), bits, MaskUnpacker(4200, CPU).unpack)
+    masks = RowMasks(np.arange(7), bits)
     assert pick(device, torch.zeros(7, 4200), batch, masks) == [4101] * 7
     assert pick(device, empty, batch, masks) == [NO_TOKEN_ID] * 7
 

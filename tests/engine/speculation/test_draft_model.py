@@ -147,7 +147,7 @@ def test_small_steps_may_be_graphs(checkpoint_folder: Callable[[str], Path]) -> 
     assert len(graphs._graphs) > 1
     accepted = engine.scheduler.counters.num_accepted_tokens
     assert accepted == pytest.approx(eager.scheduler.counters.num_accepted_tokens, rel=0.05) and accepted > 0
-    engine._runner.give_up_memory()  # type: ignore[attr-defined]
+    engine._executor.give_up_memory()  # type: ignore[attr-defined]
     assert not graphs._graphs
 
 
