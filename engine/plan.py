@@ -14,11 +14,10 @@ from engine.attention.backend import group_layers
 from engine.kernels import choose_kit
 from engine.memory_plan import check_fit, estimate_activations_bytes, format_size, make_plan
 from engine.models.config import load_model_config
-from engine.models.decoder import kv_specs
 from engine.models.errors import ModelError
+from engine.models.layout import decoder_spec
 from engine.protocol import OPTIONS_NAME, EngineOptions
 from engine.speculation.draft_checkpoint import find_draft_checkpoint
-from engine.weights import count_weights_bytes
 
 
 def main(runtime_dir: pathlib.Path) -> int:
@@ -27,9 +26,9 @@ def main(runtime_dir: pathlib.Path) -> int:
     try:
         model = load_model_config(pathlib.Path(options.model))
         config = engine_config.resolve(options, model)
-        weights_bytes = count_weights_bytes(model, choose_kit(model, config), config.dtype)
+        weights_bytes = decoder_spec(model).weights_bytes(choose_kit(model, config), config.dtype)
         activations_bytes = estimate_activations_bytes(model, config)
-        groups = group_layers(kv_specs(model))
+        groups = group_layers(decoder_spec(model).caches)
         draft = find_draft_checkpoint(config, model)
         if draft:
             weights_bytes += draft.weights_bytes

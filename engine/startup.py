@@ -36,6 +36,8 @@ from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes
 from engine.model_runner import LaunchedStep, ModelRunner
 from engine.models.config import ModelConfig, load_model_config
 from engine.models.decoder import Decoder
+from engine.models.layout import decoder_spec
+from engine.models.loading import load_weights
 from engine.protocol import EngineInfo, EngineOptions
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.speculation.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
@@ -43,7 +45,6 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.drafters import ForcedTokens, NgramDrafter, PredictionDrafter
 from engine.speculation.drafting import Drafter
 from engine.step_cost import StepCostModel, StepLoad
-from engine.weights import count_weights_bytes, load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ def start(
     kit = choose_kit(model_config, config)
     draft = find_draft_checkpoint(config, model_config)
     check_fit(
-        weights_bytes=count_weights_bytes(model_config, kit, config.dtype) + (draft.weights_bytes if draft else 0),
+        weights_bytes=decoder_spec(model_config).weights_bytes(kit, config.dtype)
+        + (draft.weights_bytes if draft else 0),
         activations_bytes=estimate_activations_bytes(model_config, config),
         free_bytes=engine_config.available_memory_bytes(config.device),
     )

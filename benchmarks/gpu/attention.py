@@ -13,7 +13,7 @@ from engine.attention.backend import KVGroup
 from engine.dummy_batch import dummy_batch
 from engine.kernels import choose_kit, make_backend
 from engine.models.config import load_model_config
-from engine.models.decoder import kv_specs
+from engine.models.layout import decoder_spec
 from engine.protocol import EngineOptions
 
 
@@ -34,7 +34,7 @@ def run(job: Job, reporter: Reporter) -> None:
     config = engine_config.resolve(options, model)
     batch = dummy_batch(num_tokens, 1, config.block_size, 1, length)
     num_blocks = int(batch.groups[0].block_tables.max()) + 1
-    backend = make_backend((KVGroup(kv_specs(model)[0], (0,)),), num_blocks, config, model.num_heads)
+    backend = make_backend((KVGroup(decoder_spec(model).caches[0], (0,)),), num_blocks, config, model.num_heads)
     sizes = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
     qkv = torch.randn(num_tokens, sum(sizes), model.head_dim, device="cuda").to(config.dtype)
     starts = torch.arange(0, num_tokens + 1, length, dtype=torch.int32, device="cuda")

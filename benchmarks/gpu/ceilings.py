@@ -16,6 +16,7 @@ import torch
 from benchmarks.gpu.job import Job, Reporter
 from benchmarks.gpu.models import model_folder
 from engine.models.config import load_model_config
+from engine.models.layout import decoder_spec
 
 _NUM_ROUNDS = 8
 _NUM_TOGETHER = 4
@@ -32,7 +33,7 @@ def run(job: Job, reporter: Reporter) -> None:
     reporter.note("memory_bytes_per_s", _memory(job.sizes.ceiling_bytes, device))
     reporter.progress("matrix products")
     config = load_model_config(model_folder(job.scratch, job.sizes.large))
-    layers = config.matrix_shapes[:-1]
+    layers = [(m.out_features, m.in_features) for m in decoder_spec(config).matrices[:-1]]
     reporter.note(
         "matrix_flops_per_s", _matrices(layers[: len(layers) // config.num_layers], job.sizes.matrix_rows, device)
     )

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.compare import checkpoints
 from engine.attention.backend import group_layers
 from engine.models.config import ModelConfig, load_model_config
-from engine.models.decoder import kv_specs
+from engine.models.layout import decoder_spec
 
 _BEHIND_ATTENTION = 3
 """Matrices of a layer that follow its attention."""
@@ -79,12 +79,13 @@ class Work:
     @property
     def weights_bytes(self) -> int:
         """Bytes of the matrices that every step reads; of the embedding it reads some rows alone."""
-        return sum(rows * columns for rows, columns in self.config.matrix_shapes) * self.config.dtype.itemsize
+        num_values = sum(m.out_features * m.in_features for m in decoder_spec(self.config).matrices)
+        return num_values * self.config.dtype.itemsize
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that a decode reads for every token of its context."""
-        return sum(group.block_bytes(1, self.config.dtype) for group in group_layers(kv_specs(self.config)))
+        return sum(group.block_bytes(1, self.config.dtype) for group in group_layers(decoder_spec(self.config).caches))
 
     def decode_bytes(self, num_context_tokens: float) -> float:
         """Bytes that a decode step reads, over so many tokens of context of all requests together."""
@@ -95,7 +96,7 @@ class Work:
 
         Of the last layer, one row is all that is wanted behind its attention.
         """
-        *matrices, head = self.config.matrix_shapes
+        *matrices, head = [(m.out_features, m.in_features) for m in decoder_spec(self.config).matrices]
         per_token = 2 * sum(rows * columns for rows, columns in matrices[:-_BEHIND_ATTENTION])
         # Every query meets half of the prompt, in two products of two operations for each pair of values.
         heads = self.config.num_heads * self.config.head_dim * self.config.num_layers

@@ -15,6 +15,7 @@ from benchmarks.gpu.clients import REQUEST_TIMEOUT_S
 from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import model_folder, read_work, write_weights
 from benchmarks.gpu.over_http import START_TIMEOUT_S, server
+from engine.models.layout import decoder_spec
 
 _SHARED_MEMORY = pathlib.Path("/dev/shm")
 """Files here are nothing but page cache; where it is too small, the scratch folder is taken."""
@@ -31,7 +32,7 @@ def run(job: Job, reporter: Reporter) -> None:
     """
     source = model_folder(job.scratch, job.sizes.large)
     config = read_work(source).config
-    num_bytes = config.num_parameters * config.dtype.itemsize
+    num_bytes = decoder_spec(config).file_bytes(config.dtype)
     with tempfile.TemporaryDirectory(prefix="weft-gpu-", dir=_place(job, num_bytes)) as parent:
         folder = pathlib.Path(parent) / job.sizes.large
         reporter.progress("writing a checkpoint")

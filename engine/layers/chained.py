@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.layers.stack import Layer, Linear
+from engine.layers.parts import Layer, Linear
 
 
 class ChainedLinear:

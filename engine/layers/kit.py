@@ -1,8 +1,7 @@
 """The seam between a model and the way its layers are computed.
 
-A kit makes layers from weights, which then belong to the layers alone: a kit that packs a weight frees the plain one.
-`TorchKit` runs on any device, `engine.native.kit` has faster ones for the CPU; quantization and sharding are further
-kits.
+A kit reads the weights that a reference names and makes layers of them. It decides what is kept: plain tensors, or
+packed ones, the plain being freed. `TorchKit` runs on any device, `engine.native.kit` has faster layers for the CPU.
 """
 
 from collections.abc import Sequence
@@ -13,34 +12,39 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention.backend import PagedCache
+from engine.layers.block import Block
 from engine.layers.gated import TorchGated
 from engine.layers.linear import OnednnLinear, TorchLinear
 from engine.layers.norm import HeadNorm, RMSNorm
+from engine.layers.parts import HeadLayer, Layer, Linear
 from engine.layers.rotary import rotate
-from engine.layers.stack import DecoderLayer, HeadLayer, Layer, LayerStack, Linear, PlainStack
 from engine.layers.tiled_linear import TiledLinear, forbid_split_sums
+from engine.weights.reader import WeightReader
+from engine.weights.refs import WeightRef
 
 
 class LayerKit(Protocol):
-    """Makes the layers of one model.
-
-    Attributes:
-        copies_tied_table: Whether the output head is a copy of the embedding that it is tied to.
-        is_int8: Whether a matrix takes one byte a value and one float32 an output, instead of what its dtype takes.
-    """
+    """Makes the layers of one model."""
 
     name: str
-    copies_tied_table: bool
-    is_int8: bool
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """Weight (out_features, in_features), bias (out_features,)."""
+    def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        """Bytes that `linear` keeps of a matrix in memory."""
 
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
-        """Weight (2 * intermediate_size, hidden_size), gate first -> activation(gate(x)) * up(x)."""
+    def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        """Bytes that `tied` keeps."""
 
-    def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
-        """Embedding and output head over one table (vocab_size, hidden_size)."""
+    def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
+        """A matrix with its bias."""
+
+    def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        """Two projections of one size, gate first -> activation(gate(x)) * up(x)."""
+
+    def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
+        """Token ids (num_tokens,) -> rows of the matrix (vocab_size, hidden_size)."""
+
+    def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
+        """Embedding and output head over one matrix (vocab_size, hidden_size)."""
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         """RMSNorm over the last dimension; weight may be float32 beside hidden states of another dtype."""
@@ -48,13 +52,8 @@ class LayerKit(Protocol):
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """Norm of queries and keys, where there is one, then rotary embedding."""
 
-    def stack(self, layers: Sequence[DecoderLayer], head_dim: int) -> LayerStack:
-        """All layers, which this kit made."""
-
-
-def embedding(table: torch.Tensor) -> Layer:
-    """Token ids (num_tokens,) -> rows of table (vocab_size, hidden_size)."""
-    return partial(F.embedding, weight=table)
+    def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        """The same computation in fewer blocks, where this kit, which made them, has a call for several at once."""
 
 
 _KIT_NAMES = {
@@ -67,25 +66,35 @@ _KIT_NAMES = {
 class TorchKit:
     """torch's operations, with matrices of one kind."""
 
-    is_int8 = False
-
-    def __init__(self, linear: type[TorchLinear] = TorchLinear) -> None:
-        """OneDNN's linear layer is for bfloat16 on CPUs that have instructions for it."""
-        self.name = _KIT_NAMES[linear]
-        self.copies_tied_table = linear is OnednnLinear
+    def __init__(self, linear: type[TorchLinear] = TorchLinear, name: str | None = None) -> None:
+        """OneDNN's linear layer is for bfloat16 on CPUs that have instructions for it; name is for the log."""
+        self.name = name or _KIT_NAMES[linear]
         self._linear = linear
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
+    def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
         """See `LayerKit`."""
-        return self._linear(weight, bias)
+        return ref.num_values * dtype.itemsize
 
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
-        """See `LayerKit`."""
-        return TorchGated(self._linear(weight, bias), activation)
+    def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        """See `LayerKit`; oneDNN's layout is a copy."""
+        return self.linear_bytes(ref, dtype) * (2 if self._linear is OnednnLinear else 1)
 
-    def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
+    def linear(self, ref: WeightRef, reader: WeightReader) -> TorchLinear:
         """See `LayerKit`."""
-        return embedding(table), self._linear(table)
+        return self._linear(*reader.dense(ref))
+
+    def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        """See `LayerKit`."""
+        return TorchGated(self.linear(ref, reader), activation)
+
+    def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
+        """See `LayerKit`."""
+        return partial(F.embedding, weight=reader.dense(ref)[0])
+
+    def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
+        """See `LayerKit`."""
+        table, _ = reader.dense(ref)
+        return partial(F.embedding, weight=table), self._linear(table)
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         """See `LayerKit`."""
@@ -106,9 +115,9 @@ class TorchKit:
 
         return prepare
 
-    def stack(self, layers: Sequence[DecoderLayer], head_dim: int) -> LayerStack:
+    def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """See `LayerKit`."""
-        return PlainStack(layers, head_dim)
+        return blocks
 
 
 def torch_kit(device: torch.device, dtype: torch.dtype, is_deterministic: bool = False) -> TorchKit:

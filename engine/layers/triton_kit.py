@@ -6,18 +6,18 @@ less memory than adding it in the norm would. Nothing waits for the device and e
 that a CUDA graph can hold it all.
 """
 
-from collections.abc import Sequence
-
 import torch
 import triton
 
 from engine.attention.backend import PagedCache
 from engine.layers import triton_kernels as kernels
-from engine.layers.kit import embedding
-from engine.layers.linear import CublasLinear, TorchLinear
+from engine.layers.kit import TorchKit
+from engine.layers.linear import CublasLinear
 from engine.layers.norm import HeadNorm
-from engine.layers.stack import DecoderLayer, HeadLayer, Layer, LayerStack, Linear, PlainStack
+from engine.layers.parts import HeadLayer, Layer
 from engine.layers.tiled_linear import TiledLinear, forbid_split_sums
+from engine.weights.reader import WeightReader
+from engine.weights.refs import WeightRef
 
 _HEAD_VALUES = 2048
 """Values of heads that one program prepares: many programs for a single token, few registers each."""
@@ -25,26 +25,19 @@ _HEAD_VALUES = 2048
 _ACTIVATION_BLOCK = 1024
 
 
-class TritonKit:
-    """See `LayerKit`."""
-
-    copies_tied_table = False
-    is_int8 = False
+class TritonKit(TorchKit):
+    """torch's kit with kernels between the matrices."""
 
     def __init__(self, is_deterministic: bool = False) -> None:
         """Compute matrices in fixed tiles if the bits of a row must not depend on the rest of the batch."""
         if is_deterministic:
             forbid_split_sums()
-        self.name = "Triton and cuBLAS" + " in fixed tiles" * is_deterministic
-        self._linear = TiledLinear if is_deterministic else CublasLinear
+        name = "Triton and cuBLAS" + " in fixed tiles" * is_deterministic
+        super().__init__(TiledLinear if is_deterministic else CublasLinear, name)
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
+    def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         """See `LayerKit`."""
-        return self._linear(weight, bias)
-
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
-        """See `LayerKit`."""
-        gate_up = self._linear(weight, bias)
+        gate_up = self.linear(ref, reader)
 
         def activate(hidden: torch.Tensor) -> torch.Tensor:
             values = gate_up(hidden)  # (num_tokens, 2 * intermediate_size)
@@ -55,10 +48,6 @@ class TritonKit:
             return outputs
 
         return activate
-
-    def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
-        """See `LayerKit`."""
-        return embedding(table), self._linear(table)
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         """See `LayerKit`."""
@@ -107,7 +96,3 @@ class TritonKit:
             return queries, keys, values
 
         return prepare
-
-    def stack(self, layers: Sequence[DecoderLayer], head_dim: int) -> LayerStack:
-        """See `LayerKit`."""
-        return PlainStack(layers, head_dim)

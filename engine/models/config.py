@@ -62,29 +62,6 @@ class ModelConfig:
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
 
-    @property
-    def matrix_shapes(self) -> tuple[tuple[int, int], ...]:
-        """(out_features, in_features) of every matrix that inputs are multiplied with, stacked as they are computed."""
-        heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        attention = ((heads, self.hidden_size), (self.hidden_size, self.num_heads * self.head_dim))
-        mlp = ((2 * self.intermediate_size, self.hidden_size), (self.hidden_size, self.intermediate_size))
-        return (attention + mlp) * self.num_layers + ((self.vocab_size, self.hidden_size),)
-
-    @property
-    def num_norm_parameters(self) -> int:
-        """Values in the checkpoint that scale hidden states behind a norm."""
-        return self.hidden_size * (1 + self.num_layers * (4 if self.has_post_norms else 2))
-
-    @property
-    def num_parameters(self) -> int:
-        """Values in the checkpoint; an output head that is tied to the embedding counts once."""
-        heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        layer = heads * self.qkv_bias + self.hidden_size * self.o_bias + 2 * self.head_dim * self.qk_norm
-        layer += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
-        embedding = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
-        matrices = sum(rows * columns for rows, columns in self.matrix_shapes)
-        return matrices + embedding + self.num_norm_parameters + self.num_layers * layer
-
 
 def load_model_config(folder: Path) -> ModelConfig:
     """Read the configuration of a model folder in Hugging Face layout.

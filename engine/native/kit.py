@@ -6,17 +6,22 @@ are tied.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 
+from engine.layers.block import Block
 from engine.layers.gated import TorchGated
 from engine.layers.norm import HeadNorm, RMSNorm
-from engine.layers.stack import DecoderLayer, HeadLayer, Layer, LayerStack, Linear
+from engine.layers.parts import HeadLayer, Layer, Linear
 from engine.models.config import ModelConfig
 from engine.native.layers import NativeHeads, NativeLinear, NativeNorm
 from engine.native.library import NativeLibrary
 from engine.native.packed import PANEL, TILE
-from engine.native.stack import make_stack
+from engine.native.run import fuse
+from engine.weights.reader import WeightReader
+from engine.weights.refs import WeightRef
 
 
 def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -28,27 +33,39 @@ def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> b
 class NativeKit:
     """Weft's kernels; see `LayerKit`."""
 
-    copies_tied_table = False
-
     def __init__(self, library: NativeLibrary, is_int8: bool = False) -> None:
         """Take the functions of a loaded library; is_int8 quantizes every matrix."""
         self.name = f"native{' int8' if is_int8 else ''} ({library.variant})"
-        self.is_int8 = is_int8
+        self._is_int8 = is_int8
         self._library = library
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """See `LayerKit`."""
-        return NativeLinear(self._library, weight, bias, is_int8=self.is_int8)
+    def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        """See `LayerKit`; in int8 every output has a scale in float32."""
+        if not self._is_int8:
+            return ref.num_values * dtype.itemsize
+        return ref.out_features * (ref.in_features + torch.float32.itemsize + ref.has_bias * dtype.itemsize)
 
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
+    def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
         """See `LayerKit`."""
-        if activation != "silu" or bias is not None:  # rare enough to do without a kernel of its own
-            return TorchGated(self.linear(weight, bias), activation)
-        return NativeLinear(self._library, weight, None, is_gated=True, is_int8=self.is_int8)
+        return self.linear_bytes(ref, dtype)
 
-    def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
+    def linear(self, ref: WeightRef, reader: WeightReader) -> NativeLinear:
         """See `LayerKit`."""
-        head = NativeLinear(self._library, table, None, is_int8=self.is_int8)
+        return NativeLinear(self._library, *reader.dense(ref), is_int8=self._is_int8)
+
+    def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        """See `LayerKit`."""
+        if activation != "silu" or ref.has_bias:  # rare enough to do without a kernel of its own
+            return TorchGated(self.linear(ref, reader), activation)
+        return NativeLinear(self._library, *reader.dense(ref), is_gated=True, is_int8=self._is_int8)
+
+    def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
+        """See `LayerKit`."""
+        return partial(F.embedding, weight=reader.dense(ref)[0])
+
+    def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
+        """See `LayerKit`."""
+        head = self.linear(ref, reader)
         return head.gather, head
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
@@ -61,6 +78,6 @@ class NativeKit:
         """See `LayerKit`."""
         return NativeHeads(self._library, norm, num_heads, num_kv_heads)
 
-    def stack(self, layers: Sequence[DecoderLayer], head_dim: int) -> LayerStack:
+    def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """See `LayerKit`."""
-        return make_stack(self._library, layers, head_dim)
+        return fuse(self._library, blocks)

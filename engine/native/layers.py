@@ -46,7 +46,7 @@ class NativeHeads:
     def __init__(self, library: NativeLibrary, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> None:
         """Without a norm, heads are rotated alone."""
         self.num_heads = num_heads
-        self._num_kv_heads = num_kv_heads
+        self.num_kv_heads = num_kv_heads
         self._weight = norm.weight.contiguous() if norm else None  # (num_heads + num_kv_heads, head_dim)
         self.weight_pointer = None if self._weight is None else self._weight.data_ptr()
         self.eps = norm.eps if norm else 0.0
@@ -59,9 +59,9 @@ class NativeHeads:
         """See `HeadLayer`."""
         assert cache is None, "these layers leave writing to attention"
         num_tokens, total_heads, head_dim = qkv.shape
-        sizes = (total_heads * head_dim, num_tokens, self.num_heads + self._num_kv_heads, head_dim)
+        sizes = (total_heads * head_dim, num_tokens, self.num_heads + self.num_kv_heads, head_dim)
         self._function(qkv.data_ptr(), *sizes, rotation.data_ptr(), self.weight_pointer, self.eps)
-        queries, keys, values = qkv.split_with_sizes((self.num_heads, self._num_kv_heads, self._num_kv_heads), dim=1)
+        queries, keys, values = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         return queries, keys, values
 
 

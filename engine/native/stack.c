@@ -3,7 +3,7 @@
 #include "kernels.h"
 #include "scratch.h"
 
-/* Mirrored in engine/native/stack.py. */
+/* Mirrored in engine/native/run.py. */
 typedef struct {
     const void *weights; /* packed */
     const float *scales; /* of int8 weights, else NULL */
@@ -11,7 +11,7 @@ typedef struct {
     int64_t inputs, outputs;
 } Matrix;
 
-/* Mirrored in engine/native/stack.py. */
+/* Mirrored in engine/native/run.py. */
 typedef struct {
     Matrix qkv, o, gated, down; /* queries, keys and values stacked; gated.outputs is the size of gate times up */
     const bf16 *input_norm, *mlp_norm;

@@ -8,10 +8,9 @@ from engine.kernels import choose_kit
 from engine.layers.kit import LayerKit
 from engine.memory_plan import estimate_activations_bytes
 from engine.models.config import ModelConfig, load_model_config
-from engine.models.decoder import kv_specs
 from engine.models.errors import ModelError
+from engine.models.layout import decoder_spec
 from engine.speculation.draft_model import match_groups
-from engine.weights import count_weights_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +40,12 @@ def find_draft_checkpoint(config: EngineConfig, served: ModelConfig) -> DraftChe
             f"the model {served.vocab_size}"
         )
     kit = choose_kit(draft, config)
-    groups = group_layers(kv_specs(draft))
+    groups = group_layers(decoder_spec(draft).caches)
     return DraftCheckpoint(
         config=draft,
         kit=kit,
         groups=groups,
-        group_indices=match_groups(groups, group_layers(kv_specs(served))),
-        weights_bytes=count_weights_bytes(draft, kit, config.dtype),
+        group_indices=match_groups(groups, group_layers(decoder_spec(served).caches)),
+        weights_bytes=decoder_spec(draft).weights_bytes(kit, config.dtype),
         activations_bytes=estimate_activations_bytes(draft, config),
     )

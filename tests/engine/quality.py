@@ -20,7 +20,7 @@ from engine.attention.backend import AttentionStep, group_layers
 from engine.attention.sdpa import SdpaBackend
 from engine.layers.kit import LayerKit
 from engine.models.config import load_model_config
-from engine.weights import load_weights
+from engine.models.loading import load_weights
 from tests.engine.paged import PagedRequests
 
 FOLDER = Path(server.__file__).parent / "demo_model"

@@ -20,12 +20,12 @@ from engine.layers.kit import TorchKit
 from engine.model_runner import ModelRunner
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
+from engine.models.loading import load_weights
 from engine.protocol import RequestOutput
 from engine.sampling import chunks
 from engine.sampling.in_graph import GraphSampler
 from engine.scheduler import Scheduler
 from engine.step_cost import StepCostModel
-from engine.weights import load_weights
 from tests.checkpoints import MAX_POSITION_EMBEDDINGS, VOCAB_SIZE
 from tests.engine.paged import PagedRequests
 from tests.engine.recording import RecordedCapture, StaticBackend

@@ -14,9 +14,9 @@ from engine.dummy_batch import dummy_batch, going_on, largest_batch
 from engine.layers.kit import TorchKit
 from engine.model_runner import ModelRunner
 from engine.models.config import load_model_config
+from engine.models.loading import load_weights
 from engine.protocol import EngineOptions
 from engine.sampling.sampler import sample
-from engine.weights import load_weights
 
 CPU = torch.device("cpu")
 

@@ -22,12 +22,12 @@ from engine.kv_cache_manager import KVCacheManager
 from engine.layers.kit import TorchKit
 from engine.model_runner import ModelRunner
 from engine.models.config import load_model_config
+from engine.models.loading import load_weights
 from engine.protocol import AddRequest, RequestOutput, TokenLogprobs
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel
-from engine.weights import load_weights
 from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, WIDE_CHECKPOINTS, load_reference, write_checkpoint
 
 NUM_PROMPTS = 16

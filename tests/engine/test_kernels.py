@@ -15,16 +15,20 @@ from engine.attention.sdpa import SdpaBackend
 from engine.kernels import choose_graph_sampler, choose_kit, choose_sampling, make_backend, set_num_threads
 from engine.layers.kit import LayerKit, TorchKit
 from engine.layers.linear import CublasLinear
+from engine.layers.parts import Layer
 from engine.layers.tiled_linear import TiledLinear
 from engine.models.config import load_model_config
-from engine.models.decoder import kv_specs
 from engine.models.errors import ModelError
+from engine.models.layout import decoder_spec
+from engine.models.loading import load_weights
 from engine.native import library
 from engine.native.kit import NativeKit
 from engine.native.layers import NativeLinear
 from engine.protocol import EngineOptions
 from engine.sampling.sampler import TORCH_SAMPLING, SamplingKit
-from engine.weights import count_weights_bytes, load_weights
+from engine.weights.reader import WeightReader
+from engine.weights.refs import WeightRef
+from tests.engine.given_weights import given
 from tests.triton_interpreter import needs_triton
 
 DEMO = Path(server.__file__).parent / "demo_model"
@@ -78,7 +82,7 @@ def test_soft_capped_scores_are_the_reference_s_beside_native_layers(
     options = EngineOptions(model=str(folder), device="cpu", dtype="bfloat16", quantization=quantization)
     config = engine_config.resolve(options, model)
     assert isinstance(choose_kit(model, config), NativeKit)
-    assert make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads).name == "sdpa"
+    assert make_backend(group_layers(decoder_spec(model).caches), 2, config, model.num_heads).name == "sdpa"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -86,7 +90,7 @@ def test_deterministic_is_refused_where_results_depend_on_the_batch(dtype: str) 
     model = load_model_config(DEMO)
     options = EngineOptions(model=str(DEMO), device="cpu", dtype=dtype, deterministic=True)
     config = engine_config.resolve(options, model)
-    groups = group_layers(kv_specs(model))
+    groups = group_layers(decoder_spec(model).caches)
     if dtype == "bfloat16" and library.load() is not None:
         assert isinstance(choose_kit(model, config), NativeKit)
         assert make_backend(groups, 2, config, model.num_heads).name == "native"
@@ -111,7 +115,7 @@ def test_an_fp8_cache_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPa
     assert config.kv_cache_dtype == torch.float8_e4m3fn
     monkeypatch.setattr(kernels, "_has_triton", lambda device: False)
     with pytest.raises(ModelError, match=r"^kv_cache_dtype fp8 needs Triton and a C compiler"):
-        make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
+        make_backend(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
 
 
 @needs_triton
@@ -128,9 +132,9 @@ def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_det
     config = engine_config.resolve(options, model)
     for choice, fresh in (("flash", flash.flash_attention), ("triton", None)):
         config = dataclasses.replace(config, prefill_attention=choice)
-        make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
+        make_backend(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
         assert made.pop(0)["fresh"] is fresh
-    make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
+    make_backend(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
     assert [(more["num_heads"], more["cache_dtype"]) for more in made] == [(model.num_heads, config.dtype)]
     limits = triton_tuning.BatchLimits(7, config.max_num_batched_tokens, config.max_model_len)
     assert [(more["limits"], more["is_deterministic"]) for more in made] == [(limits, is_deterministic)]
@@ -142,7 +146,7 @@ def settle(monkeypatch: pytest.MonkeyPatch, is_faster: bool, **options: Any) -> 
     monkeypatch.setattr(flash, "is_faster", lambda make, spec, num_heads, config: is_faster)
     model = load_model_config(DEMO)
     config = engine_config.resolve(EngineOptions(model=str(DEMO), **{"device": "cuda"} | options), model)
-    return kernels.settle_prefill(group_layers(kv_specs(model)), config, model.num_heads).prefill_attention
+    return kernels.settle_prefill(group_layers(decoder_spec(model).caches), config, model.num_heads).prefill_attention
 
 
 def test_flash_attention_is_taken_where_it_is_faster_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +201,7 @@ def test_layers_and_sampler_are_torch_s_without_kernels(monkeypatch: pytest.Monk
 def test_layers_and_sampler_are_triton_s_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     kit, sampling = choose_on_a_gpu(monkeypatch, has_triton=True)
     assert kit.name == "Triton and cuBLAS"
-    assert isinstance(kit.linear(torch.zeros(2, 3)), CublasLinear)
+    assert isinstance(kit.linear(*given(torch.zeros(2, 3))), CublasLinear)
     assert type(sampling.pick_ids).__name__ == "TritonSampler"
     assert sampling.apply_penalties.__module__ == "engine.sampling.triton_penalties"
     assert type(choose_graph_sampler(torch.device("cuda"), 9)).__name__ == "TritonGraphSampler"
@@ -212,9 +216,8 @@ def test_deterministic_layers_on_a_gpu_have_fixed_tiles(monkeypatch: pytest.Monk
     kit, _ = choose_on_a_gpu(monkeypatch, has_triton=True, is_deterministic=True)
     assert kit.name == "Triton and cuBLAS in fixed tiles"
     assert forbidden == [True]
-    assert all(
-        isinstance(linear, TiledLinear) for linear in (kit.linear(torch.zeros(2, 3)), kit.tied(torch.zeros(2, 3))[1])
-    )
+    ref, reader = given(torch.zeros(2, 3))
+    assert all(isinstance(linear, TiledLinear) for linear in (kit.linear(ref, reader), kit.tied(ref, reader)[1]))
 
 
 class MeasuringKit(NativeKit):
@@ -222,19 +225,16 @@ class MeasuringKit(NativeKit):
 
     num_bytes = 0
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeLinear:
-        return self._measured(NativeLinear(self._library, weight, bias, is_int8=self.is_int8))
-
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> NativeLinear:
-        return self._measured(NativeLinear(self._library, weight, bias, is_gated=True, is_int8=self.is_int8))
-
-    def tied(self, table: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], NativeLinear]:
-        head = self._measured(NativeLinear(self._library, table, None, is_int8=self.is_int8))
-        return head.gather, head
-
-    def _measured(self, linear: NativeLinear) -> NativeLinear:
+    def linear(self, ref: WeightRef, reader: WeightReader) -> NativeLinear:
+        linear = super().linear(ref, reader)
         self.num_bytes += sum(tensor.nbytes for tensor in linear.matrix.tensors)
         return linear
+
+    def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        gated = super().gated(ref, reader, activation)
+        assert isinstance(gated, NativeLinear)
+        self.num_bytes += sum(tensor.nbytes for tensor in gated.matrix.tensors)
+        return gated
 
 
 @pytest.mark.parametrize("is_int8", [False, True])
@@ -244,8 +244,9 @@ def test_the_bytes_that_are_planned_are_those_that_are_taken(is_int8: bool) -> N
         pytest.skip("no native kernels on this machine")
     model, kit = load_model_config(DEMO), MeasuringKit(native, is_int8)
     load_weights(DEMO, model, kit, device=CPU, dtype=BF16, max_model_len=64)
-    num_values = sum(rows * columns for rows, columns in model.matrix_shapes)
-    assert count_weights_bytes(model, kit, BF16) == kit.num_bytes + (model.num_parameters - num_values) * 2
+    spec = decoder_spec(model)
+    num_values = sum(matrix.out_features * matrix.in_features for matrix in spec.matrices)
+    assert spec.weights_bytes(kit, BF16) == kit.num_bytes + (spec.num_parameters - num_values) * 2
     assert is_int8 == (kit.num_bytes < 1.1 * num_values)
 
 
@@ -260,6 +261,9 @@ def restored_threads() -> Iterator[None]:
 def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, dtype: str) -> None:
     model = load_model_config(DEMO)
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", dtype=dtype), model)
-    kit, backend = choose_kit(model, config), make_backend(group_layers(kv_specs(model)), 2, config, model.num_heads)
+    kit, backend = (
+        choose_kit(model, config),
+        make_backend(group_layers(decoder_spec(model).caches), 2, config, model.num_heads),
+    )
     set_num_threads(kit, backend, choose_sampling(CPU), 3)
     assert torch.get_num_threads() == (1 if isinstance(kit, NativeKit) else 3)

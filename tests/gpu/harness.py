@@ -11,7 +11,7 @@ import torch
 from engine.attention.backend import group_layers
 from engine.engine import Engine
 from engine.models.config import load_model_config
-from engine.models.decoder import kv_specs
+from engine.models.layout import decoder_spec
 from engine.protocol import EngineOptions, TokenLogprobs
 from engine.startup import start
 
@@ -24,7 +24,7 @@ def start_engine(folder: Path, device: str, *, num_blocks: int = 400, dtype: str
     """Start an engine with so many blocks of KV cache; steps are launched ahead on a CPU, too."""
     config = load_model_config(folder)
     block_size = options.setdefault("block_size", 16 if device == "cuda" else 32)
-    groups = group_layers(kv_specs(config))
+    groups = group_layers(decoder_spec(config).caches)
     block_bytes = sum(group.block_bytes(block_size, getattr(torch, dtype)) for group in groups)
     options = {
         "model": str(folder),

@@ -13,10 +13,10 @@ from engine.attention.sdpa import SdpaBackend
 from engine.layers.kit import LayerKit, TorchKit
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
+from engine.models.loading import load_weights
 from engine.native.kit import NativeKit
 from engine.native.kit import supports as has_native_layers
 from engine.native.library import NativeLibrary
-from engine.weights import load_weights
 from tests.checkpoints import CHECKPOINTS, MAX_POSITION_EMBEDDINGS, VOCAB_SIZE, load_reference
 from tests.engine.paged import PagedRequest, PagedRequests
 

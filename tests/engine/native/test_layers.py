@@ -13,6 +13,7 @@ from engine.layers.rotary import RopeConfig, RotaryTable, rotate
 from engine.native.kit import NativeKit
 from engine.native.layers import NativeLinear
 from engine.native.library import NativeLibrary
+from tests.engine.given_weights import given
 
 ROWS = (1, 2, 3, 4, 5, 8, 12, 13, 16, 17, 31, 32, 33, 49, 70, 600)
 CHANCE = random_module.Random(0)
@@ -65,7 +66,7 @@ def test_linear(library: NativeLibrary, out_features: int, in_features: int, has
 def test_gated(library: NativeLibrary, inner: int, in_features: int, is_int8: bool) -> None:
     torch.manual_seed(0)
     weight = random(2 * inner, in_features) * in_features**-0.5
-    gated = NativeKit(library, is_int8).gated(weight, None, "silu")
+    gated = NativeKit(library, is_int8).gated(*given(weight), "silu")
     for num_rows in ROWS:
         inputs = random(num_rows, in_features)
         gate, up = F.linear(inputs.double(), kept(weight, is_int8)).chunk(2, dim=1)
@@ -77,7 +78,7 @@ def test_silu_of_large_values_stays_finite(library: NativeLibrary) -> None:
     inputs = torch.zeros(4, 16).bfloat16()
     inputs[0, 0], inputs[1, 0], inputs[2, 0], inputs[3, 0] = 1e4, -1e4, 88.5, -87.5
     gate, up = F.linear(inputs.double(), weight.double()).chunk(2, dim=1)
-    ours = NativeKit(library).gated(weight, None, "silu")(inputs)
+    ours = NativeKit(library).gated(*given(weight), "silu")(inputs)
     torch.testing.assert_close(ours.double(), F.silu(gate) * up, atol=1e-30, rtol=0.01)
 
 
@@ -85,7 +86,7 @@ def test_other_activations_take_the_plain_way(library: NativeLibrary) -> None:
     torch.manual_seed(0)
     weight, bias, inputs = random(64, 32), random(64), random(3, 32)
     gate, up = F.linear(inputs.double(), weight.double(), bias.double()).chunk(2, dim=1)
-    ours = NativeKit(library).gated(weight, bias, "gelu")(inputs).double()
+    ours = NativeKit(library).gated(*given(weight, bias), "gelu")(inputs).double()
     torch.testing.assert_close(ours, F.gelu(gate) * up, atol=0.05, rtol=0.02)
 
 
@@ -134,7 +135,7 @@ def test_a_call_takes_as_many_threads_as_it_may(library: NativeLibrary) -> None:
 def test_a_tied_table_gives_its_rows_back(library: NativeLibrary, is_int8: bool) -> None:
     torch.manual_seed(0)
     table = random(130, 98)
-    embedding, head = NativeKit(library, is_int8).tied(table)
+    embedding, head = NativeKit(library, is_int8).tied(*given(table))
     ids = torch.randint(0, 130, (100,))
     if is_int8:
         torch.testing.assert_close(embedding(ids), kept(table, is_int8)[ids].bfloat16(), atol=0, rtol=2**-7)

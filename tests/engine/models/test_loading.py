@@ -7,15 +7,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.layers.kit import TorchKit
-from engine.layers.linear import TorchLinear
-from engine.layers.stack import Layer, Linear
+from engine.layers.linear import OnednnLinear, TorchLinear
+from engine.layers.parts import Layer, Linear
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
-from engine.weights import LoadFormat, Progress, load_weights
+from engine.models.layout import decoder_spec
+from engine.models.loading import LoadFormat, load_weights
+from engine.weights.reader import Progress, WeightReader
+from engine.weights.refs import WeightRef
 from tests.checkpoints import CHECKPOINTS, Checkpoint, load_reference, write_checkpoint
+from tests.engine.given_weights import Given
 
-CPU = torch.device("cpu")
+CPU, CPU_DTYPE = torch.device("cpu"), torch.bfloat16
 
 
 class RecordingKit(TorchKit):
@@ -26,27 +30,25 @@ class RecordingKit(TorchKit):
         self.weights: list[torch.Tensor] = []
         self.norms: list[torch.Tensor] = []
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
+    def linear(self, ref: WeightRef, reader: WeightReader) -> TorchLinear:
+        weight, bias = reader.dense(ref)
         self.weights.append(weight)
-        return super().linear(weight, bias)
-
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> Layer:
-        self.weights.append(weight)
-        return super().gated(weight, bias, activation)
+        return super().linear(ref, Given(weight, bias))
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         self.norms.append(weight)
         return super().norm(weight, eps)
 
-    def tied(self, table: torch.Tensor) -> tuple[Layer, Linear]:
+    def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
+        table, _ = reader.dense(ref)
         self.weights.append(table)
-        return super().tied(table)
+        return super().tied(ref, Given(table))
 
 
 def load(
     folder: Path,
     dtype: torch.dtype = torch.float32,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
     kit: TorchKit | None = None,
     seed: int = 0,
     load_format: LoadFormat = "auto",
@@ -81,7 +83,7 @@ def test_tensors_end_up_fused_in_the_dtype_asked_for(folder: Path) -> None:
     load(folder, torch.float16, kit=kit)
     tensors = load_file(folder / "model.safetensors")
     prefix = "model.layers.0."
-    table, gate_up, qkv = kit.weights[:3]
+    table, qkv, _, gate_up = kit.weights[:4]
     assert torch.equal(
         gate_up, torch.cat([tensors[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")]).half()
     )
@@ -103,7 +105,7 @@ def test_progress_ends_at_the_size_of_the_weights(folder: Path) -> None:
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_parameters_are_counted_as_transformers_does(checkpoint_folder: Callable[[str], Path], name: str) -> None:
     folder = checkpoint_folder(name)
-    assert load_model_config(folder).num_parameters == load_reference(folder).num_parameters()  # type: ignore[operator]
+    assert decoder_spec(load_model_config(folder)).num_parameters == load_reference(folder).num_parameters()  # type: ignore[operator]
 
 
 def test_norms_around_one_are_float32_beside_weights_of_16_bits(checkpoint_folder: Callable[[str], Path]) -> None:
@@ -118,10 +120,9 @@ def test_norms_around_one_are_float32_beside_weights_of_16_bits(checkpoint_folde
 
 def test_a_packed_copy_of_a_tied_head_counts(folder: Path) -> None:
     config = load_model_config(folder)
-    copying = TorchKit()
-    copying.copies_tied_table = True
-    difference = load(folder, kit=copying).weights_bytes - load(folder).weights_bytes
-    assert difference == config.vocab_size * config.hidden_size * 4
+    spec = decoder_spec(config)
+    difference = spec.weights_bytes(TorchKit(OnednnLinear), CPU_DTYPE) - spec.weights_bytes(TorchKit(), CPU_DTYPE)
+    assert difference == config.vocab_size * config.hidden_size * CPU_DTYPE.itemsize
 
 
 def test_tensors_that_old_checkpoints_carry_are_passed_over(folder: Path) -> None:

@@ -8,12 +8,13 @@ import torch
 
 from engine.attention.backend import KVGroup, KVSpec
 from engine.attention.native import NativeBackend, NativeStep
+from engine.layers.block import Attention, BlockStep, GatedFeedForward, PreNormBlock, run_blocks
 from engine.layers.norm import HeadNorm
 from engine.layers.rotary import RopeConfig, RotaryTable
-from engine.layers.stack import DecoderLayer, PlainStack
 from engine.native.kit import NativeKit
 from engine.native.library import NativeLibrary
-from engine.native.stack import NativeStack
+from engine.native.run import NativeRun
+from tests.engine.given_weights import given
 from tests.engine.paged import PagedRequests
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ class Kind:
     has_bias: bool = False
 
 
-def make_layer(kit: NativeKit, kind: Kind, activation: str = "silu") -> DecoderLayer:
+def make_block(kit: NativeKit, kind: Kind, index: int, activation: str = "silu", inner: int = INNER) -> PreNormBlock:
     def weight(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape) * shape[-1] ** -0.5).bfloat16()
 
@@ -43,15 +44,18 @@ def make_layer(kit: NativeKit, kind: Kind, activation: str = "silu") -> DecoderL
 
     norm = HeadNorm(scale(HEAD_DIM), scale(HEAD_DIM), HEADS, KV_HEADS, 1e-5) if kind.has_head_norm else None
     num_values = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    return DecoderLayer(
-        input_norm=kit.norm(scale(HIDDEN), 1e-6),
-        qkv=kit.linear(weight(num_values, HIDDEN), bias(num_values)),
+    attention = Attention(
+        qkv=kit.linear(*given(weight(num_values, HIDDEN), bias(num_values))),
         heads=kit.heads(norm, HEADS, KV_HEADS),
-        o=kit.linear(weight(HIDDEN, HEADS * HEAD_DIM), bias(HIDDEN)),
-        mlp_norm=kit.norm(scale(HIDDEN), 1e-6),
-        gated=kit.gated(weight(2 * INNER, HIDDEN), None, activation),
-        down=kit.linear(weight(HIDDEN, INNER), bias(HIDDEN)),
+        o=kit.linear(*given(weight(HIDDEN, HEADS * HEAD_DIM), bias(HIDDEN))),
+        head_dim=HEAD_DIM,
+        cache=index,
     )
+    feed_forward = GatedFeedForward(
+        gated=kit.gated(*given(weight(2 * inner, HIDDEN)), activation),
+        down=kit.linear(*given(weight(HIDDEN, inner), bias(HIDDEN))),
+    )
+    return PreNormBlock(kit.norm(scale(HIDDEN), 1e-6), attention, kit.norm(scale(HIDDEN), 1e-6), feed_forward)
 
 
 def make_backend(library: NativeLibrary) -> NativeBackend:
@@ -71,9 +75,9 @@ def make_backend(library: NativeLibrary) -> NativeBackend:
 def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind: Kind, rows: str) -> None:
     torch.manual_seed(0)
     kit = NativeKit(library, kind.is_int8)
-    layers = [make_layer(kit, kind) for _ in range(NUM_LAYERS)]
-    stack, plain = kit.stack(layers, HEAD_DIM), PlainStack(layers, HEAD_DIM)
-    assert isinstance(stack, NativeStack)
+    blocks = [make_block(kit, kind, index) for index in range(NUM_LAYERS)]
+    fused = kit.fuse(blocks)
+    assert [type(block) for block in fused] == [NativeRun]
     backends = make_backend(library), make_backend(library)
     rotary = RotaryTable(RopeConfig(theta=1e4), HEAD_DIM, 200, torch.bfloat16, CPU)
     paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, tuple(dict.fromkeys(WINDOWS)))
@@ -85,35 +89,38 @@ def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind
         hidden = torch.randn(batch.num_tokens, HIDDEN).bfloat16()
         rotation = rotary.gather(torch.from_numpy(batch.positions))
         steps = [backend.begin(batch) for backend in backends]
-        ours = stack.run(hidden.clone(), rotation, steps[0], wanted)
-        parts = plain.run(hidden.clone(), rotation, steps[1], wanted)
+        ours = run_blocks(fused, hidden.clone(), BlockStep(rotation, steps[0], wanted))
+        parts = run_blocks(blocks, hidden.clone(), BlockStep(rotation, steps[1], wanted))
         assert ours.isfinite().all() and len(ours) == len(hidden if wanted is None else wanted)
         assert ours.equal(parts)
         for index in range(NUM_LAYERS):
             assert backends[0]._caches[index].equal(backends[1]._caches[index])
 
 
-def test_a_part_that_is_not_native_is_called_by_itself(library: NativeLibrary) -> None:
+def test_blocks_that_are_not_alike_stay_apart(library: NativeLibrary) -> None:
+    """A run ends at a part that is not native, and where a size changes."""
     kit = NativeKit(library)
-    layers = [make_layer(kit, Kind()), make_layer(kit, Kind(), activation="gelu_pytorch_tanh")]
-    assert isinstance(kit.stack(layers, HEAD_DIM), PlainStack)
+    blocks = [make_block(kit, Kind(), index) for index in range(2)]
+    blocks.append(make_block(kit, Kind(), 2, activation="gelu_pytorch_tanh"))
+    blocks += [make_block(kit, Kind(), 3), make_block(kit, Kind(), 4, inner=2 * INNER)]
+    assert [type(block) for block in kit.fuse(blocks)] == [NativeRun, PreNormBlock, NativeRun, NativeRun]
 
 
-def test_attention_of_another_kind_is_called_layer_by_layer(library: NativeLibrary) -> None:
+class Passing:
+    """Gives the queries back."""
+
+    def cache(self, layer: int) -> None:
+        """There is none."""
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return queries
+
+
+def test_attention_of_another_kind_is_called_block_by_block(library: NativeLibrary) -> None:
     torch.manual_seed(0)
     kit = NativeKit(library)
-    layers = [make_layer(kit, Kind()) for _ in range(2)]
-
-    class Passing:
-        """Gives the queries back."""
-
-        def cache(self, layer: int) -> None:
-            """There is none."""
-
-        def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            return queries
-
+    blocks = [make_block(kit, Kind(), index) for index in range(2)]
     assert not isinstance(Passing(), NativeStep)
     hidden, rotation = torch.randn(5, HIDDEN).bfloat16(), torch.randn(5, 2, HEAD_DIM).bfloat16()
-    ours = kit.stack(layers, HEAD_DIM).run(hidden.clone(), rotation, Passing(), None)
-    assert ours.equal(PlainStack(layers, HEAD_DIM).run(hidden.clone(), rotation, Passing(), None))
+    step = BlockStep(rotation, Passing())
+    assert run_blocks(kit.fuse(blocks), hidden.clone(), step).equal(run_blocks(blocks, hidden.clone(), step))

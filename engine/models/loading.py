@@ -1,0 +1,81 @@
+"""From a checkpoint to a `Decoder` on its device.
+
+Every tensor is copied from the file straight to its place on the device (on CUDA through pinned memory, while the next
+is read), stacked matrices slice by slice, and each linear layer is packed as soon as it is complete; so memory holds
+the weights once, plus one matrix. A tensor that is missing, superfluous or of another shape is a `ModelError` that
+names it. The load format "dummy" makes random weights of the right shapes without a file.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from engine.layers.chained import ChainedLinear, scaled, soft_cap
+from engine.layers.kit import LayerKit
+from engine.layers.rotary import RotaryTable
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.layout import decoder_spec
+from engine.models.specs import DecoderSpec
+from engine.weights.reader import DenseReader, Progress, TensorSource, WeightReader
+from engine.weights.sources import RandomSource, SafetensorsSource
+
+LoadFormat = Literal["auto", "dummy"]
+
+
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    kit: LayerKit,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_model_len: int,
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    progress: Progress = lambda done, total: None,
+) -> Decoder:
+    """Build a decoder from the safetensors in folder.
+
+    Args:
+        folder: Model folder in Hugging Face layout; not read when load_format is "dummy".
+        max_model_len: Longest context, in tokens, that positions are prepared for.
+        load_format: "dummy" makes random weights.
+        progress: Told after every tensor.
+
+    Raises:
+        ModelError: The checkpoint does not hold exactly the tensors that config asks for.
+    """
+    source: TensorSource
+    if load_format == "dummy":
+        source = RandomSource(seed, dtype, device, norm_weight=1.0 - config.norm_offset)
+    else:
+        source = SafetensorsSource(folder, device)
+    spec = decoder_spec(config)
+    with torch.inference_mode():
+        reader = DenseReader(source, device, dtype, spec.file_bytes(dtype), progress)
+        rotary = RotaryTable(config.rope, config.head_dim, max_model_len, dtype, device)
+        decoder = build_decoder(spec, config, kit, reader, rotary, dtype)
+    source.close()
+    return decoder
+
+
+def build_decoder(
+    spec: DecoderSpec, config: ModelConfig, kit: LayerKit, reader: WeightReader, rotary: RotaryTable, dtype: torch.dtype
+) -> Decoder:
+    """Load the parts of a spec; of config only what lies before and behind the blocks counts."""
+    if spec.head is None:
+        embedding, head = kit.tied(spec.embedding, reader)
+    else:
+        embedding, head = kit.embedding(spec.embedding, reader), kit.linear(spec.head, reader)
+    if config.embedding_scale != 1.0:
+        embedding = scaled(embedding, torch.tensor(config.embedding_scale, dtype=dtype).item())
+    if config.logit_soft_cap is not None:
+        head = ChainedLinear(head, soft_cap(config.logit_soft_cap))
+    blocks, num_caches = [], 0
+    for block in spec.blocks:
+        blocks.append(block.build(kit, reader, num_caches))
+        num_caches += len(block.caches)
+    norm = spec.norm.build(kit, reader)
+    return Decoder(embedding, kit.fuse(blocks), norm, head, rotary, spec.caches, spec.weights_bytes(kit, dtype))

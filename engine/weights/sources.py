@@ -1,0 +1,100 @@
+"""Where the plain tensors of a model come from: safetensors, or noise of the right shapes."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.models.errors import ModelError
+from engine.models.fields import Fields
+from engine.upload import PinnedUpload
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+class SafetensorsSource:
+    """The shards of a checkpoint.
+
+    A shard is mapped only while one tensor is copied, so that pages of the file do not add up to a second copy of
+    the weights in the process.
+    """
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        """Find the tensors of a model folder in Hugging Face layout; on CUDA they go through pinned memory."""
+        self._shards = _locate_tensors(folder)
+        self._upload = PinnedUpload(device) if device.type == "cuda" else None
+        self._unread = set(self._shards)
+
+    def fill(self, name: str, target: torch.Tensor) -> None:
+        """See `TensorSource`."""
+        path = self._shards.get(name)
+        if path is None:
+            raise ModelError(f"tensor {name} is missing from the checkpoint")
+        try:
+            with safe_open(path, framework="pt") as shard:
+                tensor = shard.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path}: tensor {name} is not readable ({error})") from None
+        if tensor.shape != target.shape:
+            raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(target.shape)}")
+        if self._upload is not None:
+            self._upload.copy(tensor, target)
+        else:
+            target.copy_(tensor)
+        self._unread.discard(name)
+
+    def close(self) -> None:
+        """See `TensorSource`."""
+        # Old checkpoints store the inverse frequencies; tied ones may store the output head a second time.
+        unexpected = [
+            name for name in self._unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"
+        ]
+        if unexpected:
+            raise ModelError(f"tensor {min(unexpected)} of the checkpoint has no place in the model")
+
+
+def _locate_tensors(folder: Path) -> dict[str, Path]:
+    """Tensor name -> file that holds it."""
+    if (folder / _INDEX).exists():
+        weight_map = Fields.read(folder / _INDEX).section("weight_map")
+        return {name: folder / (weight_map.optional_text(name) or "") for name in weight_map.names()}
+    path = folder / _SINGLE
+    if not path.exists():
+        raise ModelError(f"{folder}: neither {_SINGLE} nor {_INDEX} (only safetensors are read)")
+    try:
+        with safe_open(path, framework="pt") as shard:
+            return dict.fromkeys(shard.keys(), path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: not readable as safetensors ({error})") from None
+
+
+class RandomSource:
+    """Noise: norms are given, all else is normal with standard deviation 0.02, from one pool that repeats.
+
+    Repeating the pool is an order of magnitude faster than a random generator; its length is odd, so rows differ.
+    """
+
+    _POOL_SIZE = (1 << 22) + 1
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device, norm_weight: float) -> None:
+        """Make the pool; norms get norm_weight."""
+        generator = torch.Generator().manual_seed(seed)
+        self._pool = (torch.randn(self._POOL_SIZE, generator=generator) * 0.02).to(device, dtype)
+        self._offset = 0
+        self._norm_weight = norm_weight
+
+    def fill(self, name: str, target: torch.Tensor) -> None:
+        """See `TensorSource`."""
+        if name.endswith("norm.weight"):
+            target.fill_(self._norm_weight)
+            return
+        flat = target.view(-1)
+        start = 0
+        while start < len(flat):
+            piece = self._pool[self._offset : self._offset + len(flat) - start]
+            flat[start : start + len(piece)].copy_(piece)
+            start += len(piece)
+            self._offset = (self._offset + len(piece)) % self._POOL_SIZE
+
+    def close(self) -> None:
+        """See `TensorSource`."""

@@ -1,0 +1,201 @@
+"""The seams of the model hold: other ranks, another checkpoint format and another kind of block need no change."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.backend import KVSpec, group_layers
+from engine.attention.sdpa import SdpaBackend
+from engine.layers.block import Block, BlockStep
+from engine.layers.kit import LayerKit, TorchKit
+from engine.layers.linear import TorchLinear
+from engine.layers.parts import Layer, Linear
+from engine.layers.rotary import RotaryTable
+from engine.models.config import load_model_config
+from engine.models.decoder import Decoder
+from engine.models.layout import decoder_spec
+from engine.models.loading import build_decoder
+from engine.models.specs import DecoderSpec, NormSpec, Weights
+from engine.weights.reader import DenseReader, WeightReader
+from engine.weights.refs import Split, VectorRef, WeightRef
+from engine.weights.sources import SafetensorsSource
+from tests.checkpoints import CHECKPOINTS
+from tests.engine.paged import PagedRequests
+
+CPU, FLOAT = torch.device("cpu"), torch.float32
+NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 40, 4, 64
+PROMPTS = [list(range(3, 20)), list(range(30, 35))]
+
+
+def build(folder: Path, kit: LayerKit, reader: WeightReader | None = None, spec: DecoderSpec | None = None) -> Decoder:
+    config = load_model_config(folder)
+    rotary = RotaryTable(config.rope, config.head_dim, MAX_MODEL_LEN, FLOAT, CPU)
+    reader = reader or DenseReader(SafetensorsSource(folder, CPU), CPU, FLOAT, 1)
+    return build_decoder(spec or decoder_spec(config), config, kit, reader, rotary, FLOAT)
+
+
+@torch.inference_mode()
+def logits(decoder: Decoder, chunks: Sequence[int] = (17, 5)) -> torch.Tensor:
+    """Of the last token of each prompt, of which the first goes through in chunks."""
+    groups = group_layers(decoder.kv_specs)
+    backend = SdpaBackend(groups, NUM_BLOCKS, BLOCK_SIZE, FLOAT, CPU)
+    paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, tuple(group.spec.sliding_window for group in groups))
+    requests = [paged.add(np.array(prompt)) for prompt in PROMPTS]
+    batch = paged.make_batch(list(zip(requests, chunks, strict=True)))
+    ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
+    rows = torch.from_numpy(batch.query_start_locs[1:] - 1)
+    return decoder.compute_logits(decoder.forward(ids, positions, backend.begin(batch), rows))
+
+
+class TwoRanks:
+    """A matrix as two ranks would compute it, each with its part alone."""
+
+    def __init__(self, parts: list[TorchLinear], split: Split, sizes: tuple[int, ...]) -> None:
+        self._parts, self._split, self._sizes = parts, split, sizes
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self._split is Split.ROW:
+            return sum(p(half) for p, half in zip(self._parts, inputs.chunk(2, -1), strict=True))  # type: ignore
+        halves = [[(size + 1 - rank) // 2 for size in self._sizes] for rank in range(2)]
+        outputs = [part(inputs).split(sizes, -1) for part, sizes in zip(self._parts, halves, strict=True)]
+        return torch.cat([half for pair in zip(*outputs, strict=True) for half in pair], -1)
+
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+        residual += self(inputs)
+
+    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self(inputs)
+
+
+class TwoRankKit(TorchKit):
+    """Divides every matrix as its reference says, and keeps nothing of the whole."""
+
+    def linear(self, ref: WeightRef, reader: WeightReader) -> TorchLinear:
+        weight, bias = reader.dense(ref)
+        assert ref.split is not Split.NONE
+        if ref.split is Split.ROW:
+            first, second = weight.chunk(2, 1)
+            parts = [TorchLinear(first, bias), TorchLinear(second)]
+        else:
+            parts = [TorchLinear(*self._rank(rank, ref, weight, bias)) for rank in range(2)]
+        return TwoRanks(parts, ref.split, ref.sizes)  # type: ignore[return-value]
+
+    def _rank(
+        self, rank: int, ref: WeightRef, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows = torch.cat([rows.chunk(2)[rank] for rows in torch.arange(ref.out_features).split(ref.sizes)])
+        return weight[rows], None if bias is None else bias[rows]
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_two_ranks_divide_every_matrix_as_its_reference_says(
+    checkpoint_folder: Callable[[str], Path], name: str
+) -> None:
+    folder = checkpoint_folder(name)
+    torch.testing.assert_close(logits(build(folder, TwoRankKit())), logits(build(folder, TorchKit())))
+
+
+class Int8Format:
+    """A checkpoint format of one byte a value with a scale an output: it keeps weights packed until they are read."""
+
+    def __init__(self, folder: Path, spec: DecoderSpec) -> None:
+        plain = DenseReader(SafetensorsSource(folder, CPU), CPU, FLOAT, 1)
+        self._vectors = {vector: plain.vector(vector) for vector in spec.vectors}
+        self._packed = {}
+        for ref in {spec.embedding, *spec.matrices}:
+            weight, bias = plain.dense(ref)
+            scales = weight.abs().amax(1, keepdim=True) / 127
+            self._packed[ref] = (weight / scales).round().to(torch.int8), scales, bias
+
+    def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
+        weight, scales, bias = self._packed[ref]
+        return weight * scales, bias
+
+    def vector(self, ref: VectorRef) -> torch.Tensor:
+        return self._vectors[ref]
+
+
+class PackingKit(TorchKit):
+    """Keeps what the format gives, packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_packed = 0
+
+    def linear(self, ref: WeightRef, reader: WeightReader) -> TorchLinear:
+        assert isinstance(reader, Int8Format)
+        weight, scales, bias = reader._packed[ref]
+        self.num_packed += 1
+
+        class Packed(TorchLinear):
+            def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+                outputs = inputs @ weight.float().T * scales.T
+                return outputs if bias is None else outputs + bias
+
+        return Packed(weight)
+
+
+def test_a_format_may_be_unpacked_or_kept_packed(checkpoint_folder: Callable[[str], Path]) -> None:
+    folder = checkpoint_folder("qwen2")
+    spec = decoder_spec(load_model_config(folder))
+    reader, packing = Int8Format(folder, spec), PackingKit()
+    unpacked = logits(build(folder, TorchKit(), reader, spec))
+    torch.testing.assert_close(logits(build(folder, packing, reader, spec)), unpacked)
+    assert packing.num_packed >= 4 * len(spec.blocks)
+    assert not torch.equal(unpacked, logits(build(folder, TorchKit())))
+
+
+@dataclass(frozen=True)
+class ConvolutionSpec:
+    """A block of another kind: a gate over what a projection makes of each token; it caches nothing."""
+
+    norm: NormSpec
+    matrix: WeightRef
+
+    @property
+    def weights(self) -> Weights:
+        return (self.norm.weight, self.matrix)
+
+    @property
+    def caches(self) -> tuple[KVSpec, ...]:
+        return ()
+
+    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
+        return Convolution(self.norm.build(kit, reader), kit.linear(self.matrix, reader))
+
+
+@dataclass(frozen=True)
+class Convolution:
+    norm: Layer
+    linear: Linear
+
+    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        hidden = hidden if step.rows is None else hidden[step.rows]
+        return hidden + self.linear(self.norm(hidden)).tanh()
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_block_that_caches_nothing_stands_between_others(
+    checkpoint_folder: Callable[[str], Path], place: int
+) -> None:
+    """The blocks behind it keep their caches, and the rows wanted are those of the last block, whatever its kind."""
+    folder = checkpoint_folder("llama2")
+    spec = decoder_spec(load_model_config(folder))
+    assert len(spec.blocks) == 3
+    size = spec.embedding.in_features
+    other = ConvolutionSpec(
+        NormSpec(VectorRef("model.norm", size), 1e-6),
+        WeightRef(("model.layers.0.self_attn.o_proj",), (size,), size, split=Split.ROW),
+    )
+    mixed = replace(spec, blocks=(*spec.blocks[:place], other, *spec.blocks[place:]))
+    assert mixed.caches == spec.caches
+    assert mixed.num_parameters == spec.num_parameters + size * size + size
+    decoder = build(folder, TorchKit(), spec=mixed)
+    whole = logits(decoder)
+    assert whole.shape == (2, load_model_config(folder).vocab_size)
+    assert not torch.allclose(whole, logits(build(folder, TorchKit())))
+    torch.testing.assert_close(logits(decoder, (9, 5))[1], whole[1])
