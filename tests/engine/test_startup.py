@@ -11,8 +11,9 @@ import torch
 
 import server
 from engine import config as engine_config
-from engine import plan, startup, weights
+from engine import plan, startup
 from engine.batch import Batch
+from engine.models import loading
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
 from engine.native import library
@@ -71,7 +72,7 @@ def test_the_plan_before_loading_is_the_one_that_is_served(
 
     def load(*args: Any, **options: Any) -> Decoder:
         nonlocal free_bytes
-        model = weights.load_weights(*args, **options)
+        model = loading.load_weights(*args, **options)
         free_bytes -= model.weights_bytes
         return model
 
