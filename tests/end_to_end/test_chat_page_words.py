@@ -1,5 +1,6 @@
 """The chat page's Markdown never loses or changes a word of the model's, and its work is linear."""
 
+import json
 import random
 import re
 from collections.abc import Iterator
@@ -97,6 +98,41 @@ def test_code_keeps_its_tabs(modules: Page) -> None:
     """A Makefile that was copied from the page did not work."""
     code = f"async text => {{ {SHOW} return show(text).querySelector('pre').textContent; }}"
     assert modules.evaluate(code, "\ta\n```make\nall:\n\techo\ta\n```") == "all:\n\techo\ta"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"id":12345678901234567890,"x":1.0}', '{\n  "id": 12345678901234567890,\n  "x": 1.0\n}'),
+        ('{"a": [], "a": [1, {}]}', '{\n  "a": [],\n  "a": [\n    1,\n    {}\n  ]\n}'),
+        ('["\\u00e9 {,:\\"]", -1e400, null]', '[\n  "\\u00e9 {,:\\"]",\n  -1e400,\n  null\n]'),
+        (' "a b" ', '"a b"'),
+        ('{"a": 1', None),
+    ],
+)
+def test_json_is_indented_and_nothing_else(modules: Page, text: str, shown: str | None) -> None:
+    """A number of more than 16 digits was shown as another one, also in the arguments of a call."""
+    found = modules.evaluate("async text => (await import('/chat_page/json.js')).pretty(text)", text)
+    assert found == {"text": shown or text, "isValid": shown is not None}
+
+
+def test_any_json_is_shown_as_its_tokens(modules: Page) -> None:
+    chance = random.Random(3)
+
+    def value(depth: int) -> object:
+        kind = chance.randrange(6 if depth < 4 else 4)
+        if kind < 4:
+            return (chance.randrange(10**25), chance.random(), None, "".join(chance.choices('a "\\{}[],:\n', k=5)))[
+                kind
+            ]
+        children = [value(depth + 1) for _ in range(chance.randrange(4))]
+        return children if kind == 4 else {f"k {i}": child for i, child in enumerate(children)}
+
+    values = [value(0) for _ in range(300)]
+    code = "async texts => { const { pretty } = await import('/chat_page/json.js'); return texts.map(pretty) }"
+    for one, found in zip(values, modules.evaluate(code, [json.dumps(one) for one in values]), strict=True):
+        expected = json.dumps(one, indent=2)
+        assert found == {"text": expected, "isValid": True}
 
 
 MARKS = (
