@@ -1,4 +1,4 @@
-// Markdown -> DOM nodes. Every character of the input ends as a text node, as the target of a checked link, or as
+// Markdown -> DOM nodes. Every character of the input ends as a text node, as target or title of a checked link, or as
 // markup that is dropped; HTML in the input is text like any other. Work is linear in the input but for nesting, which
 // ends at MAX_DEPTH.
 
