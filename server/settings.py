@@ -161,7 +161,7 @@ class Settings(BaseModel):
         default=120.0, gt=0, description="Seconds without progress, with work at hand, after which /health says 503."
     )
     sse_ping_s: float = Field(
-        default=25.0, ge=0, description="Seconds between keep-alive comments in a stream; 0 for none."
+        default=50.0, ge=0, description="Seconds of silence in a stream before a keep-alive comment; 0 for none."
     )
 
 
