@@ -150,6 +150,21 @@ class Settings(BaseModel):
         default=1024, ge=1, description="Most requests that wait; beyond it the answer is 503."
     )
     max_body_bytes: Size = Field(default=32 << 20, description="Longest request body; beyond it the answer is 413.")
+    header_timeout_s: float = Field(
+        default=10.0, gt=0, description="Seconds for the headers of a request to arrive; beyond it the answer is 408."
+    )
+    body_pause_timeout_s: float = Field(
+        default=60.0, gt=0, description="Seconds that a body may pause while it arrives; beyond it the answer is 408."
+    )
+    body_timeout_s: float = Field(
+        default=300.0, gt=0, description="Seconds for a whole body to arrive; beyond it the answer is 408."
+    )
+    max_connections: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most open connections of a server process; beyond it the answer is 503, but not to probes. "
+        "Three quarters of the file limit if not given, and never more.",
+    )
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="Seconds that running requests may take to finish after SIGTERM."
     )
