@@ -18,6 +18,7 @@ bound and the value given; what went wrong inside is logged, never sent.
         BodyTooLargeError        413
         HeadersTooLargeError     431
       AuthenticationError        401
+      OriginError                403  a web page that may not ask
       InternalError              500  our fault
       QueueFullError             503  another replica may help
       TooManyConnectionsError    503
@@ -169,6 +170,14 @@ class AuthenticationError(ApiError):
     type = "authentication_error"
     code = "invalid_api_key"
     headers: ClassVar[Mapping[str, str]] = {"www-authenticate": "Bearer"}
+
+
+class OriginError(ApiError):
+    """The host or the origin that a browser names may not use this server."""
+
+    status = 403
+    type = "permission_error"
+    code = "origin_not_allowed"
 
 
 class InternalError(ApiError):

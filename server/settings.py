@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from engine.protocol import EngineOptions
 
@@ -49,6 +49,17 @@ def _split_names(value: object) -> object:
     return names
 
 
+def _each(pattern: str, meaning: str) -> AfterValidator:
+    """Refuses names that do not look like the pattern."""
+
+    def check(names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(re.fullmatch(pattern, name) for name in names):
+            raise ValueError(f"input should be {meaning}")
+        return names
+
+    return AfterValidator(check)
+
+
 # fmt: off
 ToolFormatName = Literal[
     "auto", "hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "granite", "phi4", "qwen3_coder", "glm",
@@ -57,6 +68,10 @@ ToolFormatName = Literal[
 # fmt: on
 Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_names)]
+Hosts = Annotated[Names, _each(r"\*|[^*/@\s]+", "* or names such as llm.example.com")]
+Origins = Annotated[
+    Names, _each(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s*A-Z]+", "* or origins such as https://chat.example.com:8443")
+]
 
 
 class Settings(BaseModel):
@@ -138,6 +153,16 @@ class Settings(BaseModel):
         default=(),
         repr=False,
         description="Key that clients must send; repeat it for several. Without it, everybody may ask.",
+    )
+    allowed_hosts: Hosts = Field(
+        default=(),
+        description="Further names under which requests may address the server (Host); * for any. Without it, loopback "
+        "names and host where no key is set and host is a loopback address, elsewhere any.",
+    )
+    cors_origins: Origins = Field(
+        default=(),
+        description="Origins of web pages that may use the server from a browser, such as https://chat.example.com; "
+        "* for any.",
     )
     server_processes: int = Field(default=1, ge=1, le=64, description="Processes that speak HTTP.")
     log_format: Literal["text", "json"] = Field(default="text", description="How log lines look.")
