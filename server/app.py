@@ -23,6 +23,7 @@ from server.generation_defaults import GenerationDefaults, read_generation_defau
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.middleware import BodyLimitMiddleware, DrainMiddleware, RequestHeadersMiddleware
+from server.origins import OriginMiddleware
 from server.settings import Settings
 from server.validation import as_invalid_request, as_malformed_body
 
@@ -62,6 +63,7 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
     app.add_middleware(
         AuthMiddleware, keys=settings.api_key, open_paths=chat_page.PATHS, guard_metrics=settings.metrics_auth
     )
+    app.add_middleware(OriginMiddleware, settings=settings)
     app.add_middleware(RequestHeadersMiddleware, model_name=model_names[0])
     _install_error_handlers(app)
     return app

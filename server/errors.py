@@ -12,11 +12,16 @@ bound and the value given; what went wrong inside is logged, never sent.
         PoisonRequestError            killed the engine when it ran alone
         GrammarError                  a JSON schema or grammar that cannot be compiled
         RouteError                    404, 405: no such route or method
+        MalformedHttpError            no HTTP request
         ModelNotFoundError       404
+        ReceiveTimeoutError      408
         BodyTooLargeError        413
+        HeadersTooLargeError     431
       AuthenticationError        401
+      OriginError                403  a web page that may not ask
       InternalError              500  our fault
       QueueFullError             503  another replica may help
+      TooManyConnectionsError    503
       ShuttingDownError          503
       EngineRestartingError      503
       DeadlineError              504
@@ -127,6 +132,26 @@ class BodyTooLargeError(InvalidRequestError):
     code = "request_too_large"
 
 
+class MalformedHttpError(InvalidRequestError):
+    """What came is no HTTP request."""
+
+    code = "malformed_http"
+
+
+class HeadersTooLargeError(InvalidRequestError):
+    """More headers than the server reads."""
+
+    status = 431
+    code = "headers_too_large"
+
+
+class ReceiveTimeoutError(InvalidRequestError):
+    """The request did not come in time."""
+
+    status = 408
+    code = "receive_timeout"
+
+
 class RouteError(InvalidRequestError):
     """No such route, or not with this method."""
 
@@ -147,6 +172,14 @@ class AuthenticationError(ApiError):
     headers: ClassVar[Mapping[str, str]] = {"www-authenticate": "Bearer"}
 
 
+class OriginError(ApiError):
+    """The host or the origin that a browser names may not use this server."""
+
+    status = 403
+    type = "permission_error"
+    code = "origin_not_allowed"
+
+
 class InternalError(ApiError):
     """Something broke that the caller cannot mend."""
 
@@ -157,6 +190,15 @@ class QueueFullError(ApiError):
     status = 503
     type = "server_overloaded"
     code = "queue_full"
+    headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
+
+
+class TooManyConnectionsError(ApiError):
+    """As many connections are open as may be."""
+
+    status = 503
+    type = "server_overloaded"
+    code = "too_many_connections"
     headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
 
 

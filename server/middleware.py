@@ -1,6 +1,7 @@
 """What surrounds every request: its id and timing headers, the last resort for errors, the drain, the body limit.
 
-Plain ASGI: streams pass through untouched. Order, from the outside: request headers, authentication, drain, body.
+Plain ASGI: streams pass through untouched. Order, from the outside: request headers, origin, authentication, drain,
+body.
 """
 
 import logging

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from engine.protocol import EngineOptions
 
@@ -49,6 +49,17 @@ def _split_names(value: object) -> object:
     return names
 
 
+def _each(pattern: str, meaning: str) -> AfterValidator:
+    """Refuses names that do not look like the pattern."""
+
+    def check(names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(re.fullmatch(pattern, name) for name in names):
+            raise ValueError(f"input should be {meaning}")
+        return names
+
+    return AfterValidator(check)
+
+
 # fmt: off
 ToolFormatName = Literal[
     "auto", "hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "granite", "phi4", "qwen3_coder", "glm",
@@ -57,6 +68,10 @@ ToolFormatName = Literal[
 # fmt: on
 Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_names)]
+Hosts = Annotated[Names, _each(r"\*|[^*/@\s]+", "* or names such as llm.example.com")]
+Origins = Annotated[
+    Names, _each(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s*A-Z]+", "* or origins such as https://chat.example.com:8443")
+]
 
 
 class Settings(BaseModel):
@@ -139,6 +154,16 @@ class Settings(BaseModel):
         repr=False,
         description="Key that clients must send; repeat it for several. Without it, everybody may ask.",
     )
+    allowed_hosts: Hosts = Field(
+        default=(),
+        description="Further names under which requests may address the server (Host); * for any. Without it, loopback "
+        "names and host where no key is set and host is a loopback address, elsewhere any.",
+    )
+    cors_origins: Origins = Field(
+        default=(),
+        description="Origins of web pages that may use the server from a browser, such as https://chat.example.com; "
+        "* for any.",
+    )
     server_processes: int = Field(default=1, ge=1, le=64, description="Processes that speak HTTP.")
     log_format: Literal["text", "json"] = Field(default="text", description="How log lines look.")
     strict_params: bool = Field(
@@ -150,6 +175,21 @@ class Settings(BaseModel):
         default=1024, ge=1, description="Most requests that wait; beyond it the answer is 503."
     )
     max_body_bytes: Size = Field(default=32 << 20, description="Longest request body; beyond it the answer is 413.")
+    header_timeout_s: float = Field(
+        default=10.0, gt=0, description="Seconds for the headers of a request to arrive; beyond it the answer is 408."
+    )
+    body_pause_timeout_s: float = Field(
+        default=60.0, gt=0, description="Seconds that a body may pause while it arrives; beyond it the answer is 408."
+    )
+    body_timeout_s: float = Field(
+        default=300.0, gt=0, description="Seconds for a whole body to arrive; beyond it the answer is 408."
+    )
+    max_connections: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most open connections of a server process; beyond it the answer is 503, but not to probes. "
+        "Three quarters of the file limit if not given, and never more.",
+    )
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="Seconds that running requests may take to finish after SIGTERM."
     )
@@ -161,7 +201,7 @@ class Settings(BaseModel):
         default=120.0, gt=0, description="Seconds without progress, with work at hand, after which /health says 503."
     )
     sse_ping_s: float = Field(
-        default=25.0, ge=0, description="Seconds between keep-alive comments in a stream; 0 for none."
+        default=50.0, ge=0, description="Seconds of silence in a stream before a keep-alive comment; 0 for none."
     )
 
 

@@ -9,7 +9,6 @@ import os
 import pathlib
 import platform
 import re
-import resource
 import shutil
 import subprocess
 import sysconfig
@@ -23,6 +22,7 @@ from engine.protocol import MachineFacts
 from server import supervisor
 from server.checkpoint import DEMO_MODEL, is_hub_id
 from server.child import python_command, python_environment
+from server.connections import raise_file_limit
 from server.settings import Settings, StartError
 from server.terminal import check_machine, check_software
 from server.terminal.finding import Finding
@@ -62,7 +62,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     parent = supervisor.runtime_parent()
     yield check_machine.check_runtime_folder(parent, _free_bytes(parent))
     yield check_machine.check_shared_memory(_free_bytes("/dev/shm"))
-    yield check_machine.check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], settings.max_num_waiting)
+    yield check_machine.check_open_files(raise_file_limit(), settings.max_num_waiting)
     yield from _ask(asking, settings)
 
 

@@ -278,7 +278,7 @@ class Site:
     def call(self, method: str, path: str, **request: Any) -> Reply:
         async def run() -> Reply:
             transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://weft") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 response = await client.request(method, path, **request)
                 return Reply(response.status_code, response.headers, response.text)
 

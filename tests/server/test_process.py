@@ -228,6 +228,26 @@ def test_idle_server_ends_at_once(engine: SmallEngine, start: Start) -> None:
     assert server.wait() == (0, "")
 
 
+def test_bodies_that_are_to_come_do_not_hold_up_the_end(engine: SmallEngine, start: Start) -> None:
+    """One unfinished body made SIGTERM wait out the drain."""
+    server = start(drain_timeout_s=10 * TIMEOUT_S)
+    lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Expect: 100-continue", "Content-Length: 100", "", ""]
+    with contextlib.ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S)) for _ in range(3)
+        ]
+        for connection in connections:
+            connection.sendall("\r\n".join(lines).encode())
+            assert connection.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.sendall(b"{")
+        server.stop()
+        for connection in connections:
+            answer = b"".join(iter(lambda connection=connection: connection.recv(65536), b""))  # type: ignore[misc]
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "shutting_down"
+    assert server.wait() == (0, "")
+
+
 def test_what_outlasts_the_drain_is_told_so(engine: SmallEngine, start: Start) -> None:
     server = start(drain_timeout_s=0.3)
     stream = server.ask(4000, stream=True)

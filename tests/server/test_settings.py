@@ -52,6 +52,16 @@ def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
         ({}, {"WEFT_QQQQQQ": ""}, "WEFT_QQQQQQ: no such setting"),
         ({"api_key": [""]}, {}, "--api-key: input should not be empty"),
         (
+            {},
+            {"WEFT_CORS_ORIGINS": "https://a/"},
+            "WEFT_CORS_ORIGINS: input should be * or origins such as https://chat.example.com:8443, got 'https://a/'",
+        ),
+        (
+            {},
+            {"WEFT_ALLOWED_HOSTS": "a,*.b"},
+            "WEFT_ALLOWED_HOSTS: input should be * or names such as llm.example.com, got 'a,*.b'",
+        ),
+        (
             {"kv_cache_memory": "4 bananas"},
             {},
             "--kv-cache-memory: input should be a size such as 4GiB, 512MB or a number of bytes, got '4 bananas'",
