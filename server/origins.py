@@ -23,6 +23,9 @@ EXPOSED = "x-request-id, x-ignored-params, retry-after"
 METHODS = "GET, POST, PUT, PATCH, DELETE"
 PREFLIGHT_AGE_S = 600
 
+CONTAINERS_HOST = frozenset({"host.docker.internal", "host.containers.internal"})
+"""What containers on this machine call it. Nobody can own a name under `.internal`, so none can be rebound."""
+
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::\d*)?", re.IGNORECASE)
 
 
@@ -93,7 +96,7 @@ class OriginMiddleware:
         return OriginError(f"origin {origin[:200]!r} may not ask; the setting cors_origins allows web pages")
 
     def _is_known(self, name: str) -> bool:
-        return is_loopback(name) or name in self._hosts
+        return is_loopback(name) or name in self._hosts or name in CONTAINERS_HOST
 
     def _may_read(self, origin: str) -> bool:
         return origin in self._cors_origins or ANY in self._cors_origins

@@ -12,6 +12,7 @@ LOOPBACK_HOSTS = [
     "127.0.0.1:8000",
     "127.9.9.9",
     "[::1]:8",
+    "host.docker.internal:8000",
 ]
 FOREIGN_HOSTS = [
     *(
