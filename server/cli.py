@@ -9,7 +9,6 @@ import importlib.metadata
 import inspect
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,16 +92,6 @@ def _weft(
         print(context.get_help())
 
 
-def _end_on_signal() -> None:
-    """Let a stop signal end this process at once, until the supervisor takes signals over: nothing is served yet.
-
-    Process 1 of a container never sees a signal that it has no handler for, and an exception would wait for the
-    threads of a download.
-    """
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: os._exit(0))
-
-
 @app.command()
 @_with_flags
 def serve(resolved: Resolved) -> None:
@@ -112,7 +101,6 @@ def serve(resolved: Resolved) -> None:
 
     settings = resolved.settings
     logs.configure(settings.log_format, "supervisor")
-    _end_on_signal()
     model = checkpoint.resolve(settings.model)
     settings = settings.model_copy(update={"speculative": checkpoint.resolve_draft(settings.speculative)})
     if not settings.served_model_name:
@@ -172,7 +160,3 @@ def doctor(resolved: Resolved) -> None:
 def config(resolved: Resolved) -> None:
     """Print every setting, and where its value came from."""
     print(describe(resolved))
-
-
-if __name__ == "__main__":
-    app()

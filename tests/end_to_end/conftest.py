@@ -101,7 +101,7 @@ def reserved_port() -> Iterator[int]:
 @contextlib.contextmanager
 def serving(log: pathlib.Path, *arguments: str, ready: bool = True, **environment: str) -> Iterator[LiveServer]:
     with reserved_port() as port:
-        command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *arguments]
+        command = [sys.executable, "-m", "server", "serve", "--port", str(port), *arguments]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=output, env=os.environ | environment, start_new_session=True
