@@ -1,8 +1,8 @@
 """The `weft` command: `serve`, `chat`, `plan`, `doctor`, `config`.
 
-Owns the words on the command line. The flags are made from `Settings`, so that each exists once: their values are
-passed on as text, and checked together with environment and file. A fault is one line on stderr and exit code 2.
-Imports little, so that `weft --help` is quick.
+Owns the words on the command line; `__main__` runs it. The flags are made from `Settings`, so that each exists once:
+their values are passed on as text, and checked together with environment and file. A fault is one line on stderr and
+exit code 2. Imports little, so that `weft --help` is quick.
 """
 
 import importlib.metadata
@@ -112,17 +112,29 @@ def serve(resolved: Resolved) -> None:
 @_with_flags
 def plan(resolved: Resolved) -> None:
     """Say what memory a model would take, and how many requests fit, without loading it."""
-    from server import checkpoint, supervisor
+    import msgspec
+
+    from server import checkpoint
     from server.child import python_command, python_environment
+    from server.model_check import load_tokenizer
+    from server.settings import engine_options
+    from server.tokenizer import TokenizerError
 
     settings = resolved.settings
     model = checkpoint.resolve(settings.model, is_plan=True)
+    if (model / "tokenizer.json").is_file():
+        try:
+            _, notes = load_tokenizer(model)
+        except TokenizerError as error:
+            raise StartError(f"model: {error}") from None
+        for note in notes:
+            print(f"weft: note: {note}", file=sys.stderr)
     draft = checkpoint.resolve_draft(settings.speculative, is_plan=True)
     settings = settings.model_copy(update={"speculative": draft})
-    with supervisor.runtime_directory() as runtime_dir:
-        supervisor.write_options(runtime_dir, settings, model)
-        command = python_command("engine.plan", str(runtime_dir))
-        raise typer.Exit(subprocess.run(command, env=python_environment({})).returncode)
+    options = msgspec.json.encode(engine_options(settings, model))
+    raise typer.Exit(
+        subprocess.run(python_command("engine.plan"), env=python_environment({}), input=options).returncode
+    )
 
 
 @app.command()

@@ -4,7 +4,8 @@ Owns the event loop, uvicorn on the inherited socket, the connection to the engi
 requests are refused (by the app, which reads `Lifecycle.draining`), running ones go on to their end; after
 drain_timeout_s their connection to the engine ends, which clients are told; then the process exits with 0. A second
 SIGTERM changes nothing: service managers send it to every process of a group, so it comes twice; the supervisor, which
-can tell, kills when it is forced. Exit code 2 when the checkpoint's tokenizer cannot be read.
+can tell, kills when it is forced. Exit code 2 when the checkpoint's tokenizer cannot be read or is
+another model's.
 """
 
 import asyncio
@@ -22,11 +23,15 @@ import uvloop
 
 from engine import logs
 from engine.garbage import collect_rarely
+from engine.models.errors import ModelError
 from server.app import create_app
 from server.engine_client import SocketEngineClient
 from server.lifecycle import Lifecycle
+from server.model_check import load_tokenizer
+from server.runtime_folder import METRICS_NAME
 from server.settings import Settings
-from server.supervisor import EXIT_CANNOT_START, SETTINGS_NAME, ready_file
+from server.shared_metrics import share_metrics
+from server.supervisor import EXIT_CANNOT_START, ready_file
 from server.tokenizer import Tokenizer, TokenizerError
 
 KEEP_ALIVE_S = 65
@@ -38,16 +43,19 @@ logger = logging.getLogger("server.process")
 
 
 def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
-    """Serve until SIGTERM; returns the exit code."""
+    """Serve with the settings on standard input until SIGTERM; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the supervisor decides
-    settings = Settings.model_validate_json((runtime_dir / SETTINGS_NAME).read_bytes())
+    settings = Settings.model_validate_json(sys.stdin.buffer.read())
     logs.configure(settings.log_format, "server")
     assert settings.model is not None, "the supervisor fills it in"
     try:
-        tokenizer = Tokenizer.load(pathlib.Path(settings.model))
-    except TokenizerError as error:
+        tokenizer, notes = load_tokenizer(pathlib.Path(settings.model))
+    except (TokenizerError, ModelError) as error:
         print(f"weft: error: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
+    for note in notes:
+        logger.warning("%s", note)
+    share_metrics(runtime_dir / METRICS_NAME)
     listener = socket.socket(fileno=listen_fd)
     uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))
     return 0
