@@ -7,6 +7,7 @@ exit code 2. Imports little, so that `weft --help` is quick.
 
 import importlib.metadata
 import inspect
+import logging
 import os
 import pathlib
 import subprocess
@@ -98,10 +99,13 @@ def serve(resolved: Resolved) -> None:
     """Serve a model over HTTP."""
     from engine import logs
     from server import checkpoint, supervisor
+    from server.model_check import check_tokenizer
 
     settings = resolved.settings
     logs.configure(settings.log_format, "supervisor")
     model = checkpoint.resolve(settings.model)
+    for note in check_tokenizer(model):
+        logging.getLogger(__name__).warning("%s", note)
     settings = settings.model_copy(update={"speculative": checkpoint.resolve_draft(settings.speculative)})
     if not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
@@ -116,19 +120,13 @@ def plan(resolved: Resolved) -> None:
 
     from server import checkpoint
     from server.child import python_command, python_environment
-    from server.model_check import load_tokenizer
+    from server.model_check import check_tokenizer
     from server.settings import engine_options
-    from server.tokenizer import TokenizerError
 
     settings = resolved.settings
     model = checkpoint.resolve(settings.model, is_plan=True)
-    if (model / "tokenizer.json").is_file():
-        try:
-            _, notes = load_tokenizer(model)
-        except TokenizerError as error:
-            raise StartError(f"model: {error}") from None
-        for note in notes:
-            print(f"weft: note: {note}", file=sys.stderr)
+    for note in check_tokenizer(model):
+        print(f"weft: note: {note}", file=sys.stderr)
     draft = checkpoint.resolve_draft(settings.speculative, is_plan=True)
     settings = settings.model_copy(update={"speculative": draft})
     options = msgspec.json.encode(engine_options(settings, model))

@@ -4,8 +4,7 @@ Owns the event loop, uvicorn on the inherited socket, the connection to the engi
 requests are refused (by the app, which reads `Lifecycle.draining`), running ones go on to their end; after
 drain_timeout_s their connection to the engine ends, which clients are told; then the process exits with 0. A second
 SIGTERM changes nothing: service managers send it to every process of a group, so it comes twice; the supervisor, which
-can tell, kills when it is forced. Exit code 2 when the checkpoint's tokenizer cannot be read or is
-another model's.
+can tell, kills when it is forced. Exit code 2 when the checkpoint's tokenizer cannot be read.
 """
 
 import asyncio
@@ -23,11 +22,9 @@ import uvloop
 
 from engine import logs
 from engine.garbage import collect_rarely
-from engine.models.errors import ModelError
 from server.app import create_app
 from server.engine_client import SocketEngineClient
 from server.lifecycle import Lifecycle
-from server.model_check import load_tokenizer
 from server.runtime_folder import METRICS_NAME
 from server.settings import Settings
 from server.shared_metrics import share_metrics
@@ -49,12 +46,10 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     logs.configure(settings.log_format, "server")
     assert settings.model is not None, "the supervisor fills it in"
     try:
-        tokenizer, notes = load_tokenizer(pathlib.Path(settings.model))
-    except (TokenizerError, ModelError) as error:
+        tokenizer = Tokenizer.load(pathlib.Path(settings.model))
+    except TokenizerError as error:
         print(f"weft: error: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
-    for note in notes:
-        logger.warning("%s", note)
     share_metrics(runtime_dir / METRICS_NAME)
     listener = socket.socket(fileno=listen_fd)
     uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))

@@ -67,7 +67,6 @@ class Tokenizer:
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
         self.has_chat_template = bool(templates)
-        self._num_base_ids = backend.get_vocab_size(with_added_tokens=False)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -97,25 +96,6 @@ class Tokenizer:
         except ChatTemplateError as error:
             raise TokenizerError(f"{folder}: {error}") from error
         return cls(backend, special_tokens, templates)
-
-    def describe_misfit(self, model_vocab_size: int) -> str | None:
-        """Tell which ids the model does not have; None if it has them all.
-
-        Raises:
-            TokenizerError: It lacks some of the vocabulary itself, so this is another model's tokenizer.
-        """
-        if self._num_base_ids > model_vocab_size:
-            raise TokenizerError(
-                f"the tokenizer does not fit the model: it has {self._num_base_ids:,} tokens, and config.json says "
-                f"vocab_size {model_vocab_size:,}; take the tokenizer.json that belongs to the weights"
-            )
-        beyond = sorted(text for text, token_id in self._added_ids.items() if token_id >= model_vocab_size)
-        if not beyond:
-            return None
-        return (
-            f"the model has no token {', '.join(beyond[:5])}{' ...' if beyond[5:] else ''}: its vocab_size is "
-            f"{model_vocab_size:,}, and prompts with them are refused"
-        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text; the text of a special token in it becomes that token.

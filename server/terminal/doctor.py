@@ -23,6 +23,7 @@ from engine.protocol import MachineFacts
 from server import checkpoint, runtime_folder, supervisor
 from server.checkpoint import DEMO_MODEL, is_gguf, is_hub_id
 from server.child import python_command, python_environment
+from server.model_check import check_tokenizer
 from server.settings import Settings, StartError
 from server.terminal import check_machine, check_software
 from server.terminal.finding import Finding
@@ -145,24 +146,14 @@ def _local_model(model: str) -> Finding:
     """A model in a folder: what `weft serve` would say of it, and whether its files are all there."""
     try:
         folder = checkpoint.resolve(model)
+        notes = check_tokenizer(folder)
     except StartError as error:
         return _refused(error)
     finding = check_machine.check_folder(str(folder), os.listdir(folder))
-    if finding.status != "ok":
-        return finding
-    try:
-        from server.model_check import load_tokenizer
-        from server.tokenizer import TokenizerError
-    except ImportError:  # told among the packages
-        return finding
-    try:
-        _, notes = load_tokenizer(folder)
-    except TokenizerError as error:
-        return _refused(error)
-    return Finding("model", "note", f"{folder}: {'; '.join(notes)}") if notes else finding
+    return Finding("model", "note", f"{folder}: {'; '.join(notes)}") if notes and finding.status == "ok" else finding
 
 
-def _refused(error: Exception) -> Finding:
+def _refused(error: StartError) -> Finding:
     advice = "a model is a folder in Hugging Face layout or a hub id; neither GGUF nor pickled weights are read"
     return Finding("model", "missing", str(error).removeprefix("model: "), advice)
 

@@ -5,10 +5,10 @@ import shutil
 import pytest
 
 from server.checkpoint import DEMO_MODEL
-from server.model_check import load_tokenizer
-from server.settings import Settings
+from server.model_check import check_tokenizer
+from server.settings import Settings, StartError
 from server.terminal import doctor
-from server.tokenizer import Tokenizer, TokenizerError
+from server.tokenizer import Tokenizer
 from tests.server.test_cli import weft
 
 DEMO = Tokenizer.load(DEMO_MODEL)
@@ -32,17 +32,18 @@ def drop_chat_template(folder: pathlib.Path) -> None:
 
 
 def test_the_demo_model_is_as_it_should_be() -> None:
-    assert load_tokenizer(DEMO_MODEL)[1] == []
+    assert check_tokenizer(DEMO_MODEL) == []
 
 
 def test_another_models_tokenizer_is_refused(folder: pathlib.Path) -> None:
     """The engine served, and refused every prompt with a token that it did not have."""
     set_vocab_size(folder, 100)
-    with pytest.raises(TokenizerError, match=r"^the tokenizer does not fit the model: .* vocab_size 100; take"):
-        load_tokenizer(folder)
-    done = weft("plan", str(folder), "--device", "cpu")
-    assert done.returncode == 2
-    assert done.stderr.startswith("weft: error: model: the tokenizer does not fit the model")
+    with pytest.raises(StartError, match=r"^model: the tokenizer does not fit the model: .* vocab_size 100; take"):
+        check_tokenizer(folder)
+    for command in ("plan", "serve"):
+        done = weft(command, str(folder), "--device", "cpu")
+        assert done.returncode == 2
+        assert done.stderr.startswith("weft: error: model: the tokenizer does not fit the model")
     finding = doctor._model(Settings(model=str(folder)))
     assert finding.status == "missing"
     assert finding.detail.startswith("the tokenizer does not fit the model")
@@ -59,14 +60,13 @@ def test_added_tokens_that_the_model_lacks_are_named(folder: pathlib.Path) -> No
             tokenizer["added_tokens"].append(flags | {"id": number, "content": f"<{number}>", "special": True})
     tokenizer["added_tokens"].append(flags | added)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    _, (note,) = load_tokenizer(folder)
-    assert note.startswith("the model has no token [PAD]: its vocab_size is ")
+    assert check_tokenizer(folder) == ["the model has no token [PAD]: prompts with it are refused"]
 
 
 def test_a_missing_chat_template_is_said(folder: pathlib.Path) -> None:
     drop_chat_template(folder)
     note = "this model has no chat template: use /v1/completions, or put a chat_template.jinja into its folder"
-    assert load_tokenizer(folder)[1] == [note]
+    assert check_tokenizer(folder) == [note]
     finding = doctor._model(Settings(model=str(folder)))
     assert (finding.status, finding.detail) == ("note", f"{folder}: {note}")
 

@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import pathlib
-import re
 import signal
 import socket
 import subprocess
@@ -104,7 +103,7 @@ def write_checkpoint(folder: pathlib.Path) -> pathlib.Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"], "vocab_size": 256}')
+    (folder / "config.json").write_text("{}")
     return folder
 
 
@@ -174,9 +173,7 @@ class ServerProcess:
     def wait(self) -> tuple[int, str]:
         """Exit code, and what it said beyond the formats that it found."""
         _, errors = self.process.communicate(timeout=TIMEOUT_S)
-        return self.process.returncode, "".join(
-            line for line in errors.splitlines(True) if not re.search("tool calls:|no chat template", line)
-        )
+        return self.process.returncode, "".join(line for line in errors.splitlines(True) if "tool calls:" not in line)
 
 
 @pytest.fixture
