@@ -41,10 +41,11 @@ def check_tokenizer(folder: pathlib.Path) -> list[str]:
         tokenizer = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerFile)
         config_file = folder / "tokenizer_config.json"
         config = msgspec.json.decode(config_file.read_bytes(), type=dict[str, object]) if config_file.exists() else {}
-    except (OSError, msgspec.DecodeError):
+        has_template = bool(read_chat_templates(folder, config))
+    except (OSError, msgspec.DecodeError, LookupError, TypeError, ValueError):
         return []
     notes = [] if vocab_size is None else _compare(tokenizer, vocab_size)
-    return notes if read_chat_templates(folder, config) else [*notes, NO_TEMPLATE]
+    return notes if has_template else [*notes, NO_TEMPLATE]
 
 
 def _compare(tokenizer: _TokenizerFile, vocab_size: int) -> list[str]:

@@ -50,9 +50,8 @@ has set, stays."""
 
 _POLL_S = 0.05
 _STOP = {signal.SIGTERM, signal.SIGINT}
-if (
-    signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-):  # which is what nohup asks for; blocked, it would come all the same
+# nohup has it ignored; blocked, it would come all the same.
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
     _STOP.add(signal.SIGHUP)
 _AWAITED = _STOP | {signal.SIGCHLD}
 

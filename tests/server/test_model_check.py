@@ -76,3 +76,12 @@ def test_the_doctor_says_what_serve_says(model: str) -> None:
     finding = doctor._model(Settings(model=model))
     assert finding.status == "missing"
     assert "Weft wants a folder with config.json and safetensors, or a hub id" in finding.detail
+
+
+def test_what_is_broken_is_left_to_who_reads_it(folder: pathlib.Path) -> None:
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    for text in ('{"chat_template": [{}]}', '{"chat_template": [1]}', "{"):
+        (folder / "tokenizer_config.json").write_text(text)
+        assert check_tokenizer(folder) == []
+    (folder / "tokenizer.json").write_text("{}")
+    assert check_tokenizer(folder) == []
