@@ -7,6 +7,7 @@ computed (prompt and parameters), not who asked, so a retry by the same client i
 """
 
 import hashlib
+import logging
 import mmap
 import os
 import pathlib
@@ -23,6 +24,8 @@ _FINGERPRINT_BYTES = 16
 _MAX_IN_STEP = 4096
 _MAX_REMEMBERED = 1024
 _COUNT = struct.Struct("<Q")
+
+logger = logging.getLogger(__name__)
 
 
 class _Memory(msgspec.Struct):
@@ -47,13 +50,7 @@ class CrashRecord:
         self._memory = _Memory()
         if self._memory_path.exists():
             self._memory = msgspec.msgpack.decode(self._memory_path.read_bytes(), type=_Memory)
-        file = os.open(runtime_dir / "step", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            size = _COUNT.size + _FINGERPRINT_BYTES * _MAX_IN_STEP
-            os.ftruncate(file, size)
-            self._map = mmap.mmap(file, size)
-        finally:
-            os.close(file)
+        self._map = _map_file(runtime_dir / "step", _COUNT.size + _FINGERPRINT_BYTES * _MAX_IN_STEP)
         self._settle(self._read_step())
         self.end_step()
 
@@ -99,5 +96,24 @@ class CrashRecord:
 
     def _save(self) -> None:
         temporary = self._memory_path.with_suffix(".new")
-        temporary.write_bytes(msgspec.msgpack.encode(self._memory))
-        temporary.replace(self._memory_path)
+        try:
+            temporary.write_bytes(msgspec.msgpack.encode(self._memory))
+            temporary.replace(self._memory_path)
+        except OSError as error:
+            logger.warning(
+                "The crash record cannot be saved (%s): the next engine knows older suspects", error.strerror
+            )
+
+
+def _map_file(path: pathlib.Path, size: int) -> mmap.mmap:
+    """Memory that outlives this process in a file; where there is no room for it, memory that does not."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.posix_fallocate(file, 0, size)
+            return mmap.mmap(file, size)
+        finally:
+            os.close(file)
+    except OSError as error:
+        logger.warning("No room for the crash record (%s): a crash will have no suspects", error.strerror)
+        return mmap.mmap(-1, size)

@@ -25,7 +25,6 @@ from engine.models.errors import ModelError
 from engine.out_of_memory import is_out_of_memory
 from engine.output_collector import Outputs
 from engine.protocol import (
-    OPTIONS_NAME,
     SOCKET_NAME,
     STATUS_NAME,
     AbortRequest,
@@ -195,14 +194,14 @@ def _announce(started: Started, options: EngineOptions) -> None:
 
 
 def main(runtime_dir: pathlib.Path) -> int:
-    """Run the engine that the supervisor described in the runtime directory."""
+    """Run the engine that the supervisor describes on standard input."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel was told
         return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    options = msgspec.json.decode((runtime_dir / OPTIONS_NAME).read_bytes(), type=EngineOptions)
+    options = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineOptions)
     logs.configure(options.log_format, "engine")
     try:
         process = EngineProcess(runtime_dir, options)

@@ -17,7 +17,6 @@ MAX_FRAME_BYTES = 256 << 20
 
 SOCKET_NAME = "engine.sock"
 STATUS_NAME = "status"
-OPTIONS_NAME = "engine.json"
 """File names in the runtime directory, which the supervisor makes and both sides are given."""
 
 _LENGTH = struct.Struct("<I")

@@ -72,11 +72,10 @@ class StatusPage:
     """The page itself. One writer (the engine process); any number of readers."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open the page at path; create it, all zero, when it is missing."""
+        """Open the page at path; create it, all zero, when it is missing. Raises OSError when there is no room."""
         file = os.open(pathlib.Path(path), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            if os.fstat(file).st_size < _SIZE:
-                os.ftruncate(file, _SIZE)
+            os.posix_fallocate(file, 0, _SIZE)  # a page of memory that finds no room on a full disk kills who writes it
             self._map = mmap.mmap(file, _SIZE)
         finally:
             os.close(file)

@@ -28,8 +28,10 @@ from server.connections import Connections, raise_file_limit
 from server.engine_client import SocketEngineClient
 from server.http_protocol import WeftProtocol
 from server.lifecycle import Lifecycle
+from server.runtime_folder import METRICS_NAME
 from server.settings import Settings
-from server.supervisor import EXIT_CANNOT_START, SETTINGS_NAME, ready_file
+from server.shared_metrics import share_metrics
+from server.supervisor import EXIT_CANNOT_START, ready_file
 from server.tokenizer import Tokenizer, TokenizerError
 
 KEEP_ALIVE_S = 65
@@ -41,9 +43,9 @@ logger = logging.getLogger("server.process")
 
 
 def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
-    """Serve until SIGTERM; returns the exit code."""
+    """Serve with the settings on standard input until SIGTERM; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the supervisor decides
-    settings = Settings.model_validate_json((runtime_dir / SETTINGS_NAME).read_bytes())
+    settings = Settings.model_validate_json(sys.stdin.buffer.read())
     logs.configure(settings.log_format, "server")
     assert settings.model is not None, "the supervisor fills it in"
     try:
@@ -51,6 +53,7 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     except TokenizerError as error:
         print(f"weft: error: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
+    share_metrics(runtime_dir / METRICS_NAME)
     listener = socket.socket(fileno=listen_fd)
     uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))
     return 0

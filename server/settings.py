@@ -40,7 +40,7 @@ def _parse_size(value: object) -> object:
 
 
 def _split_names(value: object) -> object:
-    """Text with commas (environment, YAML) -> names. An empty name is refused: an unset key must not open the door."""
+    """Text with commas (environment, YAML) -> names. An empty name is refused."""
     names = value.split(",") if isinstance(value, str) else value
     if isinstance(names, list):
         names = [name.strip() if isinstance(name, str) else name for name in names]
@@ -154,6 +154,10 @@ class Settings(BaseModel):
         repr=False,
         description="Key that clients must send; repeat it for several. Without it, everybody may ask.",
     )
+    api_keys_file: str | None = Field(
+        default=None,
+        description="File with more of these keys, one a line; empty lines and those that begin with # are none.",
+    )
     allowed_hosts: Hosts = Field(
         default=(),
         description="Further names under which requests may address the server (Host); * for any. Without it, loopback "
@@ -208,12 +212,14 @@ class Settings(BaseModel):
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "block_size", "prefix_caching", "load_format"),
-    *("quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key", "server_processes"),
-    "log_format",
+    *("quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key", "api_keys_file"),
+    *("server_processes", "log_format"),
 )
 """The settings that have a flag, in the order of the help text; the others are for YAML and environment only."""
 
 SECRETS = frozenset({"api_key"})
+DOORS = frozenset({"api_key", "api_keys_file"})
+"""The settings that must not be given without a value: a variable that somebody forgot to fill would open the door."""
 SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
 """The settings in bytes, which may be written with a unit."""
 
@@ -238,7 +244,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
 
     Args:
         flags: By setting, only what was given on the command line; "model" is the positional argument.
-        environ: The environment; an empty variable counts as not set.
+        environ: The environment; an empty variable counts as not set, and is refused for DOORS.
         config: The YAML file; None takes the one that WEFT_CONFIG names, if any.
 
     Raises:
@@ -249,6 +255,9 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
     given: dict[str, tuple[object, str]] = {} if config is None else _read_yaml(config)
     given |= _read_environment(environ)
     given |= {name: (value, "MODEL" if name == "model" else flag_name(name)) for name, value in flags.items()}
+    for name in DOORS & given.keys():
+        if not given[name][0]:
+            raise StartError(f"{given[name][1]}: input should not be empty")
     try:
         settings = Settings.model_validate({name: value for name, (value, _) in given.items()})
     except ValidationError as error:
@@ -257,7 +266,23 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         fault = first["msg"].removeprefix("Value error, ")
         shown = "" if name in SECRETS else f", got {first['input']!r}"
         raise StartError(f"{given[name][1]}: {fault[0].lower()}{fault[1:]}{shown}") from None
-    return Resolved(settings, {name: given[name][1] if name in given else "default" for name in _FIELDS})
+    origins = {name: given[name][1] if name in given else "default" for name in _FIELDS}
+    if settings.api_keys_file is not None:
+        keys = _read_keys(pathlib.Path(settings.api_keys_file).expanduser(), origins["api_keys_file"])
+        settings = settings.model_copy(update={"api_key": (*settings.api_key, *keys)})
+        origins["api_key"] = f"{origins['api_key']}, api_keys_file" if "api_key" in given else "api_keys_file"
+    return Resolved(settings, origins)
+
+
+def _read_keys(path: pathlib.Path, origin: str) -> list[str]:
+    """The keys in a file. Raises StartError if there is none: an empty file must not open the door."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"{origin}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if keys := [line for line in lines if line and not line.startswith("#")]:
+        return keys
+    raise StartError(f"{origin}: {path} holds no key")
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str]]:
@@ -269,7 +294,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str
         if name not in _FIELDS or variable != variable.upper():
             suggested = _suggest(name, lambda known: ENV_PREFIX + known.upper())
             raise StartError(f"{variable}: no such setting{suggested}")
-        if value:
+        if value or name in DOORS:
             given[name] = (value, variable)
     return given
 
@@ -298,7 +323,7 @@ def _read_yaml(path: pathlib.Path) -> dict[str, tuple[object, str]]:
         if name not in _FIELDS:
             raise StartError(f"{place}: no such setting: {key}{_suggest(name, str)}")
         value = loader.construct_object(value_node, deep=True)
-        if value is not None:
+        if value is not None or name in DOORS:
             given[name] = (value, place)
     return given
 

@@ -1,15 +1,16 @@
 """`weft serve`: the process that starts, restarts and ends all others.
 
-Owns the listening socket, the runtime directory, one engine process and N server processes. Life, in this order:
+Owns the listening socket, the runtime folder, one engine process and N server processes. Life, in this order:
 
-1. The runtime directory is made and holds engine.json (for the engine) and settings.json (for the servers; secrets).
+1. The runtime folder is made. What the children are told, secrets included, comes on their standard input.
 2. The socket is bound. Servers inherit it, so the port stays open while one of them is replaced.
 3. All children start at once: servers answer 503 while the engine loads.
 4. Whatever dies is restarted. Exit code 2 of a child before everything was ready once means that it never will be:
    everything ends with exit code 2, and the child has said why.
-5. The first SIGTERM or SIGINT drains: servers finish their requests and exit, then the engine is ended. Exit code 0;
-   a second signal ends everything at once, exit code 1. One that follows at once is no second one: `timeout` and
-   others signal the process and then its group.
+5. The first SIGTERM, SIGINT or SIGHUP drains: servers finish their requests and exit, then the engine is ended. Exit
+   code 0; a second signal ends everything at once, exit code 1. One that follows at once is no second one: `timeout`
+   and others signal the process and then its group.
+6. When a child is to start and somebody has removed the runtime folder, all begin again in a new one.
 
 Signals are blocked and waited for, so that no handler runs between two lines and an idle supervisor sleeps.
 Imports neither the tensor library nor the web framework. Serves no request itself.
@@ -19,26 +20,21 @@ import contextlib
 import logging
 import os
 import pathlib
-import shutil
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 from prometheus_client import multiprocess
 
-from engine.protocol import OPTIONS_NAME, SOCKET_NAME, STATUS_NAME
+from engine.protocol import STATUS_NAME
 from engine.status_page import StatusPage
 from server.child import Child, python_command, python_environment
+from server.runtime_folder import METRICS_NAME, is_there, runtime_folder
 from server.settings import Settings, StartError, engine_options
 from server.terminal import status_line
-
-SETTINGS_NAME = "settings.json"
-METRICS_NAME = "metrics"
-"""File and folder in the runtime directory, next to those that the engine knows."""
 
 EXIT_FORCED = 1
 EXIT_CANNOT_START = 2
@@ -53,8 +49,10 @@ ENGINE_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=2000000000:
 has set, stays."""
 
 _POLL_S = 0.05
-_MAX_SOCKET_PATH = 107  # sun_path, less the closing zero
 _STOP = {signal.SIGTERM, signal.SIGINT}
+# nohup has it ignored; blocked, it would come all the same.
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+    _STOP.add(signal.SIGHUP)
 _AWAITED = _STOP | {signal.SIGCHLD}
 
 logger = logging.getLogger(__name__)
@@ -62,10 +60,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """How the children are started; the runtime directory, and for servers the socket's number, are appended."""
+    """How the children are started; the runtime folder, and for servers the socket's number, are appended."""
 
     engine: Sequence[str] = tuple(python_command("engine.process"))
     server: Sequence[str] = tuple(python_command("server.process"))
+
+
+class FolderLostError(Exception):
+    """Somebody has removed the runtime folder, so that no child can start in it."""
 
 
 def ready_file(runtime_dir: pathlib.Path, pid: int) -> pathlib.Path:
@@ -84,42 +86,22 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
         The exit code: 0 after a drain, 1 after a forced end, 2 when a child cannot start.
 
     Raises:
-        StartError: The address cannot be listened on.
+        StartError: The address cannot be listened on, or there is no room for a runtime folder.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited SIG_IGN would reap the children
-    with runtime_directory() as runtime_dir, listen(settings.host, settings.port) as listener:
-        write_options(runtime_dir, settings, model)
-        has_line = status_line.is_wanted(settings.log_format)
-        with status_line.shown(runtime_dir / STATUS_NAME) if has_line else contextlib.nullcontext():
-            return Supervisor(settings, runtime_dir, listener, commands or Commands()).run()
-
-
-@contextlib.contextmanager
-def runtime_directory() -> Iterator[pathlib.Path]:
-    """A fresh folder for this user alone; removed at the end."""
-    path = pathlib.Path(tempfile.mkdtemp(prefix="weft-", dir=runtime_parent()))  # mode 700
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def runtime_parent() -> str:
-    """Where runtime directories are made: paths in it are short enough for a socket."""
-    parent = os.environ.get("XDG_RUNTIME_DIR", "")
-    too_long = len(f"{parent}/weft-12345678/{SOCKET_NAME}".encode()) > _MAX_SOCKET_PATH
-    return "/tmp" if too_long or not os.access(parent, os.W_OK | os.X_OK) else parent
-
-
-def write_options(runtime_dir: pathlib.Path, settings: Settings, model: pathlib.Path) -> None:
-    """Write what the children read, for this user's eyes only."""
-    resolved = settings.model_copy(update={"model": str(model)})
-    options = msgspec.json.encode(engine_options(settings, model))
-    (runtime_dir / METRICS_NAME).mkdir(mode=0o700)
-    for name, content in ((OPTIONS_NAME, options), (SETTINGS_NAME, resolved.model_dump_json().encode())):
-        (runtime_dir / name).touch(mode=0o600)
-        (runtime_dir / name).write_bytes(content)
+    settings = settings.model_copy(update={"model": str(model)})
+    has_line = status_line.is_wanted(settings.log_format)
+    with listen(settings.host, settings.port) as listener:
+        while True:
+            with contextlib.ExitStack() as stack:
+                runtime_dir = stack.enter_context(runtime_folder())
+                if has_line:
+                    stack.enter_context(status_line.shown(runtime_dir / STATUS_NAME))
+                try:
+                    return Supervisor(settings, runtime_dir, listener, commands or Commands()).run()
+                except FolderLostError:
+                    logger.error("The runtime folder %s is gone; starting again in a new one", runtime_dir)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -155,12 +137,14 @@ class Supervisor:
         self._listener = listener
         self._page = StatusPage(runtime_dir / STATUS_NAME)
         self._metrics_dir = runtime_dir / METRICS_NAME
-        environment = python_environment({"PROMETHEUS_MULTIPROC_DIR": str(self._metrics_dir)})
+        environment = python_environment({})
         fd = listener.fileno()
         engine_environment = {**ENGINE_ENVIRONMENT, **environment}
-        self._engine = Child("engine", [*commands.engine, str(runtime_dir)], engine_environment)
+        options = msgspec.json.encode(engine_options(settings, pathlib.Path(settings.model or "")))
+        self._engine = Child("engine", [*commands.engine, str(runtime_dir)], engine_environment, stdin=options)
+        told = settings.model_dump_json().encode()
         self._servers = [
-            Child(f"server {i}", [*commands.server, str(runtime_dir), str(fd)], environment, pass_fds=(fd,))
+            Child(f"server {i}", [*commands.server, str(runtime_dir), str(fd)], environment, (fd,), stdin=told)
             for i in range(settings.server_processes)
         ]
         self._children = [self._engine, *self._servers]
@@ -168,7 +152,11 @@ class Supervisor:
         self._was_ready = False
 
     def run(self) -> int:
-        """Run the children until a signal or a fatal exit; returns the exit code. No child outlives it."""
+        """Run the children until a signal or a fatal exit; returns the exit code. No child outlives it.
+
+        Raises:
+            FolderLostError: A child is to be started and the runtime folder is gone.
+        """
         try:
             while True:
                 self._start_due()
@@ -188,6 +176,8 @@ class Supervisor:
         now = time.monotonic()
         for child in self._children:
             if child.due_time is not None and child.due_time <= now:
+                if not is_there(self._runtime_dir):
+                    raise FolderLostError
                 child.start()
 
     def _next_wait_s(self) -> float | None:

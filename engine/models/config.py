@@ -15,7 +15,7 @@ from engine.layers.rotary import RopeConfig, YarnScaling
 from engine.models.errors import ModelError
 from engine.models.family import FamilySwitches
 from engine.models.fields import Fields
-from engine.models.registry import find_family
+from engine.models.registry import identify
 from engine.models.rope import read_rope
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -94,13 +94,8 @@ def load_model_config(folder: Path) -> ModelConfig:
     """
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder")
-    fields = Fields.read(folder / "config.json")
-    architectures = fields.texts("architectures")
-    if not architectures:
-        raise ModelError(f"{folder / 'config.json'}: names no architecture")
-    switches = find_family(architectures[0])(fields)
-    _refuse_quantized(fields)
-
+    identity = identify(folder)
+    fields, switches = identity.fields, identity.switches
     num_layers = fields.integer("num_hidden_layers")
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
@@ -113,7 +108,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     max_position_embeddings = fields.integer("max_position_embeddings")
     rope = read_rope(fields, max_position_embeddings)
     return ModelConfig(
-        architecture=architectures[0],
+        architecture=identity.architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         num_layers=num_layers,
@@ -140,13 +135,6 @@ def load_model_config(folder: Path) -> ModelConfig:
         dtype=_read_dtype(fields),
         eos_token_ids=_read_eos_token_ids(folder, fields),
     )
-
-
-def _refuse_quantized(fields: Fields) -> None:
-    quantization = fields.section("quantization_config")
-    if quantization.names():
-        method = quantization.optional_text("quant_method") or "unnamed"
-        raise ModelError(f"quantized checkpoints are not supported (quantization_config: {method})")
 
 
 def _read_activation(fields: Fields, switches: FamilySwitches) -> str:

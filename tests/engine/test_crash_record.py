@@ -90,3 +90,30 @@ def test_a_fingerprint_says_what_is_computed_and_not_who_asks() -> None:
         add_request([1, 2], 1, temperature=0.5, num_choices=2),
     ]
     assert len({base, *map(fingerprint, others)}) == 4
+
+
+def test_a_full_disk_costs_the_record_and_not_the_engine(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine could not start again: an unsaved record ended it."""
+    CrashRecord(tmp_path).begin_step([A])
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", refuse)
+    record = CrashRecord(tmp_path)
+    assert record.is_suspect(A)  # this one knows
+    assert "cannot be saved (No space left on device)" in caplog.text
+    monkeypatch.setattr(crash_record.os, "posix_fallocate", refuse)
+    record = CrashRecord(tmp_path)
+    assert "No room for the crash record (No space left on device)" in caplog.text
+    record.begin_step([A])
+    record.end_step()
+
+
+def test_its_memory_has_room_on_the_disk(tmp_path: pathlib.Path) -> None:
+    """A page that found no room when it was first written to killed the engine with SIGBUS."""
+    CrashRecord(tmp_path)
+    status = (tmp_path / "step").stat()
+    assert status.st_blocks * 512 >= status.st_size > 65_000

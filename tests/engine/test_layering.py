@@ -7,6 +7,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
 SEAMS = {"engine.protocol", "engine.sampling_params", "engine.status_page", "engine.logs", "engine.garbage"}
+SEAMS |= {"engine.models.registry", "engine.models.errors"}  # which models there are
 HEAVY = {"torch", "transformers", "engine.engine"}
 
 

@@ -1,5 +1,6 @@
 """The glue, around a fake model and without its endless loop."""
 
+import io
 import pathlib
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -19,7 +20,6 @@ from engine.models.errors import ModelError
 from engine.output_collector import Outputs
 from engine.process import EngineProcess
 from engine.protocol import (
-    OPTIONS_NAME,
     AbortRequest,
     Accepted,
     EngineInfo,
@@ -252,7 +252,8 @@ def test_one_line_says_why_a_model_cannot_be_loaded(
     def refuse(*_: Any) -> None:
         raise error
 
-    (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(EngineOptions(model="fake")))
+    options = msgspec.json.encode(EngineOptions(model="fake"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(options)))
     monkeypatch.setattr(process, "EngineProcess", refuse)
     for name in ("ctypes", "signal", "logs"):  # what it makes of its own process
         monkeypatch.setattr(process, name, MagicMock())

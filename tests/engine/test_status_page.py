@@ -104,3 +104,10 @@ def test_a_writer_that_died_in_a_write_stops_neither_readers_nor_its_successor(
 def test_a_number_that_does_not_fit_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(struct.error):
         StatusPage(tmp_path / "status").write(Status(num_steps=-1))
+
+
+def test_the_page_has_room_on_the_disk(tmp_path: pathlib.Path) -> None:
+    """On a full one the first write killed the process with SIGBUS."""
+    StatusPage(tmp_path / "status").close()
+    status = (tmp_path / "status").stat()
+    assert status.st_blocks * 512 >= status.st_size > 0

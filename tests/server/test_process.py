@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
 import pathlib
 import signal
 import socket
@@ -33,6 +32,7 @@ from engine.protocol import (
 )
 from engine.status_page import Status, StatusPage
 from server import supervisor
+from server.runtime_folder import METRICS_NAME
 from server.settings import Settings
 
 TOKEN_S = 0.02
@@ -111,17 +111,21 @@ class ServerProcess:
     """A running `python -m server.process`."""
 
     def __init__(self, runtime_dir: pathlib.Path, model: pathlib.Path, drain_timeout_s: float = TIMEOUT_S) -> None:
-        settings = Settings(served_model_name=("m",), drain_timeout_s=drain_timeout_s)
-        supervisor.write_options(runtime_dir, settings, model)
+        (runtime_dir / METRICS_NAME).mkdir(exist_ok=True)
+        settings = Settings(served_model_name=("m",), drain_timeout_s=drain_timeout_s, model=str(model))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "server.process", str(runtime_dir), str(listener.fileno())],
-                env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(runtime_dir / supervisor.METRICS_NAME)},
                 pass_fds=(listener.fileno(),),
+                stdin=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
+        assert self.process.stdin is not None
+        self.process.stdin.write(settings.model_dump_json())
+        self.process.stdin.close()
+        self.process.stdin = None  # or `communicate` would flush it
         self.ready_file = supervisor.ready_file(runtime_dir, self.process.pid)
         self._open = contextlib.ExitStack()
 

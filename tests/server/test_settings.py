@@ -39,7 +39,7 @@ def test_sizes(text: str, num_bytes: int) -> None:
 def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
     assert resolve({"api_key": ["a,b", "c"]}, {}).settings.api_key == ("a,b", "c")
     assert resolve({}, {"WEFT_API_KEY": "a, b"}).settings.api_key == ("a", "b")
-    assert resolve({}, {"WEFT_API_KEY": ""}).settings.api_key == ()
+    assert resolve({}, {"WEFT_SERVED_MODEL_NAME": ""}).settings.served_model_name == ()
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,10 @@ def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
         ({}, {"WEFT_PROT": "1"}, "WEFT_PROT: no such setting (did you mean WEFT_PORT?)"),
         ({}, {"WEFT_QQQQQQ": ""}, "WEFT_QQQQQQ: no such setting"),
         ({"api_key": [""]}, {}, "--api-key: input should not be empty"),
+        ({}, {"WEFT_API_KEY": ""}, "WEFT_API_KEY: input should not be empty"),
+        ({}, {"WEFT_API_KEYS_FILE": ""}, "WEFT_API_KEYS_FILE: input should not be empty"),
+        ({"api_keys_file": ""}, {}, "--api-keys-file: input should not be empty"),
+        ({"api_keys_file": "/none"}, {}, "--api-keys-file: /none cannot be read: No such file or directory"),
         (
             {},
             {"WEFT_CORS_ORIGINS": "https://a/"},
@@ -79,6 +83,8 @@ def test_fault_names_where_and_what(flags: dict[str, object], environ: dict[str,
     [
         ("host: a\nprot: 1\n", "{}:2: no such setting: prot (did you mean port?)"),
         ("port: many\n", "{}:1: input should be a valid integer, unable to parse string as an integer, got 'many'"),
+        ("port: 1\napi_key:\n", "{}:2: input should not be empty"),
+        ("api_key: []\n", "{}:1: input should not be empty"),
         ("- a\n", "{}:1: expected lines of the form 'setting: value'"),
         ("host: [\n", "{}:2: expected the node content, but found '<stream end>'"),
     ],
@@ -88,6 +94,20 @@ def test_fault_in_the_file_names_its_line(tmp_path: pathlib.Path, text: str, mes
     with pytest.raises(StartError) as caught:
         resolve({}, {}, config)
     assert str(caught.value) == message.format(config)
+
+
+def test_keys_may_stand_in_a_file(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of the office\nfirst\n\n  second, with a comma  \n")
+    resolved = resolve({"api_keys_file": str(file)}, {})
+    assert resolved.settings.api_key == ("first", "second, with a comma")
+    assert resolved.origins["api_key"] == "api_keys_file"
+    resolved = resolve({"api_key": ["given"]}, {"WEFT_API_KEYS_FILE": str(file)})
+    assert resolved.settings.api_key == ("given", "first", "second, with a comma")
+    assert resolved.origins["api_key"] == "--api-key, api_keys_file"
+    file.write_text("# none yet\n")
+    with pytest.raises(StartError, match=f"^--api-keys-file: {file} holds no key$"):
+        resolve({"api_keys_file": str(file)}, {})
 
 
 def test_missing_file_is_named(tmp_path: pathlib.Path) -> None:

@@ -5,6 +5,7 @@ The children write their process ids to `<name>.pids` beside the runtime directo
 
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -38,6 +39,7 @@ sys.exit(supervisor.run(settings, pathlib.Path("/model"), commands))
 CHILD = """
 import os, pathlib, signal, socket, sys, time
 runtime_dir = pathlib.Path(sys.argv[1])
+stdin = sys.stdin.read()
 def say(file, text):
     with (runtime_dir.parent / file).open("a") as f:
         f.write(text + chr(10))
@@ -52,6 +54,7 @@ ENGINE = (
 from engine.status_page import Status, StatusPage
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 say("engine.pids", str(os.getpid()))
+say("engine.stdin", stdin)
 if told("engine_exit"):
     sys.exit(int(told("engine_exit")))
 while told("engine_loads"):
@@ -74,6 +77,7 @@ def drain(*_):
 signal.signal(signal.SIGTERM, drain)
 listener = socket.socket(fileno=int(sys.argv[2]))
 say("server.pids", str(os.getpid()))
+say("server.stdin", stdin)
 ready_file(runtime_dir, os.getpid()).touch()
 while True:
     connection, _ = listener.accept()
@@ -110,13 +114,19 @@ class Weft:
         (folder / "fake_server.py").write_text(SERVER)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, drain_timeout_s: float = 2 * TIMEOUT_S, repeat_s: float = supervisor.REPEAT_S) -> None:
+    def start(
+        self,
+        drain_timeout_s: float = 2 * TIMEOUT_S,
+        repeat_s: float = supervisor.REPEAT_S,
+        ignored: signal.Signals | None = None,
+    ) -> None:
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", SUPERVISOR, str(drain_timeout_s), str(self.folder), str(repeat_s)],
                 env=os.environ | {"XDG_RUNTIME_DIR": str(self.folder)},
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=ignored and (lambda: signal.signal(ignored, signal.SIG_IGN)),
             )
 
     def tell(self, file: str, value: float) -> None:
@@ -175,10 +185,13 @@ def test_serves_from_a_private_folder_and_drains_on_a_terminals_interrupt(weft: 
     weft.wait_ready()
     folder = weft.runtime_dir
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert (folder / "settings.json").stat().st_mode & 0o777 == 0o600
-    options = msgspec.json.decode((folder / "engine.json").read_bytes(), type=EngineOptions)
-    assert options.model == "/model"
-    assert Settings.model_validate_json((folder / "settings.json").read_bytes()).model == "/model"
+    assert {path.name for path in folder.iterdir()} == {
+        *("metrics", "status", "supervisor"),
+        *(f"server.{pid}.ready" for pid in weft.pids("server")),
+    }
+    (options,) = weft.read("engine.stdin")
+    assert msgspec.json.decode(options, type=EngineOptions).model == "/model"
+    assert {Settings.model_validate_json(line).model for line in weft.read("server.stdin")} == {"/model"}
     assert weft.ask() in weft.pids("server")
     assert weft.process is not None
     os.killpg(weft.process.pid, signal.SIGINT)  # what Ctrl-C does: it reaches the children, too
@@ -304,6 +317,43 @@ def test_children_die_with_a_supervisor_that_is_killed(weft: Weft) -> None:
     weft.wait()  # the fixture sees that no child is left
 
 
+def test_a_lost_runtime_folder_is_made_again_when_a_child_needs_it(weft: Weft) -> None:
+    """Every engine died at once in the folder that a logout had taken away, for ever."""
+    weft.start()
+    weft.wait_ready()
+    lost = weft.runtime_dir
+    first = weft.all_pids()
+    shutil.rmtree(lost)
+    os.kill(weft.pids("engine")[0], signal.SIGKILL)
+    weft.wait_ready(times=2)
+    assert weft.runtime_dir != lost
+    assert sum(f"The runtime folder {lost} is gone" in line for line in weft.read("log")) == 1
+    assert not any(is_alive(pid) for pid in first)
+    assert weft.ask() in weft.pids("server")
+    weft.signal(signal.SIGTERM)
+    assert weft.wait() == 0
+    assert not list(weft.folder.glob("weft-*"))
+
+
+def test_a_hangup_drains(weft: Weft) -> None:
+    """A terminal that is closed killed the supervisor, and its children at once."""
+    weft.start()
+    weft.wait_ready()
+    assert weft.process is not None
+    os.killpg(weft.process.pid, signal.SIGHUP)  # it reaches the children, too
+    assert weft.wait() == 0
+    assert len(weft.read("drained")) == 2
+
+
+def test_nohup_means_what_it_says(weft: Weft) -> None:
+    weft.start(ignored=signal.SIGHUP)
+    weft.wait_ready()
+    weft.signal(signal.SIGHUP)
+    os.kill(weft.pids("server")[0], signal.SIGKILL)  # what comes later is seen
+    weft.wait_ready(times=2)
+    assert weft.read("drained") == []
+
+
 def test_sleeps_when_nothing_happens(weft: Weft) -> None:
     weft.start()
     weft.wait_ready()
@@ -332,16 +382,6 @@ def test_sleeps_when_nothing_happens(weft: Weft) -> None:
 )
 def test_the_page_has_an_address_to_go_to(host: str, url: str) -> None:
     assert supervisor.page_url(host, 80) == url
-
-
-def test_long_runtime_path_is_not_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    for parent in (str(deep), "/no/such/folder"):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", parent)
-        with supervisor.runtime_directory() as path:
-            assert path.parent == pathlib.Path("/tmp")
-        assert not path.exists()
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
