@@ -18,6 +18,8 @@ MAX_FRAME_BYTES = 256 << 20
 SOCKET_NAME = "engine.sock"
 STATUS_NAME = "status"
 OPTIONS_NAME = "engine.json"
+STEP_NAME = "step"
+SUSPECTS_NAME = "suspects"
 """File names in the runtime directory, which the supervisor makes and both sides are given."""
 
 _LENGTH = struct.Struct("<I")
