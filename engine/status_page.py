@@ -22,6 +22,7 @@ class Status:
         epoch_id: Changes with every engine process; 0 means that no engine has written yet.
         is_ready: 1 once requests are served, 0 while loading and after an orderly end.
         progress_time: `time.monotonic` of the last sign of progress.
+        stall_time: `time.monotonic` from which on an engine that has written nothing more hangs; 0: it is not judged.
         has_work: 1 while requests run or wait.
         loaded_bytes, total_bytes: Of the weights, while they load; 0 before and after.
         prefill_tokens: Computed by steps as prefill: with what was recomputed, without what the prefix cache held.
@@ -31,6 +32,7 @@ class Status:
     epoch_id: int = 0
     is_ready: int = 0
     progress_time: float = 0.0
+    stall_time: float = 0.0
     has_work: int = 0
     num_requests_running: int = 0
     num_requests_waiting: int = 0
@@ -52,9 +54,15 @@ class Status:
     prefill_tokens: int = 0
     decode_tokens: int = 0
 
-    def is_alive(self, stall_s: float) -> bool:
-        """Whether the engine is ready and has made progress within stall_s seconds, or has nothing to do."""
-        return bool(self.is_ready) and (not self.has_work or time.monotonic() - self.progress_time < stall_s)
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine has been silent for longer than it said that it would be."""
+        return 0.0 < self.stall_time <= time.monotonic()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are served."""
+        return bool(self.is_ready) and not self.is_stalled
 
 
 _VERSION_BYTES = 8
