@@ -18,7 +18,7 @@ def explain(error: BaseException | None) -> str | None:
         text = str(error)
         if number in (errno.EMFILE, errno.ENFILE):
             return f"too many open files; {_files()}"
-        if number == errno.EAGAIN or "can't start new thread" in text:
+        if "can't start new thread" in text:
             return f"no process or thread can be started; {_processes()}; {memory()}"
         if number == errno.ENOMEM or isinstance(error, MemoryError) or any(w in text for w in _NO_MEMORY_WORDS):
             return f"memory ran out; {memory()}"

@@ -19,7 +19,6 @@ def chained(outer: Exception, inner: Exception) -> Exception:
         (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "memory ran out; "),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "memory ran out; "),
         (OSError(errno.EMFILE, "Too many open files"), "too many open files; "),
-        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "no process or thread can be started; "),
         (RuntimeError("can't start new thread"), "no process or thread can be started; "),
         (chained(RuntimeError("no model"), MemoryError()), "memory ran out; "),
     ],
