@@ -22,17 +22,16 @@ class Status:
         epoch_id: Changes with every engine process; 0 means that no engine has written yet.
         is_ready: 1 once requests are served, 0 while loading and after an orderly end.
         progress_time: `time.monotonic` of the last sign of progress.
-        stall_time: `time.monotonic` from which on an engine that has written nothing more hangs; 0: it is not judged.
         has_work: 1 while requests run or wait.
         loaded_bytes, total_bytes: Of the weights, while they load; 0 before and after.
         prefill_tokens: Computed by steps as prefill: with what was recomputed, without what the prefix cache held.
         decode_tokens: Computed by steps as decodes, rejected drafts included.
+        stall_time: `time.monotonic` from which on an engine that has written nothing more hangs; 0: it is not judged.
     """
 
     epoch_id: int = 0
     is_ready: int = 0
     progress_time: float = 0.0
-    stall_time: float = 0.0
     has_work: int = 0
     num_requests_running: int = 0
     num_requests_waiting: int = 0
@@ -53,6 +52,7 @@ class Status:
     total_bytes: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    stall_time: float = 0.0
 
     @property
     def is_stalled(self) -> bool:

@@ -65,7 +65,7 @@ silence_s = told("engine_silence")
 while True:
     if not told("engine_hangs"):
         now = time.monotonic()
-        page.write(Status(os.getpid(), 1, now, now + silence_s if silence_s else 0.0, **counts))
+        page.write(Status(os.getpid(), 1, now, stall_time=now + silence_s if silence_s else 0.0, **counts))
     time.sleep(0.1)
 """
 )
