@@ -64,7 +64,8 @@ class CrashRecord:
         self._clock = clock
         self._memory_path = runtime_dir / SUSPECTS_NAME
         self._memory = _Memory()
-        if self._memory_path.exists():
+        self._has_file = self._memory_path.exists()
+        if self._has_file:
             self._memory = msgspec.msgpack.decode(self._memory_path.read_bytes(), type=_Memory)
         file = os.open(runtime_dir / STEP_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -105,7 +106,7 @@ class CrashRecord:
 
     def _forget(self) -> None:
         """Drop what is too old, or all of it if somebody has removed the file."""
-        if not self._memory_path.exists():
+        if self._has_file and not self._memory_path.exists():
             self._memory = _Memory()
         least = self._clock() - EXPIRY_S
         for kind in (self._memory.suspects, self._memory.condemned):
@@ -120,6 +121,7 @@ class CrashRecord:
         else:
             self._memory.add(self._memory.suspects, step, now)
         self._save()
+        self._has_file = self._memory_path.exists()  # else there is nothing that somebody could remove
 
     def _read_step(self) -> list[Fingerprint]:
         (count,) = _COUNT.unpack_from(self._map)

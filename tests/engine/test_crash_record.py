@@ -119,6 +119,13 @@ def test_a_step_that_the_supervisor_removed_makes_no_suspects(tmp_path: pathlib.
     assert (record.is_suspect(A), record.is_condemned(A)) == (True, False)
 
 
+def test_what_could_not_be_saved_is_known_all_the_same(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CrashRecord(tmp_path).begin_step([A])
+    (tmp_path / SUSPECTS_NAME).unlink()
+    monkeypatch.setattr(CrashRecord, "_save", lambda _: None)
+    assert CrashRecord(tmp_path).is_suspect(A)
+
+
 def test_an_operator_clears_the_record_of_a_running_engine(tmp_path: pathlib.Path) -> None:
     for _ in range(2):
         CrashRecord(tmp_path).begin_step([A])
