@@ -17,6 +17,8 @@ MAX_FRAME_BYTES = 256 << 20
 
 SOCKET_NAME = "engine.sock"
 STATUS_NAME = "status"
+STEP_NAME = "step"
+SUSPECTS_NAME = "suspects"
 """File names in the runtime directory, which the supervisor makes and both sides are given."""
 
 _LENGTH = struct.Struct("<I")
@@ -61,6 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         speculative: ngram, or the folder of a draft model; None for neither.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes.
         deterministic: Whether a request's bits may not depend on what runs beside it.
+        stall_timeout_s: Silence after which the engine hangs at the latest; 0: it is never said to.
     """
 
     model: str
@@ -81,6 +84,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     itl_target_ms: float | None = None
     deterministic: bool = False
     max_num_waiting: int = 1024
+    stall_timeout_s: float = 120.0
     log_format: str = "text"
 
 

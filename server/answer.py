@@ -18,7 +18,7 @@ import msgspec
 from engine.protocol import AddRequest, FinishReason, RequestOutput, TokenLogprobs
 from server.beams import BeamOptions
 from server.choice_stream import ChoiceStream, Delta
-from server.engine_client import EngineClient, EngineDiedError, Generation
+from server.engine_client import EngineClient, EngineDiedError, EngineLeftError, Generation
 from server.errors import ApiError, DeadlineError, EngineRestartingError, GrammarError, InternalError
 from server.metrics import RequestTimer
 
@@ -129,6 +129,7 @@ class Answer:
         Raises:
             ApiError: The engine gave a choice up; nothing of the answer is of use then.
             EngineDiedError: The engine went away.
+            EngineLeftError: This server left it.
         """
         try:
             async with aclosing(_merged(self._generations)) as outputs:
@@ -141,7 +142,7 @@ class Answer:
                     if delta.finish_reason is not None:
                         self._finish(index, prompt_index, output, delta.finish_reason)
                     yield render(index, delta)
-        except EngineDiedError:
+        except (EngineDiedError, EngineLeftError):
             self._unfinished = FinishReason.ERROR
             raise
 

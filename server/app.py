@@ -16,7 +16,13 @@ from starlette.responses import Response
 from server.api import chat_completions, chat_page, completions, docs, health, metrics, models, stats, tokenize
 from server.auth import AuthMiddleware
 from server.context import VERSION, ServerContext, TextTokenizer
-from server.engine_client import EngineClient, EngineDiedError, EngineUnavailableError, RequestRejectedError
+from server.engine_client import (
+    EngineClient,
+    EngineDiedError,
+    EngineLeftError,
+    EngineUnavailableError,
+    RequestRejectedError,
+)
 from server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError, as_api_error, error_response
 from server.formats import choose_formats
 from server.generation_defaults import GenerationDefaults, read_generation_defaults
@@ -89,7 +95,7 @@ def _install_error_handlers(app: FastAPI) -> None:
             return error_response(RouteError(exc.status_code, message, exc.headers or {}))
         return error_response(RouteError(exc.status_code, str(exc.detail), exc.headers or {}))
 
-    for kind in (ApiError, EngineUnavailableError, EngineDiedError, RequestRejectedError):
+    for kind in (ApiError, EngineUnavailableError, EngineDiedError, EngineLeftError, RequestRejectedError):
         app.add_exception_handler(kind, on_error)
     app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_error)

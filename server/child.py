@@ -41,7 +41,12 @@ def python_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 class Child:
-    """A child process; the supervisor alone mutates it. `due_time` (monotonic) is when to start; None while it runs."""
+    """A child process; the supervisor alone mutates it.
+
+    Attributes:
+        due_time: When to start it (monotonic); None while it runs.
+        num_deaths: How often it has ended by itself or could not be started.
+    """
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class Child:
         self._pass_fds = pass_fds
         self._stdin = stdin
         self._process: subprocess.Popen[bytes] | None = None  # None: not running
+        self.num_deaths = 0
         self._start_time = 0.0
         self._num_early_deaths = 0
 
@@ -68,7 +74,11 @@ class Child:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start it; it must not be running."""
+        """Start it; it must not be running.
+
+        Raises:
+            OSError: The machine lets no further process start; that counts as an early death.
+        """
         assert self._process is None
         supervisor_pid = os.getpid()
 
@@ -80,13 +90,17 @@ class Child:
                 signal.signal(signum, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the supervisor's mask would be inherited
 
-        with open(os.memfd_create("weft"), "w+b") as stdin:  # never on a disk, and never in the way of who writes it
-            stdin.write(self._stdin)
-            stdin.seek(0)
-            self._process = subprocess.Popen(
-                self._command, env=self._environment, pass_fds=self._pass_fds, stdin=stdin, preexec_fn=prepare
-            )
         self._start_time = time.monotonic()
+        try:
+            with open(os.memfd_create("weft"), "w+b") as stdin:  # never on a disk, never in the way of who writes it
+                stdin.write(self._stdin)
+                stdin.seek(0)
+                self._process = subprocess.Popen(
+                    self._command, env=self._environment, pass_fds=self._pass_fds, stdin=stdin, preexec_fn=prepare
+                )
+        except OSError:
+            self._note_death()
+            raise
         self.due_time = None
 
     def reap(self) -> int | None:
@@ -94,13 +108,15 @@ class Child:
         if self._process is None or (code := self._process.poll()) is None:
             return None
         self._process = None
-        now = time.monotonic()
-        if now - self._start_time >= STEADY_S:
-            self._num_early_deaths = 0
-        else:
-            self._num_early_deaths += 1
-        self.due_time = now + self._restart_delay_s()
+        self._note_death()
         return code
+
+    def _note_death(self) -> None:
+        self.num_deaths += 1
+        now = time.monotonic()
+        is_early = now - self._start_time < STEADY_S
+        self._num_early_deaths = self._num_early_deaths + 1 if is_early else 0
+        self.due_time = now + self._restart_delay_s()
 
     def send_signal(self, signum: int) -> None:
         """Send a signal if it runs."""

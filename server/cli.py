@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from engine import limits
 from server.settings import FLAGS, Resolved, Settings, StartError, flag_name, resolve
 from server.settings_table import describe, describe_values
 
@@ -34,6 +35,7 @@ class _Group(TyperGroup):
         except Exception as error:
             # Usage errors are typer's copy of click's or click's own, by version; both can format themselves.
             message = str(error) if isinstance(error, StartError) else getattr(error, "format_message", lambda: None)()
+            message = message or limits.explain(error)
             if message is None:
                 raise
             print(f"weft: error: {message}", file=sys.stderr)

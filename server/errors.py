@@ -34,7 +34,7 @@ import msgspec
 from starlette.responses import Response
 
 from engine.protocol import RejectReason
-from server.engine_client import EngineDiedError, EngineUnavailableError, RequestRejectedError
+from server.engine_client import EngineDiedError, EngineLeftError, EngineUnavailableError, RequestRejectedError
 
 RETRY_AFTER_S = 2
 """What a client is asked to wait for a queue to move or an engine to come back."""
@@ -211,7 +211,7 @@ class ShuttingDownError(ApiError):
 
 
 class EngineRestartingError(ApiError):
-    """No engine now: it loads, or died and is being replaced."""
+    """No engine now: it loads, hangs, or died and is being replaced."""
 
     status = 503
     code = "engine_restarting"
@@ -242,9 +242,11 @@ def as_api_error(exc: Exception) -> ApiError:
         case RequestRejectedError():
             return _REJECTIONS[exc.reason](exc.message)
         case EngineUnavailableError():
-            return EngineRestartingError("the engine is loading or restarting; try again in a moment")
+            return EngineRestartingError("the engine is loading, hangs or is restarting; try again in a moment")
         case EngineDiedError():
             return EngineRestartingError("the engine died while the request ran and is being restarted; try again")
+        case EngineLeftError():
+            return ShuttingDownError("the server is shutting down and had to cut this request")
         case _:
             return InternalError("internal error; the server's log has the details under this request's x-request-id")
 

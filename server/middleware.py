@@ -20,6 +20,8 @@ from server.lifecycle import Lifecycle
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
 
+_LOOKING = OPEN_PATHS | {METRICS_PATH, "/stats"}
+
 _log = logging.getLogger(__name__)
 
 
@@ -64,7 +66,10 @@ class RequestHeadersMiddleware:
 
 
 class DrainMiddleware:
-    """Counts requests in and out, and refuses new ones while draining. Probes are neither counted nor refused."""
+    """Counts requests in and out, and refuses new ones while draining.
+
+    Those that only look are neither counted nor refused: a page that is open asks for /stats twice a second.
+    """
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -72,7 +77,7 @@ class DrainMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or refuse one request."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"] == METRICS_PATH:
+        if scope["type"] != "http" or scope["path"] in _LOOKING:
             await self._app(scope, receive, send)
             return
         if self._lifecycle.draining:

@@ -4,7 +4,8 @@ Owns the event loop, uvicorn on the inherited socket, the connection to the engi
 requests are refused (by the app, which reads `Lifecycle.draining`), and those whose body is still to come; running ones
 go on to their end; after drain_timeout_s their connection to the engine ends, which clients are told; then the process
 exits with 0. A second SIGTERM changes nothing: service managers send it to every process of a group, so it comes twice;
-the supervisor, which can tell, kills when it is forced. Exit code 2 when the checkpoint's tokenizer cannot be read.
+the supervisor, which can tell, sends CUT_SIGNAL when it is forced, and requests are cut at once. Exit code 2 when the
+checkpoint's tokenizer cannot be read.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from server.lifecycle import Lifecycle
 from server.runtime_folder import METRICS_NAME
 from server.settings import Settings
 from server.shared_metrics import share_metrics
-from server.supervisor import EXIT_CANNOT_START, ready_file
+from server.supervisor import CUT_SIGNAL, EXIT_CANNOT_START, ready_file
 from server.tokenizer import Tokenizer, TokenizerError
 
 KEEP_ALIVE_S = 65
@@ -66,6 +67,7 @@ async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.
         server = HttpServer(app, connections, on_started=ready_file(runtime_dir, os.getpid()).touch)
         drain = Drain(server, app.state.lifecycle, engine_client, settings.drain_timeout_s)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.on_signal)
+        asyncio.get_running_loop().add_signal_handler(CUT_SIGNAL, drain.on_cut)
         await server.serve(sockets=[listener])
 
 
@@ -126,12 +128,21 @@ class Drain:
     def on_signal(self) -> None:
         """Refuse what is new and wait for the rest; only the first signal counts."""
         if self._task is None:
-            self._lifecycle.draining = True
-            self._server.stop_receiving()
-            self._task = asyncio.create_task(self._finish())
+            self._begin(self._timeout_s)
 
-    async def _finish(self) -> None:
-        if not await self._lifecycle.wait_idle(self._timeout_s):
+    def on_cut(self) -> None:
+        """Wait for the rest no longer."""
+        if self._task is not None:
+            self._task.cancel()
+        self._begin(0.0)
+
+    def _begin(self, timeout_s: float) -> None:
+        self._lifecycle.draining = True
+        self._server.stop_receiving()
+        self._task = asyncio.create_task(self._finish(timeout_s))
+
+    async def _finish(self, timeout_s: float) -> None:
+        if not await self._lifecycle.wait_idle(timeout_s):
             num_cut = self._lifecycle.num_active
             logger.warning("Cutting requests that did not finish in time", extra={"num_requests": num_cut})
             await self._engine_client.disconnect()

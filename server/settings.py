@@ -202,7 +202,10 @@ class Settings(BaseModel):
     )
     metrics_auth: bool = Field(default=False, description="Whether /metrics asks for an API key, too.")
     stall_timeout_s: float = Field(
-        default=120.0, gt=0, description="Seconds without progress, with work at hand, after which /health says 503."
+        default=120.0,
+        ge=0,
+        description="Seconds without a sign of life after which the engine is killed and restarted, at the latest; ten "
+        "times the time that its step is predicted to take, but at least 10, or 30 on CUDA, are enough. 0 for never.",
     )
     sse_ping_s: float = Field(
         default=50.0, ge=0, description="Seconds of silence in a stream before a keep-alive comment; 0 for none."
@@ -354,5 +357,6 @@ def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
         itl_target_ms=settings.itl_target_ms,
         deterministic=settings.deterministic,
         max_num_waiting=settings.max_num_waiting,
+        stall_timeout_s=settings.stall_timeout_s,
         log_format=settings.log_format,
     )

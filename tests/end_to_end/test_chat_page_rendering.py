@@ -187,6 +187,28 @@ def test_a_failure_is_shown_and_can_be_tried_again(page: Page, failure: dict[str
     assert bodies[0]["messages"] == [{"role": "user", "content": "My long question"}]
 
 
+SHORT_PAUSES = """() => {
+    const pauses = [];
+    const original = window.setTimeout;
+    window.setTimeout = (action, ms, ...rest) => {
+        if (ms >= 500) document.body.dataset.pauses = pauses.push(ms) && pauses;
+        return original(action, Math.min(ms, 10), ...rest);
+    };
+}"""
+
+
+def test_a_server_that_is_away_is_asked_less_and_less(page: Page) -> None:
+    """The browser's console got two lines a second for as long as the page was open."""
+    page.evaluate(SHORT_PAUSES)
+    page.route("**/stats", lambda route: route.abort())
+    page.wait_for_selector("body[data-pauses$='5000,5000,5000']")
+    pauses = page.get_attribute("body", "data-pauses")
+    assert pauses is not None
+    assert [pause for pause in pauses.split(",") if pause != "500"][:5] == ["1000", "2000", "4000", "5000", "5000"]
+    page.unroute("**/stats")
+    page.wait_for_selector("body[data-pauses$=',500']")
+
+
 def test_reasoning_is_folded_and_switched(page: Page) -> None:
     page.route("**/stats", with_switch)
     page.reload()

@@ -257,7 +257,8 @@ def test_what_outlasts_the_drain_is_told_so(engine: SmallEngine, start: Start) -
     stream = server.ask(4000, stream=True)
     server.stop()
     events = read_events(stream)
-    assert "error" in json.loads(next(event for event in reversed(events) if event != "[DONE]"))
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["code"] == "shutting_down"
     code, errors = server.wait()
     assert code == 0
     assert errors.count("\n") == 1

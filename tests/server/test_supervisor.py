@@ -31,7 +31,7 @@ supervisor.REPEAT_S = float(sys.argv[3])
 logs.configure("text", "supervisor")
 settings = Settings(port=0, served_model_name=("m",), drain_timeout_s=float(sys.argv[1]), server_processes=2)
 folder = pathlib.Path(sys.argv[2])
-engine, server = ((sys.executable, str(folder / name)) for name in ("fake_engine.py", "fake_server.py"))
+engine, server = ((sys.argv[4], str(folder / name)) for name in ("fake_engine.py", "fake_server.py"))
 commands = supervisor.Commands(engine, server)
 sys.exit(supervisor.run(settings, pathlib.Path("/model"), commands))
 """
@@ -55,13 +55,21 @@ from engine.status_page import Status, StatusPage
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 say("engine.pids", str(os.getpid()))
 say("engine.stdin", stdin)
-if told("engine_exit"):
-    sys.exit(int(told("engine_exit")))
+code = int(told("engine_exit"))
+if code < 0:
+    os.kill(os.getpid(), -code)
+if code:
+    sys.exit(code)
 while told("engine_loads"):
     time.sleep(0.01)
-StatusPage(runtime_dir / "status").write(Status(epoch_id=os.getpid(), is_ready=1, prompt_tokens=7, num_used_blocks=3))
+page = StatusPage(runtime_dir / "status")
+counts = dict(prompt_tokens=7, num_used_blocks=3, num_requests_running=2)
+silence_s = told("engine_silence")
 while True:
-    time.sleep(60)
+    if not told("engine_hangs"):
+        now = time.monotonic()
+        page.write(Status(os.getpid(), 1, now, stall_time=now + silence_s if silence_s else 0.0, **counts))
+    time.sleep(0.1)
 """
 )
 
@@ -119,10 +127,11 @@ class Weft:
         drain_timeout_s: float = 2 * TIMEOUT_S,
         repeat_s: float = supervisor.REPEAT_S,
         ignored: signal.Signals | None = None,
+        command: str = sys.executable,
     ) -> None:
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", SUPERVISOR, str(drain_timeout_s), str(self.folder), str(repeat_s)],
+                [sys.executable, "-c", SUPERVISOR, str(drain_timeout_s), str(self.folder), str(repeat_s), command],
                 env=os.environ | {"XDG_RUNTIME_DIR": str(self.folder)},
                 stderr=log,
                 start_new_session=True,
@@ -245,6 +254,70 @@ def test_engine_that_cannot_load_its_model_ends_everything(weft: Weft) -> None:
     assert weft.wait() == 2
     assert len(weft.pids("engine")) == 1
     assert not list(weft.folder.glob("weft-*"))
+
+
+def test_engine_that_hangs_is_killed_and_restarted(weft: Weft) -> None:
+    """It was left as it was, without a line in the log."""
+    weft.tell("engine_silence", 2)
+    weft.start()
+    weft.wait_ready()
+    (weft.runtime_dir / "step").touch()
+    weft.tell("engine_hangs", 1)
+    eventually(lambda: len(weft.pids("engine")) == 2, "it is restarted")
+    weft.tell("engine_hangs", 0)
+    weft.wait_ready(times=2)
+    assert len(weft.pids("engine")) == 2
+    assert not is_alive(weft.pids("engine")[0])
+    assert (weft.runtime_dir / "step").exists(), "whoever hangs an engine is to blame"
+    lines = [line for line in weft.read("log") if "ERROR" in line]
+    assert "The engine hangs: no sign of life for 2 s, with 2 requests running and 0 waiting; killing it" in lines[0]
+    assert "engine process was killed by SIGKILL; restarting it" in lines[1]
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(("signum", "is_kept"), [(signal.SIGKILL, False), (signal.SIGSEGV, True)])
+def test_a_kill_from_outside_is_no_requests_fault(weft: Weft, signum: int, is_kept: bool) -> None:
+    """Killed twice because memory ran out, requests were poison for ever."""
+    weft.start()
+    weft.wait_ready()
+    (weft.runtime_dir / "step").touch()
+    os.kill(weft.pids("engine")[0], signum)
+    weft.wait_ready(times=2)
+    assert (weft.runtime_dir / "step").exists() == is_kept
+
+
+def test_an_operator_clears_the_suspects(weft: Weft) -> None:
+    weft.start()
+    weft.wait_ready()
+    (weft.runtime_dir / "suspects").touch()
+    weft.signal(signal.SIGUSR1)
+    eventually(lambda: any("Forgot which requests" in line for line in weft.read("log")), "it is said")
+    assert not (weft.runtime_dir / "suspects").exists()
+    weft.signal(signal.SIGUSR1)  # nothing is left to be forgotten
+    eventually(lambda: sum("Forgot which requests" in line for line in weft.read("log")) == 2, "and once more")
+
+
+@pytest.mark.parametrize(("code", "ending"), [(1, "exited with code 1"), (-9, "was killed by SIGKILL")])
+def test_engine_that_never_starts_ends_everything(weft: Weft, code: int, ending: str) -> None:
+    """It was restarted for ever."""
+    weft.tell("engine_exit", code)
+    weft.start()
+    assert weft.wait() == 2
+    assert len(weft.pids("engine")) == supervisor.MAX_START_FAILURES
+    last = weft.read("log")[-1]
+    assert f"The engine process {ending}, and 3 times in all before it was ready: ending." in last
+    assert "MB are free" in last
+    assert "files may be open (ulimit -n)" in last
+    assert not list(weft.folder.glob("weft-*"))
+
+
+def test_a_process_that_cannot_be_made_is_tried_again_and_then_ends_everything(weft: Weft) -> None:
+    """The supervisor ended with a traceback, and clients with it."""
+    weft.start(command="/no/such/program")
+    assert weft.wait() == 2
+    lines = [line for line in weft.read("log") if "The engine process cannot be started" in line]
+    assert len(lines) == supervisor.MAX_START_FAILURES
+    assert "No such file or directory" in lines[0]
 
 
 def test_engine_that_crashes_while_loading_is_tried_again(weft: Weft) -> None:
