@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+from engine import limits
 from engine.protocol import SOCKET_NAME, STATUS_NAME
 from engine.status_page import StatusPage
 from server.settings import StartError
@@ -42,7 +43,7 @@ def runtime_folder() -> Iterator[pathlib.Path]:
         try:
             path, lock = _make(parent)
         except OSError as error:
-            faults.append(f"{parent}: {error.strerror or error}")
+            faults.append(f"{parent}: {limits.explain(error) or error.strerror or error}")
         else:
             break
     else:
