@@ -13,6 +13,7 @@ from typing import Protocol
 
 from engine.batch import Batch
 from engine.batch_builder import build_batch
+from engine.beam_search import BeamSearch, beam_fault, give_way
 from engine.grammar.errors import GrammarError
 from engine.grammar.masks import MaskComputer
 from engine.grammar.pending import Compiled, PendingGrammars
@@ -151,6 +152,8 @@ class Engine:
             cache_seed=self.scheduler.kv.cache_seed(add.cache_salt, add.adapter, add.extra_hash_keys),
         )
         request.runs_alone = runs_alone
+        if add.beams is not None:
+            request.search = BeamSearch(request, add.num_choices, add.beams)
         self._num_arrivals += 1
         if add.guidance.grammar is not None:
             self._compile(request, add.guidance.grammar)
@@ -212,6 +215,7 @@ class Engine:
         for request in self.scheduler.expired():
             outputs += end(self.scheduler, request, FinishReason.TIMEOUT, "the deadline passed before the request ran")
         step = self.scheduler.schedule()
+        give_way(self.scheduler, step)
         try:
             if step is not None:
                 self._launch(step)
@@ -283,6 +287,8 @@ class Engine:
             raise RejectedError(RejectReason.INVALID, f"num_choices must be at least 1, got {add.num_choices}")
         if add.adapter is not None:
             raise RejectedError(RejectReason.INVALID, f"adapter {add.adapter!r} is not loaded")
+        if add.beams is not None and (fault := beam_fault(add, self._vocab_size)) is not None:
+            raise RejectedError(RejectReason.INVALID, fault)
         budget = add.guidance.reasoning_budget
         if budget is not None and budget.max_tokens < 0:
             message = f"reasoning_budget must be at least 0, got {budget.max_tokens}"

@@ -237,12 +237,12 @@ class KVCacheManager:
         request.num_indexed_blocks = num_full
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let child share all of the parent's blocks that hold tokens of child's prompt.
+        """Let child share all of the parent's blocks that hold its tokens, which begin as the parent's do.
 
-        The child computes its last prompt token again, for the logits; the block it falls into is copied on write.
+        The child computes its last token itself, for the logits; the block it falls into is copied on write.
         A fork that finds no block for that copy must be freed again, or all holders could wait for each other.
         """
-        num_shared = min(parent.num_computed_tokens, child.num_prompt_tokens - 1)
+        num_shared = min(parent.num_computed_tokens, len(child.token_ids) - 1)
         num_blocks = self.num_blocks_for(num_shared)
         child.block_tables = []
         for pool, table in zip(self.pools, parent.block_tables, strict=True):
@@ -252,7 +252,7 @@ class KVCacheManager:
                     pool.acquire(block)
             child.block_tables.append(shared)
         child.num_computed_tokens = num_shared
-        child.block_hashes = parent.block_hashes[: child.num_prompt_tokens // self.block_size]
+        child.block_hashes = parent.block_hashes[: len(child.token_ids) // self.block_size]
         child.num_indexed_blocks = min(parent.num_indexed_blocks, num_shared // self.block_size)
         child.first_new_block = num_shared // self.block_size
         child.num_free_window_blocks = [min(n, num_blocks) for n in parent.num_free_window_blocks]

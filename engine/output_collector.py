@@ -27,6 +27,9 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
         prompt_logprobs = [next(scores) for _ in scored_range(scheduled)]
         if request.is_finished:
             continue
+        if request.search is not None:
+            outputs += request.search.take(scheduler, scheduled, result)
+            continue
         output = RequestOutput(request.key.request_id, request.key.choice, [])
         if request.params.prompt_logprobs is not None and prompt_logprobs:
             output.prompt_logprobs = prompt_logprobs
@@ -50,7 +53,9 @@ def fail(scheduler: Scheduler, steps: list[ScheduledStep], message: str) -> Outp
 
 
 def end(scheduler: Scheduler, request: Request, reason: FinishReason, message: str | None = None) -> Outputs:
-    """End a request and its pending choices from the engine's side."""
+    """End a request, with its pending choices or its whole search, from the engine's side."""
+    if request.search is not None:
+        return request.search.end(scheduler, reason, message)
     outputs: Outputs = []
     for index in [request.key.choice, *request.pending_indices]:
         output = RequestOutput(request.key.request_id, index, [], finish_reason=reason, message=message)

@@ -7,6 +7,7 @@ socket of frames: four bytes of length (little endian), then one MessagePack mes
 
 import enum
 import struct
+from typing import Literal
 
 import msgspec
 
@@ -176,6 +177,19 @@ class CachePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 USUAL_CACHING = CachePolicy()
 
 
+class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the finished beams of a search are compared, and when it ends.
+
+    Attributes:
+        length_penalty: Above 0 prefers longer outputs, below 0 shorter ones.
+        early_stopping: True ends with the first finished beams, as many as there are choices; False when the best live
+            one, at its length now, scores no better than the worst of them; "never" when none of any length can.
+    """
+
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
 class AddRequest(msgspec.Struct, tag="add", frozen=True):
     """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
 
@@ -190,6 +204,8 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
         extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
+        beams: The choices are the best outputs of a search as wide as they are many, and come whole, best first. Of the
+            sampling parameters `logprobs` and those that end an output count. None: each choice is sampled.
     """
 
     request_id: int
@@ -204,6 +220,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     extra_hash_keys: tuple[str, ...] = ()
     guidance: Guidance = UNGUIDED
     caching: CachePolicy = USUAL_CACHING
+    beams: BeamOptions | None = None
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True):

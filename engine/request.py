@@ -7,8 +7,8 @@ Only the scheduler and the KV cache manager mutate a request.
 
 import enum
 from array import array
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.grammar.matcher import GrammarMatcher
 from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
@@ -16,6 +16,9 @@ from engine.sampling_params import SamplingParams
 from engine.speculation.drafting import Drafting
 from engine.speculation.lookup import Text
 from engine.token_counts import TokenCounts
+
+if TYPE_CHECKING:
+    from engine.beam_search import BeamSearch
 
 
 class Status(enum.Enum):
@@ -65,6 +68,7 @@ class Request:
         prediction: What the output will probably hold; None when nobody said. Choices share it.
         drafting: What speculation knows of this choice.
         awaits_ids: There is a guess, to be made again once the ids on their way are known: no step before that.
+        search: The beam search that it is a beam of, which says what ids it goes on with; None: what is sampled.
     """
 
     key: RequestKey
@@ -101,6 +105,7 @@ class Request:
     prediction: Text | None = None
     drafting: Drafting = field(default_factory=Drafting)
     awaits_ids: bool = False
+    search: "BeamSearch | None" = None
 
     def __post_init__(self) -> None:
         """Start from the prompt alone."""
@@ -145,12 +150,32 @@ class Request:
     @property
     def needs_known_ids(self) -> bool:
         """Whether what may come next depends on the ids before it, so that none of them may be a placeholder."""
-        return self.grammar is not None or self.reasoning_budget is not None
+        return self.grammar is not None or self.reasoning_budget is not None or self.search is not None
 
     @property
     def is_finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self.status is Status.FINISHED
+
+    def sibling(self, choice: int) -> "Request":
+        """The same prompt as another choice, of which nothing is computed yet."""
+        return replace(
+            self,
+            key=self.key._replace(choice=choice),
+            pending_indices=[],
+            status=Status.WAITING,
+            num_placeholders=0,
+            draft_token_ids=[],
+            drafting=Drafting(),
+            awaits_ids=False,
+            num_computed_tokens=0,
+            block_tables=[],
+            block_hashes=[],
+            num_free_window_blocks=[],
+            num_indexed_blocks=0,
+            num_scored_tokens=self.num_prompt_tokens,
+            grammar=self.grammar.copy() if self.grammar is not None else None,
+        )
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add one sampled id to the output; return why the output ends with it, or None if it goes on."""

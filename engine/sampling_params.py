@@ -10,6 +10,9 @@ import msgspec
 MAX_LOGPROBS = 64
 """Most alternatives per token that the engine returns."""
 
+MAX_BEAMS = MAX_LOGPROBS // 2
+"""Most beams of a search, which looks at twice as many continuations of each."""
+
 MAX_LOGPROB_TOKEN_IDS = 1024
 """Most ids whose log-probability is reported at every position."""
 

@@ -9,11 +9,10 @@ manager every request's state; never touches a tensor. A step may be scheduled b
 import bisect
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from engine.kv_cache_manager import KVCacheManager, StepBlocks
 from engine.request import Request, RequestKey, Status
-from engine.speculation.drafting import Drafting
 from engine.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from engine.step_cost import StepCostModel, StepLoad
 
@@ -114,10 +113,15 @@ class Scheduler:
     def finish(self, request: Request) -> None:
         """End a request: its blocks return, what they hold stays findable."""
         if request.status is Status.RUNNING:
+            self.mean_output_tokens += 0.05 * (request.num_output_tokens - self.mean_output_tokens)
+        self.drop(request)
+
+    def drop(self, request: Request) -> None:
+        """As `finish`, for a beam: whose length then says nothing of how long outputs are."""
+        if request.status is Status.RUNNING:
             self.running.remove(request)
             self.kv.index_computed_blocks(request)
             self.kv.free(request)
-            self.mean_output_tokens += 0.05 * (request.num_output_tokens - self.mean_output_tokens)
         else:
             self.waiting.remove(request)
         request.status = Status.FINISHED
@@ -142,40 +146,27 @@ class Scheduler:
         """The first pending choice as a request of its own; it takes the other pending ones over."""
         index, *others = request.pending_indices
         request.pending_indices = []
-        return replace(
-            request,
-            key=request.key._replace(choice=index),
-            pending_indices=others,
-            status=Status.WAITING,
-            num_placeholders=0,
-            draft_token_ids=[],
-            drafting=Drafting(),
-            awaits_ids=False,
-            num_computed_tokens=0,
-            block_tables=[],
-            block_hashes=[],
-            num_free_window_blocks=[],
-            num_indexed_blocks=0,
-            num_scored_tokens=request.num_prompt_tokens,
-            grammar=request.grammar.copy() if request.grammar is not None else None,
-        )
+        choice = request.sibling(index)
+        choice.pending_indices = others
+        return choice
 
     def fork(self, parent: Request) -> None:
-        """Start the pending choices of a request whose prompt is computed; they share its blocks.
-
-        A choice for which there is no room now waits like any other request.
-        """
+        """Start the pending choices of a request whose prompt is computed; they share its blocks."""
         while parent.pending_indices:
             child = self.next_choice(parent)
             parent.pending_indices, child.pending_indices = child.pending_indices, []
-            if parent.status is Status.RUNNING and len(self.running) < self._max_num_seqs:
-                self.kv.fork(parent, child)
-                if self.kv.allocate(child, 1):
-                    self.requests[child.key] = child
-                    self._run(child)
-                    continue
-                self.kv.free(child)
-            self.add(child)
+            self.start_beside(parent, child)
+
+    def start_beside(self, parent: Request, child: Request) -> None:
+        """Start a request that shares the blocks of another; where there is no room now it waits like any other."""
+        if parent.status is Status.RUNNING and len(self.running) < self._max_num_seqs:
+            self.kv.fork(parent, child)
+            if self.kv.allocate(child, 1):
+                self.requests[child.key] = child
+                self._run(child)
+                return
+            self.kv.free(child)
+        self.add(child)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
@@ -282,9 +273,13 @@ class Scheduler:
         return num_tokens
 
     def _victim(self, step: ScheduledStep, asker: Request) -> Request | None:
-        """The youngest request, not older than the asker and never the oldest, that has completed a block."""
+        """The youngest request, not older than the asker and never the oldest, that has completed a block.
+
+        Nor one that has computed all its tokens: it ends with the steps on the device, or its search goes on from it.
+        """
         for request in reversed(self.running[1:]):
-            if self.kv.has_completed_block(request) and request.key not in step.keys:
+            may_lose = request.num_new_tokens > 0 and request.key not in step.keys
+            if may_lose and self.kv.has_completed_block(request):
                 return request
             if request is asker:
                 break

@@ -16,7 +16,6 @@ from typing import TypeVar
 import msgspec
 
 from engine.protocol import AddRequest, FinishReason, RequestOutput, TokenLogprobs
-from server.beams import BeamOptions
 from server.choice_stream import ChoiceStream, Delta
 from server.engine_client import EngineClient, EngineDiedError, EngineLeftError, Generation
 from server.errors import ApiError, DeadlineError, EngineRestartingError, GrammarError, InternalError
@@ -37,11 +36,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked of the engine: `request` for each of the prompts; `beams` makes its choices a search."""
+    """What is asked of the engine: `request` for each of the prompts."""
 
     prompts: Sequence[Prompt]
     request: AddRequest
-    beams: BeamOptions | None = None
 
 
 @dataclass(slots=True)

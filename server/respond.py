@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from engine.protocol import EngineInfo
 from server.answer import Answer, Order, Prompt
-from server.beam_search import BeamSearchClient
+from server.beam_search import check_unguided
 from server.choice_stream import ChoiceStream, Delta, StopMatcher, TextOptions
 from server.content_stops import ContentStops
 from server.context import ServerContext
@@ -121,6 +121,7 @@ async def open_answer(
         kept_ids: Control tokens that stay in the text in any case.
         new_parser: Tells what of the text is content, which alone is searched for stop strings; None: all of it is.
     """
+    check_unguided(order.request)
 
     def choice() -> ChoiceStream:
         detokenizer = context.tokenizer.detokenizer(skip_special_tokens, kept_ids)
@@ -133,11 +134,8 @@ async def open_answer(
     timer = RequestTimer(context.metrics, request.state.arrival_time, len(choices))
     block_size = context.engine_info.block_size if context.settings.prefix_caching else 0
     answer = Answer(order, choices, timer, block_size)
-    engine_client = context.engine_client
-    if order.beams is not None:
-        engine_client = BeamSearchClient(engine_client, order.beams, context.engine_info)
     context.metrics.note_retry(request.headers.get("x-stainless-retry-count", ""))
-    await answer.open(engine_client)
+    await answer.open(context.engine_client)
     timer.accept([len(prompt.token_ids) for prompt in order.prompts])
     return answer
 

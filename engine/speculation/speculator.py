@@ -74,8 +74,9 @@ class Speculator:
 
 
 def _can_draft(request: Request) -> bool:
-    """Whether its next step computes one token and samples one that is not the last."""
-    return request.status is Status.RUNNING and request.num_new_tokens == 1 and request.num_remaining_tokens > 1
+    """Whether its next step computes one token and samples one that is not the last; a search has no next id."""
+    is_decoding = request.status is Status.RUNNING and request.num_new_tokens == 1 and request.search is None
+    return is_decoding and request.num_remaining_tokens > 1
 
 
 def _give(request: Request, drafter: object, pace: Pace | None, draft: list[int]) -> None:

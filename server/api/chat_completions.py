@@ -82,8 +82,9 @@ async def create_chat_completion(
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
         guidance=plan.guidance,
         caching=cache_policy(body.prompt_cache_options, pins),
+        beams=beams,
     )
-    order = Order([prompt], engine_request, beams)
+    order = Order([prompt], engine_request)
     options = render_options(body, logprobs)
     text_options = build_text_options(
         body, track_tokens=logprobs is not None or options.token_ids or plan.counts_tokens

@@ -88,8 +88,9 @@ async def create_completion(
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
         guidance=structured_guidance(structure),
         caching=cache_policy(body.prompt_cache_options),
+        beams=beams,
     )
-    order = Order(prompts, engine_request, beams)
+    order = Order(prompts, engine_request)
     options = render_options(body, logprobs)
     text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
     skip_special_tokens = body.skip_special_tokens is not False

@@ -90,3 +90,15 @@ def test_the_best_beam_is_at_least_as_probable_as_the_greedy_output(live_server:
     sums = [sum(choice["logprobs"]["token_logprobs"]) for choice in (*beams, greedy)]
     assert sums[:4] == sorted(sums[:4], reverse=True)
     assert sums[0] >= sums[4] - 1e-4
+
+
+def test_a_search_sends_its_prompt_once(live_server: LiveServer) -> None:
+    """The counters of prompt tokens grew by the prompt for every token of every beam."""
+    names = ("weft:prompt_tokens", "weft:prefix_cache_queries", "weft:generation_tokens")
+    before = [live_server.metric(f"{name}_total") for name in names]
+    usage = post(live_server, "/v1/completions", prompt="Weft weaves. " * 50, max_tokens=5, use_beam_search=True, n=8)[
+        "usage"
+    ]
+    counted = [live_server.metric(f"{name}_total") - value for name, value in zip(names, before, strict=True)]
+    assert counted == [usage["prompt_tokens"], usage["prompt_tokens"], usage["completion_tokens"]]
+    live_server.wait_for_metric("weft:num_requests_running", 0)

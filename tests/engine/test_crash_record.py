@@ -2,11 +2,12 @@
 
 import pathlib
 
+import msgspec
 import pytest
 
 from engine import crash_record
 from engine.crash_record import CrashRecord, fingerprint
-from engine.protocol import STEP_NAME, SUSPECTS_NAME
+from engine.protocol import STEP_NAME, SUSPECTS_NAME, BeamOptions
 from tests.engine.requests_for_tests import add_request
 
 A, B, C = (bytes([letter]) * 16 for letter in b"ABC")
@@ -89,8 +90,9 @@ def test_a_fingerprint_says_what_is_computed_and_not_who_asks() -> None:
         add_request([1, 3], 1, temperature=0.5),
         add_request([1, 2], 1, temperature=0.6),
         add_request([1, 2], 1, temperature=0.5, num_choices=2),
+        msgspec.structs.replace(add_request([1, 2], 1, temperature=0.5), beams=BeamOptions()),
     ]
-    assert len({base, *map(fingerprint, others)}) == 4
+    assert len({base, *map(fingerprint, others)}) == 5
 
 
 def test_suspicion_and_condemnation_expire(tmp_path: pathlib.Path) -> None:

@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason, Pin, TokenLogprobs
+from engine.protocol import USUAL_CACHING, AddRequest, BeamOptions, CachePolicy, FinishReason, Pin, TokenLogprobs
 from engine.request import Request
 from engine.sampling.random import uniforms
 from engine.sampling_params import SamplingParams
-from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_id
+from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_id, next_logprobs
+from tests.engine.plain_beam_search import plain_beam_search
 
 
 def expected_ids(fake: FakeEngine, add: AddRequest, index: int, eos: tuple[int, ...], max_model_len: int) -> list[int]:
@@ -22,6 +23,16 @@ def expected_ids(fake: FakeEngine, add: AddRequest, index: int, eos: tuple[int, 
     context = list(add.prompt_token_ids)
     longest = None if None in fake.windows else max(w for w in fake.windows if w is not None)
     most = max_model_len - len(context) if params.max_tokens is None else params.max_tokens
+    if add.beams is not None:
+        stop_ids = (*params.stop_token_ids, *(() if params.ignore_eos else eos))
+        return plain_beam_search(
+            lambda context: next_logprobs(context if longest is None else context[-longest:], 2 * add.num_choices),
+            context,
+            add.num_choices,
+            most,
+            stop_ids,
+            add.beams,
+        )[index]
     output: list[int] = []
     while len(output) < min(most, max_model_len - len(add.prompt_token_ids)):
         uniform = uniforms(np.array([params.seed], np.uint64), np.array([len(context)]), np.array([index]))[0]
@@ -41,6 +52,9 @@ POLICIES = (
     CachePolicy(pins=(Pin(12, 60.0),)),
     CachePolicy(pins=(Pin(3, 60.0), Pin(16, 1e-3))),
 )
+
+
+BEAMS = (None, None, None, BeamOptions(), BeamOptions(2.0, "never"), BeamOptions(-1.0, early_stopping=True))
 
 
 class GuessingDrafter:
@@ -93,6 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.sampled_from(POLICIES),
         ignore_eos=st.booleans(),
         scored=st.booleans(),
+        beams=st.sampled_from(BEAMS),
     )
     def add(
         self,
@@ -106,7 +121,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: CachePolicy,
         ignore_eos: bool,
         scored: bool,
+        beams: BeamOptions | None,
     ) -> None:
+        if beams is not None:
+            max_tokens, scored = max(max_tokens, 1), False
         prompt = ([5] * shared + prompt)[: max(1, self.max_model_len - max_tokens)]
         if len(prompt) + max_tokens > self.max_model_len:
             return
@@ -119,11 +137,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 seed=len(self.adds),
                 ignore_eos=ignore_eos,
                 prompt_logprobs=0 if scored else None,
+                stop_token_ids=tuple(range(20, 24)) if beams else (),
             ),
             num_choices=num_choices,
             priority=priority,
             cache_salt=salt,
             caching=caching,
+            beams=beams,
         )
         self.adds[add.request_id] = add
         self.fake.engine.add(0, add)
@@ -172,6 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not self.open:
             return
         request_id, index = data.draw(st.sampled_from(sorted(self.open)))
+        whole = whole or self.adds[request_id].beams is not None
         self.fake.engine.scheduler.abort(0, request_id, None if whole else index)
         self.open = {key for key in self.open if key[0] != request_id or (not whole and key[1] != index)}
 
