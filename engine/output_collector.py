@@ -1,10 +1,12 @@
 """Results of a step -> what each request gained.
 
-Appends sampled ids, verifies drafts, rolls `num_computed_tokens` back behind a refused draft, forks pending choices,
-ends requests. Changes requests through the scheduler only where queues or blocks are concerned.
+Appends sampled ids and those that are certain behind them, verifies drafts, rolls `num_computed_tokens` back behind a
+refused draft, forks pending choices, ends requests. Changes requests through the scheduler only where queues or blocks
+are concerned.
 """
 
 from engine.batch_builder import scored_range
+from engine.grammar.certain import certain_token_ids
 from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
 from engine.request import Request, Status
 from engine.scheduler import ScheduledRequest, ScheduledStep, Scheduler
@@ -79,9 +81,16 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
             request.num_computed_tokens = scheduled.num_context_tokens + num_accepted
         logprobs: list[TokenLogprobs] = []
         for row in rows[: num_accepted + 1]:
-            _append(request, result, row, output, logprobs)
+            _append(request, result.token_ids[row], output)
+            if output.message is None and row in result.logprobs:
+                logprobs.append(result.logprobs[row])
             if output.finish_reason is not None:
                 break
+        else:
+            for token_id in certain_token_ids(request):
+                _append(request, token_id, output)
+                if output.finish_reason is not None:
+                    break
         scheduler.counters.generation_tokens += len(output.token_ids)
         if scheduled.draft_token_ids:
             _count_drafts(scheduler, scheduled, min(num_accepted, len(output.token_ids)), output)
@@ -99,10 +108,7 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
         scheduler.finish(request)
 
 
-def _append(
-    request: Request, result: StepResult, row: int, output: RequestOutput, logprobs: list[TokenLogprobs]
-) -> None:
-    token_id = result.token_ids[row]
+def _append(request: Request, token_id: int, output: RequestOutput) -> None:
     output.message = request.grammar.accept(token_id) if request.grammar is not None else None
     if output.message is not None:
         output.finish_reason = FinishReason.DEAD_END
@@ -111,9 +117,6 @@ def _append(
     output.finish_reason = request.append(token_id)
     if output.finish_reason is FinishReason.STOP and token_id in request.stop_ids:
         output.stop_token_id = token_id
-    row_logprobs = result.logprobs.get(row)
-    if row_logprobs is not None:
-        logprobs.append(row_logprobs)
 
 
 def _count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepted: int, output: RequestOutput) -> None:

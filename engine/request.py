@@ -133,6 +133,11 @@ class Request:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def has_computed_prompt(self) -> bool:
+        """Whether all that is left to compute is output."""
+        return self.num_computed_tokens >= len(self.prompt_token_ids)
+
+    @property
     def num_remaining_tokens(self) -> int:
         """Output tokens that may still be sampled."""
         return self.max_num_tokens - self.num_tokens

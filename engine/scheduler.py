@@ -190,7 +190,7 @@ class Scheduler:
         num_preemptions = self.counters.num_preemptions
         schedulable = [r for r in self.running if _is_schedulable(r)]
         prefills = [r for r in schedulable if r.num_new_tokens > 1]
-        budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], len(prefills))
+        budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], prefills)
         if len(prefills) > 1:
             self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
         share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
@@ -220,16 +220,14 @@ class Scheduler:
         now = time.monotonic()
         return [r for r in self.waiting if r.deadline is not None and r.deadline < now and r.num_cached_tokens is None]
 
-    def _begin_budget(self, decodes: list[Request], num_prefills: int) -> StepBudget:
-        """The budget without the decodes; drafts are cut so that a block's worth of tokens is left to prefill."""
+    def _begin_budget(self, decodes: list[Request], prefills: list[Request]) -> StepBudget:
+        """The budget without the decodes, nor the token that an output gets in each step while it is computed."""
+        outputs = [r for r in prefills if r.has_computed_prompt]
         load = StepLoad()
-        num_spare = max(0, self._max_num_batched_tokens - len(decodes) - self.kv.block_size)
-        for request in decodes:
-            if request.draft_token_ids:
-                request.draft_token_ids = request.draft_token_ids[:num_spare]
-                num_spare -= len(request.draft_token_ids)
-            load.add(1 + len(request.draft_token_ids), request.num_computed_tokens)
-        num_prompts = num_prefills + self._num_fitting()
+        for request in decodes + outputs:
+            load.add(1, request.num_computed_tokens)
+        self._cut_drafts(decodes, load)
+        num_prompts = len(prefills) - len(outputs) + self._num_fitting()
         return StepBudget(
             self.cost,
             max_num_tokens=self._max_num_batched_tokens,
@@ -239,6 +237,24 @@ class Scheduler:
             ),
             decodes=load,
         )
+
+    def _cut_drafts(self, decodes: list[Request], load: StepLoad) -> None:
+        """Keep drafts as far as there is time, and tokens but for a block's worth of prefill; add them to the load.
+
+        There is always time for a block's worth, as there is for prefill.
+        """
+        drafting = [r for r in decodes if r.draft_token_ids]
+        if not drafting:
+            return
+        num_spare = max(0, self._max_num_batched_tokens - load.num_tokens - self.kv.block_size)
+        limit_s = self._target.draft_limit_s(load, self.cost, is_awaited=len(drafting) < len(decodes))
+        if limit_s is not None:
+            context = max(r.num_computed_tokens for r in drafting)
+            num_spare = min(num_spare, max(self.cost.num_tokens_within(load, context, limit_s), self.kv.block_size))
+        for request in drafting:
+            request.draft_token_ids = request.draft_token_ids[:num_spare]
+            num_spare -= len(request.draft_token_ids)
+            load.extend(len(request.draft_token_ids), request.num_computed_tokens + 1)
 
     def _num_fitting(self) -> int:
         """About how many of the waiting requests there is room for."""
@@ -253,11 +269,12 @@ class Scheduler:
         return len(self.running) < self._max_num_seqs and any(map(self._is_admissible, self.waiting[:1]))
 
     def _prefill(self, step: ScheduledStep, budget: StepBudget, request: Request, share: float) -> None:
-        chunk = budget.grant(request.num_new_tokens, request.num_computed_tokens, share)
-        context = request.num_computed_tokens
-        scheduled = self._schedule(step, request, chunk) if chunk else 0
-        if scheduled:
-            budget.charge(scheduled, context)
+        num_charged = int(request.has_computed_prompt)
+        context = request.num_computed_tokens + num_charged
+        chunk = num_charged + budget.grant(request.num_new_tokens - num_charged, context, share)
+        scheduled = self._schedule(step, request, min(chunk, self._max_num_batched_tokens - step.load.num_tokens))
+        if scheduled > num_charged:
+            budget.charge(scheduled - num_charged, context)
 
     def _schedule(self, step: ScheduledStep, request: Request, num_tokens: int) -> int:
         """Put a running request into the step; returns the tokens it computes, 0 when there is no block for any."""
