@@ -226,7 +226,7 @@ class Engine:
             fault = "the device ran out of memory" if has_no_memory else type(error).__name__
             outputs += fail(self.scheduler, failed, f"the step failed: {fault}")
             if has_no_memory:
-                self.scheduler.halve_token_budget()
+                self.scheduler.token_budget.halve()
         return outputs
 
     def _launch(self, step: ScheduledStep) -> None:
@@ -257,6 +257,7 @@ class Engine:
         self.num_steps += 1
         self.step_seconds += seconds if device_s is None else device_s
         self.scheduler.cost.observe(step.load, seconds)
+        self.scheduler.token_budget.observe(step.load.num_tokens)
 
     def _draft(self, step: ScheduledStep) -> None:
         """Guess what the requests of a step go on with. What fails here costs no request anything but time."""

@@ -7,7 +7,6 @@ manager every request's state; never touches a tensor. A step may be scheduled b
 """
 
 import bisect
-import logging
 import time
 from dataclasses import dataclass, field, replace
 
@@ -16,8 +15,7 @@ from engine.request import Request, RequestKey, Status
 from engine.speculation.drafting import Drafting
 from engine.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from engine.step_cost import StepCostModel, StepLoad
-
-logger = logging.getLogger(__name__)
+from engine.token_budget import TokenBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.mean_output_tokens = 64.0
         self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self.token_budget = TokenBudget(max_num_batched_tokens, least=max_num_seqs + kv.block_size)
         self._target = LatencyTarget(itl_target_s)
 
     @property
@@ -200,7 +198,7 @@ class Scheduler:
             if request.num_new_tokens > 1:
                 self._prefill(step, budget, request, share)
             else:
-                left = self._max_num_batched_tokens - step.load.num_tokens
+                left = self.token_budget.max_num_tokens - step.load.num_tokens
                 self._schedule(step, request, min(1 + len(request.draft_token_ids), left))
         if self.waiting and self.counters.num_preemptions == num_preemptions:
             self._admit_waiting(step, budget)
@@ -208,12 +206,6 @@ class Scheduler:
             return None
         step.blocks = self.kv.take_step_blocks()
         return step
-
-    def halve_token_budget(self) -> None:
-        """Compute fewer tokens a step from now on, as far as that goes, because there was no memory for so many."""
-        least = self._max_num_seqs + self.kv.block_size
-        self._max_num_batched_tokens = max(self._max_num_batched_tokens // 2, least)
-        logger.warning("steps compute at most %d tokens from now on", self._max_num_batched_tokens)
 
     def expired(self) -> list[Request]:
         """Requests that never ran and whose deadline has passed."""
@@ -230,7 +222,7 @@ class Scheduler:
         num_prompts = len(prefills) - len(outputs) + self._num_fitting()
         return StepBudget(
             self.cost,
-            max_num_tokens=self._max_num_batched_tokens,
+            max_num_tokens=self.token_budget.max_num_tokens,
             block_size=self.kv.block_size,
             limit_s=self._target.limit_s(
                 load, self.cost, num_decodes=len(decodes), num_prompts=num_prompts, now_s=time.monotonic()
@@ -246,7 +238,7 @@ class Scheduler:
         drafting = [r for r in decodes if r.draft_token_ids]
         if not drafting:
             return
-        num_spare = max(0, self._max_num_batched_tokens - load.num_tokens - self.kv.block_size)
+        num_spare = max(0, self.token_budget.max_num_tokens - load.num_tokens - self.kv.block_size)
         limit_s = self._target.draft_limit_s(load, self.cost, is_awaited=len(drafting) < len(decodes))
         if limit_s is not None:
             context = max(r.num_computed_tokens for r in drafting)
@@ -272,7 +264,7 @@ class Scheduler:
         num_charged = int(request.has_computed_prompt)
         context = request.num_computed_tokens + num_charged
         chunk = num_charged + budget.grant(request.num_new_tokens - num_charged, context, share)
-        scheduled = self._schedule(step, request, min(chunk, self._max_num_batched_tokens - step.load.num_tokens))
+        scheduled = self._schedule(step, request, min(chunk, self.token_budget.max_num_tokens - step.load.num_tokens))
         if scheduled > num_charged:
             budget.charge(scheduled - num_charged, context)
 

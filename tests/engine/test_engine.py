@@ -21,6 +21,7 @@ from engine.protocol import (
 )
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.token_budget import FIRST_TRIAL
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
 from tests.engine.grammar.demo import guided
 from tests.engine.requests_for_tests import add_request
@@ -267,10 +268,25 @@ def test_a_step_without_memory_makes_those_after_it_smaller(
     assert finish(fake) == {(1, 0): greedy([2] * 40, 5)}
     assert max(batch.num_tokens for batch in fake.runner.batches[1:]) == 10
     for _ in range(3):
-        fake.engine.scheduler.halve_token_budget()
+        fake.engine.scheduler.token_budget.halve()
     fake.engine.add(0, add_request([3] * 40, 2, max_tokens=1))
     fake.step()
     assert fake.runner.batches[-1].num_tokens == 6  # two requests and a block
+
+
+def test_the_token_budget_recovers(caplog: pytest.LogCaptureFixture) -> None:
+    """One step without memory, for whatever reason, made all steps smaller until the engine was started again."""
+    caplog.set_level(logging.CRITICAL)
+    fake = make_engine(max_num_seqs=2, max_num_batched_tokens=20, num_blocks=100, max_model_len=400)
+    fake.runner.fails_at_launch, fake.runner.error = True, torch.OutOfMemoryError("none left")
+    fake.engine.add(0, add_request([1] * 40))
+    fake.step()
+    for request_id in range(FIRST_TRIAL // 30 + 1):
+        fake.engine.add(0, add_request([request_id + 2] * 300, request_id, max_tokens=1))
+        finish(fake)
+    num_tokens = [batch.num_tokens for batch in fake.runner.batches[1:]]
+    assert set(num_tokens[:FIRST_TRIAL]) == {10}
+    assert max(num_tokens[FIRST_TRIAL:]) == 20
 
 
 def cached_tokens(fake: FakeEngine, add: AddRequest) -> int | None:
