@@ -22,7 +22,7 @@ from engine.batch import (
     SamplingBatch,
     ScoreBatch,
 )
-from engine.reasoning_budget import is_used_up
+from engine.reasoning_budget import ReasoningProgress
 from engine.request import Request, RequestKey
 from engine.sampling.random import uniforms
 from engine.scheduler import ScheduledRequest, ScheduledStep
@@ -157,13 +157,11 @@ def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:
     return uniforms(seeds, positions, _ints([s.request.key.choice for s, _ in rows]))
 
 
-def _must_end_reasoning(request: Request, draft_token_ids: tuple[int, ...]) -> bool:
+def _must_end(reasoning: ReasoningProgress, request: Request, draft_token_ids: tuple[int, ...]) -> bool:
     """Behind these drafts. A grammar may have the last word: within a character nothing else can follow."""
-    assert request.reasoning_budget is not None, "the caller looked"
-    output_ids = request.token_ids[request.num_prompt_tokens :] + list(draft_token_ids)
-    if not is_used_up(request.reasoning_budget, output_ids):
+    if not reasoning.is_used_up(draft_token_ids):
         return False
-    return request.grammar is None or request.grammar.allows(draft_token_ids, request.reasoning_budget.end_token_id)
+    return request.grammar is None or request.grammar.allows(draft_token_ids, reasoning.budget.end_token_id)
 
 
 class _LogitEdits:
@@ -182,8 +180,8 @@ class _LogitEdits:
         """Take in one row; source_row is where its last input id comes from when the host does not know it."""
         request = scheduled.request
         params = request.params
-        if request.reasoning_budget is not None and _must_end_reasoning(request, scheduled.draft_token_ids[:offset]):
-            self._allow(row, (request.reasoning_budget.end_token_id,))
+        if request.reasoning is not None and _must_end(request.reasoning, request, scheduled.draft_token_ids[:offset]):
+            self._allow(row, (request.reasoning.budget.end_token_id,))
             return
         if params.logit_bias:
             self._bias(row, list(params.logit_bias), list(params.logit_bias.values()))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from engine.grammar.matcher import GrammarMatcher
 from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
+from engine.reasoning_budget import ReasoningProgress
 from engine.sampling_params import SamplingParams
 from engine.speculation.drafting import Drafting
 from engine.speculation.lookup import Text
@@ -61,6 +62,7 @@ class Request:
         stop_ids: Ids that end the output: end-of-sequence ids and the caller's.
         token_counts: What penalties look at; the prompt belongs to it under a repetition penalty. None without any.
         reasoning_budget: When the end of reasoning is forced; None means never.
+        reasoning: How much of it is used up; None without one.
         grammar: Has consumed the known output ids; None when any text will do.
         prediction: What the output will probably hold; None when nobody said. Choices share it.
         drafting: What speculation knows of this choice.
@@ -97,6 +99,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     token_counts: TokenCounts | None = None
     reasoning_budget: ReasoningBudget | None = None
+    reasoning: ReasoningProgress | None = None
     grammar: GrammarMatcher | None = None
     prediction: Text | None = None
     drafting: Drafting = field(default_factory=Drafting)
@@ -106,6 +109,7 @@ class Request:
         """Start from the prompt alone."""
         self.token_ids = list(self.prompt_token_ids)
         self.stop_ids = self.eos_token_ids | frozenset(self.params.stop_token_ids)
+        self.reasoning = ReasoningProgress(self.reasoning_budget) if self.reasoning_budget is not None else None
         params, self.token_counts = self.params, None
         if params.repetition_penalty != 1.0:
             self.token_counts = TokenCounts(self.prompt_token_ids)
@@ -162,6 +166,8 @@ class Request:
         self.token_ids.append(token_id)
         if self.token_counts is not None:
             self.token_counts.add(token_id)
+        if self.reasoning is not None:
+            self.reasoning.append(token_id)
         if token_id in self.stop_ids and len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens:
             return FinishReason.STOP
         if self.grammar is not None and self.grammar.is_stopped:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 def needs_rows(request: "Request") -> bool:
     """Whether what a grammar forces has to be sampled nevertheless."""
-    params = request.params
+    params, reasoning = request.params, request.reasoning
     is_restricted = params.allowed_token_ids is not None or bool(params.bad_words_token_ids)
-    return is_restricted or params.logprobs is not None or request.reasoning_budget is not None
+    may_have_to_end = reasoning is not None and not reasoning.has_ended
+    return is_restricted or may_have_to_end or params.logprobs is not None
 
 
 def certain_token_ids(request: "Request") -> list[int]:

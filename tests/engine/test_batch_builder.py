@@ -7,7 +7,7 @@ from engine.batch import Batch, ScoreBatch
 from engine.batch_builder import build_batch
 from engine.kv_cache_manager import KVCacheManager
 from engine.output_collector import collect
-from engine.protocol import TokenLogprobs
+from engine.protocol import ReasoningBudget, TokenLogprobs
 from engine.request import Request
 from engine.sampling.random import uniforms
 from engine.scheduler import ScheduledStep, Scheduler
@@ -166,6 +166,35 @@ def test_stop_ids_are_banned_before_min_tokens() -> None:
     assert sorted(bias(steps.launch())) == [(0, 8, -INF), (0, 9, -INF)]
     steps.collect(5, 3)
     assert bias(steps.launch()) == []
+
+
+class Copied(list[int]):
+    """Counts the ids that slices copy."""
+
+    num_copied = 0
+
+    def __getitem__(self, key):  # type: ignore[no-untyped-def]
+        found = super().__getitem__(key)
+        self.num_copied += len(found) if isinstance(key, slice) else 0
+        return found
+
+
+def test_a_step_does_not_copy_the_output_for_a_reasoning_budget() -> None:
+    """It did, for every row, so that the time of an output grew with its square."""
+    r = request([1], 0, max_tokens=190, reasoning_budget=ReasoningBudget(100, 9))
+    steps = Steps(r)
+    steps.launch()
+    steps.collect(3)
+    for _ in range(98):
+        r.append(3)
+    r.num_computed_tokens = 99  # as if that had been computed
+    r.draft_token_ids = [4, 4]
+    step = steps.scheduler.schedule()
+    assert step is not None
+    r.token_ids = copied = Copied(r.token_ids)
+    batch = build_batch(step, None, 4)
+    assert copied.num_copied < 5
+    assert lists(batch.sampling.allowed_rows, batch.sampling.allowed_ids) == [[1, 2], [9, 9]]
 
 
 def test_the_end_of_a_bad_word_is_banned_behind_its_beginning() -> None:

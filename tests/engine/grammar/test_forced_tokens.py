@@ -2,6 +2,7 @@ import llguidance
 
 from engine.grammar.certain import certain_token_ids
 from engine.grammar.matcher import GrammarMatcher
+from engine.protocol import ReasoningBudget
 from engine.request import Request
 from engine.speculation.drafters import ForcedTokens
 from engine.speculation.pace import MAX_NUM_DRAFTS
@@ -42,6 +43,7 @@ def test_where_an_id_may_be_forbidden_or_is_asked_about_it_is_a_draft(vocabulary
         {"logprobs": 0},
         {"bad_words_token_ids": ((9,),)},
         {"allowed_token_ids": tuple(range(1000))},
+        {"reasoning_budget": ReasoningBudget(5, 9)},
     ]
     grammar = f'start: "{"once upon a time " * 200}"'
     certain = certain_token_ids(ask(vocabulary, grammar, max_tokens=900))
@@ -51,3 +53,9 @@ def test_where_an_id_may_be_forbidden_or_is_asked_about_it_is_a_draft(vocabulary
         assert certain_token_ids(asked) == []
         assert ForcedTokens().propose(asked) == certain[:MAX_NUM_DRAFTS]
     assert ForcedTokens().propose(ask(vocabulary, grammar)) == []
+
+
+def test_behind_the_end_of_reasoning_its_budget_forbids_nothing(vocabulary: llguidance.LLTokenizer) -> None:
+    asked = ask(vocabulary, 'start: "0123456789"', reasoning_budget=ReasoningBudget(5, 9))
+    asked.append(9)
+    assert len(certain_token_ids(asked)) > 5
