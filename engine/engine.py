@@ -243,7 +243,8 @@ class Engine:
         self._observe(step, launch_time, result.device_s)
         outputs = collect(self.scheduler, step, result)
         self._launched.popleft()
-        self._draft(step)
+        if self._speculator is not None:
+            self._speculator.draft(step)
         return outputs
 
     def _observe(self, step: ScheduledStep, launch_time: float, device_s: float | None) -> None:
@@ -258,15 +259,6 @@ class Engine:
         self.step_seconds += seconds if device_s is None else device_s
         self.scheduler.cost.observe(step.load, seconds)
         self.scheduler.token_budget.observe(step.load.num_tokens)
-
-    def _draft(self, step: ScheduledStep) -> None:
-        """Guess what the requests of a step go on with. What fails here costs no request anything but time."""
-        if self._speculator is not None:
-            try:
-                self._speculator.draft(step)
-            except Exception:
-                logger.exception("drafting failed; the engine goes on without speculation")
-                self._speculator = None
 
     def _compile(self, request: Request, text: str) -> None:
         try:

@@ -5,7 +5,6 @@ import msgspec
 import pytest
 import torch
 
-from engine import engine as engine_module
 from engine.engine import RejectedError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.pending import PendingGrammars
@@ -21,6 +20,8 @@ from engine.protocol import (
 )
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.speculation.pace import Pace
+from engine.speculation.speculator import FIRST_PAUSE, Speculator
 from engine.token_budget import FIRST_TRIAL
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
 from tests.engine.grammar.demo import guided
@@ -113,17 +114,50 @@ def test_steps_are_told_before_they_are_launched() -> None:
     assert seen == [(3, 0), (1, 1)]
 
 
-def test_a_drafter_that_fails_is_left_out_and_costs_no_request_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def propose(self, request: Request) -> list[int]:
-            raise RuntimeError("no idea")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_drafter_that_fails_is_left_out_for_a_while_and_costs_no_request_anything(
+    overlap: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Drafts never came back, though what had failed was memory that was missing for a moment."""
 
-    said: list[str] = []
-    monkeypatch.setattr(engine_module.logger, "exception", said.append)
-    fake = make_engine(drafter=Broken())
-    fake.engine.add(0, add_request([1, 2, 3], max_tokens=5, temperature=0.0))
-    assert finish(fake) == {(0, 0): greedy([1, 2, 3], 5)}
-    assert said == ["drafting failed; the engine goes on without speculation"]
+    class BrokenAtFirst:
+        num_asked = 0
+
+        def propose(self, request: Request) -> list[int]:
+            self.num_asked += 1
+            if self.num_asked <= 2:
+                raise torch.OutOfMemoryError("none left")
+            return greedy(request.token_ids, 3)
+
+    caplog.set_level(logging.ERROR)
+    drafter = BrokenAtFirst()
+    num_tokens = 4 * FIRST_PAUSE
+    fake = make_engine(drafter=drafter, num_blocks=200, max_model_len=600, overlap=overlap)
+    fake.engine.add(0, add_request([1, 2, 3], max_tokens=num_tokens, temperature=0.0))
+    assert finish(fake) == {(0, 0): greedy([1, 2, 3], num_tokens)}
+    assert caplog.messages == [
+        f"drafting failed; the next {pause} steps go without" for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE)
+    ]
+    assert 3 * FIRST_PAUSE < fake.engine.num_steps < 3.5 * FIRST_PAUSE
+    assert max(batch.num_tokens for batch in fake.runner.batches[4:]) == 4
+
+
+def test_no_request_waits_for_a_draft_model_that_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        pace = Pace()
+
+        def price(self, step_s: float) -> float:
+            return 0.0
+
+        def propose(self, requests: list[Request], num_drafts: int) -> list[list[int]]:
+            raise torch.OutOfMemoryError("none left")
+
+    caplog.set_level(logging.CRITICAL)
+    fake = make_engine(overlap=True)
+    fake.engine._speculator = Speculator(fake.engine.scheduler, (), Broken())
+    fake.engine.add(0, add_request([1, 2, 3], max_tokens=20, temperature=0.0))
+    assert finish(fake) == {(0, 0): greedy([1, 2, 3], 20)}
+    assert sum(len(batch.placeholders.targets) for batch in fake.runner.batches) > 15  # steps overlap again
 
 
 # --- what is rejected --------------------------------------------------------------------------------------------
