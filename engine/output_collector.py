@@ -5,6 +5,8 @@ refused draft, forks pending choices, ends requests. Changes requests through th
 are concerned.
 """
 
+import logging
+
 from engine.batch_builder import scored_range
 from engine.grammar.certain import certain_token_ids
 from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
@@ -12,6 +14,8 @@ from engine.request import Request, Status
 from engine.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from engine.speculation.drafters import PredictionDrafter
 from engine.step_result import StepResult
+
+logger = logging.getLogger(__name__)
 
 Outputs = list[tuple[int, RequestOutput]]
 """Outputs with the connection that each goes to."""
@@ -21,6 +25,7 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
     """Apply the results of a step, in the order of the batch.
 
     A request that has ended since the step was launched gets nothing; one that was preempted since keeps its new ids.
+    What fails for one request ends that one alone.
     """
     outputs: Outputs = []
     scores = iter(result.scores)
@@ -33,7 +38,13 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
         if request.params.prompt_logprobs is not None and prompt_logprobs:
             output.prompt_logprobs = prompt_logprobs
             request.num_scored_tokens += len(prompt_logprobs)
-        _advance(scheduler, scheduled, result, output)
+        try:
+            _advance(scheduler, scheduled, result, output)
+        except Exception as error:
+            logger.exception("request %s failed, and the others go on", request.key)
+            if not request.is_finished:
+                outputs += end(scheduler, request, FinishReason.ERROR, f"the request failed: {type(error).__name__}")
+            continue
         if output.token_ids or output.finish_reason is not None or output.prompt_logprobs:
             outputs.append((request.key.connection, output))
     return outputs

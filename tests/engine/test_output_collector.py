@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 
 from engine.kv_cache_manager import KVCacheManager
@@ -54,6 +56,25 @@ def test_a_prefill_chunk_brings_nothing() -> None:
     scheduler = start(request(range(10), 0), max_num_tokens=6)
     assert run(scheduler) == []
     assert [o.token_ids for o in run(scheduler, 9)] == [[9]]
+
+
+def test_what_fails_for_one_request_ends_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """It failed the step, and with it every request that shared it."""
+
+    class Broken:
+        def accept(self, token_id: int) -> str | None:
+            raise KeyError(token_id)
+
+    caplog.set_level(logging.CRITICAL)
+    broken, sound = request([1, 2, 3], 0), request([4], 1)
+    scheduler = start(broken, sound)
+    step = schedule(scheduler)
+    broken.grammar = Broken()  # type: ignore[assignment]
+    outputs = [output for _, output in collect(scheduler, step, StepResult([8, 9], {}, []))]
+    scheduler.check_integrity()
+    assert outputs[0] == RequestOutput(0, 0, [], FinishReason.ERROR, message="the request failed: KeyError")
+    assert (outputs[-1].request_id, outputs[-1].token_ids) == (1, [9])
+    assert broken.is_finished and not sound.is_finished
 
 
 @pytest.mark.parametrize("stops", [{"stop_token_ids": (9,)}, {"eos_token_ids": (9, 10)}])
