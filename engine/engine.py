@@ -150,6 +150,9 @@ class Engine:
             max_model_len=self._max_model_len,
             cache_seed=self.scheduler.kv.cache_seed(add.cache_salt, add.adapter, add.extra_hash_keys),
         )
+        if request.edits.leave_nothing(0, add.sampling_params.min_tokens):
+            message = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
+            raise RejectedError(RejectReason.INVALID, message)
         request.runs_alone = runs_alone
         self._num_arrivals += 1
         if add.guidance.grammar is not None:
@@ -287,6 +290,11 @@ class Engine:
                 f"the context holds {self._max_model_len} tokens, but {num_prompt} in the prompt and {least} of output "
                 f"were asked for",
             )
+        listed = {"stop_token_ids": params.stop_token_ids, "allowed_token_ids": params.allowed_token_ids or ()}
+        for name, listed_ids in listed.items():
+            if len(listed_ids) > self._vocab_size:
+                message = f"{name} must hold at most {self._vocab_size} ids, got {len(listed_ids)}"
+                raise RejectedError(RejectReason.INVALID, message)
         for name, ids in (
             ("prompt", add.prompt_token_ids),
             ("prediction", add.guidance.prediction_token_ids),

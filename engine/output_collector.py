@@ -120,7 +120,12 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
 
 
 def _append(request: Request, token_id: int, output: RequestOutput) -> None:
-    output.message = request.grammar.accept(token_id) if request.grammar is not None else None
+    if request.grammar is not None:
+        output.message = request.grammar.accept(token_id)
+    elif request.reasoning is None and request.edits.leave_nothing(
+        len(request.token_ids) - request.num_prompt_tokens, request.params.min_tokens, request.token_ids
+    ):
+        output.message = "no token is left that the parameters of the request allow"
     if output.message is not None:
         output.finish_reason = FinishReason.DEAD_END
         return

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.grammar.matcher import GrammarMatcher
+from engine.logit_edits import LogitEdits, make_edits
 from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
 from engine.reasoning_budget import ReasoningProgress
 from engine.sampling_params import SamplingParams
@@ -45,6 +46,7 @@ class Request:
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
+        edits: What the parameters do to the logits of every row.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
         token_ids: Prompt and known output ids.
@@ -77,6 +79,7 @@ class Request:
     eos_token_ids: frozenset[int]
     max_num_tokens: int
     cache_seed: bytes
+    edits: LogitEdits
     caching: CachePolicy = USUAL_CACHING
     priority: int = 0
     deadline: float | None = None
@@ -190,15 +193,17 @@ def make_request(
     max_num_tokens = max_model_len
     if params.max_tokens is not None:
         max_num_tokens = min(max_model_len, len(add.prompt_token_ids) + params.max_tokens)
+    eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
     return Request(
         key=RequestKey(connection, add.request_id, 0),
         params=params,
         prompt_token_ids=add.prompt_token_ids,
         arrival=arrival,
         arrival_time=arrival_time,
-        eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids,
+        eos_token_ids=eos_token_ids,
         max_num_tokens=max_num_tokens,
         cache_seed=cache_seed,
+        edits=make_edits(params, eos_token_ids | frozenset(params.stop_token_ids)),
         caching=add.caching,
         priority=add.priority,
         deadline=add.deadline,

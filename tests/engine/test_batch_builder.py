@@ -10,6 +10,7 @@ from engine.output_collector import collect
 from engine.protocol import ReasoningBudget, TokenLogprobs
 from engine.request import Request
 from engine.sampling.random import uniforms
+from engine.sampling_params import SamplingParams
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
@@ -155,6 +156,18 @@ def test_logit_bias_and_allowed_ids_name_their_rows() -> None:
     assert lists(s.allowed_rows, s.allowed_entries, s.allowed_ids) == [[2, 3], [0, 0, 1], [8, 9, 7]]
     assert (s.penalties, s.conditional_bans) == (None, None)
     assert s.num_logprobs.tolist() == [-1] * 4
+
+
+def test_lists_of_ids_become_arrays_once_and_each_id_once() -> None:
+    """Millions of duplicates were made into Python lists in every step."""
+    r = request([1], allowed_token_ids=(9, 8) * 1000, logit_bias={5: 1.5}, min_tokens=9, stop_token_ids=(6,) * 1000)
+    steps = Steps(r)
+    r.params = SamplingParams(min_tokens=9)  # whatever is asked of these lists is asked of the arrays
+    for _ in range(2):
+        batch = steps.launch()
+        assert batch.sampling.allowed_ids.tolist() == [8, 9]
+        assert bias(batch) == [(0, 5, 1.5), (0, 6, -INF)]
+        steps.collect(8)
 
 
 def test_stop_ids_are_banned_before_min_tokens() -> None:

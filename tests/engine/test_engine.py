@@ -162,6 +162,8 @@ def test_no_request_waits_for_a_draft_model_that_has_failed(caplog: pytest.LogCa
 
 # --- what is rejected --------------------------------------------------------------------------------------------
 
+NOTHING_LEFT = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
+
 
 @pytest.mark.parametrize(
     ("add", "reason", "message"),
@@ -202,6 +204,24 @@ def test_no_request_waits_for_a_draft_model_that_has_failed(caplog: pytest.LogCa
             "allowed_token_ids must hold token ids from 0 to 49, got -2",
         ),
         (
+            add_request([1], allowed_token_ids=(3,) * 51),
+            RejectReason.INVALID,
+            "allowed_token_ids must hold at most 50 ids, got 51",
+        ),
+        (
+            add_request([1], stop_token_ids=(3,) * 51),
+            RejectReason.INVALID,
+            "stop_token_ids must hold at most 50 ids, got 51",
+        ),
+        (add_request([1], allowed_token_ids=(7,), min_tokens=1), RejectReason.INVALID, NOTHING_LEFT),
+        (
+            add_request(
+                [1], allowed_token_ids=(4, 5, 7), bad_words_token_ids=((4,),), stop_token_ids=(5,), min_tokens=1
+            ),
+            RejectReason.INVALID,
+            NOTHING_LEFT,
+        ),
+        (
             add_request([1], bad_words_token_ids=((1, 99),)),
             RejectReason.INVALID,
             "bad_words must hold token ids from 0 to 49, got 99",
@@ -219,11 +239,18 @@ def test_no_request_waits_for_a_draft_model_that_has_failed(caplog: pytest.LogCa
     ],
 )
 def test_a_rejection_names_field_bound_and_value(add: AddRequest, reason: RejectReason, message: str) -> None:
-    fake = make_engine(max_model_len=40)
+    fake = make_engine(max_model_len=40, eos_token_ids=(7,))
     with pytest.raises(RejectedError) as caught:
         fake.engine.add(0, add)
     assert (caught.value.reason, str(caught.value)) == (reason, message)
     assert not fake.engine.has_work
+
+
+def test_an_allowed_end_is_taken_in_where_it_is_not_banned() -> None:
+    fake = make_engine(eos_token_ids=(7,))
+    for params in ({}, {"min_tokens": 1, "ignore_eos": True}):
+        fake.engine.add(0, add_request([1], allowed_token_ids=(7,), **params))
+        finish(fake)
 
 
 def test_the_longest_request_that_fits_is_taken_in() -> None:

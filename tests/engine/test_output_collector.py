@@ -58,6 +58,17 @@ def test_a_prefill_chunk_brings_nothing() -> None:
     assert [o.token_ids for o in run(scheduler, 9)] == [[9]]
 
 
+def test_nothing_left_to_sample_ends_the_request_instead_of_a_banned_id() -> None:
+    """The sampler yields the lowest id when all are banned, and that was taken for output."""
+    r = request([1], 0, allowed_token_ids=(5, 6), bad_words_token_ids=((5, 5), (5, 6)), ignore_eos=True)
+    scheduler = start(r)
+    assert [o.finish_reason for o in run(scheduler, 6)] == [None]
+    assert [o.finish_reason for o in run(scheduler, 5)] == [None]
+    (output,) = run(scheduler, 0)
+    assert (output.token_ids, output.finish_reason) == ([], FinishReason.DEAD_END)
+    assert output.message == "no token is left that the parameters of the request allow"
+
+
 def test_what_fails_for_one_request_ends_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:
     """It failed the step, and with it every request that shared it."""
 
