@@ -151,6 +151,9 @@ class Engine:
             max_model_len=self._max_model_len,
             cache_seed=self.scheduler.kv.cache_seed(add.cache_salt, add.adapter, add.extra_hash_keys),
         )
+        if request.edits.leave_nothing(0, add.sampling_params.min_tokens):
+            message = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
+            raise RejectedError(RejectReason.INVALID, message)
         request.runs_alone = runs_alone
         if add.beams is not None:
             request.search = BeamSearch(request, add.num_choices, add.beams)
@@ -230,7 +233,7 @@ class Engine:
             fault = "the device ran out of memory" if has_no_memory else type(error).__name__
             outputs += fail(self.scheduler, failed, f"the step failed: {fault}")
             if has_no_memory:
-                self.scheduler.halve_token_budget()
+                self.scheduler.token_budget.halve()
         return outputs
 
     def _launch(self, step: ScheduledStep) -> None:
@@ -247,7 +250,8 @@ class Engine:
         self._observe(step, launch_time, result.device_s)
         outputs = collect(self.scheduler, step, result)
         self._launched.popleft()
-        self._draft(step)
+        if self._speculator is not None:
+            self._speculator.draft(step)
         return outputs
 
     def _observe(self, step: ScheduledStep, launch_time: float, device_s: float | None) -> None:
@@ -261,15 +265,7 @@ class Engine:
         self.num_steps += 1
         self.step_seconds += seconds if device_s is None else device_s
         self.scheduler.cost.observe(step.load, seconds)
-
-    def _draft(self, step: ScheduledStep) -> None:
-        """Guess what the requests of a step go on with. What fails here costs no request anything but time."""
-        if self._speculator is not None:
-            try:
-                self._speculator.draft(step)
-            except Exception:
-                logger.exception("drafting failed; the engine goes on without speculation")
-                self._speculator = None
+        self.scheduler.token_budget.observe(step.load.num_tokens)
 
     def _compile(self, request: Request, text: str) -> None:
         try:
@@ -300,6 +296,11 @@ class Engine:
                 f"the context holds {self._max_model_len} tokens, but {num_prompt} in the prompt and {least} of output "
                 f"were asked for",
             )
+        listed = {"stop_token_ids": params.stop_token_ids, "allowed_token_ids": params.allowed_token_ids or ()}
+        for name, listed_ids in listed.items():
+            if len(listed_ids) > self._vocab_size:
+                message = f"{name} must hold at most {self._vocab_size} ids, got {len(listed_ids)}"
+                raise RejectedError(RejectReason.INVALID, message)
         for name, ids in (
             ("prompt", add.prompt_token_ids),
             ("prediction", add.guidance.prediction_token_ids),

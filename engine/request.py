@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.grammar.matcher import GrammarMatcher
+from engine.logit_edits import LogitEdits, make_edits
 from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
+from engine.reasoning_budget import ReasoningProgress
 from engine.sampling_params import SamplingParams
 from engine.speculation.drafting import Drafting
 from engine.speculation.lookup import Text
@@ -47,6 +49,7 @@ class Request:
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
+        edits: What the parameters do to the logits of every row.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
         token_ids: Prompt and known output ids.
@@ -64,6 +67,7 @@ class Request:
         stop_ids: Ids that end the output: end-of-sequence ids and the caller's.
         token_counts: What penalties look at; the prompt belongs to it under a repetition penalty. None without any.
         reasoning_budget: When the end of reasoning is forced; None means never.
+        reasoning: How much of it is used up; None without one.
         grammar: Has consumed the known output ids; None when any text will do.
         prediction: What the output will probably hold; None when nobody said. Choices share it.
         drafting: What speculation knows of this choice.
@@ -79,6 +83,7 @@ class Request:
     eos_token_ids: frozenset[int]
     max_num_tokens: int
     cache_seed: bytes
+    edits: LogitEdits
     caching: CachePolicy = USUAL_CACHING
     priority: int = 0
     deadline: float | None = None
@@ -101,6 +106,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     token_counts: TokenCounts | None = None
     reasoning_budget: ReasoningBudget | None = None
+    reasoning: ReasoningProgress | None = None
     grammar: GrammarMatcher | None = None
     prediction: Text | None = None
     drafting: Drafting = field(default_factory=Drafting)
@@ -111,6 +117,7 @@ class Request:
         """Start from the prompt alone."""
         self.token_ids = list(self.prompt_token_ids)
         self.stop_ids = self.eos_token_ids | frozenset(self.params.stop_token_ids)
+        self.reasoning = ReasoningProgress(self.reasoning_budget) if self.reasoning_budget is not None else None
         params, self.token_counts = self.params, None
         if params.repetition_penalty != 1.0:
             self.token_counts = TokenCounts(self.prompt_token_ids)
@@ -136,6 +143,11 @@ class Request:
     def num_new_tokens(self) -> int:
         """Tokens that wait to be computed, drafts not counted."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def has_computed_prompt(self) -> bool:
+        """Whether all that is left to compute is output."""
+        return self.num_computed_tokens >= len(self.prompt_token_ids)
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -182,6 +194,8 @@ class Request:
         self.token_ids.append(token_id)
         if self.token_counts is not None:
             self.token_counts.add(token_id)
+        if self.reasoning is not None:
+            self.reasoning.append(token_id)
         if token_id in self.stop_ids and len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens:
             return FinishReason.STOP
         if self.grammar is not None and self.grammar.is_stopped:
@@ -204,15 +218,17 @@ def make_request(
     max_num_tokens = max_model_len
     if params.max_tokens is not None:
         max_num_tokens = min(max_model_len, len(add.prompt_token_ids) + params.max_tokens)
+    eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
     return Request(
         key=RequestKey(connection, add.request_id, 0),
         params=params,
         prompt_token_ids=add.prompt_token_ids,
         arrival=arrival,
         arrival_time=arrival_time,
-        eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids,
+        eos_token_ids=eos_token_ids,
         max_num_tokens=max_num_tokens,
         cache_seed=cache_seed,
+        edits=make_edits(params, eos_token_ids | frozenset(params.stop_token_ids)),
         caching=add.caching,
         priority=add.priority,
         deadline=add.deadline,

@@ -7,7 +7,6 @@ manager every request's state; never touches a tensor. A step may be scheduled b
 """
 
 import bisect
-import logging
 import time
 from dataclasses import dataclass, field
 
@@ -15,8 +14,7 @@ from engine.kv_cache_manager import KVCacheManager, StepBlocks
 from engine.request import Request, RequestKey, Status
 from engine.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from engine.step_cost import StepCostModel, StepLoad
-
-logger = logging.getLogger(__name__)
+from engine.token_budget import TokenBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.mean_output_tokens = 64.0
         self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self.token_budget = TokenBudget(max_num_batched_tokens, least=max_num_seqs + kv.block_size)
         self._target = LatencyTarget(itl_target_s)
 
     @property
@@ -181,7 +179,7 @@ class Scheduler:
         num_preemptions = self.counters.num_preemptions
         schedulable = [r for r in self.running if _is_schedulable(r)]
         prefills = [r for r in schedulable if r.num_new_tokens > 1]
-        budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], len(prefills))
+        budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], prefills)
         if len(prefills) > 1:
             self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
         share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
@@ -191,7 +189,7 @@ class Scheduler:
             if request.num_new_tokens > 1:
                 self._prefill(step, budget, request, share)
             else:
-                left = self._max_num_batched_tokens - step.load.num_tokens
+                left = self.token_budget.max_num_tokens - step.load.num_tokens
                 self._schedule(step, request, min(1 + len(request.draft_token_ids), left))
         if self.waiting and self.counters.num_preemptions == num_preemptions:
             self._admit_waiting(step, budget)
@@ -200,36 +198,46 @@ class Scheduler:
         step.blocks = self.kv.take_step_blocks()
         return step
 
-    def halve_token_budget(self) -> None:
-        """Compute fewer tokens a step from now on, as far as that goes, because there was no memory for so many."""
-        least = self._max_num_seqs + self.kv.block_size
-        self._max_num_batched_tokens = max(self._max_num_batched_tokens // 2, least)
-        logger.warning("steps compute at most %d tokens from now on", self._max_num_batched_tokens)
-
     def expired(self) -> list[Request]:
         """Requests that never ran and whose deadline has passed."""
         now = time.monotonic()
         return [r for r in self.waiting if r.deadline is not None and r.deadline < now and r.num_cached_tokens is None]
 
-    def _begin_budget(self, decodes: list[Request], num_prefills: int) -> StepBudget:
-        """The budget without the decodes; drafts are cut so that a block's worth of tokens is left to prefill."""
+    def _begin_budget(self, decodes: list[Request], prefills: list[Request]) -> StepBudget:
+        """The budget without the decodes, nor the token that an output gets in each step while it is computed."""
+        outputs = [r for r in prefills if r.has_computed_prompt]
         load = StepLoad()
-        num_spare = max(0, self._max_num_batched_tokens - len(decodes) - self.kv.block_size)
-        for request in decodes:
-            if request.draft_token_ids:
-                request.draft_token_ids = request.draft_token_ids[:num_spare]
-                num_spare -= len(request.draft_token_ids)
-            load.add(1 + len(request.draft_token_ids), request.num_computed_tokens)
-        num_prompts = num_prefills + self._num_fitting()
+        for request in decodes + outputs:
+            load.add(1, request.num_computed_tokens)
+        self._cut_drafts(decodes, load)
+        num_prompts = len(prefills) - len(outputs) + self._num_fitting()
         return StepBudget(
             self.cost,
-            max_num_tokens=self._max_num_batched_tokens,
+            max_num_tokens=self.token_budget.max_num_tokens,
             block_size=self.kv.block_size,
             limit_s=self._target.limit_s(
                 load, self.cost, num_decodes=len(decodes), num_prompts=num_prompts, now_s=time.monotonic()
             ),
             decodes=load,
         )
+
+    def _cut_drafts(self, decodes: list[Request], load: StepLoad) -> None:
+        """Keep drafts as far as there is time, and tokens but for a block's worth of prefill; add them to the load.
+
+        There is always time for a block's worth, as there is for prefill.
+        """
+        drafting = [r for r in decodes if r.draft_token_ids]
+        if not drafting:
+            return
+        num_spare = max(0, self.token_budget.max_num_tokens - load.num_tokens - self.kv.block_size)
+        limit_s = self._target.draft_limit_s(load, self.cost, is_awaited=len(drafting) < len(decodes))
+        if limit_s is not None:
+            context = max(r.num_computed_tokens for r in drafting)
+            num_spare = min(num_spare, max(self.cost.num_tokens_within(load, context, limit_s), self.kv.block_size))
+        for request in drafting:
+            request.draft_token_ids = request.draft_token_ids[:num_spare]
+            num_spare -= len(request.draft_token_ids)
+            load.extend(len(request.draft_token_ids), request.num_computed_tokens + 1)
 
     def _num_fitting(self) -> int:
         """About how many of the waiting requests there is room for."""
@@ -244,11 +252,12 @@ class Scheduler:
         return len(self.running) < self._max_num_seqs and any(map(self._is_admissible, self.waiting[:1]))
 
     def _prefill(self, step: ScheduledStep, budget: StepBudget, request: Request, share: float) -> None:
-        chunk = budget.grant(request.num_new_tokens, request.num_computed_tokens, share)
-        context = request.num_computed_tokens
-        scheduled = self._schedule(step, request, chunk) if chunk else 0
-        if scheduled:
-            budget.charge(scheduled, context)
+        num_charged = int(request.has_computed_prompt)
+        context = request.num_computed_tokens + num_charged
+        chunk = num_charged + budget.grant(request.num_new_tokens - num_charged, context, share)
+        scheduled = self._schedule(step, request, min(chunk, self.token_budget.max_num_tokens - step.load.num_tokens))
+        if scheduled > num_charged:
+            budget.charge(scheduled - num_charged, context)
 
     def _schedule(self, step: ScheduledStep, request: Request, num_tokens: int) -> int:
         """Put a running request into the step; returns the tokens it computes, 0 when there is no block for any."""

@@ -99,3 +99,14 @@ class LatencyTarget:
                 predicted_s * 1e3,
             )
         return self._seconds / cost.tail_ratio
+
+    def draft_limit_s(self, decodes: StepLoad, cost: StepCostModel, *, is_awaited: bool) -> float | None:
+        """Longest that a step should be predicted to take for the sake of drafts; None for no limit.
+
+        Args:
+            decodes: Without drafts.
+            is_awaited: Whether anything decodes in the step for which there is no draft, so that it only waits.
+        """
+        if self._seconds is not None:
+            return self._seconds / cost.tail_ratio
+        return cost.predict(decodes) * SLOWDOWN or None if is_awaited else None

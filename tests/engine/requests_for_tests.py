@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.protocol import AddRequest
+from engine.protocol import AddRequest, Guidance, ReasoningBudget
 from engine.request import Request, make_request
 from engine.sampling_params import SamplingParams
 from engine.step_cost import StepCostModel, StepLoad
@@ -16,6 +16,7 @@ def add_request(
     num_choices: int = 1,
     priority: int = 0,
     deadline: float | None = None,
+    reasoning_budget: ReasoningBudget | None = None,
     **params: object,
 ) -> AddRequest:
     return AddRequest(
@@ -25,6 +26,7 @@ def add_request(
         num_choices=num_choices,
         priority=priority,
         deadline=deadline,
+        guidance=Guidance(reasoning_budget=reasoning_budget),
     )
 
 

@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 
 from engine.kv_cache_manager import KVCacheManager
@@ -54,6 +56,36 @@ def test_a_prefill_chunk_brings_nothing() -> None:
     scheduler = start(request(range(10), 0), max_num_tokens=6)
     assert run(scheduler) == []
     assert [o.token_ids for o in run(scheduler, 9)] == [[9]]
+
+
+def test_nothing_left_to_sample_ends_the_request_instead_of_a_banned_id() -> None:
+    """The sampler yields the lowest id when all are banned, and that was taken for output."""
+    r = request([1], 0, allowed_token_ids=(5, 6), bad_words_token_ids=((5, 5), (5, 6)), ignore_eos=True)
+    scheduler = start(r)
+    assert [o.finish_reason for o in run(scheduler, 6)] == [None]
+    assert [o.finish_reason for o in run(scheduler, 5)] == [None]
+    (output,) = run(scheduler, 0)
+    assert (output.token_ids, output.finish_reason) == ([], FinishReason.DEAD_END)
+    assert output.message == "no token is left that the parameters of the request allow"
+
+
+def test_what_fails_for_one_request_ends_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """It failed the step, and with it every request that shared it."""
+
+    class Broken:
+        def accept(self, token_id: int) -> str | None:
+            raise KeyError(token_id)
+
+    caplog.set_level(logging.CRITICAL)
+    broken, sound = request([1, 2, 3], 0), request([4], 1)
+    scheduler = start(broken, sound)
+    step = schedule(scheduler)
+    broken.grammar = Broken()  # type: ignore[assignment]
+    outputs = [output for _, output in collect(scheduler, step, StepResult([8, 9], {}, []))]
+    scheduler.check_integrity()
+    assert outputs[0] == RequestOutput(0, 0, [], FinishReason.ERROR, message="the request failed: KeyError")
+    assert (outputs[-1].request_id, outputs[-1].token_ids) == (1, [9])
+    assert broken.is_finished and not sound.is_finished
 
 
 @pytest.mark.parametrize("stops", [{"stop_token_ids": (9,)}, {"eos_token_ids": (9, 10)}])

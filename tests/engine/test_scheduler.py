@@ -157,6 +157,50 @@ def test_drafts_leave_a_block_of_the_budget_to_prefill() -> None:
     assert [s.draft_token_ids for s in step.requests] == [(1,) * 5, (2,), ()]
 
 
+@pytest.mark.parametrize(
+    ("target_s", "num_others", "num_drafts"),
+    [(0.010, 0, [7, 1]), (0.010, 3, [5, 0]), (None, 0, [7, 7]), (None, 1, [4, 0]), (None, 5, [6, 0])],
+)
+def test_drafts_leave_time_to_those_who_have_none(
+    target_s: float | None, num_others: int, num_drafts: list[int]
+) -> None:
+    """They were bounded by the tokens of a step alone, so that others waited for drafts as long as for a prompt."""
+    scheduler = make_scheduler(target_s=target_s, cost=PerToken())
+    requests = [add(scheduler, request_id, 2) for request_id in range(2 + num_others)]
+    run_step(scheduler)
+    for drafting in requests[:2]:
+        drafting.draft_token_ids = [1] * 7
+    step = schedule(scheduler)
+    assert [len(s.draft_token_ids) for s in step.requests[:2]] == num_drafts
+    assert step.load.num_tokens == 2 + num_others + sum(num_drafts)
+
+
+def test_known_output_is_computed_in_chunks_beside_the_streams_that_run() -> None:
+    """What a grammar forced was one draft of any length."""
+    scheduler = make_scheduler(cost=PerToken(), target_s=0.030)
+    add(scheduler, 0, 4)
+    forced = add(scheduler, 1, 4, max_tokens=100)
+    run_step(scheduler)
+    for _ in range(60):
+        forced.append(7)
+    steps = [schedule(scheduler)]
+    while steps[-1].requests[1].num_rows == 0:
+        finish_step(scheduler, steps[-1])
+        steps.append(schedule(scheduler))
+    assert [describe(step) for step in steps] == [[(0, 1), (1, 29)], [(0, 1), (1, 29)], [(0, 1), (1, 3)]]
+    assert [step.num_rows for step in steps] == [1, 1, 2]
+
+
+def test_known_output_is_no_prompt_that_may_go_before_streams_and_gets_a_token_in_every_step() -> None:
+    scheduler = make_scheduler(cost=PerToken(), target_s=None)
+    requests = [add(scheduler, request_id, 4, max_tokens=100) for request_id in range(4)]
+    run_step(scheduler)
+    for forced in requests[1:]:
+        for _ in range(60):
+            forced.append(7)
+    assert run_step(scheduler) == [(1, 5), (0, 1), (2, 1), (3, 1)]
+
+
 def test_lower_priority_values_and_earlier_arrivals_are_admitted_first() -> None:
     scheduler = make_scheduler(max_num_seqs=2)
     for request_id, priority in enumerate([1, 0, 1, -1]):

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -10,14 +11,42 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.protocol import USUAL_CACHING, AddRequest, BeamOptions, CachePolicy, FinishReason, Pin, TokenLogprobs
-from engine.request import Request
+from engine.request import Request, RequestKey
 from engine.sampling.random import uniforms
 from engine.sampling_params import SamplingParams
 from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_id, next_logprobs
 from tests.engine.plain_beam_search import plain_beam_search
 
 
-def expected_ids(fake: FakeEngine, add: AddRequest, index: int, eos: tuple[int, ...], max_model_len: int) -> list[int]:
+class ForcedRuns:
+    """Stands in for a grammar: some sampled ids have to be followed by a run of others."""
+
+    def __init__(self, run: Sequence[int] = ()) -> None:
+        self._run = list(run)
+
+    is_stopped = False
+
+    @staticmethod
+    def run_behind(token_id: int) -> list[int]:
+        return [1, 2, 3, 4, 5, 6, 7, 8, 9][: token_id // 4] if token_id % 3 == 0 else []
+
+    def copy(self) -> "ForcedRuns":
+        return ForcedRuns(self._run)
+
+    def accept(self, token_id: int) -> str | None:
+        if self._run:
+            assert self._run.pop(0) == token_id
+        else:
+            self._run = self.run_behind(token_id)
+        return None
+
+    def forced_token_ids(self, most: int) -> list[int]:
+        return self._run[:most]
+
+
+def expected_ids(
+    fake: FakeEngine, add: AddRequest, index: int, eos: tuple[int, ...], max_model_len: int, is_guided: bool
+) -> list[int]:
     """Plain decoding, one token at a time, over the whole context."""
     params = add.sampling_params
     context = list(add.prompt_token_ids)
@@ -42,6 +71,9 @@ def expected_ids(fake: FakeEngine, add: AddRequest, index: int, eos: tuple[int, 
         output.append(token_id)
         if token_id in eos and not params.ignore_eos:
             break
+        run = ForcedRuns.run_behind(token_id)[: most - len(output)] if is_guided else []
+        context += run
+        output += run
     return output
 
 
@@ -64,6 +96,8 @@ class GuessingDrafter:
         self.windows: list[int | None] = [None]
 
     def propose(self, request: Request) -> list[int]:
+        if request.grammar is not None:
+            return []  # a mask would hold the rows behind drafts to what is forced; the fake runner knows none
         if request.params.temperature or None not in self.windows:
             return [7, 8]
         context = list(request.token_ids)
@@ -95,6 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scores: dict[tuple[int, int], list[TokenLogprobs]] = {}
         self.open: set[tuple[int, int]] = set()
         self.failed: set[tuple[int, int]] = set()
+        self.guided: set[int] = set()
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
@@ -108,6 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         scored=st.booleans(),
         beams=st.sampled_from(BEAMS),
+        guided=st.booleans(),
     )
     def add(
         self,
@@ -122,9 +158,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos: bool,
         scored: bool,
         beams: BeamOptions | None,
+        guided: bool,
     ) -> None:
         if beams is not None:
-            max_tokens, scored = max(max_tokens, 1), False
+            max_tokens, scored, guided = max(max_tokens, 1), False, False
         prompt = ([5] * shared + prompt)[: max(1, self.max_model_len - max_tokens)]
         if len(prompt) + max_tokens > self.max_model_len:
             return
@@ -147,6 +184,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.adds[add.request_id] = add
         self.fake.engine.add(0, add)
+        if guided:
+            grammar: object = ForcedRuns()
+            self.fake.engine.scheduler.requests[RequestKey(0, add.request_id, 0)].grammar = grammar  # type: ignore
+            self.guided.add(add.request_id)
         for index in range(num_choices):
             self.outputs[add.request_id, index] = []
             self.scores[add.request_id, index] = []
@@ -171,7 +212,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             elif output.finish_reason is not None:
                 add = self.adds[output.request_id]
                 self.check_scores(add, output.index)
-                assert self.outputs[key] == expected_ids(self.fake, add, output.index, self.eos, self.max_model_len)
+                is_guided = add.request_id in self.guided
+                expected = expected_ids(self.fake, add, output.index, self.eos, self.max_model_len, is_guided)
+                assert self.outputs[key] == expected
 
     def check_scores(self, add: AddRequest, index: int) -> None:
         scores = [(s.top_token_ids[0], s.logprob) for s in self.scores[add.request_id, index]]
