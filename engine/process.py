@@ -63,6 +63,7 @@ class EngineProcess:
         self._page = StatusPage(runtime_dir / STATUS_NAME)
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
+        self._left: set[tuple[int, int]] = set()
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=time.monotonic()))
         progress = LoadProgress(self._page)
         started = start(options, f"{self._epoch_id:016x}", progress=progress, before_launch=self._write_suspects)
@@ -104,8 +105,10 @@ class EngineProcess:
     def _apply(self, connection: int, message: ToEngine | None) -> None:
         if message is None:
             self._engine.abort_connection(connection)
+            self._left.update(key for key in self._fingerprints if key[0] == connection)
         elif isinstance(message, AbortRequest):
             self._engine.abort(connection, message.request_id, message.index)
+            self._left.add((connection, message.request_id))
         else:
             self._add(connection, message)
 
@@ -132,6 +135,7 @@ class EngineProcess:
                 self._link.put(connection, Accepted(request_id))
             else:
                 self._link.put(connection, Rejected(request_id, compiled.reason, compiled.fault))
+                self._left.add((connection, request_id))
 
     def _write_suspects(self, *steps: ScheduledStep) -> None:
         """Record the steps that are about to be launched or run on the device, and whose grammar is being compiled."""
@@ -143,13 +147,12 @@ class EngineProcess:
 
     def _forget_ended(self, outputs: Outputs) -> None:
         """Drop the fingerprints of requests that are gone; a suspect is cleared only if it ran to its end."""
-        live = {key[:2] for key in self._engine.scheduler.requests}
-        live |= {request.key[:2] for request in self._engine.grammars.requests} if self._engine.grammars else set()
-        ran = {(c, o.request_id) for c, o in outputs if o.finish_reason not in (None, FinishReason.TIMEOUT)}
-        for key in [key for key in self._fingerprints if key not in live]:
-            mark = self._fingerprints.pop(key)
-            if key in ran:
+        reasons = {(c, o.request_id): o.finish_reason for c, o in outputs if o.finish_reason is not None}
+        for key in reasons.keys() | self._left:
+            mark = None if self._engine.is_live(*key) else self._fingerprints.pop(key, None)
+            if mark is not None and reasons.get(key, FinishReason.TIMEOUT) is not FinishReason.TIMEOUT:
                 self._record.clear(mark)
+        self._left.clear()
 
     def _write_status(self) -> None:
         scheduler = self._engine.scheduler

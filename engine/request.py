@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.grammar.matcher import GrammarMatcher
-from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
+from engine.protocol import TIER_WIDTH, USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
 from engine.sampling_params import SamplingParams
 from engine.speculation.drafting import Drafting
 from engine.speculation.lookup import Text
@@ -44,6 +44,7 @@ class Request:
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
+        num_lifts: Tiers that it has gained by waiting; changes only while it waits.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
         token_ids: Prompt and known output ids.
@@ -77,6 +78,7 @@ class Request:
     cache_seed: bytes
     caching: CachePolicy = USUAL_CACHING
     priority: int = 0
+    num_lifts: int = 0
     deadline: float | None = None
     runs_alone: bool = False
     status: Status = Status.WAITING
@@ -139,8 +141,8 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Who is served first: priority, then arrival; choices of one arrival in order."""
-        return (self.priority, self.arrival, self.key.choice)
+        """Who is served first: tier and priority, then arrival; choices of one arrival in order."""
+        return (self.priority - self.num_lifts * TIER_WIDTH, self.arrival, self.key.choice)
 
     @property
     def needs_known_ids(self) -> bool:

@@ -1,5 +1,6 @@
 """Short ways to make requests, and a cost model to read, so that tests say only what matters to them."""
 
+import time
 from collections.abc import Sequence
 
 from engine.protocol import AddRequest
@@ -41,7 +42,7 @@ def request(
         add_request(prompt, request_id, **options),  # type: ignore[arg-type]
         connection=0,
         arrival=request_id,
-        arrival_time=0.0,
+        arrival_time=time.monotonic(),
         eos_token_ids=frozenset(eos_token_ids),
         max_model_len=max_model_len,
         cache_seed=cache_seed,

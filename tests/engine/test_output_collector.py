@@ -159,8 +159,10 @@ def test_refused_drafts_are_not_indexed() -> None:
     assert scheduler.kv.pools[0].num_indexed == 0
     collect(scheduler, step, StepResult([9, 5, 6], {}, []))
     run(scheduler, 7)
-    assert scheduler.kv.find_prefix(request([1, 2, 3, 4, 5], 1)) == 0
-    assert scheduler.kv.find_prefix(request([1, 2, 3, 9, 5], 2)) == 4
+    for token_ids, num_found in (([1, 2, 3, 4, 5], 0), ([1, 2, 3, 9, 5], 4)):
+        later = request(token_ids, 1)
+        scheduler.kv.hash_blocks(later)
+        assert scheduler.kv.find_prefix(later) == num_found
 
 
 def test_a_stop_id_among_the_drafts_ends_the_output_there() -> None:

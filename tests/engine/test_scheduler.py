@@ -177,7 +177,7 @@ def test_the_youngest_that_completed_a_block_is_preempted_and_comes_back() -> No
     assert run_step(scheduler) == [(0, 1), (1, 1), (2, 1)]
     assert run_step(scheduler) == [(0, 1)]  # 2 gave its block to 0; 1 then found no younger one to take from
     assert (old.num_preemptions, middle.num_preemptions, young.num_preemptions) == (0, 1, 1)
-    assert scheduler.waiting == [middle, young]
+    assert list(scheduler.waiting) == [middle, young]
     assert middle.token_ids == [*prompt(1, 7), 7, 7]
     while scheduler.has_requests:
         run_step(scheduler)
@@ -278,7 +278,7 @@ def test_only_a_deadline_of_a_request_that_never_ran_expires() -> None:
     late = add(scheduler, 1, 4, deadline=past)
     add(scheduler, 2, 4, deadline=time.monotonic() + 100)
     add(scheduler, 3, 4)
-    assert scheduler.expired() == [late]
+    assert scheduler.take_expired() == [late]
     assert running.status is Status.RUNNING
 
 
