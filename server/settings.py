@@ -139,6 +139,12 @@ class Settings(BaseModel):
         repr=False,
         description="Key that clients must send; repeat it for several. Without it, everybody may ask.",
     )
+    priority_keys: Names = Field(
+        default=(),
+        repr=False,
+        description="API keys whose requests may take the tier priority (or fast) and a negative priority; `*` lets "
+        "everybody. Those of others are served in the tier default.",
+    )
     server_processes: int = Field(default=1, ge=1, le=64, description="Processes that speak HTTP.")
     log_format: Literal["text", "json"] = Field(default="text", description="How log lines look.")
     strict_params: bool = Field(
@@ -173,7 +179,7 @@ FLAGS = (
 )
 """The settings that have a flag, in the order of the help text; the others are for YAML and environment only."""
 
-SECRETS = frozenset({"api_key"})
+SECRETS = frozenset({"api_key", "priority_keys"})
 SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
 """The settings in bytes, which may be written with a unit."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.kv_cache_manager import KVCacheManager
 from engine.output_collector import Outputs, collect
-from engine.protocol import FinishReason
+from engine.protocol import TIER_WIDTH, FinishReason
 from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel
@@ -165,6 +165,27 @@ def test_lower_priority_values_and_earlier_arrivals_are_admitted_first() -> None
     while scheduler.has_requests:
         order += [request_id for request_id, num_tokens in run_step(scheduler) if num_tokens == 4]
     assert order == [3, 1, 0, 2]
+
+
+@pytest.mark.parametrize(("tier", "longest_s"), [(0, 30), (TIER_WIDTH, 60)])
+def test_a_tier_above_delays_a_request_for_a_bounded_time(
+    tier: int, longest_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four clients of the top tier, each of which asks again at once, starved all others for ever."""
+    now_s = 1000.0
+    monkeypatch.setattr("engine.scheduler.time.monotonic", lambda: now_s)
+    scheduler = make_scheduler(max_num_seqs=2)
+    slow = add(scheduler, 0, 4, priority=tier)
+    num_asked = 0
+    while slow.status is Status.WAITING:
+        while len(scheduler.requests) < 5:
+            num_asked += 1
+            add(scheduler, num_asked, 4, priority=-TIER_WIDTH, max_tokens=2)
+        run_step(scheduler)
+        now_s += 0.5
+        assert now_s - 1000.0 <= longest_s + 3, "the four that came before its last lift are served first"
+    assert now_s - 1000.0 > longest_s
+    assert num_asked > 50
 
 
 # --- blocks ------------------------------------------------------------------------------------------------------
