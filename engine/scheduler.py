@@ -239,10 +239,14 @@ class Scheduler:
             max_num_tokens=self._max_num_batched_tokens,
             block_size=self.kv.block_size,
             limit_s=self._target.limit_s(
-                load, self.cost, num_decodes=len(decodes), num_prompts=num_prompts, now_s=time.monotonic()
+                load, self.cost, num_streams=self._num_streams(), num_prompts=num_prompts, now_s=time.monotonic()
             ),
             decodes=load,
         )
+
+    def _num_streams(self) -> int:
+        """Running requests past their prompts: whoever waits for ids on their way decodes as well, in the next step."""
+        return sum(r.num_new_tokens <= 1 and r.num_remaining_tokens > 0 for r in self.running)
 
     def _num_fitting(self) -> int:
         """About how many of the waiting requests there is room for."""

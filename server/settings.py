@@ -126,8 +126,8 @@ class Settings(BaseModel):
         default=None,
         gt=0,
         description="Milliseconds between two tokens of a stream that prefill of others may cost at most; "
-        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, but prompts go first, for a bounded time, "
-        "if they are as many as the streams.",
+        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, but up to 2,000 where prompts that are as "
+        "many as the streams go first.",
     )
     deterministic: bool = Field(
         default=False,

@@ -6,7 +6,7 @@ import pytest
 
 from engine.kv_cache_manager import KVCacheManager
 from engine.output_collector import Outputs, collect
-from engine.protocol import TIER_WIDTH, FinishReason
+from engine.protocol import TIER_WIDTH, FinishReason, ReasoningBudget
 from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel
@@ -118,6 +118,18 @@ def test_a_decode_limits_prefill_to_the_target() -> None:
     assert run_step(scheduler) == [(0, 90)]  # nothing decodes: only tokens count
     add(scheduler, 1, 100)
     assert run_step(scheduler) == [(0, 1), (1, 29)]
+
+
+def test_a_stream_whose_ids_are_on_their_way_limits_prefill_as_well() -> None:
+    """With a step in flight it is not scheduled, so prompts were given a whole step, however long that took."""
+    scheduler = make_scheduler(cost=PerToken(), target_s=0.030)
+    stream = add(scheduler, 0, 4)
+    stream.reasoning_budget = ReasoningBudget(10, 3)
+    run_step(scheduler)
+    in_flight = schedule(scheduler)
+    add(scheduler, 1, 90)
+    assert describe(schedule(scheduler)) == [(1, 30)]
+    finish_step(scheduler, in_flight)
 
 
 @pytest.mark.parametrize(("num_blocks", "granted"), [(1000, 40), (30, 4)])
