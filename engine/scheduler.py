@@ -246,7 +246,8 @@ class Scheduler:
 
     def _num_streams(self) -> int:
         """Running requests past their prompts: whoever waits for ids on their way decodes as well, in the next step."""
-        return sum(r.num_new_tokens <= 1 and r.num_remaining_tokens > 0 for r in self.running)
+        streams = [r for r in self.running if r.num_new_tokens <= 1 or r.num_computed_tokens >= r.num_prompt_tokens]
+        return sum(r.num_remaining_tokens > 0 for r in streams)
 
     def _num_fitting(self) -> int:
         """About how many of the waiting requests there is room for."""
@@ -387,6 +388,7 @@ class Scheduler:
         self.waiting.check_integrity()
         assert len(self.running) <= self._max_num_seqs
         assert {r.key for r in self.running} | {r.key for r in self.waiting} == set(self.requests)
+        assert all(r in self.requests.choices_of(*key[:2]) for key, r in self.requests.items())
         assert all(r.status is Status.RUNNING and r.block_tables for r in self.running)
         assert all(r.status is Status.WAITING and not r.block_tables for r in self.waiting)
 

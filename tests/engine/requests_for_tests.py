@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 
+from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import AddRequest
 from engine.request import Request, make_request
 from engine.sampling_params import SamplingParams
@@ -47,6 +48,12 @@ def request(
         max_model_len=max_model_len,
         cache_seed=cache_seed,
     )
+
+
+def find_prefix(kv: KVCacheManager, r: Request) -> int:
+    """Tokens that are cached of a request whose blocks are all hashed."""
+    kv.hash_blocks(r)
+    return kv.find_prefix(r)
 
 
 class PerToken(StepCostModel):

@@ -4,18 +4,13 @@ import pytest
 
 from engine.kv_cache_manager import KVCacheManager
 from engine.request import Request
-from tests.engine.requests_for_tests import request
+from tests.engine.requests_for_tests import find_prefix, request
 
 PROMPT = list(range(10))
 
 
 def manager(num_blocks: int = 20, *windows: int | None, prefix_caching: bool = True) -> KVCacheManager:
     return KVCacheManager(num_blocks, 4, windows or (None,), prefix_caching)
-
-
-def find_prefix(kv: KVCacheManager, r: Request) -> int:
-    kv.hash_blocks(r)
-    return kv.find_prefix(r)
 
 
 def compute(kv: KVCacheManager, r: Request, num_tokens: int) -> None:
