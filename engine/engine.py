@@ -132,6 +132,11 @@ class Engine:
         """Requests that wait to be admitted or for their grammar."""
         return len(self.scheduler.waiting) + len(self.grammars or ())
 
+    def is_live(self, connection: int, request_id: int) -> bool:
+        """Whether any choice of a request runs, waits, or waits for its grammar."""
+        is_pending = self.grammars is not None and self.grammars.has(connection, request_id)
+        return is_pending or bool(self.scheduler.requests.choices_of(connection, request_id))
+
     def add(self, connection: int, add: AddRequest, *, runs_alone: bool = False) -> bool:
         """Take a request in.
 
@@ -215,7 +220,7 @@ class Engine:
             Exception: The device is lost, as after an illegal memory access: only a new process has it again.
         """
         outputs: Outputs = []
-        for request in self.scheduler.expired():
+        for request in self.scheduler.take_expired():
             outputs += end(self.scheduler, request, FinishReason.TIMEOUT, "the deadline passed before the request ran")
         step = self.scheduler.schedule()
         give_way(self.scheduler, step)

@@ -65,6 +65,7 @@ class EngineProcess:
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
         self._have_run: set[tuple[int, int]] = set()  # which of them gained something by a step that was collected
+        self._left: set[tuple[int, int]] = set()  # which of them their servers have ended
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=time.monotonic()))
         progress = LoadProgress(self._page)
         started = start(options, f"{self._epoch_id:016x}", progress=progress, before_launch=self._before_launch)
@@ -108,8 +109,10 @@ class EngineProcess:
     def _apply(self, connection: int, message: ToEngine | None) -> None:
         if message is None:
             self._engine.abort_connection(connection)
+            self._left.update(key for key in self._fingerprints if key[0] == connection)
         elif isinstance(message, AbortRequest):
             self._engine.abort(connection, message.request_id, message.index)
+            self._left.add((connection, message.request_id))
         else:
             self._add(connection, message)
 
@@ -136,6 +139,7 @@ class EngineProcess:
                 self._link.put(connection, Accepted(request_id))
             else:
                 self._link.put(connection, Rejected(request_id, compiled.reason, compiled.fault))
+                self._left.add((connection, request_id))
 
     def _before_launch(self, step: ScheduledStep) -> None:
         self._write_suspects(step)
@@ -155,14 +159,15 @@ class EngineProcess:
         A suspect is cleared once it ran, whoever ended it: a stop string of its server or a client that left is no
         fault of it. One that is still on the device is on record, and suspect again if the engine dies of it.
         """
-        live = {key[:2] for key in self._engine.scheduler.requests}
-        live |= {request.key[:2] for request in self._engine.grammars.requests} if self._engine.grammars else set()
         self._have_run |= {(c, o.request_id) for c, o in outputs if o.finish_reason is not FinishReason.TIMEOUT}
-        for key in [key for key in self._fingerprints if key not in live]:
-            mark = self._fingerprints.pop(key)
-            if key in self._have_run:
-                self._have_run.remove(key)
+        for key in {(c, o.request_id) for c, o in outputs if o.finish_reason is not None} | self._left:
+            if self._engine.is_live(*key):
+                continue
+            mark, has_run = self._fingerprints.pop(key, None), key in self._have_run
+            self._have_run.discard(key)
+            if mark is not None and has_run:
                 self._record.clear(mark)
+        self._left.clear()
 
     def _write_status(self, *steps: ScheduledStep) -> None:
         """Give a sign of life, and say how long it may take until the next; steps are about to be launched."""

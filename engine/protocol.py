@@ -22,6 +22,9 @@ STEP_NAME = "step"
 SUSPECTS_NAME = "suspects"
 """File names in the runtime directory, which the supervisor makes and both sides are given."""
 
+TIER_WIDTH = 1 << 32
+"""What a service tier adds to `AddRequest.priority`; waiting long enough takes as much off."""
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -199,7 +202,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         sampling_params: How to sample; choice i draws from (seed, position, i).
         num_choices: Independent continuations; they share the blocks of the prompt.
         tenant: Who asks, empty when nobody is known. On the wire for fairness and accounting to come; no effect yet.
-        priority: Lower is served earlier.
+        priority: Lower is served earlier; `TIER_WIDTH` for each tier, and within half of that what the caller says.
         deadline: On the clock of `time.monotonic`; a request that still waits then ends with TIMEOUT. None: no limit.
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.grammar.matcher import GrammarMatcher
 from engine.logit_edits import LogitEdits, make_edits
-from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
+from engine.protocol import TIER_WIDTH, USUAL_CACHING, AddRequest, CachePolicy, FinishReason, ReasoningBudget
 from engine.reasoning_budget import ReasoningProgress
 from engine.sampling_params import SamplingParams
 from engine.speculation.drafting import Drafting
@@ -50,6 +50,7 @@ class Request:
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
         edits: What the parameters do to the logits of every row.
+        num_lifts: Tiers that it has gained by waiting; changes only while it waits.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
         token_ids: Prompt and known output ids.
@@ -86,6 +87,7 @@ class Request:
     edits: LogitEdits
     caching: CachePolicy = USUAL_CACHING
     priority: int = 0
+    num_lifts: int = 0
     deadline: float | None = None
     runs_alone: bool = False
     status: Status = Status.WAITING
@@ -156,8 +158,8 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Who is served first: priority, then arrival; choices of one arrival in order."""
-        return (self.priority, self.arrival, self.key.choice)
+        """Who is served first: tier and priority, then arrival; choices of one arrival in order."""
+        return (self.priority - self.num_lifts * TIER_WIDTH, self.arrival, self.key.choice)
 
     @property
     def needs_known_ids(self) -> bool:

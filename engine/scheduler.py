@@ -10,11 +10,14 @@ import bisect
 import time
 from dataclasses import dataclass, field
 
+from engine.admission import candidates, must_wait_alone
 from engine.kv_cache_manager import KVCacheManager, StepBlocks
+from engine.live_requests import LiveRequests
 from engine.request import Request, RequestKey, Status
 from engine.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from engine.step_cost import StepCostModel, StepLoad
 from engine.token_budget import TokenBudget
+from engine.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,10 @@ class Scheduler:
         self.kv = kv
         self.cost = cost
         self.counters = Counters()
-        self.requests: dict[RequestKey, Request] = {}
+        self.requests = LiveRequests()
         self.running: list[Request] = []
-        self.waiting: list[Request] = []
+        self.waiting = WaitingQueue()
+        kv.wake_followers = self.waiting.wake
         self.mean_output_tokens = 64.0
         self._max_num_seqs = max_num_seqs
         self.token_budget = TokenBudget(max_num_batched_tokens, least=max_num_seqs + kv.block_size)
@@ -103,10 +107,10 @@ class Scheduler:
     # --- coming and going -----------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Let a request wait for admission, in order of priority and arrival."""
+        """Let a request wait for admission, in the order of `WaitingQueue`."""
         request.status = Status.WAITING
         self.requests[request.key] = request
-        bisect.insort(self.waiting, request, key=lambda r: r.order)
+        self.waiting.add(request, time.monotonic())
 
     def finish(self, request: Request) -> None:
         """End a request: its blocks return, what they hold stays findable."""
@@ -127,8 +131,7 @@ class Scheduler:
 
     def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
         """End one choice, or all choices, of a request. Unknown ones have ended already: nothing happens."""
-        chosen = [r for key, r in self.requests.items() if (key.connection, key.request_id) == (connection, request_id)]
-        for request in chosen:
+        for request in self.requests.choices_of(connection, request_id):
             request.pending_indices = [i for i in request.pending_indices if index is not None and i != index]
             if index is None or request.key.choice == index:
                 self.finish(request)
@@ -176,6 +179,7 @@ class Scheduler:
         """
         step = ScheduledStep()
         self.kv.pins.release_expired()
+        self.waiting.age(time.monotonic())
         num_preemptions = self.counters.num_preemptions
         schedulable = [r for r in self.running if _is_schedulable(r)]
         prefills = [r for r in schedulable if r.num_new_tokens > 1]
@@ -191,17 +195,17 @@ class Scheduler:
             else:
                 left = self.token_budget.max_num_tokens - step.load.num_tokens
                 self._schedule(step, request, min(1 + len(request.draft_token_ids), left))
-        if self.waiting and self.counters.num_preemptions == num_preemptions:
+        if len(self.running) < self._max_num_seqs and self.counters.num_preemptions == num_preemptions:
             self._admit_waiting(step, budget)
+            self.waiting.bring_back()
         if not step.requests:
             return None
         step.blocks = self.kv.take_step_blocks()
         return step
 
-    def expired(self) -> list[Request]:
-        """Requests that never ran and whose deadline has passed."""
-        now = time.monotonic()
-        return [r for r in self.waiting if r.deadline is not None and r.deadline < now and r.num_cached_tokens is None]
+    def take_expired(self) -> list[Request]:
+        """Requests that never ran and whose deadline has passed, each once; the caller ends them."""
+        return self.waiting.take_expired(time.monotonic())
 
     def _begin_budget(self, decodes: list[Request], prefills: list[Request]) -> StepBudget:
         """The budget without the decodes, nor the token that an output gets in each step while it is computed."""
@@ -216,7 +220,7 @@ class Scheduler:
             max_num_tokens=self.token_budget.max_num_tokens,
             block_size=self.kv.block_size,
             limit_s=self._target.limit_s(
-                load, self.cost, num_decodes=len(decodes), num_prompts=num_prompts, now_s=time.monotonic()
+                load, self.cost, num_streams=self._num_streams(), num_prompts=num_prompts, now_s=time.monotonic()
             ),
             decodes=load,
         )
@@ -239,17 +243,25 @@ class Scheduler:
             num_spare -= len(request.draft_token_ids)
             load.extend(len(request.draft_token_ids), request.num_computed_tokens + 1)
 
+    def _num_streams(self) -> int:
+        """Running requests that decode: whoever waits for ids on their way does so in the next step."""
+        return sum(r.num_new_tokens <= 1 and r.num_remaining_tokens > 0 for r in self.running)
+
     def _num_fitting(self) -> int:
         """About how many of the waiting requests there is room for."""
         if not self.waiting:
             return 0
         num_blocks = self.kv.num_free_blocks - sum(map(self._expected_growth, self.running))
-        num_fitting = max(num_blocks, 0) // max(self._expected_growth(self.waiting[0]), 1)
+        growth = self._expected_growth(self.waiting.first) if self.waiting.first else 1  # followers share most blocks
+        num_fitting = max(num_blocks, 0) // max(growth, 1)
         return min(num_fitting, len(self.waiting), self._max_num_seqs - len(self.running))
 
     def _has_admissible(self) -> bool:
         """Whether the first waiting request could be admitted, so that running prefills should leave it a share."""
-        return len(self.running) < self._max_num_seqs and any(map(self._is_admissible, self.waiting[:1]))
+        first = self.waiting.first
+        if first is None or len(self.running) >= self._max_num_seqs:
+            return False
+        return not first.num_placeholders and not must_wait_alone(first, self.running)
 
     def _prefill(self, step: ScheduledStep, budget: StepBudget, request: Request, share: float) -> None:
         num_charged = int(request.has_computed_prompt)
@@ -336,14 +348,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: ScheduledStep, budget: StepBudget) -> None:
         growth = sum(map(self._expected_growth, self.running))
-        for request in list(self.waiting):
-            if len(self.running) >= self._max_num_seqs or (self.running and self._runs_alone(request)):
-                return  # whoever must run alone is not overtaken, or it would wait for ever under load
-            if not self._is_admissible(request):
-                continue
-            num_cached = self.kv.find_prefix(request)
-            if self.kv.waits_for_leader(request, num_cached):
-                continue
+        for request, num_cached in candidates(self.waiting, self.kv, self.running):
             num_tokens = budget.grant(request.num_tokens - num_cached, num_cached)
             expected = growth + self._expected_growth(request) - self.kv.num_held_blocks(request, num_cached)
             if not num_tokens or (self.running and expected > self.kv.num_free_blocks):
@@ -352,14 +357,8 @@ class Scheduler:
                 return
             budget.charge(num_tokens, num_cached)
             growth += self._expected_growth(request)
-
-    def _is_admissible(self, request: Request) -> bool:
-        """Whether nothing but room is missing: no id of it is on its way, and who must run alone does."""
-        return request.num_placeholders == 0 and not (self.running and self._runs_alone(request))
-
-    def _runs_alone(self, request: Request) -> bool:
-        """Whether the request must not run beside those that run now, though it may beside its own choices."""
-        return request.runs_alone or self.running[0].runs_alone
+            if len(self.running) >= self._max_num_seqs:
+                return
 
     def _admit(self, step: ScheduledStep, request: Request, num_cached: int, num_tokens: int) -> bool:
         if not self.kv.admit(request, num_cached, num_tokens):
@@ -389,9 +388,10 @@ class Scheduler:
         """Assert the invariants of queues, requests and blocks."""
         self.kv.check_integrity(self.running)
         assert self.running == sorted(self.running, key=lambda r: r.order)
-        assert self.waiting == sorted(self.waiting, key=lambda r: r.order)
+        self.waiting.check_integrity()
         assert len(self.running) <= self._max_num_seqs
         assert {r.key for r in self.running} | {r.key for r in self.waiting} == set(self.requests)
+        assert all(r in self.requests.choices_of(*key[:2]) for key, r in self.requests.items())
         assert all(r.status is Status.RUNNING and r.block_tables for r in self.running)
         assert all(r.status is Status.WAITING and not r.block_tables for r in self.waiting)
 

@@ -99,7 +99,10 @@ def deadline(request: Request, *, is_stream: bool, ping_s: float) -> float | Non
 
 
 def tenant(request: Request, *names: str | None) -> str:
-    """Whom this work is done for, as a digest: the API key, else the first name that the caller gave, else nobody."""
+    """Whom this work is done for, as a digest: the API key, else the first name that the caller gave, else nobody.
+
+    The engine is told, and schedules nobody by it yet.
+    """
     name = getattr(request.state, "api_key", None) or next((name for name in names if name), None)
     return "" if name is None else hashlib.blake2s(name.encode("utf-8", "replace"), digest_size=8).hexdigest()
 

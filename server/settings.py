@@ -141,8 +141,8 @@ class Settings(BaseModel):
         default=None,
         gt=0,
         description="Milliseconds between two tokens of a stream that prefill of others may cost at most; "
-        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, but prompts go first, for a bounded time, "
-        "if they are as many as the streams.",
+        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, but up to 2,000 where prompts that are as "
+        "many as the streams go first.",
     )
     deterministic: bool = Field(
         default=False,
@@ -157,6 +157,12 @@ class Settings(BaseModel):
     api_keys_file: str | None = Field(
         default=None,
         description="File with more of these keys, one a line; empty lines and those that begin with # are none.",
+    )
+    priority_keys: Names = Field(
+        default=(),
+        repr=False,
+        description="API keys whose requests may take the tier priority (or fast) and a negative priority; `*` lets "
+        "everybody. Those of others are served in the tier default.",
     )
     allowed_hosts: Hosts = Field(
         default=(),
@@ -220,7 +226,7 @@ FLAGS = (
 )
 """The settings that have a flag, in the order of the help text; the others are for YAML and environment only."""
 
-SECRETS = frozenset({"api_key"})
+SECRETS = frozenset({"api_key", "priority_keys"})
 DOORS = frozenset({"api_key", "api_keys_file"})
 """The settings that must not be given without a value: a variable that somebody forgot to fill would open the door."""
 SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})

@@ -34,7 +34,7 @@ from server.respond import (
     tenant,
 )
 from server.schemas.chat_completions import ChatCompletionBody, Message
-from server.service_tier import engine_priority, tier_used
+from server.service_tier import service_of
 from server.template_options import TemplateOptions, honoured_by_template, template_options
 from server.truncation import truncated
 
@@ -66,7 +66,7 @@ async def create_chat_completion(
         info=info,
         seed=secrets.randbits(64),
     )
-    stops = stop_list(body)
+    stops, service = stop_list(body), service_of(request, body, context.settings)
     wishes = read_wishes(body, context.formats)
     prompt, pins = await _prompt(body, context, wishes, max_tokens, info)
     prediction = await _prediction(body, context)
@@ -77,7 +77,7 @@ async def create_chat_completion(
         sampling_params,
         num_choices=num_choices(body),
         tenant=tenant(request, body.safety_identifier, body.user),
-        priority=engine_priority(body.service_tier, body.priority),
+        priority=service.priority,
         deadline=deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
         guidance=plan.guidance,
@@ -100,7 +100,7 @@ async def create_chat_completion(
             kept_ids=plan.kept_ids,
             new_parser=plan.reading.new_parser if plan.reading else None,
         )
-    envelope = new_envelope("chatcmpl", model, system_fingerprint(info), tier_used(body.service_tier))
+    envelope = new_envelope("chatcmpl", model, system_fingerprint(info), service.tier)
     renderer = ChatRenderer(answer, envelope, options, context.tokenizer, plan.reading)
     headers = ignored_header([*ignored, *wishes.thinking.ignored])
     if body.stream:

@@ -36,7 +36,7 @@ from server.respond import (
     tenant,
 )
 from server.schemas.completions import CompletionBody
-from server.service_tier import engine_priority, tier_used
+from server.service_tier import service_of
 from server.structured_output import structure_of
 from server.truncation import truncated
 
@@ -74,7 +74,7 @@ async def create_completion(
     if filling is not None:
         ends = (*sampling_params.stop_token_ids, *filling.stop_token_ids)
         sampling_params = msgspec.structs.replace(sampling_params, stop_token_ids=tuple(dict.fromkeys(ends)))
-    stops, structure = stop_list(body), structure_of(body)
+    stops, structure, service = stop_list(body), structure_of(body), service_of(request, body, context.settings)
     prompts = [_fitted(prompt, body, max_tokens, info) for prompt in await _prompts(body, context, info, filling)]
     check_context(prompts, max_tokens, info, "prompt")
     engine_request = AddRequest(
@@ -83,7 +83,7 @@ async def create_completion(
         sampling_params,
         num_choices=best_of,
         tenant=tenant(request, body.user),
-        priority=engine_priority(body.service_tier, body.priority),
+        priority=service.priority,
         deadline=deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
         guidance=structured_guidance(structure),
@@ -99,7 +99,7 @@ async def create_completion(
         answer = await open_answer(
             context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens
         )
-    envelope = new_envelope("cmpl", model, system_fingerprint(info), tier_used(body.service_tier))
+    envelope = new_envelope("cmpl", model, system_fingerprint(info), service.tier)
     renderer = CompletionRenderer(answer, envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
     headers = ignored_header(ignored)
     if body.stream:

@@ -1,7 +1,9 @@
 """Short ways to make requests, and a cost model to read, so that tests say only what matters to them."""
 
+import time
 from collections.abc import Sequence
 
+from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import AddRequest, Guidance, ReasoningBudget
 from engine.request import Request, make_request
 from engine.sampling_params import SamplingParams
@@ -43,11 +45,17 @@ def request(
         add_request(prompt, request_id, **options),  # type: ignore[arg-type]
         connection=0,
         arrival=request_id,
-        arrival_time=0.0,
+        arrival_time=time.monotonic(),
         eos_token_ids=frozenset(eos_token_ids),
         max_model_len=max_model_len,
         cache_seed=cache_seed,
     )
+
+
+def find_prefix(kv: KVCacheManager, r: Request) -> int:
+    """Tokens that are cached of a request whose blocks are all hashed."""
+    kv.hash_blocks(r)
+    return kv.find_prefix(r)
 
 
 class PerToken(StepCostModel):

@@ -10,7 +10,7 @@ from engine.scheduler import ScheduledStep, Scheduler
 from engine.speculation.drafters import PredictionDrafter
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
-from tests.engine.requests_for_tests import request
+from tests.engine.requests_for_tests import find_prefix, request
 
 
 def start(*requests: Request, num_blocks: int = 50, max_num_tokens: int = 100, max_num_seqs: int = 8) -> Scheduler:
@@ -191,8 +191,8 @@ def test_refused_drafts_are_not_indexed() -> None:
     assert scheduler.kv.pools[0].num_indexed == 0
     collect(scheduler, step, StepResult([9, 5, 6], {}, []))
     run(scheduler, 7)
-    assert scheduler.kv.find_prefix(request([1, 2, 3, 4, 5], 1)) == 0
-    assert scheduler.kv.find_prefix(request([1, 2, 3, 9, 5], 2)) == 4
+    for token_ids, num_found in (([1, 2, 3, 4, 5], 0), ([1, 2, 3, 9, 5], 4)):
+        assert find_prefix(scheduler.kv, request(token_ids, 1)) == num_found
 
 
 def test_a_stop_id_among_the_drafts_ends_the_output_there() -> None:
@@ -261,7 +261,7 @@ def test_fail_ends_the_requests_of_the_steps_and_nothing_they_computed_is_found(
     outputs = fail(scheduler, [step], "broken")
     assert [(o.request_id, o.finish_reason, o.message) for _, o in outputs] == [(0, FinishReason.ERROR, "broken")]
     assert [key.request_id for key in scheduler.requests] == [1]
-    assert scheduler.kv.find_prefix(request(range(9), 2)) == 0
+    assert find_prefix(scheduler.kv, request(range(9), 2)) == 0
     scheduler.check_integrity()
 
 
@@ -272,4 +272,4 @@ def test_fail_forgets_a_block_that_was_indexed_because_its_request_ended() -> No
     collect(scheduler, first, StepResult([4], {}, []))
     assert scheduler.schedule() is None
     fail(scheduler, [second], "broken")
-    assert scheduler.kv.find_prefix(request([1, 2, 3, 4, 5], 1)) == 0
+    assert find_prefix(scheduler.kv, request([1, 2, 3, 4, 5], 1)) == 0

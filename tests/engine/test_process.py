@@ -150,7 +150,7 @@ def test_a_suspect_that_its_server_ends_by_a_stop_string_is_cleared(start: Start
     assert not p._record.is_suspect(mark)
     assert (0, 0) not in p._have_run
     p._apply(0, add_request([1, 2], 3))
-    assert not p._engine.scheduler.waiting[-1].runs_alone
+    assert not list(p._engine.scheduler.waiting)[-1].runs_alone
 
 
 def test_a_request_that_kills_two_engines_is_rejected_as_poison(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

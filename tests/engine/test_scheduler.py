@@ -6,7 +6,7 @@ import pytest
 
 from engine.kv_cache_manager import KVCacheManager
 from engine.output_collector import Outputs, collect
-from engine.protocol import FinishReason
+from engine.protocol import TIER_WIDTH, FinishReason, ReasoningBudget
 from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel
@@ -120,6 +120,18 @@ def test_a_decode_limits_prefill_to_the_target() -> None:
     assert run_step(scheduler) == [(0, 1), (1, 29)]
 
 
+def test_a_stream_whose_ids_are_on_their_way_limits_prefill_as_well() -> None:
+    """With a step in flight it is not scheduled, so prompts were given a whole step, however long that took."""
+    scheduler = make_scheduler(cost=PerToken(), target_s=0.030)
+    stream = add(scheduler, 0, 4)
+    stream.reasoning_budget = ReasoningBudget(10, 3)
+    run_step(scheduler)
+    in_flight = schedule(scheduler)
+    add(scheduler, 1, 90)
+    assert describe(schedule(scheduler)) == [(1, 30)]
+    finish_step(scheduler, in_flight)
+
+
 @pytest.mark.parametrize(("num_blocks", "granted"), [(1000, 40), (30, 4)])
 def test_prompts_go_first_only_while_there_is_room_for_as_many_as_decode(num_blocks: int, granted: int) -> None:
     scheduler = make_scheduler(num_blocks=num_blocks, target_s=None, cost=PerToken())
@@ -211,6 +223,27 @@ def test_lower_priority_values_and_earlier_arrivals_are_admitted_first() -> None
     assert order == [3, 1, 0, 2]
 
 
+@pytest.mark.parametrize(("tier", "longest_s"), [(0, 30), (TIER_WIDTH, 60)])
+def test_a_tier_above_delays_a_request_for_a_bounded_time(
+    tier: int, longest_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four clients of the top tier, each of which asks again at once, starved all others for ever."""
+    now_s = 1000.0
+    monkeypatch.setattr("engine.scheduler.time.monotonic", lambda: now_s)
+    scheduler = make_scheduler(max_num_seqs=2)
+    slow = add(scheduler, 0, 4, priority=tier)
+    num_asked = 0
+    while slow.status is Status.WAITING:
+        while len(scheduler.requests) < 5:
+            num_asked += 1
+            add(scheduler, num_asked, 4, priority=-TIER_WIDTH, max_tokens=2)
+        run_step(scheduler)
+        now_s += 0.5
+        assert now_s - 1000.0 <= longest_s + 3, "the four that came before its last lift are served first"
+    assert now_s - 1000.0 > longest_s
+    assert num_asked > 50
+
+
 # --- blocks ------------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +254,7 @@ def test_the_youngest_that_completed_a_block_is_preempted_and_comes_back() -> No
     assert run_step(scheduler) == [(0, 1), (1, 1), (2, 1)]
     assert run_step(scheduler) == [(0, 1)]  # 2 gave its block to 0; 1 then found no younger one to take from
     assert (old.num_preemptions, middle.num_preemptions, young.num_preemptions) == (0, 1, 1)
-    assert scheduler.waiting == [middle, young]
+    assert list(scheduler.waiting) == [middle, young]
     assert middle.token_ids == [*prompt(1, 7), 7, 7]
     while scheduler.has_requests:
         run_step(scheduler)
@@ -322,7 +355,7 @@ def test_only_a_deadline_of_a_request_that_never_ran_expires() -> None:
     late = add(scheduler, 1, 4, deadline=past)
     add(scheduler, 2, 4, deadline=time.monotonic() + 100)
     add(scheduler, 3, 4)
-    assert scheduler.expired() == [late]
+    assert scheduler.take_expired() == [late]
     assert running.status is Status.RUNNING
 
 

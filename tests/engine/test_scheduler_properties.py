@@ -10,7 +10,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.protocol import USUAL_CACHING, AddRequest, BeamOptions, CachePolicy, FinishReason, Pin, TokenLogprobs
+from engine.protocol import (
+    TIER_WIDTH,
+    USUAL_CACHING,
+    AddRequest,
+    BeamOptions,
+    CachePolicy,
+    FinishReason,
+    Pin,
+    TokenLogprobs,
+)
 from engine.request import Request, RequestKey
 from engine.sampling.random import uniforms
 from engine.sampling_params import SamplingParams
@@ -137,7 +146,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(0, 12),
         num_choices=st.integers(1, 3),
         temperature=st.sampled_from([0.0, 1.0]),
-        priority=st.integers(0, 2),
+        priority=st.sampled_from([0, 1, 2, -TIER_WIDTH]),
         salt=st.sampled_from(["", "", "", "other"]),
         caching=st.sampled_from(POLICIES),
         ignore_eos=st.booleans(),

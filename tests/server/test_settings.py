@@ -1,7 +1,11 @@
+import ast
 import pathlib
 
+import msgspec
 import pytest
 
+import server
+from engine.protocol import EngineOptions
 from server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
 
 
@@ -135,20 +139,50 @@ def test_flags_are_spelled_as_settings() -> None:
     assert flag_name("prefix_caching") == "--no-prefix-caching"
 
 
-def test_engine_is_told_what_concerns_it() -> None:
-    flags = {"max_num_seqs": "3", "prefix_caching": False, "kv_cache_memory": "1KiB", "log_format": "json"}
-    options = engine_options(resolve(flags, {"WEFT_MAX_NUM_WAITING": "9"}).settings, pathlib.Path("/m"))
-    assert (options.model, options.max_num_seqs, options.prefix_caching) == ("/m", 3, False)
-    assert (options.kv_cache_memory_bytes, options.log_format, options.max_num_waiting) == (1024, "json", 9)
-    assert options.quantization == "none"
-    settings = resolve({}, {"WEFT_QUANTIZATION": "int8"}).settings
-    assert engine_options(settings, pathlib.Path("/m")).quantization == "int8"
-    assert not options.deterministic
-    assert engine_options(resolve({"deterministic": True}, {}).settings, pathlib.Path("/m")).deterministic
-    assert options.kv_cache_dtype == "auto"
-    settings = resolve({"kv_cache_dtype": "fp8"}, {}).settings
-    assert engine_options(settings, pathlib.Path("/m")).kv_cache_dtype == "fp8"
-    assert options.speculative is None
-    settings = resolve({"speculative": "ngram"}, {}).settings
-    assert engine_options(settings, pathlib.Path("/m")).speculative == "ngram"
+TOLD_THE_ENGINE: dict[str, object] = {
+    "device": "cuda",
+    "dtype": "float16",
+    "max_model_len": 99,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 55,
+    "kv_cache_memory": 1024,
+    "kv_cache_dtype": "fp8",
+    "prefill_attention": "flash",
+    "block_size": 8,
+    "prefix_caching": False,
+    "pin_share": 0.75,
+    "load_format": "dummy",
+    "quantization": "int8",
+    "speculative": "ngram",
+    "itl_target_ms": 70.0,
+    "deterministic": True,
+    "max_num_waiting": 9,
+    "stall_timeout_s": 7.5,
+    "log_format": "json",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), TOLD_THE_ENGINE.items())
+def test_the_engine_is_told_a_setting_and_no_other_changes(name: str, value: object) -> None:
+    usual = msgspec.structs.asdict(engine_options(Settings(), pathlib.Path("/m")))
+    options = msgspec.structs.asdict(engine_options(Settings.model_validate({name: value}), pathlib.Path("/m")))
+    assert dict(options.items() - usual.items()) == {"kv_cache_memory_bytes" if "memory" in name else name: value}
+
+
+def test_every_option_of_the_engine_follows_a_setting() -> None:
+    options = {"kv_cache_memory_bytes" if name == "kv_cache_memory" else name for name in TOLD_THE_ENGINE}
+    assert options | {"model"} == set(EngineOptions.__struct_fields__)
+
+
+def test_every_other_setting_is_read_by_the_server() -> None:
+    """A setting that only this module and its table know has no effect."""
+    read: set[str] = set()
+    for path in pathlib.Path(server.__file__).parent.rglob("*.py"):
+        if path.name not in ("settings.py", "settings_table.py"):
+            read |= {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    merged = {"api_keys_file"}  # into api_key
+    assert set(Settings.model_fields) - set(TOLD_THE_ENGINE) - merged - read == set()
+
+
+def test_flags_are_few() -> None:
     assert len(FLAGS) <= 25
