@@ -171,8 +171,8 @@ class ChatTemplates:
             if name in self._named:
                 return self._named[name]
         if self._named:
-            raise ChatTemplateError(f"no default chat template; choose one of: {', '.join(sorted(self._named))}")
-        raise ChatTemplateError("this model has no chat template; send one in chat_template, or use /v1/completions")
+            raise ChatTemplateError(f"this model has no default chat template, only {', '.join(sorted(self._named))}")
+        raise ChatTemplateError("this model has no chat template: use /v1/completions")
 
 
 def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
