@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, Tag
 
-from server.schemas.common import TEXT_OR_OTHER, PromptLogprobs, Text, Usage, WireModel
+from server.schemas.common import TEXT_OR_OTHER, Int, PromptLogprobs, Text, Usage, WireModel
 from server.schemas.structured_output import GuidedBody
 from server.schemas.tools import FunctionChoice, FunctionDefinition, ToolChoice, ToolDefinition
 
@@ -84,9 +84,9 @@ class ChatCompletionBody(GuidedBody):
     """The body of POST /v1/chat/completions."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -97,8 +97,8 @@ class ChatCompletionBody(GuidedBody):
 
     # extensions
     chat_template_kwargs: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
-    reasoning_budget_tokens: int | None = None
+    thinking_token_budget: Int | None = None
+    reasoning_budget_tokens: Int | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -8,7 +8,7 @@ per token.
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 
@@ -22,6 +22,9 @@ def _has_utf8(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_has_utf8)]
 """JSON can write half of a character (\\ud800), which no tokenizer and no message to the engine can hold."""
+
+Int = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+"""What MessagePack, and so a message to the engine, can hold."""
 
 
 class WireModel(BaseModel):
@@ -57,13 +60,13 @@ class GenerationBody(WireModel):
     model: Text | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
+    n: Int | None = None
+    max_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: int | None = None
+    seed: Int | None = None
     stop: TextOrTexts | None = None
     logit_bias: dict[str, float] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
@@ -71,23 +74,23 @@ class GenerationBody(WireModel):
     prompt_cache_key: Text | None = None
 
     # extensions
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    min_tokens: Int | None = None
+    stop_token_ids: list[Int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     bad_words: list[Text] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[Int] | None = None
     return_token_ids: bool | None = None
     cache_salt: Text | None = None
-    priority: int | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
+    priority: Int | None = None
+    prompt_logprobs: Int | None = None
+    logprob_token_ids: list[Int] | None = None
     return_prompt_text: bool | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None

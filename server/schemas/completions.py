@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Tag
 
-from server.schemas.common import PromptLogprobs, Text, Usage
+from server.schemas.common import Int, PromptLogprobs, Text, Usage
 from server.schemas.structured_output import GuidedBody
 
 
@@ -22,8 +22,8 @@ def _prompt_shape(value: object) -> str:
 Prompt = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[list[Text], Tag("texts")]
-    | Annotated[list[int], Tag("token_ids")]
-    | Annotated[list[list[int]], Tag("token_id_lists")],
+    | Annotated[list[Int], Tag("token_ids")]
+    | Annotated[list[list[Int]], Tag("token_id_lists")],
     Discriminator(_prompt_shape),
 ]
 
@@ -32,9 +32,9 @@ class CompletionBody(GuidedBody):
     """The body of POST /v1/completions. A prompt that is absent or null is the beginning-of-text token alone."""
 
     prompt: Prompt | None = None
-    best_of: int | None = None
+    best_of: Int | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Int | None = None
     add_special_tokens: bool | None = None
     suffix: Text | None = None
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from server.schemas.chat_completions import Message
-from server.schemas.common import Text, WireModel
+from server.schemas.common import Int, Text, WireModel
 from server.schemas.tools import ToolDefinition
 
 
@@ -36,7 +36,7 @@ class DetokenizeBody(WireModel):
     """Token ids."""
 
     model: Text | None = None
-    tokens: list[int]
+    tokens: list[Int]
 
 
 class DetokenizeAnswer(msgspec.Struct):
