@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -77,6 +78,8 @@ async def create_completion(
     stops, structure = stop_list(body), structure_of(body)
     prompts = [_fitted(prompt, body, max_tokens, info) for prompt in await _prompts(body, context, info, filling)]
     check_context(prompts, max_tokens, info, "prompt")
+    if body.seed is None:  # equal prompts of a list are to be answered differently
+        prompts = [replace(prompt, seed=secrets.randbits(64)) for prompt in prompts]
     engine_request = AddRequest(
         0,  # the client numbers it
         [],  # of each prompt
