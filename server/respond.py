@@ -29,6 +29,9 @@ from server.stop_strings import StopStrings
 LONG_TEXT_CHARS = 4096
 """Longer texts are encoded in a thread: the event loop has streams to feed."""
 
+NUM_PRIMING_IDS = 8
+"""Last ids of a prompt from which a decoder learns that the text has begun: more than a character has bytes."""
+
 CLIENT_CLOSED = 499
 """What nobody reads: the client has left."""
 
@@ -112,24 +115,30 @@ async def open_answer(
     stops: Sequence[str],
     *,
     skip_special_tokens: bool,
+    continues_prompt: bool,
     kept_ids: Set[int] = frozenset(),
     new_parser: Callable[[], OutputParser] | None = None,
 ) -> Answer:
     """Have an order accepted. Whoever gets the answer closes it.
 
     Args:
+        continues_prompt: The text goes on where the prompt's ends; else it begins anew, in some vocabularies without
+            a space.
         kept_ids: Control tokens that stay in the text in any case.
         new_parser: Tells what of the text is content, which alone is searched for stop strings; None: all of it is.
     """
 
-    def choice() -> ChoiceStream:
+    def choice(prompt: Prompt) -> ChoiceStream:
         detokenizer = context.tokenizer.detokenizer(skip_special_tokens, kept_ids)
+        if continues_prompt:
+            for token_id in prompt.token_ids[-NUM_PRIMING_IDS:]:
+                detokenizer.feed(token_id)
         matcher: StopMatcher | None = StopStrings(stops, text_options.include_stop) if stops else None
         if matcher is not None and new_parser is not None:
             matcher = ContentStops(new_parser(), matcher)
         return ChoiceStream(detokenizer, matcher, text_options)
 
-    choices = [choice() for _ in range(len(order.prompts) * order.request.num_choices)]
+    choices = [choice(prompt) for prompt in order.prompts for _ in range(order.request.num_choices)]
     timer = RequestTimer(context.metrics, request.state.arrival_time, len(choices))
     block_size = context.engine_info.block_size if context.settings.prefix_caching else 0
     answer = Answer(order, choices, timer, block_size)

@@ -96,6 +96,7 @@ async def create_chat_completion(
             text_options,
             stops,
             skip_special_tokens=body.skip_special_tokens is not False,
+            continues_prompt=bool(body.continue_final_message),
             kept_ids=plan.kept_ids,
             new_parser=plan.reading.new_parser if plan.reading else None,
         )

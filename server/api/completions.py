@@ -99,7 +99,13 @@ async def create_completion(
     echoes = await _echoes(body, prompts, context, skip_special_tokens=skip_special_tokens)
     with naming_the_grammar(structure):
         answer = await open_answer(
-            context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens
+            context,
+            request,
+            order,
+            text_options,
+            stops,
+            skip_special_tokens=skip_special_tokens,
+            continues_prompt=True,
         )
     envelope = new_envelope("cmpl", model, system_fingerprint(info), tier_used(body.service_tier))
     renderer = CompletionRenderer(answer, envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
