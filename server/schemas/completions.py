@@ -4,10 +4,13 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
-from server.schemas.common import Int, PromptLogprobs, Text, Usage
+from server.schemas.common import Int, Items, PromptLogprobs, Text, Usage
 from server.schemas.structured_output import GuidedBody
+
+MAX_PROMPTS = 2**14
+"""Before they are looked at; the settings allow fewer."""
 
 
 def _prompt_shape(value: object) -> str:
@@ -21,9 +24,9 @@ def _prompt_shape(value: object) -> str:
 
 Prompt = Annotated[
     Annotated[Text, Tag("text")]
-    | Annotated[list[Text], Tag("texts")]
-    | Annotated[list[Int], Tag("token_ids")]
-    | Annotated[list[list[Int]], Tag("token_id_lists")],
+    | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("texts")]
+    | Annotated[Items[Int], Tag("token_ids")]
+    | Annotated[list[Items[Int]], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("token_id_lists")],
     Discriminator(_prompt_shape),
 ]
 
