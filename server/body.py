@@ -70,7 +70,7 @@ def decode(model: type[T], data: bytes) -> T | None:
     """
     check_amount(data)
     try:
-        value = json.loads(data)
+        value = json.loads(data.decode("utf-8-sig", "surrogatepass"))  # in no other encoding, which would count wrongly
     except json.JSONDecodeError as exc:
         raise MalformedBodyError(f"the body is not valid JSON: {exc.msg} at character {exc.pos}") from None
     except (ValueError, RecursionError) as exc:

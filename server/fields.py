@@ -96,7 +96,6 @@ def _walk(
         yield (*at, name), prefix + name, value, False
         if isinstance(value, BaseModel):
             yield from _walk(value, (*at, name), prefix + name)
-        elif isinstance(value, list):
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):  # then all are
             for i, item in enumerate(value):
-                if isinstance(item, BaseModel):
-                    yield from _walk(item, (*at, name, i), f"{prefix}{name}[]")
+                yield from _walk(item, (*at, name, i), f"{prefix}{name}[]")

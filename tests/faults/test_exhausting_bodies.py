@@ -63,7 +63,6 @@ def test_eight_long_texts_hold_nobody_up(live_server: LiveServer, beside: list[h
         ("/v1/chat/completions", b'{"messages": [', b'{"role": "user", "content": "x"},', b"{}]}"),
         ("/v1/completions", b'{"prompt": [1', b', ""', b"]}"),
         ("/v1/completions", b'{"prompt": [1', b", 1", b"]}"),
-        ("/v1/chat/completions", b'{"messages": [], "metadata": {', b'"a": 1,', b'"b": 1}}'),
         ("/v1/chat/completions", b'{"messages": [], "x": [', b"[],", b"[]]}"),
         ("/v1/completions", b'{"guided_grammar": "::=', b"\\n", b'"}'),
     ],
