@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, cast
 
 import msgspec
@@ -92,8 +91,6 @@ async def create_completion(
     stops, structure = stop_list(body), await workers.run_light(size, structure_of, body)
     prompts = [_fitted(prompt, body, max_tokens, info) for prompt in await _prompts(body, context, info, filling)]
     check_context(prompts, max_tokens, info, "prompt")
-    if body.seed is None:  # equal prompts of a list are to be answered differently
-        prompts = [replace(prompt, seed=secrets.randbits(64)) for prompt in prompts]
     engine_request = AddRequest(
         0,  # the client numbers it
         [],  # of each prompt
@@ -113,13 +110,7 @@ async def create_completion(
     echoes = await _echoes(body, prompts, context, skip_special_tokens=skip_special_tokens)
     with naming_the_grammar(structure):
         answer = await open_answer(
-            context,
-            request,
-            order,
-            text_options,
-            stops,
-            skip_special_tokens=skip_special_tokens,
-            continues_prompt=True,
+            context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens, continues_prompt=True
         )
     envelope = new_envelope("cmpl", model, system_fingerprint(info), tier_used(body.service_tier))
     renderer = CompletionRenderer(answer, envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
@@ -158,7 +149,8 @@ def _filling(body: CompletionBody, context: ServerContext) -> FillIn | None:
 
 def _fitted(prompt: Prompt, body: CompletionBody, max_tokens: int, info: EngineInfo) -> Prompt:
     token_ids = truncated(prompt.token_ids, body.truncate_prompt_tokens, max_tokens, info)
-    return prompt if len(token_ids) == len(prompt.token_ids) else Prompt(token_ids)
+    seed = secrets.randbits(64) if body.seed is None else None  # equal prompts of a list are answered differently
+    return Prompt(token_ids, prompt.text if len(token_ids) == len(prompt.token_ids) else None, seed)
 
 
 def _best_of(body: CompletionBody, max_n: int) -> int:
