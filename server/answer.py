@@ -28,10 +28,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `text` is what the caller wrote; None when it came as token ids or as messages."""
+    """One prompt.
+
+    Attributes:
+        text: What the caller wrote; None when it came as token ids or as messages.
+        seed: Of its random numbers; None: that of the order, as for all its prompts.
+    """
 
     token_ids: list[int]
     text: str | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,10 @@ class Answer:
         """
 
         async def accept(index: int) -> None:
-            request = msgspec.structs.replace(order.request, prompt_token_ids=order.prompts[index].token_ids)
+            prompt, params = order.prompts[index], order.request.sampling_params
+            if prompt.seed is not None:
+                params = msgspec.structs.replace(params, seed=prompt.seed)
+            request = msgspec.structs.replace(order.request, prompt_token_ids=prompt.token_ids, sampling_params=params)
             self._generations[index] = await engine_client.generate(request)
 
         order = self.order

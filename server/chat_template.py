@@ -172,7 +172,7 @@ class ChatTemplates:
             if name in self._named:
                 return self._named[name]
         if self._named:
-            raise ChatTemplateError(f"no default chat template; choose one of: {', '.join(sorted(self._named))}")
+            raise ChatTemplateError(f"this model has no default chat template, only {', '.join(sorted(self._named))}")
         raise ChatTemplateError(NO_TEMPLATE)
 
 

@@ -302,17 +302,21 @@ class _Connection(asyncio.Protocol):
         return next(self._request_ids)
 
     def add(self, request: AddRequest) -> _Mailbox:
+        frame = encode(request)  # first: what cannot be written leaves nothing behind that waits for an answer
         mailbox = _Mailbox(self, request)
         self._mailboxes[request.request_id] = mailbox
-        self.send(request)
+        self._write(frame)
         return mailbox
 
     def forget(self, request_id: int) -> None:
         self._mailboxes.pop(request_id, None)
 
     def send(self, message: ToEngine) -> None:
+        self._write(encode(message))
+
+    def _write(self, frame: bytes) -> None:
         if self._transport is not None:
-            self._transport.write(encode(message))
+            self._transport.write(frame)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's does not inherit from it

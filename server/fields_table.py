@@ -16,6 +16,7 @@ _ROUTES: tuple[tuple[str, type[GenerationBody], Mapping[str, tuple[object, ...]]
 )
 
 REMARKS = {
+    "seed": "of all prompts of a list; without it each has its own",
     "messages": "text and text parts; an image, audio or a file is refused",
     "prompt": "text, token ids, or a list of either; null is the beginning-of-text token alone",
     "suffix": "for vocabularies with tokens for filling in the middle",

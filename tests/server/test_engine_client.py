@@ -135,10 +135,12 @@ def run(tmp_path: pathlib.Path, script: Callable[[SocketEngineClient, FakeEngine
     async def main() -> None:
         engine = FakeEngine(tmp_path, "a")
         await engine.start()
-        async with SocketEngineClient(tmp_path) as client:
-            await connected(client, "a")
-            await script(client, engine)
-        await engine.die()
+        try:
+            async with SocketEngineClient(tmp_path) as client:
+                await connected(client, "a")
+                await script(client, engine)
+        finally:
+            await engine.die()
 
     uvloop.run(main())
 
@@ -178,6 +180,20 @@ def test_accepted_request_streams_to_its_end(tmp_path: pathlib.Path) -> None:
         generation.close()
         await settle()
         assert engine.has_heard_all  # what has finished needs no abort
+
+    run(tmp_path, script)
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
+    """A number beyond 64 bits was noticed behind the registration: an idle engine seemed to owe an answer for ever."""
+
+    async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
+        StatusPage(tmp_path / STATUS_NAME).write(Status(epoch_id=1, is_ready=1))
+        with pytest.raises(OverflowError):
+            await client.generate(AddRequest(0, [5], GREEDY, priority=10**20))
+        await settle()
+        assert not client.status().has_work
+        assert engine.has_heard_all
 
     run(tmp_path, script)
 
