@@ -25,8 +25,9 @@ import numpy as np
 
 from benchmarks.front_end_engine import StepTable
 from server.child import Child, python_command, python_environment
+from server.runtime_folder import runtime_folder
 from server.settings import Settings
-from server.supervisor import METRICS_NAME, listen, ready_file, runtime_directory, write_options
+from server.supervisor import listen, ready_file
 from server.tokenizer import Tokenizer
 
 CHECKPOINT = pathlib.Path(__file__).parents[1] / "server" / "demo_model"
@@ -178,15 +179,15 @@ def front_end(steps_per_s: float, port: int) -> Iterator[FrontEnd]:
     """A server process alone on the last core, and a fake engine, which shares the others with the clients."""
     cores = sorted(os.sched_getaffinity(0))
     others = cores[:-1] or cores
-    settings = Settings(served_model_name=("m",))
+    settings = Settings(served_model_name=("m",), model=str(CHECKPOINT)).model_dump_json().encode()
     (token_id,) = Tokenizer.load(CHECKPOINT).encode(TOKEN_TEXT, False)
-    with runtime_directory() as runtime_dir, listen("127.0.0.1", port) as listener:
-        write_options(runtime_dir, settings, CHECKPOINT)
+    with runtime_folder() as runtime_dir, listen("127.0.0.1", port) as listener:
         fd = listener.fileno()
-        environment = python_environment({"PROMETHEUS_MULTIPROC_DIR": str(runtime_dir / METRICS_NAME)})
+        environment = python_environment({})
         arguments = (str(runtime_dir), str(token_id), str(steps_per_s))
         engine = Child("engine", python_command("benchmarks.front_end_engine", *arguments), environment)
-        server = Child("server", python_command("server.process", str(runtime_dir), str(fd)), environment, (fd,))
+        command = python_command("server.process", str(runtime_dir), str(fd))
+        server = Child("server", command, environment, (fd,), settings)
         try:
             for child, its_cores in ((engine, others), (server, cores[-1:])):
                 os.sched_setaffinity(0, its_cores)  # which a child inherits

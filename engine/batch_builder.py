@@ -22,10 +22,12 @@ from engine.batch import (
     SamplingBatch,
     ScoreBatch,
 )
-from engine.reasoning_budget import is_used_up
+from engine.reasoning_budget import ReasoningProgress
 from engine.request import Request, RequestKey
 from engine.sampling.random import uniforms
 from engine.scheduler import ScheduledRequest, ScheduledStep
+
+_NO_IDS, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 
 def build_batch(step: ScheduledStep, previous: ScheduledStep | None, block_size: int) -> Batch:
@@ -60,6 +62,11 @@ def scored_range(scheduled: ScheduledRequest) -> range:
 
 def _ints(values: Sequence[int] | chain[int]) -> Ints:
     return np.fromiter(values, np.int64)
+
+
+def _repeat(values: Sequence[int], parts: Sequence[Ints]) -> Ints:
+    """Each value as often as its part is long."""
+    return np.repeat(_ints(values), _ints([len(part) for part in parts]))
 
 
 def _input_ids(scheduled: ScheduledRequest) -> list[int]:
@@ -121,12 +128,14 @@ def _scores(requests: list[ScheduledRequest], query_start_locs: Ints) -> ScoreBa
 def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, int]) -> SamplingBatch:
     rows = [(s, offset) for s in requests for offset in range(s.num_rows)]
     params = [s.request.params for s, _ in rows]
-    edits = _LogitEdits()
+    edits = _Edits()
     penalties = _Penalties()
     for row, (scheduled, offset) in enumerate(rows):
         source_row = source_rows[scheduled.request.key] if scheduled.num_placeholders else None
         edits.add(row, scheduled, offset, source_row)
         penalties.add(row, scheduled, offset, source_row)
+    bias_rows, bias_ids, bias_values = edits.bias()
+    allowed_rows, allowed_entries, allowed_ids = edits.allowed()
     return SamplingBatch(
         temperatures=np.array([p.temperature for p in params], np.float32),
         top_ks=_ints([p.top_k for p in params]),
@@ -134,12 +143,12 @@ def _sampling(requests: list[ScheduledRequest], source_rows: dict[RequestKey, in
         min_ps=np.array([p.min_p for p in params], np.float32),
         uniforms=_uniforms(rows),
         num_logprobs=_ints([-1 if p.logprobs is None else p.logprobs for p in params]),
-        bias_rows=_ints(edits.bias_rows),
-        bias_ids=_ints(edits.bias_ids),
-        bias_values=np.array(edits.bias_values, np.float32),
-        allowed_rows=_ints(edits.allowed_rows),
-        allowed_entries=_ints(edits.allowed_entries),
-        allowed_ids=_ints(edits.allowed_ids),
+        bias_rows=bias_rows,
+        bias_ids=bias_ids,
+        bias_values=bias_values,
+        allowed_rows=allowed_rows,
+        allowed_entries=allowed_entries,
+        allowed_ids=allowed_ids,
         penalties=penalties.build(),
         conditional_bans=edits.conditional_bans(),
         asked_logprobs=_asked_logprobs(rows),
@@ -157,45 +166,60 @@ def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:
     return uniforms(seeds, positions, _ints([s.request.key.choice for s, _ in rows]))
 
 
-def _must_end_reasoning(request: Request, draft_token_ids: tuple[int, ...]) -> bool:
+def _must_end(reasoning: ReasoningProgress, request: Request, draft_token_ids: tuple[int, ...]) -> bool:
     """Behind these drafts. A grammar may have the last word: within a character nothing else can follow."""
-    assert request.reasoning_budget is not None, "the caller looked"
-    output_ids = request.token_ids[request.num_prompt_tokens :] + list(draft_token_ids)
-    if not is_used_up(request.reasoning_budget, output_ids):
+    if not reasoning.is_used_up(draft_token_ids):
         return False
-    return request.grammar is None or request.grammar.allows(draft_token_ids, request.reasoning_budget.end_token_id)
+    return request.grammar is None or request.grammar.allows(draft_token_ids, reasoning.budget.end_token_id)
 
 
-class _LogitEdits:
+class _Edits:
     """Gathers bias, bans and allowed ids of all rows."""
 
     def __init__(self) -> None:
-        self.bias_rows: list[int] = []
-        self.bias_ids: list[int] = []
-        self.bias_values: list[float] = []
-        self.allowed_rows: list[int] = []
-        self.allowed_entries: list[int] = []
-        self.allowed_ids: list[int] = []
+        self._bias: list[tuple[int, Ints, Floats]] = []
+        self._bans: list[tuple[int, int]] = []
+        self._allowed: list[tuple[int, Ints]] = []
         self._conditional: list[tuple[int, int, int, int]] = []
 
     def add(self, row: int, scheduled: ScheduledRequest, offset: int, source_row: int | None) -> None:
         """Take in one row; source_row is where its last input id comes from when the host does not know it."""
         request = scheduled.request
-        params = request.params
-        if request.reasoning_budget is not None and _must_end_reasoning(request, scheduled.draft_token_ids[:offset]):
-            self._allow(row, (request.reasoning_budget.end_token_id,))
+        edits = request.edits
+        drafts = scheduled.draft_token_ids[:offset]
+        if request.reasoning is not None and _must_end(request.reasoning, request, drafts):
+            self._allowed.append((row, np.array([request.reasoning.budget.end_token_id], np.int64)))
             return
-        if params.logit_bias:
-            self._bias(row, list(params.logit_bias), list(params.logit_bias.values()))
-        if scheduled.num_context_tokens + offset - request.num_prompt_tokens < params.min_tokens:
-            self._bias(row, list(request.stop_ids), [-np.inf] * len(request.stop_ids))
-        if params.allowed_token_ids is not None:
-            self._allow(row, params.allowed_token_ids)
-        if params.bad_words_token_ids:
-            longest = max(map(len, params.bad_words_token_ids))
-            context = request.token_ids[-longest:] + list(scheduled.draft_token_ids[:offset])
-            for word in params.bad_words_token_ids:
-                self._ban_end(row, list(word), context, source_row)
+        if len(edits.bias_ids):
+            self._bias.append((row, edits.bias_ids, edits.bias_values))
+        if scheduled.num_context_tokens + offset - request.num_prompt_tokens < request.params.min_tokens:
+            self._bias.append((row, edits.stop_ids, edits.stop_bans))
+        if edits.allowed_ids is not None:
+            self._allowed.append((row, edits.allowed_ids))
+        if edits.words:
+            context = request.token_ids[-edits.longest_word :] + list(drafts)
+            for word in edits.words:
+                self._ban_end(row, word, context, source_row)
+
+    def bias(self) -> tuple[Ints, Ints, Floats]:
+        """Rows, ids and values of the sparse addition."""
+        if not self._bias and not self._bans:
+            return _NO_IDS, _NO_IDS, _NO_VALUES
+        banned = np.array(self._bans, np.int64).reshape(-1, 2)
+        rows = _repeat([row for row, _, _ in self._bias], [ids for _, ids, _ in self._bias])
+        return (
+            np.concatenate((rows, banned[:, 0])),
+            np.concatenate([*(ids for _, ids, _ in self._bias), banned[:, 1]]),
+            np.concatenate([*(values for _, _, values in self._bias), np.full(len(banned), -np.inf, np.float32)]),
+        )
+
+    def allowed(self) -> tuple[Ints, Ints, Ints]:
+        """Rows, entries and ids of what is allowed."""
+        if not self._allowed:
+            return _NO_IDS, _NO_IDS, _NO_IDS
+        ids = [ids for _, ids in self._allowed]
+        rows = _ints([row for row, _ in self._allowed])
+        return rows, _repeat(range(len(ids)), ids), np.concatenate(ids)
 
     def conditional_bans(self) -> ConditionalBans | None:
         """Bans that depend on ids still on the device."""
@@ -204,22 +228,12 @@ class _LogitEdits:
         rows, ids, source_rows, required_ids = np.array(self._conditional, np.int64).T
         return ConditionalBans(rows=rows, ids=ids, source_rows=source_rows, required_ids=required_ids)
 
-    def _allow(self, row: int, ids: tuple[int, ...]) -> None:
-        self.allowed_entries += [len(self.allowed_rows)] * len(ids)
-        self.allowed_rows.append(row)
-        self.allowed_ids += ids
-
-    def _bias(self, row: int, ids: list[int], values: list[float]) -> None:
-        self.bias_rows += [row] * len(ids)
-        self.bias_ids += ids
-        self.bias_values += values
-
-    def _ban_end(self, row: int, word: list[int], context: list[int], source_row: int | None) -> None:
+    def _ban_end(self, row: int, word: tuple[int, ...], context: list[int], source_row: int | None) -> None:
         """Ban the last id of a word if the context ends with the ids before it."""
         *head, last = word
-        if source_row is None or not head:
-            if head == context[len(context) - len(head) :]:
-                self._bias(row, [last], [-np.inf])
+        if source_row is None:
+            if head[-1] == context[-1] and head == context[len(context) - len(head) :]:
+                self._bans.append((row, last))
         elif head[:-1] == context[len(context) - len(head) + 1 :]:
             self._conditional.append((row, last, source_row, head[-1]))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from engine.batch_builder import build_batch
+from engine.beam_search import BeamSearch, beam_fault, give_way
 from engine.executor import Executor, Launched
 from engine.grammar.errors import GrammarError
 from engine.grammar.masks import MaskComputer
@@ -107,6 +108,11 @@ class Engine(Generic[Launched]):
         """Requests that wait to be admitted or for their grammar."""
         return len(self.scheduler.waiting) + len(self.grammars or ())
 
+    def is_live(self, connection: int, request_id: int) -> bool:
+        """Whether any choice of a request runs, waits, or waits for its grammar."""
+        is_pending = self.grammars is not None and self.grammars.has(connection, request_id)
+        return is_pending or bool(self.scheduler.requests.choices_of(connection, request_id))
+
     def add(self, connection: int, add: AddRequest, *, runs_alone: bool = False) -> bool:
         """Take a request in.
 
@@ -126,7 +132,12 @@ class Engine(Generic[Launched]):
             max_model_len=self._max_model_len,
             cache_seed=self.scheduler.kv.cache_seed(add.cache_salt, add.adapter, add.extra_hash_keys),
         )
+        if request.edits.leave_nothing(0, add.sampling_params.min_tokens):
+            message = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
+            raise RejectedError(RejectReason.INVALID, message)
         request.runs_alone = runs_alone
+        if add.beams is not None:
+            request.search = BeamSearch(request, add.num_choices, add.beams)
         self._num_arrivals += 1
         if add.guidance.grammar is not None:
             self._compile(request, add.guidance.grammar)
@@ -185,9 +196,10 @@ class Engine(Generic[Launched]):
             Exception: The device is lost, as after an illegal memory access: only a new process has it again.
         """
         outputs: Outputs = []
-        for request in self.scheduler.expired():
+        for request in self.scheduler.take_expired():
             outputs += end(self.scheduler, request, FinishReason.TIMEOUT, "the deadline passed before the request ran")
         step = self.scheduler.schedule()
+        give_way(self.scheduler, step)
         try:
             if step is not None:
                 self._launch(step)
@@ -202,7 +214,7 @@ class Engine(Generic[Launched]):
             fault = "the device ran out of memory" if has_no_memory else type(error).__name__
             outputs += fail(self.scheduler, failed, f"the step failed: {fault}")
             if has_no_memory:
-                self.scheduler.halve_token_budget()
+                self.scheduler.token_budget.halve()
         return outputs
 
     def _launch(self, step: ScheduledStep) -> None:
@@ -219,7 +231,8 @@ class Engine(Generic[Launched]):
         self._observe(step, launch_time, result.device_s)
         outputs = collect(self.scheduler, step, result)
         self._launched.popleft()
-        self._draft(step)
+        if self._speculator is not None:
+            self._speculator.draft(step)
         return outputs
 
     def _observe(self, step: ScheduledStep, launch_time: float, device_s: float | None) -> None:
@@ -233,15 +246,7 @@ class Engine(Generic[Launched]):
         self.num_steps += 1
         self.step_seconds += seconds if device_s is None else device_s
         self.scheduler.cost.observe(step.load, seconds)
-
-    def _draft(self, step: ScheduledStep) -> None:
-        """Guess what the requests of a step go on with. What fails here costs no request anything but time."""
-        if self._speculator is not None:
-            try:
-                self._speculator.draft(step)
-            except Exception:
-                logger.exception("drafting failed; the engine goes on without speculation")
-                self._speculator = None
+        self.scheduler.token_budget.observe(step.load.num_tokens)
 
     def _compile(self, request: Request, text: str) -> None:
         try:
@@ -259,6 +264,8 @@ class Engine(Generic[Launched]):
             raise RejectedError(RejectReason.INVALID, f"num_choices must be at least 1, got {add.num_choices}")
         if add.adapter is not None:
             raise RejectedError(RejectReason.INVALID, f"adapter {add.adapter!r} is not loaded")
+        if add.beams is not None and (fault := beam_fault(add, self._vocab_size)) is not None:
+            raise RejectedError(RejectReason.INVALID, fault)
         budget = add.guidance.reasoning_budget
         if budget is not None and budget.max_tokens < 0:
             message = f"reasoning_budget must be at least 0, got {budget.max_tokens}"
@@ -270,6 +277,11 @@ class Engine(Generic[Launched]):
                 f"the context holds {self._max_model_len} tokens, but {num_prompt} in the prompt and {least} of output "
                 f"were asked for",
             )
+        listed = {"stop_token_ids": params.stop_token_ids, "allowed_token_ids": params.allowed_token_ids or ()}
+        for name, listed_ids in listed.items():
+            if len(listed_ids) > self._vocab_size:
+                message = f"{name} must hold at most {self._vocab_size} ids, got {len(listed_ids)}"
+                raise RejectedError(RejectReason.INVALID, message)
         for name, ids in (
             ("prompt", add.prompt_token_ids),
             ("prediction", add.guidance.prediction_token_ids),

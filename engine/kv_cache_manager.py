@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.block_pool import NULL_BLOCK, BlockPool
@@ -48,6 +48,7 @@ class KVCacheManager:
         self._has_windows = any(window is not None for window in sliding_windows)
         self._key = os.urandom(_HASH_BYTES)
         self._leaders: dict[bytes, Request] = {}
+        self.wake_followers: Callable[[bytes], object] = lambda block_hash: None
         self._step_blocks = StepBlocks([[] for _ in self.pools])
 
     @property
@@ -83,12 +84,12 @@ class KVCacheManager:
     def find_prefix(self, request: Request) -> int:
         """How many leading tokens of a waiting request are in the cache, a multiple of the block size.
 
-        At least one token is left to compute, since its logits are needed. A request whose prompt is still to be
-        scored finds nothing. O(blocks found).
+        Looks at the blocks that are hashed. At least one token is left to compute, since its logits are needed. A
+        request whose prompt is still to be scored finds nothing. O(blocks found).
         """
         if _is_unscored(request):
             return 0
-        hashes = self._block_hashes(request)[: (request.num_tokens - 1) // self.block_size]
+        hashes = request.block_hashes[: (request.num_tokens - 1) // self.block_size]
         num_blocks = len(hashes) + 1
         while num_blocks != len(hashes):  # groups may differ; shorten until all agree
             num_blocks = len(hashes)
@@ -108,24 +109,38 @@ class KVCacheManager:
                 return block + run
         return run
 
-    def waits_for_leader(self, request: Request, num_cached_tokens: int) -> bool:
-        """Whether the block after the cached prefix is about to be computed by another running request."""
-        hashes = self._block_hashes(request)
-        block = num_cached_tokens // self.block_size
-        if block >= min(len(hashes), (request.num_tokens - 1) // self.block_size):
-            return False
-        return not _is_unscored(request) and self._leaders.get(hashes[block], request) is not request
+    def awaited_hash(self, request: Request, num_cached_tokens: int) -> bytes | None:
+        """Last of the blocks after the cached prefix that other running requests are about to compute, one by one.
 
-    def _block_hashes(self, request: Request) -> list[bytes]:
-        """Hashes of all full blocks of known tokens, computed once per block; none for who does not use the cache."""
-        hashes = request.block_hashes
-        if self._caches(request):
-            parent = hashes[-1] if hashes else request.cache_seed
-            for block in range(len(hashes), len(request.token_ids) // self.block_size):
-                data = array("I", request.token_ids[block * self.block_size : (block + 1) * self.block_size]).tobytes()
-                parent = hashlib.blake2b(parent + data, key=self._key, digest_size=_HASH_BYTES).digest()
-                hashes.append(parent)
-        return hashes
+        Among the hashed ones; None if nobody is about to compute the first of them. `wake_followers` is told the hash
+        once it is computed, or will not be.
+        """
+        awaited = None
+        if not _is_unscored(request):
+            first, end = num_cached_tokens // self.block_size, (request.num_tokens - 1) // self.block_size
+            for block_hash in request.block_hashes[first:end]:
+                if block_hash not in self._leaders:
+                    break
+                awaited = block_hash
+        return awaited
+
+    def num_unhashed_blocks(self, request: Request) -> int:
+        """Full blocks of known tokens that have no hash yet; 0 for who does not use the cache."""
+        return len(request.token_ids) // self.block_size - len(request.block_hashes) if self._caches(request) else 0
+
+    def hash_blocks(self, request: Request, max_num_blocks: int | None = None) -> None:
+        """Hash the full blocks of known tokens that are not hashed yet; the first so many of them, or all."""
+        hashes, size = request.block_hashes, self.block_size
+        num_blocks = self.num_unhashed_blocks(request)
+        if max_num_blocks is not None:
+            num_blocks = min(num_blocks, max_num_blocks)
+        parent, start = hashes[-1] if hashes else request.cache_seed, len(hashes) * size
+        data = array("I", request.token_ids[start : start + num_blocks * size]).tobytes()
+        step = size * array("I").itemsize
+        for offset in range(0, num_blocks * step, step):
+            block = data[offset : offset + step]
+            parent = hashlib.blake2b(parent + block, key=self._key, digest_size=_HASH_BYTES).digest()
+            hashes.append(parent)
 
     # --- life of a request ----------------------------------------------------------------------------------------
 
@@ -133,8 +148,9 @@ class KVCacheManager:
         """Give a waiting request its cached prefix and slots for the next num_tokens tokens.
 
         Sets num_computed_tokens to the cached prefix, and makes the request the leader of the blocks it will
-        compute. Returns False and changes nothing when too few blocks are free.
+        compute, all of which are hashed. Returns False and changes nothing when too few blocks are free.
         """
+        assert not self.num_unhashed_blocks(request)
         num_cached_blocks = num_cached_tokens // self.block_size
         hashes = request.block_hashes[:num_cached_blocks]
         tables = []
@@ -156,7 +172,7 @@ class KVCacheManager:
         if not self.allocate(request, num_tokens):
             self._release(request)
             return False
-        for block_hash in self._block_hashes(request)[num_cached_blocks:]:
+        for block_hash in request.block_hashes[num_cached_blocks:]:
             self._leaders.setdefault(block_hash, request)
         for pin in request.caching.pins:
             self.pins.add(request.block_hashes[: pin.num_tokens // self.block_size], time.monotonic() + pin.ttl_s)
@@ -228,21 +244,21 @@ class KVCacheManager:
         num_full = num_known // self.block_size
         if not self._caches(request) or num_full <= request.num_indexed_blocks:
             return
-        hashes = self._block_hashes(request)
+        self.hash_blocks(request)
         for block in range(request.num_indexed_blocks, num_full):
             for pool, table in zip(self.pools, request.block_tables, strict=True):
-                if table[block] != NULL_BLOCK and pool.index(table[block], hashes[block]):
+                if table[block] != NULL_BLOCK and pool.index(table[block], request.block_hashes[block]):
                     self._step_blocks.indexed.append((pool, table[block]))
-            self._stop_leading(request, hashes[block])
+            self._stop_leading(request, request.block_hashes[block])
         request.num_indexed_blocks = num_full
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let child share all of the parent's blocks that hold tokens of child's prompt.
+        """Let child share all of the parent's blocks that hold its tokens, which begin as the parent's do.
 
-        The child computes its last prompt token again, for the logits; the block it falls into is copied on write.
+        The child computes its last token itself, for the logits; the block it falls into is copied on write.
         A fork that finds no block for that copy must be freed again, or all holders could wait for each other.
         """
-        num_shared = min(parent.num_computed_tokens, child.num_prompt_tokens - 1)
+        num_shared = min(parent.num_computed_tokens, len(child.token_ids) - 1)
         num_blocks = self.num_blocks_for(num_shared)
         child.block_tables = []
         for pool, table in zip(self.pools, parent.block_tables, strict=True):
@@ -252,7 +268,7 @@ class KVCacheManager:
                     pool.acquire(block)
             child.block_tables.append(shared)
         child.num_computed_tokens = num_shared
-        child.block_hashes = parent.block_hashes[: child.num_prompt_tokens // self.block_size]
+        child.block_hashes = parent.block_hashes[: len(child.token_ids) // self.block_size]
         child.num_indexed_blocks = min(parent.num_indexed_blocks, num_shared // self.block_size)
         child.first_new_block = num_shared // self.block_size
         child.num_free_window_blocks = [min(n, num_blocks) for n in parent.num_free_window_blocks]
@@ -327,6 +343,7 @@ class KVCacheManager:
     def _stop_leading(self, request: Request, block_hash: bytes) -> None:
         if self._leaders.get(block_hash) is request:
             del self._leaders[block_hash]
+            self.wake_followers(block_hash)
 
 
 def _is_unscored(request: Request) -> bool:

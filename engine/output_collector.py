@@ -1,15 +1,21 @@
 """Results of a step -> what each request gained.
 
-Appends sampled ids, verifies drafts, rolls `num_computed_tokens` back behind a refused draft, forks pending choices,
-ends requests. Changes requests through the scheduler only where queues or blocks are concerned.
+Appends sampled ids and those that are certain behind them, verifies drafts, rolls `num_computed_tokens` back behind a
+refused draft, forks pending choices, ends requests. Changes requests through the scheduler only where queues or blocks
+are concerned.
 """
 
+import logging
+
 from engine.batch_builder import scored_range
+from engine.grammar.certain import certain_token_ids
 from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
 from engine.request import Request, Status
 from engine.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from engine.speculation.drafters import PredictionDrafter
 from engine.step_result import StepResult
+
+logger = logging.getLogger(__name__)
 
 Outputs = list[tuple[int, RequestOutput]]
 """Outputs with the connection that each goes to."""
@@ -19,6 +25,7 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
     """Apply the results of a step, in the order of the batch.
 
     A request that has ended since the step was launched gets nothing; one that was preempted since keeps its new ids.
+    What fails for one request ends that one alone.
     """
     outputs: Outputs = []
     scores = iter(result.scores)
@@ -27,11 +34,20 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
         prompt_logprobs = [next(scores) for _ in scored_range(scheduled)]
         if request.is_finished:
             continue
+        if request.search is not None:
+            outputs += request.search.take(scheduler, scheduled, result)
+            continue
         output = RequestOutput(request.key.request_id, request.key.choice, [])
         if request.params.prompt_logprobs is not None and prompt_logprobs:
             output.prompt_logprobs = prompt_logprobs
             request.num_scored_tokens += len(prompt_logprobs)
-        _advance(scheduler, scheduled, result, output)
+        try:
+            _advance(scheduler, scheduled, result, output)
+        except Exception as error:
+            logger.exception("request %s failed, and the others go on", request.key)
+            if not request.is_finished:
+                outputs += end(scheduler, request, FinishReason.ERROR, f"the request failed: {type(error).__name__}")
+            continue
         if output.token_ids or output.finish_reason is not None or output.prompt_logprobs:
             outputs.append((request.key.connection, output))
     return outputs
@@ -50,7 +66,9 @@ def fail(scheduler: Scheduler, steps: list[ScheduledStep], message: str) -> Outp
 
 
 def end(scheduler: Scheduler, request: Request, reason: FinishReason, message: str | None = None) -> Outputs:
-    """End a request and its pending choices from the engine's side."""
+    """End a request, with its pending choices or its whole search, from the engine's side."""
+    if request.search is not None:
+        return request.search.end(scheduler, reason, message)
     outputs: Outputs = []
     for index in [request.key.choice, *request.pending_indices]:
         output = RequestOutput(request.key.request_id, index, [], finish_reason=reason, message=message)
@@ -79,9 +97,16 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
             request.num_computed_tokens = scheduled.num_context_tokens + num_accepted
         logprobs: list[TokenLogprobs] = []
         for row in rows[: num_accepted + 1]:
-            _append(request, result, row, output, logprobs)
+            _append(request, result.token_ids[row], output)
+            if output.message is None and row in result.logprobs:
+                logprobs.append(result.logprobs[row])
             if output.finish_reason is not None:
                 break
+        else:
+            for token_id in certain_token_ids(request):
+                _append(request, token_id, output)
+                if output.finish_reason is not None:
+                    break
         scheduler.counters.generation_tokens += len(output.token_ids)
         if scheduled.draft_token_ids:
             _count_drafts(scheduler, scheduled, min(num_accepted, len(output.token_ids)), output)
@@ -99,11 +124,13 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
         scheduler.finish(request)
 
 
-def _append(
-    request: Request, result: StepResult, row: int, output: RequestOutput, logprobs: list[TokenLogprobs]
-) -> None:
-    token_id = result.token_ids[row]
-    output.message = request.grammar.accept(token_id) if request.grammar is not None else None
+def _append(request: Request, token_id: int, output: RequestOutput) -> None:
+    if request.grammar is not None:
+        output.message = request.grammar.accept(token_id)
+    elif request.reasoning is None and request.edits.leave_nothing(
+        len(request.token_ids) - request.num_prompt_tokens, request.params.min_tokens, request.token_ids
+    ):
+        output.message = "no token is left that the parameters of the request allow"
     if output.message is not None:
         output.finish_reason = FinishReason.DEAD_END
         return
@@ -111,9 +138,6 @@ def _append(
     output.finish_reason = request.append(token_id)
     if output.finish_reason is FinishReason.STOP and token_id in request.stop_ids:
         output.stop_token_id = token_id
-    row_logprobs = result.logprobs.get(row)
-    if row_logprobs is not None:
-        logprobs.append(row_logprobs)
 
 
 def _count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepted: int, output: RequestOutput) -> None:

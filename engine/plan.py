@@ -1,6 +1,6 @@
 """Prints what a model takes and how many requests it serves, before anything is loaded.
 
-Run by `weft plan` with the runtime directory that holds the options. Exit code 2: the model does not fit or cannot
+Run by `weft plan`, with the options on standard input. Exit code 2: the model does not fit or cannot
 be read, and one line on stderr says why.
 """
 
@@ -16,13 +16,13 @@ from engine.memory_plan import check_fit, estimate_activations_bytes, format_siz
 from engine.models.config import load_model_config
 from engine.models.errors import ModelError
 from engine.models.layout import decoder_spec
-from engine.protocol import OPTIONS_NAME, EngineOptions
+from engine.protocol import EngineOptions
 from engine.speculation.draft_checkpoint import find_draft_checkpoint
 
 
-def main(runtime_dir: pathlib.Path) -> int:
-    """Print the plan for the options in the runtime directory."""
-    options = msgspec.json.decode((runtime_dir / OPTIONS_NAME).read_bytes(), type=EngineOptions)
+def main() -> int:
+    """Print the plan for the options on standard input."""
+    options = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineOptions)
     try:
         model = load_model_config(pathlib.Path(options.model))
         config = engine_config.resolve(options, model)
@@ -59,4 +59,4 @@ def main(runtime_dir: pathlib.Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(pathlib.Path(sys.argv[1])))
+    sys.exit(main())

@@ -1,8 +1,9 @@
 """The engine process: sockets in, steps, sockets out.
 
-Between two steps it takes what the servers sent; it blocks only when there is nothing to do. A direct child of the
-supervisor, it dies with it and leaves SIGINT and SIGTERM to it; it is ended with SIGKILL, since it holds nothing
-that must be saved. Exit code 2: the model cannot be loaded, and one line on stderr says why.
+Between two steps it takes what the servers sent; it blocks only when there is nothing to do, and then still gives a
+sign of life every second. A direct child of the supervisor, it dies with it and leaves SIGINT and SIGTERM to it; it is
+ended with SIGKILL, since it holds nothing that must be saved. Exit code 2: the model cannot be loaded, and one line on
+stderr says why.
 """
 
 import ctypes
@@ -25,7 +26,6 @@ from engine.models.errors import ModelError
 from engine.out_of_memory import is_out_of_memory
 from engine.output_collector import Outputs
 from engine.protocol import (
-    OPTIONS_NAME,
     SOCKET_NAME,
     STATUS_NAME,
     AbortRequest,
@@ -39,6 +39,7 @@ from engine.protocol import (
 )
 from engine.scheduler import ScheduledStep
 from engine.server_link import ServerLink
+from engine.stall import StallRule
 from engine.startup import Started, start
 from engine.status_page import Status, StatusPage
 
@@ -63,22 +64,27 @@ class EngineProcess:
         self._page = StatusPage(runtime_dir / STATUS_NAME)
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
+        self._have_run: set[tuple[int, int]] = set()  # which of them gained something by a step that was collected
+        self._left: set[tuple[int, int]] = set()  # which of them their servers have ended
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=time.monotonic()))
         progress = LoadProgress(self._page)
-        started = start(options, f"{self._epoch_id:016x}", progress=progress, before_launch=self._write_suspects)
+        started = start(options, f"{self._epoch_id:016x}", progress=progress, before_launch=self._before_launch)
         _announce(started, options)
         self._engine = started.engine
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
         self._num_blocks = started.info.num_blocks
+        self._stall_rule = StallRule(options.stall_timeout_s, started.info.device)
         self._write_status()
 
     def run(self) -> None:
         """Serve for ever."""
+        heartbeat_s = self._stall_rule.heartbeat_s
         is_stuck = False
         idle_since = time.monotonic()
         idle_s: float | None = 0.0  # until it can get ready for what it may be asked later
         while True:
-            timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else idle_s
+            waits = [seconds for seconds in (idle_s, heartbeat_s) if seconds is not None]
+            timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else min(waits, default=None)
             messages = list(self._link.poll(timeout))
             for connection, message in messages:
                 self._apply(connection, message)
@@ -88,7 +94,6 @@ class EngineProcess:
             if self._engine.has_work:
                 idle_since, idle_s = time.monotonic(), 0.0
                 num_steps = self._engine.num_steps
-                self._write_status()
                 outputs = self._engine.step()
                 self._forget_ended(outputs)
                 if not self._engine.has_work:
@@ -104,8 +109,10 @@ class EngineProcess:
     def _apply(self, connection: int, message: ToEngine | None) -> None:
         if message is None:
             self._engine.abort_connection(connection)
+            self._left.update(key for key in self._fingerprints if key[0] == connection)
         elif isinstance(message, AbortRequest):
             self._engine.abort(connection, message.request_id, message.index)
+            self._left.add((connection, message.request_id))
         else:
             self._add(connection, message)
 
@@ -132,6 +139,11 @@ class EngineProcess:
                 self._link.put(connection, Accepted(request_id))
             else:
                 self._link.put(connection, Rejected(request_id, compiled.reason, compiled.fault))
+                self._left.add((connection, request_id))
+
+    def _before_launch(self, step: ScheduledStep) -> None:
+        self._write_suspects(step)
+        self._write_status(step)
 
     def _write_suspects(self, *steps: ScheduledStep) -> None:
         """Record the steps that are about to be launched or run on the device, and whose grammar is being compiled."""
@@ -142,24 +154,34 @@ class EngineProcess:
         self._record.begin_step([self._fingerprints[key] for key in keys if key in self._fingerprints])
 
     def _forget_ended(self, outputs: Outputs) -> None:
-        """Drop the fingerprints of requests that are gone; a suspect is cleared only if it ran to its end."""
-        live = {key[:2] for key in self._engine.scheduler.requests}
-        live |= {request.key[:2] for request in self._engine.grammars.requests} if self._engine.grammars else set()
-        ran = {(c, o.request_id) for c, o in outputs if o.finish_reason not in (None, FinishReason.TIMEOUT)}
-        for key in [key for key in self._fingerprints if key not in live]:
-            mark = self._fingerprints.pop(key)
-            if key in ran:
-                self._record.clear(mark)
+        """Drop the fingerprints of requests that are gone.
 
-    def _write_status(self) -> None:
+        A suspect is cleared once it ran, whoever ended it: a stop string of its server or a client that left is no
+        fault of it. One that is still on the device is on record, and suspect again if the engine dies of it.
+        """
+        self._have_run |= {(c, o.request_id) for c, o in outputs if o.finish_reason is not FinishReason.TIMEOUT}
+        for key in {(c, o.request_id) for c, o in outputs if o.finish_reason is not None} | self._left:
+            if self._engine.is_live(*key):
+                continue
+            mark, has_run = self._fingerprints.pop(key, None), key in self._have_run
+            self._have_run.discard(key)
+            if mark is not None and has_run:
+                self._record.clear(mark)
+        self._left.clear()
+
+    def _write_status(self, *steps: ScheduledStep) -> None:
+        """Give a sign of life, and say how long it may take until the next; steps are about to be launched."""
         scheduler = self._engine.scheduler
+        predicted_s = [scheduler.cost.predict(step.load) for step in (*self._engine.launched_steps, *steps)]
+        now = time.monotonic()
         counters = scheduler.counters
         pools = scheduler.kv.pools
         self._page.write(
             Status(
                 epoch_id=self._epoch_id,
                 is_ready=1,
-                progress_time=time.monotonic(),
+                progress_time=now,
+                stall_time=self._stall_rule.stall_time(now, sum(predicted_s) if predicted_s else None),
                 has_work=int(self._engine.has_work),
                 num_requests_running=len(scheduler.running),
                 num_requests_waiting=self._engine.num_waiting,
@@ -195,14 +217,14 @@ def _announce(started: Started, options: EngineOptions) -> None:
 
 
 def main(runtime_dir: pathlib.Path) -> int:
-    """Run the engine that the supervisor described in the runtime directory."""
+    """Run the engine that the supervisor describes on standard input."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel was told
         return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    options = msgspec.json.decode((runtime_dir / OPTIONS_NAME).read_bytes(), type=EngineOptions)
+    options = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineOptions)
     logs.configure(options.log_format, "engine")
     try:
         process = EngineProcess(runtime_dir, options)

@@ -5,7 +5,8 @@ by one long wait instead of many short ones, and whoever waits for a first token
 there are fewer than streams are computed beside these; a burst, of at least as many as there are streams, goes first,
 and to its end: the last prompts of a burst, computed beside all those before, would slow every stream down for as long
 as they take. A burst ends, too, with the step in which it has delayed the streams by a bounded time, counted in their
-own steps; until they have computed for as long, none begins.
+own steps and in seconds; until they have computed for as long, none begins. One that has used half of that time
+goes on only while the prompts are as many as the streams.
 """
 
 END_OF_BURST = 1 / 8
@@ -13,6 +14,9 @@ END_OF_BURST = 1 / 8
 
 MAX_DELAY = 64.0
 """How long a burst may delay the streams, on average, in units of the time that a step of theirs takes."""
+
+MAX_DELAY_S = 2.0
+"""And at most in seconds, whatever the machine: no step beside streams is planned to take longer, either."""
 
 
 class PromptBurst:
@@ -46,8 +50,10 @@ class PromptBurst:
         elif num_streams > self._most_streams:  # who has just joined has not waited
             self._delay_s *= self._most_streams / num_streams
             self._most_streams = num_streams
-        if self._delay_s > MAX_DELAY * step_s:
+        max_delay_s = min(MAX_DELAY * step_s, MAX_DELAY_S)
+        if self._delay_s > max_delay_s:
             self._is_spent = True
-        least = num_streams * END_OF_BURST if self._is_on else num_streams
+        is_short = self._is_on and self._delay_s <= max_delay_s / 2
+        least = num_streams * END_OF_BURST if is_short else num_streams
         self._is_on = num_prompts >= max(least, 1) and not self._is_spent
         return self._is_on

@@ -7,6 +7,7 @@ socket of frames: four bytes of length (little endian), then one MessagePack mes
 
 import enum
 import struct
+from typing import Literal
 
 import msgspec
 
@@ -17,8 +18,12 @@ MAX_FRAME_BYTES = 256 << 20
 
 SOCKET_NAME = "engine.sock"
 STATUS_NAME = "status"
-OPTIONS_NAME = "engine.json"
+STEP_NAME = "step"
+SUSPECTS_NAME = "suspects"
 """File names in the runtime directory, which the supervisor makes and both sides are given."""
+
+TIER_WIDTH = 1 << 32
+"""What a service tier adds to `AddRequest.priority`; waiting long enough takes as much off."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -62,6 +67,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         speculative: ngram, or the folder of a draft model; None for neither.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes.
         deterministic: Whether a request's bits may not depend on what runs beside it.
+        stall_timeout_s: Silence after which the engine hangs at the latest; 0: it is never said to.
     """
 
     model: str
@@ -82,6 +88,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     itl_target_ms: float | None = None
     deterministic: bool = False
     max_num_waiting: int = 1024
+    stall_timeout_s: float = 120.0
     log_format: str = "text"
 
 
@@ -173,6 +180,19 @@ class CachePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
 USUAL_CACHING = CachePolicy()
 
 
+class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the finished beams of a search are compared, and when it ends.
+
+    Attributes:
+        length_penalty: Above 0 prefers longer outputs, below 0 shorter ones.
+        early_stopping: True ends with the first finished beams, as many as there are choices; False when the best live
+            one, at its length now, scores no better than the worst of them; "never" when none of any length can.
+    """
+
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
 class AddRequest(msgspec.Struct, tag="add", frozen=True):
     """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
 
@@ -182,11 +202,13 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         sampling_params: How to sample; choice i draws from (seed, position, i).
         num_choices: Independent continuations; they share the blocks of the prompt.
         tenant: Who asks, empty when nobody is known. On the wire for fairness and accounting to come; no effect yet.
-        priority: Lower is served earlier.
+        priority: Lower is served earlier; `TIER_WIDTH` for each tier, and within half of that what the caller says.
         deadline: On the clock of `time.monotonic`; a request that still waits then ends with TIMEOUT. None: no limit.
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
         extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
+        beams: The choices are the best outputs of a search as wide as they are many, and come whole, best first. Of the
+            sampling parameters `logprobs` and those that end an output count. None: each choice is sampled.
     """
 
     request_id: int
@@ -201,6 +223,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     extra_hash_keys: tuple[str, ...] = ()
     guidance: Guidance = UNGUIDED
     caching: CachePolicy = USUAL_CACHING
+    beams: BeamOptions | None = None
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True):

@@ -10,6 +10,9 @@ import msgspec
 MAX_LOGPROBS = 64
 """Most alternatives per token that the engine returns."""
 
+MAX_BEAMS = MAX_LOGPROBS // 2
+"""Most beams of a search, which looks at twice as many continuations of each."""
+
 MAX_LOGPROB_TOKEN_IDS = 1024
 """Most ids whose log-probability is reported at every position."""
 
@@ -80,15 +83,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
             _check("logit_bias", bias, -100.0, 100.0)
         if any(not word for word in self.bad_words_token_ids):
             raise ValueError("bad_words must not hold an empty word")
-        if self.allowed_token_ids is not None:
-            if not self.allowed_token_ids:
-                raise ValueError("allowed_token_ids must hold at least one id, got none")
-            banned = {word[0] for word in self.bad_words_token_ids if len(word) == 1}
-            banned |= set(self.stop_token_ids if self.min_tokens else ())
-            if banned.issuperset(self.allowed_token_ids):
-                raise ValueError(
-                    "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
-                )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ValueError("allowed_token_ids must hold at least one id, got none")
         if self.logprobs is not None:
             _check("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         elif self.logprob_token_ids:

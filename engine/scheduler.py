@@ -7,17 +7,17 @@ manager every request's state; never touches a tensor. A step may be scheduled b
 """
 
 import bisect
-import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from engine.admission import candidates, must_wait_alone
 from engine.kv_cache_manager import KVCacheManager, StepBlocks
+from engine.live_requests import LiveRequests
 from engine.request import Request, RequestKey, Status
-from engine.speculation.drafting import Drafting
 from engine.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from engine.step_cost import StepCostModel, StepLoad
-
-logger = logging.getLogger(__name__)
+from engine.token_budget import TokenBudget
+from engine.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,13 @@ class Scheduler:
         self.kv = kv
         self.cost = cost
         self.counters = Counters()
-        self.requests: dict[RequestKey, Request] = {}
+        self.requests = LiveRequests()
         self.running: list[Request] = []
-        self.waiting: list[Request] = []
+        self.waiting = WaitingQueue()
+        kv.wake_followers = self.waiting.wake
         self.mean_output_tokens = 64.0
         self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self.token_budget = TokenBudget(max_num_batched_tokens, least=max_num_seqs + kv.block_size)
         self._target = LatencyTarget(itl_target_s)
 
     @property
@@ -106,18 +107,23 @@ class Scheduler:
     # --- coming and going -----------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Let a request wait for admission, in order of priority and arrival."""
+        """Let a request wait for admission, in the order of `WaitingQueue`."""
         request.status = Status.WAITING
         self.requests[request.key] = request
-        bisect.insort(self.waiting, request, key=lambda r: r.order)
+        self.waiting.add(request, time.monotonic())
 
     def finish(self, request: Request) -> None:
         """End a request: its blocks return, what they hold stays findable."""
         if request.status is Status.RUNNING:
+            self.mean_output_tokens += 0.05 * (request.num_output_tokens - self.mean_output_tokens)
+        self.drop(request)
+
+    def drop(self, request: Request) -> None:
+        """As `finish`, for a beam: whose length then says nothing of how long outputs are."""
+        if request.status is Status.RUNNING:
             self.running.remove(request)
             self.kv.index_computed_blocks(request)
             self.kv.free(request)
-            self.mean_output_tokens += 0.05 * (request.num_output_tokens - self.mean_output_tokens)
         else:
             self.waiting.remove(request)
         request.status = Status.FINISHED
@@ -125,8 +131,7 @@ class Scheduler:
 
     def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
         """End one choice, or all choices, of a request. Unknown ones have ended already: nothing happens."""
-        chosen = [r for key, r in self.requests.items() if (key.connection, key.request_id) == (connection, request_id)]
-        for request in chosen:
+        for request in self.requests.choices_of(connection, request_id):
             request.pending_indices = [i for i in request.pending_indices if index is not None and i != index]
             if index is None or request.key.choice == index:
                 self.finish(request)
@@ -142,40 +147,27 @@ class Scheduler:
         """The first pending choice as a request of its own; it takes the other pending ones over."""
         index, *others = request.pending_indices
         request.pending_indices = []
-        return replace(
-            request,
-            key=request.key._replace(choice=index),
-            pending_indices=others,
-            status=Status.WAITING,
-            num_placeholders=0,
-            draft_token_ids=[],
-            drafting=Drafting(),
-            awaits_ids=False,
-            num_computed_tokens=0,
-            block_tables=[],
-            block_hashes=[],
-            num_free_window_blocks=[],
-            num_indexed_blocks=0,
-            num_scored_tokens=request.num_prompt_tokens,
-            grammar=request.grammar.copy() if request.grammar is not None else None,
-        )
+        choice = request.sibling(index)
+        choice.pending_indices = others
+        return choice
 
     def fork(self, parent: Request) -> None:
-        """Start the pending choices of a request whose prompt is computed; they share its blocks.
-
-        A choice for which there is no room now waits like any other request.
-        """
+        """Start the pending choices of a request whose prompt is computed; they share its blocks."""
         while parent.pending_indices:
             child = self.next_choice(parent)
             parent.pending_indices, child.pending_indices = child.pending_indices, []
-            if parent.status is Status.RUNNING and len(self.running) < self._max_num_seqs:
-                self.kv.fork(parent, child)
-                if self.kv.allocate(child, 1):
-                    self.requests[child.key] = child
-                    self._run(child)
-                    continue
-                self.kv.free(child)
-            self.add(child)
+            self.start_beside(parent, child)
+
+    def start_beside(self, parent: Request, child: Request) -> None:
+        """Start a request that shares the blocks of another; where there is no room now it waits like any other."""
+        if parent.status is Status.RUNNING and len(self.running) < self._max_num_seqs:
+            self.kv.fork(parent, child)
+            if self.kv.allocate(child, 1):
+                self.requests[child.key] = child
+                self._run(child)
+                return
+            self.kv.free(child)
+        self.add(child)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
@@ -187,10 +179,11 @@ class Scheduler:
         """
         step = ScheduledStep()
         self.kv.pins.release_expired()
+        self.waiting.age(time.monotonic())
         num_preemptions = self.counters.num_preemptions
         schedulable = [r for r in self.running if _is_schedulable(r)]
         prefills = [r for r in schedulable if r.num_new_tokens > 1]
-        budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], len(prefills))
+        budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], prefills)
         if len(prefills) > 1:
             self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
         share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
@@ -200,64 +193,83 @@ class Scheduler:
             if request.num_new_tokens > 1:
                 self._prefill(step, budget, request, share)
             else:
-                left = self._max_num_batched_tokens - step.load.num_tokens
+                left = self.token_budget.max_num_tokens - step.load.num_tokens
                 self._schedule(step, request, min(1 + len(request.draft_token_ids), left))
-        if self.waiting and self.counters.num_preemptions == num_preemptions:
+        if len(self.running) < self._max_num_seqs and self.counters.num_preemptions == num_preemptions:
             self._admit_waiting(step, budget)
+            self.waiting.bring_back()
         if not step.requests:
             return None
         step.blocks = self.kv.take_step_blocks()
         return step
 
-    def halve_token_budget(self) -> None:
-        """Compute fewer tokens a step from now on, as far as that goes, because there was no memory for so many."""
-        least = self._max_num_seqs + self.kv.block_size
-        self._max_num_batched_tokens = max(self._max_num_batched_tokens // 2, least)
-        logger.warning("steps compute at most %d tokens from now on", self._max_num_batched_tokens)
+    def take_expired(self) -> list[Request]:
+        """Requests that never ran and whose deadline has passed, each once; the caller ends them."""
+        return self.waiting.take_expired(time.monotonic())
 
-    def expired(self) -> list[Request]:
-        """Requests that never ran and whose deadline has passed."""
-        now = time.monotonic()
-        return [r for r in self.waiting if r.deadline is not None and r.deadline < now and r.num_cached_tokens is None]
-
-    def _begin_budget(self, decodes: list[Request], num_prefills: int) -> StepBudget:
-        """The budget without the decodes; drafts are cut so that a block's worth of tokens is left to prefill."""
+    def _begin_budget(self, decodes: list[Request], prefills: list[Request]) -> StepBudget:
+        """The budget without the decodes, nor the token that an output gets in each step while it is computed."""
+        outputs = [r for r in prefills if r.has_computed_prompt]
         load = StepLoad()
-        num_spare = max(0, self._max_num_batched_tokens - len(decodes) - self.kv.block_size)
-        for request in decodes:
-            if request.draft_token_ids:
-                request.draft_token_ids = request.draft_token_ids[:num_spare]
-                num_spare -= len(request.draft_token_ids)
-            load.add(1 + len(request.draft_token_ids), request.num_computed_tokens)
-        num_prompts = num_prefills + self._num_fitting()
+        for request in decodes + outputs:
+            load.add(1, request.num_computed_tokens)
+        self._cut_drafts(decodes, load)
+        num_prompts = len(prefills) - len(outputs) + self._num_fitting()
         return StepBudget(
             self.cost,
-            max_num_tokens=self._max_num_batched_tokens,
+            max_num_tokens=self.token_budget.max_num_tokens,
             block_size=self.kv.block_size,
             limit_s=self._target.limit_s(
-                load, self.cost, num_decodes=len(decodes), num_prompts=num_prompts, now_s=time.monotonic()
+                load, self.cost, num_streams=self._num_streams(), num_prompts=num_prompts, now_s=time.monotonic()
             ),
             decodes=load,
         )
+
+    def _cut_drafts(self, decodes: list[Request], load: StepLoad) -> None:
+        """Keep drafts as far as there is time, and tokens but for a block's worth of prefill; add them to the load.
+
+        There is always time for a block's worth, as there is for prefill.
+        """
+        drafting = [r for r in decodes if r.draft_token_ids]
+        if not drafting:
+            return
+        num_spare = max(0, self.token_budget.max_num_tokens - load.num_tokens - self.kv.block_size)
+        limit_s = self._target.draft_limit_s(load, self.cost, is_awaited=len(drafting) < len(decodes))
+        if limit_s is not None:
+            context = max(r.num_computed_tokens for r in drafting)
+            num_spare = min(num_spare, max(self.cost.num_tokens_within(load, context, limit_s), self.kv.block_size))
+        for request in drafting:
+            request.draft_token_ids = request.draft_token_ids[:num_spare]
+            num_spare -= len(request.draft_token_ids)
+            load.extend(len(request.draft_token_ids), request.num_computed_tokens + 1)
+
+    def _num_streams(self) -> int:
+        """Running requests that decode: whoever waits for ids on their way does so in the next step."""
+        return sum(r.num_new_tokens <= 1 and r.num_remaining_tokens > 0 for r in self.running)
 
     def _num_fitting(self) -> int:
         """About how many of the waiting requests there is room for."""
         if not self.waiting:
             return 0
         num_blocks = self.kv.num_free_blocks - sum(map(self._expected_growth, self.running))
-        num_fitting = max(num_blocks, 0) // max(self._expected_growth(self.waiting[0]), 1)
+        growth = self._expected_growth(self.waiting.first) if self.waiting.first else 1  # followers share most blocks
+        num_fitting = max(num_blocks, 0) // max(growth, 1)
         return min(num_fitting, len(self.waiting), self._max_num_seqs - len(self.running))
 
     def _has_admissible(self) -> bool:
         """Whether the first waiting request could be admitted, so that running prefills should leave it a share."""
-        return len(self.running) < self._max_num_seqs and any(map(self._is_admissible, self.waiting[:1]))
+        first = self.waiting.first
+        if first is None or len(self.running) >= self._max_num_seqs:
+            return False
+        return not first.num_placeholders and not must_wait_alone(first, self.running)
 
     def _prefill(self, step: ScheduledStep, budget: StepBudget, request: Request, share: float) -> None:
-        chunk = budget.grant(request.num_new_tokens, request.num_computed_tokens, share)
-        context = request.num_computed_tokens
-        scheduled = self._schedule(step, request, chunk) if chunk else 0
-        if scheduled:
-            budget.charge(scheduled, context)
+        num_charged = int(request.has_computed_prompt)
+        context = request.num_computed_tokens + num_charged
+        chunk = num_charged + budget.grant(request.num_new_tokens - num_charged, context, share)
+        scheduled = self._schedule(step, request, min(chunk, self.token_budget.max_num_tokens - step.load.num_tokens))
+        if scheduled > num_charged:
+            budget.charge(scheduled - num_charged, context)
 
     def _schedule(self, step: ScheduledStep, request: Request, num_tokens: int) -> int:
         """Put a running request into the step; returns the tokens it computes, 0 when there is no block for any."""
@@ -282,9 +294,13 @@ class Scheduler:
         return num_tokens
 
     def _victim(self, step: ScheduledStep, asker: Request) -> Request | None:
-        """The youngest request, not older than the asker and never the oldest, that has completed a block."""
+        """The youngest request, not older than the asker and never the oldest, that has completed a block.
+
+        Nor one that has computed all its tokens: it ends with the steps on the device, or its search goes on from it.
+        """
         for request in reversed(self.running[1:]):
-            if self.kv.has_completed_block(request) and request.key not in step.keys:
+            may_lose = request.num_new_tokens > 0 and request.key not in step.keys
+            if may_lose and self.kv.has_completed_block(request):
                 return request
             if request is asker:
                 break
@@ -332,14 +348,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: ScheduledStep, budget: StepBudget) -> None:
         growth = sum(map(self._expected_growth, self.running))
-        for request in list(self.waiting):
-            if len(self.running) >= self._max_num_seqs or (self.running and self._runs_alone(request)):
-                return  # whoever must run alone is not overtaken, or it would wait for ever under load
-            if not self._is_admissible(request):
-                continue
-            num_cached = self.kv.find_prefix(request)
-            if self.kv.waits_for_leader(request, num_cached):
-                continue
+        for request, num_cached in candidates(self.waiting, self.kv, self.running):
             num_tokens = budget.grant(request.num_tokens - num_cached, num_cached)
             expected = growth + self._expected_growth(request) - self.kv.num_held_blocks(request, num_cached)
             if not num_tokens or (self.running and expected > self.kv.num_free_blocks):
@@ -348,14 +357,8 @@ class Scheduler:
                 return
             budget.charge(num_tokens, num_cached)
             growth += self._expected_growth(request)
-
-    def _is_admissible(self, request: Request) -> bool:
-        """Whether nothing but room is missing: no id of it is on its way, and who must run alone does."""
-        return request.num_placeholders == 0 and not (self.running and self._runs_alone(request))
-
-    def _runs_alone(self, request: Request) -> bool:
-        """Whether the request must not run beside those that run now, though it may beside its own choices."""
-        return request.runs_alone or self.running[0].runs_alone
+            if len(self.running) >= self._max_num_seqs:
+                return
 
     def _admit(self, step: ScheduledStep, request: Request, num_cached: int, num_tokens: int) -> bool:
         if not self.kv.admit(request, num_cached, num_tokens):
@@ -385,9 +388,10 @@ class Scheduler:
         """Assert the invariants of queues, requests and blocks."""
         self.kv.check_integrity(self.running)
         assert self.running == sorted(self.running, key=lambda r: r.order)
-        assert self.waiting == sorted(self.waiting, key=lambda r: r.order)
+        self.waiting.check_integrity()
         assert len(self.running) <= self._max_num_seqs
         assert {r.key for r in self.running} | {r.key for r in self.waiting} == set(self.requests)
+        assert all(r in self.requests.choices_of(*key[:2]) for key, r in self.requests.items())
         assert all(r.status is Status.RUNNING and r.block_tables for r in self.running)
         assert all(r.status is Status.WAITING and not r.block_tables for r in self.waiting)
 

@@ -104,7 +104,8 @@ def start(
     backend = make_backend(groups, plan.num_blocks, config, model_config.num_heads)
     logger.info("layers: %s; attention: %s", kit.name, backend.name)
     windows = [g.spec.sliding_window for g in groups]
-    kv = KVCacheManager(plan.num_blocks, config.block_size, windows, config.prefix_caching)
+    num_pinned = int(config.pin_share * (plan.num_blocks - 1))
+    kv = KVCacheManager(plan.num_blocks, config.block_size, windows, config.prefix_caching, num_pinned)
     sampling = choose_sampling(config.device)
     draft_model = None
     if draft and drafter:

@@ -26,6 +26,7 @@ class Status:
         loaded_bytes, total_bytes: Of the weights, while they load; 0 before and after.
         prefill_tokens: Computed by steps as prefill: with what was recomputed, without what the prefix cache held.
         decode_tokens: Computed by steps as decodes, rejected drafts included.
+        stall_time: `time.monotonic` from which on an engine that has written nothing more hangs; 0: it is not judged.
     """
 
     epoch_id: int = 0
@@ -51,10 +52,17 @@ class Status:
     total_bytes: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    stall_time: float = 0.0
 
-    def is_alive(self, stall_s: float) -> bool:
-        """Whether the engine is ready and has made progress within stall_s seconds, or has nothing to do."""
-        return bool(self.is_ready) and (not self.has_work or time.monotonic() - self.progress_time < stall_s)
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine has been silent for longer than it said that it would be."""
+        return 0.0 < self.stall_time <= time.monotonic()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are served."""
+        return bool(self.is_ready) and not self.is_stalled
 
 
 _VERSION_BYTES = 8
@@ -72,11 +80,10 @@ class StatusPage:
     """The page itself. One writer (the engine process); any number of readers."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open the page at path; create it, all zero, when it is missing."""
+        """Open the page at path; create it, all zero, when it is missing. Raises OSError when there is no room."""
         file = os.open(pathlib.Path(path), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            if os.fstat(file).st_size < _SIZE:
-                os.ftruncate(file, _SIZE)
+            os.posix_fallocate(file, 0, _SIZE)  # a page of memory that finds no room on a full disk kills who writes it
             self._map = mmap.mmap(file, _SIZE)
         finally:
             os.close(file)

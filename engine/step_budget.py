@@ -7,7 +7,7 @@ said once in the log.
 
 import logging
 
-from engine.prompt_burst import PromptBurst
+from engine.prompt_burst import MAX_DELAY_S, PromptBurst
 from engine.step_cost import StepCostModel, StepLoad
 
 logger = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ class LatencyTarget:
     """How long a step may be predicted to take while anything decodes.
 
     Given as a time, which 99 of 100 steps keep; or as None. Then prefill may slow the streams that are running down by
-    a factor, whatever the model and the machine are, and a burst of prompts goes before them (`PromptBurst`). Says once
-    that a given time cannot be met by decoding alone.
+    a factor, whatever the model and the machine are, and a burst of prompts goes before them (`PromptBurst`), but 99 of
+    100 steps keep `MAX_DELAY_S`. Says once that a given time cannot be met by decoding alone.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -73,29 +73,41 @@ class LatencyTarget:
         self._is_said = False
 
     def limit_s(
-        self, decodes: StepLoad, cost: StepCostModel, *, num_decodes: int, num_prompts: int, now_s: float
+        self, decodes: StepLoad, cost: StepCostModel, *, num_streams: int, num_prompts: int, now_s: float
     ) -> float | None:
         """Longest that a step should be predicted to take; None for no limit.
 
         Args:
-            num_decodes: Requests that decode in the step.
+            num_streams: Requests that decode, in the step or as soon as their ids are known.
             num_prompts: Requests that could go on with their prompts.
             now_s: Of a clock that never goes back.
         """
-        if not num_decodes:
+        if not num_streams:
             self._burst = PromptBurst()
             return None
         predicted_s = cost.predict(decodes)
         if self._seconds is None:
-            goes_first = self._burst.goes_first(num_decodes, num_prompts, predicted_s, now_s)
+            goes_first = self._burst.goes_first(num_streams, num_prompts, predicted_s, now_s)
             is_free = goes_first or not predicted_s  # nothing is known before the first step
-            return None if is_free else predicted_s * SLOWDOWN
+            longest_s = MAX_DELAY_S / cost.tail_ratio
+            return longest_s if is_free else min(predicted_s * SLOWDOWN, longest_s)
         if predicted_s > self._seconds and not self._is_said:
             self._is_said = True
             logger.warning(
                 "itl_target_ms=%.0f cannot be met: a step of %d decodes alone takes about %.0f ms",
                 self._seconds * 1e3,
-                num_decodes,
+                decodes.num_tokens,
                 predicted_s * 1e3,
             )
         return self._seconds / cost.tail_ratio
+
+    def draft_limit_s(self, decodes: StepLoad, cost: StepCostModel, *, is_awaited: bool) -> float | None:
+        """Longest that a step should be predicted to take for the sake of drafts; None for no limit.
+
+        Args:
+            decodes: Without drafts.
+            is_awaited: Whether anything decodes in the step for which there is no draft, so that it only waits.
+        """
+        if self._seconds is not None:
+            return self._seconds / cost.tail_ratio
+        return cost.predict(decodes) * SLOWDOWN or None if is_awaited else None

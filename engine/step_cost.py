@@ -42,8 +42,12 @@ class StepLoad:
 
     def add(self, num_tokens: int, context: int) -> None:
         """Add a request that computes num_tokens tokens behind `context` computed ones."""
-        self.num_tokens += num_tokens
         self.num_kv_tokens += context
+        self.extend(num_tokens, context)
+
+    def extend(self, num_tokens: int, context: int) -> None:
+        """Add num_tokens more tokens to a request that was added, behind `context` tokens."""
+        self.num_tokens += num_tokens
         self.query_context += num_tokens * context + num_tokens * (num_tokens + 1) // 2
 
     def features(self) -> npt.NDArray[np.float64]:

@@ -16,9 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from engine.protocol import AddRequest, FinishReason, RequestOutput, TokenLogprobs
-from server.beams import BeamOptions
 from server.choice_stream import ChoiceStream, Delta
-from server.engine_client import EngineClient, EngineDiedError, Generation
+from server.engine_client import EngineClient, EngineDiedError, EngineLeftError, Generation
 from server.errors import ApiError, DeadlineError, EngineRestartingError, GrammarError, InternalError
 from server.metrics import RequestTimer
 
@@ -29,19 +28,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `text` is what the caller wrote; None when it came as token ids or as messages."""
+    """One prompt.
+
+    Attributes:
+        text: What the caller wrote; None when it came as token ids or as messages.
+        seed: Of its random numbers; None: that of the order, as for all its prompts.
+    """
 
     token_ids: list[int]
     text: str | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked of the engine: `request` for each of the prompts; `beams` makes its choices a search."""
+    """What is asked of the engine: `request` for each of the prompts."""
 
     prompts: Sequence[Prompt]
     request: AddRequest
-    beams: BeamOptions | None = None
 
 
 @dataclass(slots=True)
@@ -94,7 +98,10 @@ class Answer:
         """
 
         async def accept(index: int) -> None:
-            request = msgspec.structs.replace(order.request, prompt_token_ids=order.prompts[index].token_ids)
+            prompt, params = order.prompts[index], order.request.sampling_params
+            if prompt.seed is not None:
+                params = msgspec.structs.replace(params, seed=prompt.seed)
+            request = msgspec.structs.replace(order.request, prompt_token_ids=prompt.token_ids, sampling_params=params)
             self._generations[index] = await engine_client.generate(request)
 
         order = self.order
@@ -129,6 +136,7 @@ class Answer:
         Raises:
             ApiError: The engine gave a choice up; nothing of the answer is of use then.
             EngineDiedError: The engine went away.
+            EngineLeftError: This server left it.
         """
         try:
             async with aclosing(_merged(self._generations)) as outputs:
@@ -141,7 +149,7 @@ class Answer:
                     if delta.finish_reason is not None:
                         self._finish(index, prompt_index, output, delta.finish_reason)
                     yield render(index, delta)
-        except EngineDiedError:
+        except (EngineDiedError, EngineLeftError):
             self._unfinished = FinishReason.ERROR
             raise
 

@@ -16,15 +16,23 @@ from starlette.responses import Response
 from server.api import chat_completions, chat_page, completions, docs, health, metrics, models, stats, tokenize
 from server.auth import AuthMiddleware
 from server.context import VERSION, ServerContext, TextTokenizer
-from server.engine_client import EngineClient, EngineDiedError, EngineUnavailableError, RequestRejectedError
+from server.engine_client import (
+    EngineClient,
+    EngineDiedError,
+    EngineLeftError,
+    EngineUnavailableError,
+    RequestRejectedError,
+)
 from server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError, as_api_error, error_response
 from server.formats import choose_formats
 from server.generation_defaults import GenerationDefaults, read_generation_defaults
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.middleware import BodyLimitMiddleware, DrainMiddleware, RequestHeadersMiddleware
+from server.origins import OriginMiddleware
 from server.settings import Settings
-from server.validation import as_invalid_request, as_malformed_body
+from server.validation import as_missing_body
+from server.workers import Workers
 
 
 def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings) -> FastAPI:
@@ -50,6 +58,7 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
         lifecycle=app.state.lifecycle,
         metrics=Metrics(engine_client, model_names[0]),
         defaults=defaults,
+        workers=Workers(),
         formats=choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format, tokenizer.added_id),
         model_names=model_names,
         created=int(time.time()),
@@ -62,6 +71,7 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
     app.add_middleware(
         AuthMiddleware, keys=settings.api_key, open_paths=chat_page.PATHS, guard_metrics=settings.metrics_auth
     )
+    app.add_middleware(OriginMiddleware, settings=settings)
     app.add_middleware(RequestHeadersMiddleware, model_name=model_names[0])
     _install_error_handlers(app)
     return app
@@ -73,21 +83,21 @@ def _install_error_handlers(app: FastAPI) -> None:
     async def on_error(request: Request, exc: Exception) -> Response:
         return error_response(as_api_error(exc))
 
-    async def on_invalid_body(request: Request, exc: Any) -> Response:
-        return error_response(as_invalid_request(exc))
+    async def on_missing_body(request: Request, exc: Any) -> Response:
+        return error_response(as_missing_body(exc))
 
     async def on_http_error(request: Request, exc: Any) -> Response:
         if exc.status_code == 413:
             return error_response(BodyTooLargeError(exc.detail))
-        if exc.status_code == 400:
-            return error_response(as_malformed_body(exc))
+        if isinstance(exc.__cause__, ApiError):  # FastAPI says of every fault in a body that it could not be parsed
+            return error_response(exc.__cause__)
         if exc.status_code in (404, 405):
             what = "no such route" if exc.status_code == 404 else "method not allowed"
             message = f"{what}: {request.method} {request.url.path}"
             return error_response(RouteError(exc.status_code, message, exc.headers or {}))
         return error_response(RouteError(exc.status_code, str(exc.detail), exc.headers or {}))
 
-    for kind in (ApiError, EngineUnavailableError, EngineDiedError, RequestRejectedError):
+    for kind in (ApiError, EngineUnavailableError, EngineDiedError, EngineLeftError, RequestRejectedError):
         app.add_exception_handler(kind, on_error)
-    app.add_exception_handler(RequestValidationError, on_invalid_body)
+    app.add_exception_handler(RequestValidationError, on_missing_body)
     app.add_exception_handler(HTTPException, on_http_error)

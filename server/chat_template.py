@@ -26,6 +26,7 @@ RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
 """What a template sees under these names has a parameter of its own."""
 
 _TEMPLATE_FILE = "chat_template.jinja"
+NO_TEMPLATE = f"this model has no chat template: use /v1/completions, or put a {_TEMPLATE_FILE} into its folder"
 _TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
@@ -171,8 +172,8 @@ class ChatTemplates:
             if name in self._named:
                 return self._named[name]
         if self._named:
-            raise ChatTemplateError(f"no default chat template; choose one of: {', '.join(sorted(self._named))}")
-        raise ChatTemplateError("this model has no chat template; send one in chat_template, or use /v1/completions")
+            raise ChatTemplateError(f"this model has no default chat template, only {', '.join(sorted(self._named))}")
+        raise ChatTemplateError(NO_TEMPLATE)
 
 
 def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """One child process that is to run: start it, see it end, start it again.
 
 Owns the process and the pause before its next start: none after a long life, a growing one when it dies within
-seconds. Every child dies with the supervisor (PR_SET_PDEATHSIG) and ignores SIGINT, which a terminal sends to the
-whole process group: who ends when is the supervisor's decision. Never waits.
+seconds. Every child dies with the supervisor (PR_SET_PDEATHSIG) and ignores SIGINT and SIGHUP, which a terminal sends
+to the whole process group: who ends when is the supervisor's decision. What a child is told comes on its standard
+input, from memory, since keys are among it. Never waits.
 """
 
 import ctypes
@@ -40,18 +41,30 @@ def python_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 class Child:
-    """A child process; the supervisor alone mutates it. `due_time` (monotonic) is when to start; None while it runs."""
+    """A child process; the supervisor alone mutates it.
+
+    Attributes:
+        due_time: When to start it (monotonic); None while it runs.
+        num_deaths: How often it has ended by itself or could not be started.
+    """
 
     def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], pass_fds: tuple[int, ...] = ()
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pass_fds: tuple[int, ...] = (),
+        stdin: bytes = b"",
     ) -> None:
-        """Take note of what to run; it is due at once, and pass_fds stay open in it."""
+        """Take note of what to run; it is due at once, pass_fds stay open in it, and it can read stdin to its end."""
         self.name = name
         self.due_time: float | None = 0.0
         self._command = command
         self._environment = environment
         self._pass_fds = pass_fds
+        self._stdin = stdin
         self._process: subprocess.Popen[bytes] | None = None  # None: not running
+        self.num_deaths = 0
         self._start_time = 0.0
         self._num_early_deaths = 0
 
@@ -61,7 +74,11 @@ class Child:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start it; it must not be running."""
+        """Start it; it must not be running.
+
+        Raises:
+            OSError: The machine lets no further process start; that counts as an early death.
+        """
         assert self._process is None
         supervisor_pid = os.getpid()
 
@@ -69,13 +86,21 @@ class Child:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != supervisor_pid:
                 os._exit(1)  # the supervisor died before prctl
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for signum in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(signum, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the supervisor's mask would be inherited
 
-        self._process = subprocess.Popen(
-            self._command, env=self._environment, pass_fds=self._pass_fds, stdin=subprocess.DEVNULL, preexec_fn=prepare
-        )
         self._start_time = time.monotonic()
+        try:
+            with open(os.memfd_create("weft"), "w+b") as stdin:  # never on a disk, never in the way of who writes it
+                stdin.write(self._stdin)
+                stdin.seek(0)
+                self._process = subprocess.Popen(
+                    self._command, env=self._environment, pass_fds=self._pass_fds, stdin=stdin, preexec_fn=prepare
+                )
+        except OSError:
+            self._note_death()
+            raise
         self.due_time = None
 
     def reap(self) -> int | None:
@@ -83,13 +108,15 @@ class Child:
         if self._process is None or (code := self._process.poll()) is None:
             return None
         self._process = None
-        now = time.monotonic()
-        if now - self._start_time >= STEADY_S:
-            self._num_early_deaths = 0
-        else:
-            self._num_early_deaths += 1
-        self.due_time = now + self._restart_delay_s()
+        self._note_death()
         return code
+
+    def _note_death(self) -> None:
+        self.num_deaths += 1
+        now = time.monotonic()
+        is_early = now - self._start_time < STEADY_S
+        self._num_early_deaths = self._num_early_deaths + 1 if is_early else 0
+        self.due_time = now + self._restart_delay_s()
 
     def send_signal(self, signum: int) -> None:
         """Send a signal if it runs."""

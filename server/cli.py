@@ -1,15 +1,15 @@
 """The `weft` command: `serve`, `chat`, `plan`, `doctor`, `config`.
 
-Owns the words on the command line. The flags are made from `Settings`, so that each exists once: their values are
-passed on as text, and checked together with environment and file. A fault is one line on stderr and exit code 2.
-Imports little, so that `weft --help` is quick.
+Owns the words on the command line; `__main__` runs it. The flags are made from `Settings`, so that each exists once:
+their values are passed on as text, and checked together with environment and file. A fault is one line on stderr and
+exit code 2. Imports little, so that `weft --help` is quick.
 """
 
 import importlib.metadata
 import inspect
+import logging
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from engine import limits
 from server.settings import FLAGS, Resolved, Settings, StartError, flag_name, resolve
 from server.settings_table import describe, describe_values
 
@@ -34,6 +35,7 @@ class _Group(TyperGroup):
         except Exception as error:
             # Usage errors are typer's copy of click's or click's own, by version; both can format themselves.
             message = str(error) if isinstance(error, StartError) else getattr(error, "format_message", lambda: None)()
+            message = message or limits.explain(error)
             if message is None:
                 raise
             print(f"weft: error: {message}", file=sys.stderr)
@@ -93,27 +95,19 @@ def _weft(
         print(context.get_help())
 
 
-def _end_on_signal() -> None:
-    """Let a stop signal end this process at once, until the supervisor takes signals over: nothing is served yet.
-
-    Process 1 of a container never sees a signal that it has no handler for, and an exception would wait for the
-    threads of a download.
-    """
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: os._exit(0))
-
-
 @app.command()
 @_with_flags
 def serve(resolved: Resolved) -> None:
     """Serve a model over HTTP."""
     from engine import logs
     from server import checkpoint, supervisor
+    from server.model_check import check_tokenizer
 
     settings = resolved.settings
     logs.configure(settings.log_format, "supervisor")
-    _end_on_signal()
     model = checkpoint.resolve(settings.model)
+    for note in check_tokenizer(model):
+        logging.getLogger(__name__).warning("%s", note)
     settings = settings.model_copy(update={"speculative": checkpoint.resolve_draft(settings.speculative)})
     if not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
@@ -124,17 +118,23 @@ def serve(resolved: Resolved) -> None:
 @_with_flags
 def plan(resolved: Resolved) -> None:
     """Say what memory a model would take, and how many requests fit, without loading it."""
-    from server import checkpoint, supervisor
+    import msgspec
+
+    from server import checkpoint
     from server.child import python_command, python_environment
+    from server.model_check import check_tokenizer
+    from server.settings import engine_options
 
     settings = resolved.settings
     model = checkpoint.resolve(settings.model, is_plan=True)
+    for note in check_tokenizer(model):
+        print(f"weft: note: {note}", file=sys.stderr)
     draft = checkpoint.resolve_draft(settings.speculative, is_plan=True)
     settings = settings.model_copy(update={"speculative": draft})
-    with supervisor.runtime_directory() as runtime_dir:
-        supervisor.write_options(runtime_dir, settings, model)
-        command = python_command("engine.plan", str(runtime_dir))
-        raise typer.Exit(subprocess.run(command, env=python_environment({})).returncode)
+    options = msgspec.json.encode(engine_options(settings, model))
+    raise typer.Exit(
+        subprocess.run(python_command("engine.plan"), env=python_environment({}), input=options).returncode
+    )
 
 
 @app.command()
@@ -172,7 +172,3 @@ def doctor(resolved: Resolved) -> None:
 def config(resolved: Resolved) -> None:
     """Print every setting, and where its value came from."""
     print(describe(resolved))
-
-
-if __name__ == "__main__":
-    app()

@@ -15,9 +15,11 @@ from server.errors import EngineRestartingError, ModelNotFoundError
 from server.formats import OutputFormats
 from server.generation_defaults import GenerationDefaults
 from server.lifecycle import Lifecycle
+from server.long_text import Room
 from server.metrics import Metrics
 from server.settings import Settings
 from server.validation import shown
+from server.workers import Workers
 
 VERSION = version("weft")
 
@@ -33,10 +35,10 @@ class TextTokenizer(Protocol):
     def vocab_size(self) -> int:
         """Ids that have a text are below this."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Plain text to ids."""
+    def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
+        """Plain text to ids; raises TextTooLongError when there is no room, as the next two do."""
 
-    def encode_continuation(self, text: str) -> list[int]:
+    def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
         """Text that follows other text to ids."""
 
     @property
@@ -50,6 +52,7 @@ class TextTokenizer(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] = ...,
+        room: Room | None = None,
     ) -> list[int]:
         """Messages to ids through the chat template."""
 
@@ -97,6 +100,7 @@ class ServerContext:
     metrics: Metrics
     defaults: GenerationDefaults
     formats: OutputFormats
+    workers: Workers
     model_names: tuple[str, ...]
     created: int
 

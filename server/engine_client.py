@@ -3,8 +3,9 @@
 Owns the connection to the engine process and one mailbox per request. A mailbox never grows beyond what its choices
 may produce: outputs of a choice whose reader is slow are merged. Imports no tensor library and knows no HTTP.
 
-    EngineUnavailableError   no engine now: it loads, or is being restarted
+    EngineUnavailableError   no engine now: it loads, hangs, or is being restarted
     EngineDiedError          the engine went away while the request ran
+    EngineLeftError          this server is about to end and has left the engine
     RequestRejectedError     the engine did not take the request in
 """
 
@@ -13,9 +14,7 @@ import contextlib
 import itertools
 import logging
 import pathlib
-import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Protocol, Self, cast
 
@@ -44,6 +43,8 @@ RECONNECT_S = 0.05
 MEET_S = 10.0
 """How long a process that has not met its first engine waits for it, if the engine says that it is ready."""
 
+_LEFT = "this server ends and has left the engine"
+
 logger = logging.getLogger(__name__)
 
 
@@ -53,6 +54,10 @@ class EngineUnavailableError(Exception):
 
 class EngineDiedError(Exception):
     """The connection broke while the request ran; what was generated so far has been handed out before."""
+
+
+class EngineLeftError(Exception):
+    """`disconnect` was called: this server ends, whatever the engine does."""
 
 
 class RequestRejectedError(Exception):
@@ -74,6 +79,7 @@ class Generation(Protocol):
 
         Raises:
             EngineDiedError: The engine went away before every choice had finished.
+            EngineLeftError: This server left it before.
         """
 
     def abort(self, index: int | None = None) -> None:
@@ -106,7 +112,8 @@ class EngineClient(Protocol):
         Cancelling the waiting task aborts the request.
 
         Raises:
-            EngineUnavailableError: No engine is connected, or it went away before it answered.
+            EngineUnavailableError: No engine is connected, it hangs, or it went away before it answered.
+            EngineLeftError: This server leaves the engine, or has left it.
             RequestRejectedError: The engine did not take the request in.
         """
 
@@ -125,6 +132,7 @@ class SocketEngineClient:
         self._connection: _Connection | None = None  # None: not connected
         self._connecting: asyncio.Task[None] | None = None  # None: outside `async with`
         self._has_met = asyncio.Event()
+        self._has_left = False
 
     async def __aenter__(self) -> Self:
         """Start to connect; does not wait for the engine."""
@@ -137,7 +145,10 @@ class SocketEngineClient:
         self._page.close()
 
     async def disconnect(self) -> None:
-        """Leave the engine for good: what still runs fails as if it had died, and it aborts that. Idempotent."""
+        """Leave the engine for good: what still runs fails here, and the engine aborts it. Idempotent."""
+        self._has_left = True
+        if self._connection is not None:
+            self._connection.leave()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
@@ -149,12 +160,8 @@ class SocketEngineClient:
         return self._connection.info if self._connection else None
 
     def status(self) -> Status:
-        """See `EngineClient.status`; an engine that does not answer a request has work, whatever its page says."""
-        status = self._page.read()
-        asked_time = self._connection.asked_time if self._connection else None
-        if asked_time is None or status.has_work:
-            return status
-        return replace(status, has_work=1, progress_time=max(status.progress_time, asked_time))
+        """See `EngineClient.status`."""
+        return self._page.read()
 
     async def meet(self) -> None:
         """See `EngineClient.meet`."""
@@ -164,9 +171,11 @@ class SocketEngineClient:
 
     async def generate(self, request: AddRequest) -> Generation:
         """See `EngineClient.generate`."""
+        if self._has_left:
+            raise EngineLeftError(_LEFT)
         connection = self._connection
-        if connection is None or connection.info is None:
-            raise EngineUnavailableError("the engine is loading or being restarted")
+        if connection is None or connection.info is None or self._page.read().is_stalled:
+            raise EngineUnavailableError("the engine is loading, hangs or is being restarted")
         request = msgspec.structs.replace(request, request_id=connection.next_request_id())
         mailbox = connection.add(request)
         try:
@@ -207,7 +216,7 @@ class _Mailbox:
         self._running = set(range(request.num_choices))
         self._unread: dict[int, RequestOutput] = {}  # by choice, in the order in which they wait
         self._waiter: asyncio.Future[None] | None = None  # None: no reader waits
-        self._error: EngineDiedError | None = None
+        self._error: Exception | None = None
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
         return self
@@ -264,13 +273,11 @@ class _Mailbox:
         if not self.accepted.done():
             self.accepted.set_exception(RequestRejectedError(rejected.reason, rejected.message))
 
-    def fail(self) -> None:
-        """The engine went away: before it accepted, or while the request ran."""
-        self._error = EngineDiedError("the connection to the engine ended while the request ran")
+    def fail(self, before_accepted: Exception, while_running: Exception) -> None:
+        """No more comes from the engine."""
+        self._error = while_running
         if not self.accepted.done():
-            self.accepted.set_exception(
-                EngineUnavailableError("the connection to the engine ended before it took the request in")
-            )
+            self.accepted.set_exception(before_accepted)
         self._wake()
 
     def _wake(self) -> None:
@@ -286,7 +293,6 @@ class _Connection(asyncio.Protocol):
         self._on_handshake = on_handshake
         self.info: EngineInfo | None = None  # None: no handshake yet
         self.lost = asyncio.Event()
-        self.asked_time: float | None = None  # of the first request since the engine spoke last; None: it owes nothing
         self._transport: asyncio.WriteTransport | None = None  # None: not yet made, or lost
         self._frames = FrameReader()
         self._mailboxes: dict[int, _Mailbox] = {}
@@ -296,24 +302,26 @@ class _Connection(asyncio.Protocol):
         return next(self._request_ids)
 
     def add(self, request: AddRequest) -> _Mailbox:
+        frame = encode(request)  # first: what cannot be written leaves nothing behind that waits for an answer
         mailbox = _Mailbox(self, request)
         self._mailboxes[request.request_id] = mailbox
-        self.asked_time = self.asked_time or time.monotonic()
-        self.send(request)
+        self._write(frame)
         return mailbox
 
     def forget(self, request_id: int) -> None:
         self._mailboxes.pop(request_id, None)
 
     def send(self, message: ToEngine) -> None:
+        self._write(encode(message))
+
+    def _write(self, frame: bytes) -> None:
         if self._transport is not None:
-            self._transport.write(encode(message))
+            self._transport.write(frame)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's does not inherit from it
 
     def data_received(self, data: bytes) -> None:
-        self.asked_time = None
         try:
             for body in self._frames.feed(data):
                 self._receive(body)
@@ -325,10 +333,20 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.info = None
+        self._fail(
+            EngineUnavailableError("the connection to the engine ended before it took the request in"),
+            EngineDiedError("the connection to the engine ended while the request ran"),
+        )
+        self.lost.set()
+
+    def leave(self) -> None:
+        """Take no more from the engine: whoever still waits for it is told that this server ends."""
+        self._fail(EngineLeftError(_LEFT), EngineLeftError(_LEFT))
+
+    def _fail(self, before_accepted: Exception, while_running: Exception) -> None:
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
-            mailbox.fail()
-        self.lost.set()
+            mailbox.fail(before_accepted, while_running)
 
     def _receive(self, body: bytes) -> None:
         message = decode_from_engine(body)

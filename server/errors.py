@@ -12,11 +12,16 @@ bound and the value given; what went wrong inside is logged, never sent.
         PoisonRequestError            killed the engine when it ran alone
         GrammarError                  a JSON schema or grammar that cannot be compiled
         RouteError                    404, 405: no such route or method
+        MalformedHttpError            no HTTP request
         ModelNotFoundError       404
+        ReceiveTimeoutError      408
         BodyTooLargeError        413
+        HeadersTooLargeError     431
       AuthenticationError        401
+      OriginError                403  a web page that may not ask
       InternalError              500  our fault
       QueueFullError             503  another replica may help
+      TooManyConnectionsError    503
       ShuttingDownError          503
       EngineRestartingError      503
       DeadlineError              504
@@ -29,7 +34,7 @@ import msgspec
 from starlette.responses import Response
 
 from engine.protocol import RejectReason
-from server.engine_client import EngineDiedError, EngineUnavailableError, RequestRejectedError
+from server.engine_client import EngineDiedError, EngineLeftError, EngineUnavailableError, RequestRejectedError
 
 RETRY_AFTER_S = 2
 """What a client is asked to wait for a queue to move or an engine to come back."""
@@ -127,6 +132,26 @@ class BodyTooLargeError(InvalidRequestError):
     code = "request_too_large"
 
 
+class MalformedHttpError(InvalidRequestError):
+    """What came is no HTTP request."""
+
+    code = "malformed_http"
+
+
+class HeadersTooLargeError(InvalidRequestError):
+    """More headers than the server reads."""
+
+    status = 431
+    code = "headers_too_large"
+
+
+class ReceiveTimeoutError(InvalidRequestError):
+    """The request did not come in time."""
+
+    status = 408
+    code = "receive_timeout"
+
+
 class RouteError(InvalidRequestError):
     """No such route, or not with this method."""
 
@@ -147,6 +172,14 @@ class AuthenticationError(ApiError):
     headers: ClassVar[Mapping[str, str]] = {"www-authenticate": "Bearer"}
 
 
+class OriginError(ApiError):
+    """The host or the origin that a browser names may not use this server."""
+
+    status = 403
+    type = "permission_error"
+    code = "origin_not_allowed"
+
+
 class InternalError(ApiError):
     """Something broke that the caller cannot mend."""
 
@@ -160,6 +193,15 @@ class QueueFullError(ApiError):
     headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
 
 
+class TooManyConnectionsError(ApiError):
+    """As many connections are open as may be."""
+
+    status = 503
+    type = "server_overloaded"
+    code = "too_many_connections"
+    headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
+
+
 class ShuttingDownError(ApiError):
     """The process drains; new requests belong on another connection."""
 
@@ -169,7 +211,7 @@ class ShuttingDownError(ApiError):
 
 
 class EngineRestartingError(ApiError):
-    """No engine now: it loads, or died and is being replaced."""
+    """No engine now: it loads, hangs, or died and is being replaced."""
 
     status = 503
     code = "engine_restarting"
@@ -200,9 +242,11 @@ def as_api_error(exc: Exception) -> ApiError:
         case RequestRejectedError():
             return _REJECTIONS[exc.reason](exc.message)
         case EngineUnavailableError():
-            return EngineRestartingError("the engine is loading or restarting; try again in a moment")
+            return EngineRestartingError("the engine is loading, hangs or is restarting; try again in a moment")
         case EngineDiedError():
             return EngineRestartingError("the engine died while the request ran and is being restarted; try again")
+        case EngineLeftError():
+            return ShuttingDownError("the server is shutting down and had to cut this request")
         case _:
             return InternalError("internal error; the server's log has the details under this request's x-request-id")
 

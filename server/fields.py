@@ -60,18 +60,19 @@ def ignored_fields(
         UnknownParameterError: A field is unknown and `strict` is set.
     """
     ignored: list[str] = []
-    for path, generic, value, is_extra in _walk(body, (), ""):
+    without_effect = ACCEPTED - {*honoured}
+    for at, generic, value, is_extra in _walk(body, (), ""):
         if is_extra and generic in refused:
             if value not in refused[generic]:
+                path = dotted_path(at)
                 raise UnsupportedParameterError(
                     f"{path} is not supported by this server, got {shown(value)}", param=path
                 )
         elif is_extra and strict:
+            path = dotted_path(at)
             raise UnknownParameterError(f"unknown parameter: {path}", param=path)
-        elif (is_extra or generic in ACCEPTED - {*honoured}) and value not in _ASKING_FOR_NOTHING.get(
-            generic, _NOTHING
-        ):
-            ignored.append(path)
+        elif (is_extra or generic in without_effect) and value not in _ASKING_FOR_NOTHING.get(generic, _NOTHING):
+            ignored.append(dotted_path(at))
     return ignored
 
 
@@ -81,19 +82,20 @@ def ignored_header(ignored: Iterable[str]) -> dict[str, str]:
     return {"x-ignored-params": ",".join(names)} if names else {}
 
 
-def _walk(model: BaseModel, at: tuple[str | int, ...], generic: str) -> Iterator[tuple[str, str, Any, bool]]:
-    """Yield (path, path without indices, value, is it unknown to the schema) for every field that was sent."""
+def _walk(
+    model: BaseModel, at: tuple[str | int, ...], generic: str
+) -> Iterator[tuple[tuple[str | int, ...], str, Any, bool]]:
+    """Yield (steps to it, path without indices, value, is it unknown to the schema) for every field that was sent."""
     prefix = f"{generic}." if generic else ""
     for name, value in (model.model_extra or {}).items():
-        yield dotted_path((*at, name)), prefix + name, value, True
+        yield (*at, name), prefix + name, value, True
     for field, info in type(model).model_fields.items():  # in the schema's order; that of a set is different each time
         if field not in model.model_fields_set:
             continue
         name, value = info.alias or field, getattr(model, field)
-        yield dotted_path((*at, name)), prefix + name, value, False
+        yield (*at, name), prefix + name, value, False
         if isinstance(value, BaseModel):
             yield from _walk(value, (*at, name), prefix + name)
-        elif isinstance(value, list):
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):  # then all are
             for i, item in enumerate(value):
-                if isinstance(item, BaseModel):
-                    yield from _walk(item, (*at, name, i), f"{prefix}{name}[]")
+                yield from _walk(item, (*at, name, i), f"{prefix}{name}[]")

@@ -16,6 +16,7 @@ _ROUTES: tuple[tuple[str, type[GenerationBody], Mapping[str, tuple[object, ...]]
 )
 
 REMARKS = {
+    "seed": "of all prompts of a list; without it each has its own",
     "messages": "text and text parts; an image, audio or a file is refused",
     "prompt": "text, token ids, or a list of either; null is the beginning-of-text token alone",
     "suffix": "for vocabularies with tokens for filling in the middle",
@@ -34,8 +35,8 @@ REMARKS = {
     "use_beam_search": "`n` beams, up to 32; not with `stream` or what changes probabilities",
     "length_penalty": "with `use_beam_search`",
     "early_stopping": "with `use_beam_search`: true, false, `never`",
-    "service_tier": "a class of priority: `flex` last, `priority` and `fast` first",
-    "priority": "lower is served earlier, within a tier",
+    "service_tier": "`flex` last; `priority` and `fast` first, for `priority_keys`; the answer has the tier served",
+    "priority": "lower is served earlier, within a tier; negative for `priority_keys`",
     "prompt_cache_options": "`explicit` without a breakpoint leaves the prefix cache alone; ttl `30m`, `12h`",
     "prompt_cache_key": "only requests with the same key share blocks",
     "cache_salt": "only requests with the same salt share blocks",
@@ -60,8 +61,8 @@ REMARKS = {
     "prediction": "verified in batches, makes the answer faster and never different",
     "documents": "if the chat template names them, else refused",
     "verbosity": "honoured if the chat template names it",
-    "user": "a name for fairness when there is no API key",
-    "safety_identifier": "a name for fairness when there is no API key",
+    "user": "no effect yet: all callers share one queue",
+    "safety_identifier": "no effect yet: all callers share one queue",
     "metadata": "16 pairs of 64 and 512 characters",
 }
 """What is worth saying of a field, on any route that has it."""

@@ -30,6 +30,8 @@ class Lifecycle:
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no request is in flight; False when some still are after timeout_s seconds."""
+        if self.num_active == 0:
+            return True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:

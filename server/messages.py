@@ -36,6 +36,8 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
     has_more = message.tool_calls or message.function_call or message.refusal or reasoning is not None
     if message.content is None and not (message.role == "assistant" and has_more):
         raise InvalidRequestError(f"{at}.content is required for role {message.role}", param=f"{at}.content")
+    if message.role == "tool":
+        required(message.tool_call_id, f"{at}.tool_call_id")
     result: dict[str, Any] = {
         "role": "tool" if message.role == "function" else message.role,
         "content": message.refusal if message.content is None else text_of(message.content, f"{at}.content"),

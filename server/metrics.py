@@ -1,8 +1,8 @@
 """What Prometheus is told: timings of this process's requests, and the engine's own counters from its status page.
 
 Names and meaning follow the servers whose dashboards people already have; only the prefix differs. Several server
-processes share their timings through files (PROMETHEUS_MULTIPROC_DIR, which must be set before this module is
-imported), and the engine's numbers come from shared memory, so that every process answers the same.
+processes share their timings through files (`shared_metrics`), and the engine's numbers come from shared memory, so
+that every process answers the same. Where the folder of the files is gone, a process answers for itself.
 """
 
 import collections
@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from engine.protocol import FinishReason, RequestOutput
 from engine.status_page import Status
 from server.engine_client import EngineClient
+from server.shared_metrics import FOLDER_VARIABLE
 
 PREFIX: Final = "weft:"
 
@@ -155,7 +156,7 @@ class Metrics:
 
     def _read(self) -> bytes:
         registry = CollectorRegistry()
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        if os.path.isdir(os.environ.get(FOLDER_VARIABLE, "")):
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # registers itself
             own = b""
         else:

@@ -1,6 +1,7 @@
 """What surrounds every request: its id and timing headers, the last resort for errors, the drain, the body limit.
 
-Plain ASGI: streams pass through untouched. Order, from the outside: request headers, authentication, drain, body.
+Plain ASGI: streams pass through untouched. Order, from the outside: request headers, origin, authentication, drain,
+body.
 """
 
 import logging
@@ -18,6 +19,8 @@ from server.errors import BodyTooLargeError, ShuttingDownError, as_api_error, er
 from server.lifecycle import Lifecycle
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
+
+_LOOKING = OPEN_PATHS | {METRICS_PATH, "/stats"}
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +66,10 @@ class RequestHeadersMiddleware:
 
 
 class DrainMiddleware:
-    """Counts requests in and out, and refuses new ones while draining. Probes are neither counted nor refused."""
+    """Counts requests in and out, and refuses new ones while draining.
+
+    Those that only look are neither counted nor refused: a page that is open asks for /stats twice a second.
+    """
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -71,7 +77,7 @@ class DrainMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or refuse one request."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["path"] == METRICS_PATH:
+        if scope["type"] != "http" or scope["path"] in _LOOKING:
             await self._app(scope, receive, send)
             return
         if self._lifecycle.draining:

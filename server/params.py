@@ -18,6 +18,8 @@ from server.validation import shown
 
 MAX_STOPS = 64
 MAX_BAD_WORDS = 1024
+MAX_STOP_CHARS = 1024
+"""Of a stop string, and of a bad word."""
 MAX_LOGPROBS = 20
 _MAX_PRIORITY = 2**31 - 1
 
@@ -53,14 +55,14 @@ def build_sampling_params(
             frequency_penalty=_first(body.frequency_penalty, 0.0),
             repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
             seed=(seed if body.seed is None else body.seed) % 2**64,
-            stop_token_ids=tuple(_known_ids("stop_token_ids", body.stop_token_ids or [], info)),
+            stop_token_ids=tuple(dict.fromkeys(_known_ids("stop_token_ids", body.stop_token_ids or [], info))),
             ignore_eos=bool(body.ignore_eos),
             logit_bias=_logit_bias(body.logit_bias or {}, info),
             bad_words_token_ids=_bad_words(body.bad_words or [], tokenizer),
             allowed_token_ids=(
                 None
                 if body.allowed_token_ids is None
-                else tuple(_known_ids("allowed_token_ids", body.allowed_token_ids, info))
+                else tuple(dict.fromkeys(_known_ids("allowed_token_ids", body.allowed_token_ids, info)))
             ),
             logprobs=logprobs,
             logprob_token_ids=tuple(_known_ids("logprob_token_ids", body.logprob_token_ids or [], info)),
@@ -68,6 +70,11 @@ def build_sampling_params(
         )
     except ValueError as exc:
         raise InvalidRequestError(str(exc), param=str(exc).split()[0]) from None
+
+
+def num_to_look_at(body: GenerationBody) -> int:
+    """Characters that `build_sampling_params` encodes, and ids that it checks."""
+    return sum(map(len, body.bad_words or ())) + len(body.allowed_token_ids or ())
 
 
 def build_text_options(body: GenerationBody, *, track_tokens: bool) -> TextOptions:
@@ -89,6 +96,7 @@ def stop_list(body: GenerationBody) -> list[str]:
         if not stop:
             param = "stop" if isinstance(body.stop, str) else f"stop[{i}]"
             raise InvalidRequestError(f"{param} must not be empty", param=param)
+        check_range(f"the length of stop[{i}]", len(stop), 1, MAX_STOP_CHARS, param="stop")
     return stops
 
 
@@ -120,8 +128,9 @@ def _first(*values: T | None) -> T:
 
 
 def _known_ids(name: str, token_ids: list[int], info: EngineInfo) -> list[int]:
-    for i, token_id in enumerate(token_ids):
-        check_range(f"{name}[{i}]", token_id, 0, info.vocab_size - 1)
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < info.vocab_size:
+        for i, token_id in enumerate(token_ids):
+            check_range(f"{name}[{i}]", token_id, 0, info.vocab_size - 1)
     return token_ids
 
 
@@ -142,4 +151,5 @@ def _bad_words(words: list[str], tokenizer: TextTokenizer) -> tuple[tuple[int, .
     for i, word in enumerate(words):
         if not word.strip():
             raise InvalidRequestError("bad_words must not hold an empty word", param=f"bad_words[{i}]")
+        check_range(f"the length of bad_words[{i}]", len(word), 1, MAX_STOP_CHARS, param=f"bad_words[{i}]")
     return tuple(ids for word in words for ids in tokenizer.bad_word_ids(word))

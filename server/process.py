@@ -1,10 +1,11 @@
 """A server process: `python -m server.process RUNTIME_DIR LISTEN_FD`, started by the supervisor.
 
 Owns the event loop, uvicorn on the inherited socket, the connection to the engine, and the drain: on SIGTERM new
-requests are refused (by the app, which reads `Lifecycle.draining`), running ones go on to their end; after
-drain_timeout_s their connection to the engine ends, which clients are told; then the process exits with 0. A second
-SIGTERM changes nothing: service managers send it to every process of a group, so it comes twice; the supervisor, which
-can tell, kills when it is forced. Exit code 2 when the checkpoint's tokenizer cannot be read.
+requests are refused (by the app, which reads `Lifecycle.draining`), and those whose body is still to come; running ones
+go on to their end; after drain_timeout_s their connection to the engine ends, which clients are told; then the process
+exits with 0. A second SIGTERM changes nothing: service managers send it to every process of a group, so it comes twice;
+the supervisor, which can tell, sends CUT_SIGNAL when it is forced, and requests are cut at once. Exit code 2 when the
+checkpoint's tokenizer cannot be read.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
+from functools import partial
 
 import uvicorn
 import uvloop
@@ -23,10 +25,14 @@ import uvloop
 from engine import logs
 from engine.garbage import collect_rarely
 from server.app import create_app
+from server.connections import Connections, raise_file_limit
 from server.engine_client import SocketEngineClient
+from server.http_protocol import WeftProtocol
 from server.lifecycle import Lifecycle
+from server.runtime_folder import METRICS_NAME
 from server.settings import Settings
-from server.supervisor import EXIT_CANNOT_START, SETTINGS_NAME, ready_file
+from server.shared_metrics import share_metrics
+from server.supervisor import CUT_SIGNAL, EXIT_CANNOT_START, ready_file
 from server.tokenizer import Tokenizer, TokenizerError
 
 KEEP_ALIVE_S = 65
@@ -38,9 +44,9 @@ logger = logging.getLogger("server.process")
 
 
 def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
-    """Serve until SIGTERM; returns the exit code."""
+    """Serve with the settings on standard input until SIGTERM; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the supervisor decides
-    settings = Settings.model_validate_json((runtime_dir / SETTINGS_NAME).read_bytes())
+    settings = Settings.model_validate_json(sys.stdin.buffer.read())
     logs.configure(settings.log_format, "server")
     assert settings.model is not None, "the supervisor fills it in"
     try:
@@ -48,6 +54,7 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     except TokenizerError as error:
         print(f"weft: error: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
+    share_metrics(runtime_dir / METRICS_NAME)
     listener = socket.socket(fileno=listen_fd)
     uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))
     return 0
@@ -56,9 +63,11 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
 async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.Path, listener: socket.socket) -> None:
     async with SocketEngineClient(runtime_dir) as engine_client:
         app = create_app(engine_client, tokenizer, settings)
-        server = HttpServer(app, on_started=ready_file(runtime_dir, os.getpid()).touch)
+        connections = Connections(settings, raise_file_limit())
+        server = HttpServer(app, connections, on_started=ready_file(runtime_dir, os.getpid()).touch)
         drain = Drain(server, app.state.lifecycle, engine_client, settings.drain_timeout_s)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.on_signal)
+        asyncio.get_running_loop().add_signal_handler(CUT_SIGNAL, drain.on_cut)
         await server.serve(sockets=[listener])
 
 
@@ -69,12 +78,12 @@ class HttpServer(uvicorn.Server):
     called; here only `should_exit` stops it, once the requests are through.
     """
 
-    def __init__(self, app: Callable[..., object], on_started: Callable[[], None]) -> None:
+    def __init__(self, app: Callable[..., object], connections: Connections, on_started: Callable[[], None]) -> None:
         """Configure uvicorn for app; on_started is called once connections are accepted."""
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=partial(WeftProtocol, connections=connections),  # type: ignore[arg-type]  # called, nothing else
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -92,6 +101,12 @@ class HttpServer(uvicorn.Server):
         collect_rarely()
         self._on_started()
 
+    def stop_receiving(self) -> None:
+        """Refuse requests whose body is not here yet."""
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, WeftProtocol)
+            connection.stop_receiving()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Capture none."""
@@ -102,7 +117,7 @@ class Drain:
     """The way to the end of a server process; owned by its event loop."""
 
     def __init__(
-        self, server: uvicorn.Server, lifecycle: Lifecycle, engine_client: SocketEngineClient, timeout_s: float
+        self, server: HttpServer, lifecycle: Lifecycle, engine_client: SocketEngineClient, timeout_s: float
     ) -> None:
         self._server = server
         self._lifecycle = lifecycle
@@ -113,11 +128,21 @@ class Drain:
     def on_signal(self) -> None:
         """Refuse what is new and wait for the rest; only the first signal counts."""
         if self._task is None:
-            self._lifecycle.draining = True
-            self._task = asyncio.create_task(self._finish())
+            self._begin(self._timeout_s)
 
-    async def _finish(self) -> None:
-        if not await self._lifecycle.wait_idle(self._timeout_s):
+    def on_cut(self) -> None:
+        """Wait for the rest no longer."""
+        if self._task is not None:
+            self._task.cancel()
+        self._begin(0.0)
+
+    def _begin(self, timeout_s: float) -> None:
+        self._lifecycle.draining = True
+        self._server.stop_receiving()
+        self._task = asyncio.create_task(self._finish(timeout_s))
+
+    async def _finish(self, timeout_s: float) -> None:
+        if not await self._lifecycle.wait_idle(timeout_s):
             num_cut = self._lifecycle.num_active
             logger.warning("Cutting requests that did not finish in time", extra={"num_requests": num_cut})
             await self._engine_client.disconnect()

@@ -7,7 +7,8 @@ it the answer belongs to exactly one reader, which closes it, also when the clie
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -15,19 +16,20 @@ from starlette.responses import Response
 
 from engine.protocol import EngineInfo
 from server.answer import Answer, Order, Prompt
-from server.beam_search import BeamSearchClient
+from server.beam_search import check_unguided
 from server.choice_stream import ChoiceStream, Delta, StopMatcher, TextOptions
 from server.content_stops import ContentStops
 from server.context import ServerContext
 from server.errors import ContextLengthError, InvalidRequestError
+from server.long_text import Room, TextTooLongError
 from server.metrics import RequestTimer
 from server.parsers.parser import OutputParser
 from server.schemas.common import GenerationBody
 from server.sse import EventStream
 from server.stop_strings import StopStrings
 
-LONG_TEXT_CHARS = 4096
-"""Longer texts are encoded in a thread: the event loop has streams to feed."""
+NUM_PRIMING_IDS = 8
+"""Last ids of a prompt from which a decoder learns that the text has begun: more than a character has bytes."""
 
 CLIENT_CLOSED = 499
 """What nobody reads: the client has left."""
@@ -45,13 +47,6 @@ class StreamRenderer(Protocol):
         """The events after the last delta."""
 
 
-async def off_loop(num_chars: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a function on text of that length, in a thread when it is long."""
-    if num_chars < LONG_TEXT_CHARS:
-        return function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)
-
-
 def check_context(prompts: Sequence[Prompt], max_tokens: int | None, info: EngineInfo, param: str) -> None:
     """Check that every prompt and its output fit.
 
@@ -60,14 +55,36 @@ def check_context(prompts: Sequence[Prompt], max_tokens: int | None, info: Engin
     """
     num_output_tokens = 1 if max_tokens is None else max_tokens
     for prompt in prompts:
-        num_prompt_tokens = len(prompt.token_ids)
-        if num_prompt_tokens + num_output_tokens > info.max_model_len:
-            raise ContextLengthError(
-                f"the context holds at most {info.max_model_len} tokens, but "
-                f"{num_prompt_tokens + num_output_tokens} were asked for: {num_prompt_tokens} in {param} and "
-                f"{'at least ' if max_tokens is None else ''}{num_output_tokens} for the output",
-                param=param,
-            )
+        if len(prompt.token_ids) + num_output_tokens > info.max_model_len:
+            raise _context_length_error(str(len(prompt.token_ids)), len(prompt.token_ids), max_tokens, info, param)
+
+
+def room(truncate_prompt_tokens: int | None, info: EngineInfo) -> Room:
+    """What of a prompt's text can be used at all."""
+    return Room(info.max_model_len, keeps_end=truncate_prompt_tokens is not None)
+
+
+@contextmanager
+def checking_context(max_tokens: int | None, info: EngineInfo, param: str) -> Generator[None, None, None]:
+    """The same while a text of that field is encoded, which ends as soon as it cannot fit."""
+    try:
+        yield
+    except TextTooLongError as exc:
+        shown = f"at least {exc.num_tokens}"
+        raise _context_length_error(shown, exc.num_tokens, max_tokens, info, param) from None
+
+
+def _context_length_error(
+    shown: str, num_prompt_tokens: int, max_tokens: int | None, info: EngineInfo, param: str
+) -> ContextLengthError:
+    num_output_tokens = 1 if max_tokens is None else max_tokens
+    is_least = "at least " if shown.startswith("at least ") else ""
+    return ContextLengthError(
+        f"the context holds at most {info.max_model_len} tokens, but "
+        f"{is_least}{num_prompt_tokens + num_output_tokens} were asked for: {shown} in {param} and "
+        f"{'at least ' if max_tokens is None else ''}{num_output_tokens} for the output",
+        param=param,
+    )
 
 
 def check_token_ids(token_ids: Sequence[int], info: EngineInfo, param: str) -> None:
@@ -99,7 +116,10 @@ def deadline(request: Request, *, is_stream: bool, ping_s: float) -> float | Non
 
 
 def tenant(request: Request, *names: str | None) -> str:
-    """Whom this work is done for, as a digest: the API key, else the first name that the caller gave, else nobody."""
+    """Whom this work is done for, as a digest: the API key, else the first name that the caller gave, else nobody.
+
+    The engine is told, and schedules nobody by it yet.
+    """
     name = getattr(request.state, "api_key", None) or next((name for name in names if name), None)
     return "" if name is None else hashlib.blake2s(name.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
@@ -112,32 +132,36 @@ async def open_answer(
     stops: Sequence[str],
     *,
     skip_special_tokens: bool,
+    continues_prompt: bool,
     kept_ids: Set[int] = frozenset(),
     new_parser: Callable[[], OutputParser] | None = None,
 ) -> Answer:
     """Have an order accepted. Whoever gets the answer closes it.
 
     Args:
+        continues_prompt: The text goes on where the prompt's ends; else it begins anew, in some vocabularies without
+            a space.
         kept_ids: Control tokens that stay in the text in any case.
         new_parser: Tells what of the text is content, which alone is searched for stop strings; None: all of it is.
     """
+    check_unguided(order.request)
 
-    def choice() -> ChoiceStream:
+    def choice(prompt: Prompt) -> ChoiceStream:
         detokenizer = context.tokenizer.detokenizer(skip_special_tokens, kept_ids)
+        if continues_prompt:
+            for token_id in prompt.token_ids[-NUM_PRIMING_IDS:]:
+                detokenizer.feed(token_id)
         matcher: StopMatcher | None = StopStrings(stops, text_options.include_stop) if stops else None
         if matcher is not None and new_parser is not None:
             matcher = ContentStops(new_parser(), matcher)
         return ChoiceStream(detokenizer, matcher, text_options)
 
-    choices = [choice() for _ in range(len(order.prompts) * order.request.num_choices)]
+    choices = [choice(prompt) for prompt in order.prompts for _ in range(order.request.num_choices)]
     timer = RequestTimer(context.metrics, request.state.arrival_time, len(choices))
     block_size = context.engine_info.block_size if context.settings.prefix_caching else 0
     answer = Answer(order, choices, timer, block_size)
-    engine_client = context.engine_client
-    if order.beams is not None:
-        engine_client = BeamSearchClient(engine_client, order.beams, context.engine_info)
     context.metrics.note_retry(request.headers.get("x-stainless-retry-count", ""))
-    await answer.open(engine_client)
+    await answer.open(context.engine_client)
     timer.accept([len(prompt.token_ids) for prompt in order.prompts])
     return answer
 
@@ -156,15 +180,13 @@ def stream_response(
 
 
 async def plain_response(
-    request: Request, answer: Answer, render: Callable[[list[Delta]], bytes], headers: Mapping[str, str]
+    answer: Answer, render: Callable[[list[Delta]], bytes], headers: Mapping[str, str]
 ) -> Response:
-    """Wait for the whole answer; closed when it is there, or at once when the client leaves."""
+    """Wait for the whole answer; closed when it is there, or at once when this is cancelled."""
     try:
-        deltas = await unless_disconnected(request, answer.whole())
+        deltas = await answer.whole()
     finally:
         answer.close()
-    if deltas is None:
-        return Response(status_code=CLIENT_CLOSED)
     return Response(render(deltas), headers=dict(headers), media_type="application/json")
 
 

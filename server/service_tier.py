@@ -1,16 +1,54 @@
-"""Service tiers as classes of priority: a lower number is served earlier, `priority` orders within a class."""
+"""Service tiers as classes of priority, and who may go before others.
+
+A lower number is served earlier, `priority` orders within a tier. What goes before the requests of others, the tier
+`priority` and negative values of `priority`, is for the keys of the setting `priority_keys`. Who may not is served in
+the tier `default`, as OpenAI does it, and the answer says so; a negative `priority`, of which no answer would speak, is
+refused.
+"""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from engine.protocol import TIER_WIDTH
+from server.errors import InvalidRequestError
+from server.schemas.common import GenerationBody
+from server.settings import Settings
+
+EVERYBODY = "*"
+"""Among `priority_keys`: who has no key, too."""
 
 _CLASSES = {"priority": -1, "default": 0, "flex": 1}
 _ALIASES = {"auto": "default", "scale": "default", "fast": "priority"}
-_CLASS_WIDTH = 1 << 32
-"""More than any two values of `priority` can differ by, so that no class reaches into another."""
 
 
-def tier_used(service_tier: str | None) -> str:
-    """The tier that a request is served in, as the answer says it."""
-    return _ALIASES.get(service_tier or "auto", service_tier or "")
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How a request is served: the tier, as the answer says it, and what the engine orders by."""
+
+    tier: str
+    priority: int
 
 
-def engine_priority(service_tier: str | None, priority: int | None) -> int:
-    """What the engine orders by; `priority` lies within 31 bits and a sign."""
-    return _CLASSES[tier_used(service_tier)] * _CLASS_WIDTH + (priority or 0)
+def service_of(request: Request, body: GenerationBody, settings: Settings) -> Service:
+    """Decide how a request is served; values of `priority` lie within 31 bits and a sign.
+
+    Raises:
+        InvalidRequestError: A negative `priority` without permission.
+    """
+    may_go_first = _may_go_first(request, settings)
+    priority = body.priority or 0
+    if priority < 0 and not may_go_first:
+        message = f"priority must be at least 0 unless the API key is among priority_keys, got {priority}"
+        raise InvalidRequestError(message, param="priority")
+    asked = body.service_tier or "auto"
+    tier = _ALIASES.get(asked, asked)
+    if tier == "priority" and not may_go_first:
+        tier = "default"
+    return Service(tier, _CLASSES[tier] * TIER_WIDTH + priority)
+
+
+def _may_go_first(request: Request, settings: Settings) -> bool:
+    key = getattr(request.state, "api_key", None)
+    keys = {name.encode() for name in settings.priority_keys}
+    return EVERYBODY.encode() in keys or (key is not None and key.encode("latin-1") in keys)  # the bytes as they came

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from engine.protocol import EngineOptions
 
@@ -40,13 +40,24 @@ def _parse_size(value: object) -> object:
 
 
 def _split_names(value: object) -> object:
-    """Text with commas (environment, YAML) -> names. An empty name is refused: an unset key must not open the door."""
+    """Text with commas (environment, YAML) -> names. An empty name is refused."""
     names = value.split(",") if isinstance(value, str) else value
     if isinstance(names, list):
         names = [name.strip() if isinstance(name, str) else name for name in names]
         if "" in names:
             raise ValueError("input should not be empty")
     return names
+
+
+def _each(pattern: str, meaning: str) -> AfterValidator:
+    """Refuses names that do not look like the pattern."""
+
+    def check(names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(re.fullmatch(pattern, name) for name in names):
+            raise ValueError(f"input should be {meaning}")
+        return names
+
+    return AfterValidator(check)
 
 
 # fmt: off
@@ -57,6 +68,10 @@ ToolFormatName = Literal[
 # fmt: on
 Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_names)]
+Hosts = Annotated[Names, _each(r"\*|[^*/@\s]+", "* or names such as llm.example.com")]
+Origins = Annotated[
+    Names, _each(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s*A-Z]+", "* or origins such as https://chat.example.com:8443")
+]
 
 
 class Settings(BaseModel):
@@ -126,8 +141,8 @@ class Settings(BaseModel):
         default=None,
         gt=0,
         description="Milliseconds between two tokens of a stream that prefill of others may cost at most; "
-        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, but prompts go first, for a bounded time, "
-        "if they are as many as the streams.",
+        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, but up to 2,000 where prompts that are as "
+        "many as the streams go first.",
     )
     deterministic: bool = Field(
         default=False,
@@ -138,6 +153,26 @@ class Settings(BaseModel):
         default=(),
         repr=False,
         description="Key that clients must send; repeat it for several. Without it, everybody may ask.",
+    )
+    api_keys_file: str | None = Field(
+        default=None,
+        description="File with more of these keys, one a line; empty lines and those that begin with # are none.",
+    )
+    priority_keys: Names = Field(
+        default=(),
+        repr=False,
+        description="API keys whose requests may take the tier priority (or fast) and a negative priority; `*` lets "
+        "everybody. Those of others are served in the tier default.",
+    )
+    allowed_hosts: Hosts = Field(
+        default=(),
+        description="Further names under which requests may address the server (Host); * for any. Without it, loopback "
+        "names and host where no key is set and host is a loopback address, elsewhere any.",
+    )
+    cors_origins: Origins = Field(
+        default=(),
+        description="Origins of web pages that may use the server from a browser, such as https://chat.example.com; "
+        "* for any.",
     )
     server_processes: int = Field(default=1, ge=1, le=64, description="Processes that speak HTTP.")
     log_format: Literal["text", "json"] = Field(default="text", description="How log lines look.")
@@ -150,6 +185,21 @@ class Settings(BaseModel):
         default=1024, ge=1, description="Most requests that wait; beyond it the answer is 503."
     )
     max_body_bytes: Size = Field(default=32 << 20, description="Longest request body; beyond it the answer is 413.")
+    header_timeout_s: float = Field(
+        default=10.0, gt=0, description="Seconds for the headers of a request to arrive; beyond it the answer is 408."
+    )
+    body_pause_timeout_s: float = Field(
+        default=60.0, gt=0, description="Seconds that a body may pause while it arrives; beyond it the answer is 408."
+    )
+    body_timeout_s: float = Field(
+        default=300.0, gt=0, description="Seconds for a whole body to arrive; beyond it the answer is 408."
+    )
+    max_connections: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most open connections of a server process; beyond it the answer is 503, but not to probes. "
+        "Three quarters of the file limit if not given, and never more.",
+    )
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="Seconds that running requests may take to finish after SIGTERM."
     )
@@ -158,22 +208,27 @@ class Settings(BaseModel):
     )
     metrics_auth: bool = Field(default=False, description="Whether /metrics asks for an API key, too.")
     stall_timeout_s: float = Field(
-        default=120.0, gt=0, description="Seconds without progress, with work at hand, after which /health says 503."
+        default=120.0,
+        ge=0,
+        description="Seconds without a sign of life after which the engine is killed and restarted, at the latest; ten "
+        "times the time that its step is predicted to take, but at least 10, or 30 on CUDA, are enough. 0 for never.",
     )
     sse_ping_s: float = Field(
-        default=25.0, ge=0, description="Seconds between keep-alive comments in a stream; 0 for none."
+        default=50.0, ge=0, description="Seconds of silence in a stream before a keep-alive comment; 0 for none."
     )
 
 
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "block_size", "prefix_caching", "load_format"),
-    *("quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key", "server_processes"),
-    "log_format",
+    *("quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key", "api_keys_file"),
+    *("server_processes", "log_format"),
 )
 """The settings that have a flag, in the order of the help text; the others are for YAML and environment only."""
 
-SECRETS = frozenset({"api_key"})
+SECRETS = frozenset({"api_key", "priority_keys"})
+DOORS = frozenset({"api_key", "api_keys_file"})
+"""The settings that must not be given without a value: a variable that somebody forgot to fill would open the door."""
 SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
 """The settings in bytes, which may be written with a unit."""
 
@@ -198,7 +253,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
 
     Args:
         flags: By setting, only what was given on the command line; "model" is the positional argument.
-        environ: The environment; an empty variable counts as not set.
+        environ: The environment; an empty variable counts as not set, and is refused for DOORS.
         config: The YAML file; None takes the one that WEFT_CONFIG names, if any.
 
     Raises:
@@ -209,6 +264,9 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
     given: dict[str, tuple[object, str]] = {} if config is None else _read_yaml(config)
     given |= _read_environment(environ)
     given |= {name: (value, "MODEL" if name == "model" else flag_name(name)) for name, value in flags.items()}
+    for name in DOORS & given.keys():
+        if not given[name][0]:
+            raise StartError(f"{given[name][1]}: input should not be empty")
     try:
         settings = Settings.model_validate({name: value for name, (value, _) in given.items()})
     except ValidationError as error:
@@ -217,7 +275,23 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         fault = first["msg"].removeprefix("Value error, ")
         shown = "" if name in SECRETS else f", got {first['input']!r}"
         raise StartError(f"{given[name][1]}: {fault[0].lower()}{fault[1:]}{shown}") from None
-    return Resolved(settings, {name: given[name][1] if name in given else "default" for name in _FIELDS})
+    origins = {name: given[name][1] if name in given else "default" for name in _FIELDS}
+    if settings.api_keys_file is not None:
+        keys = _read_keys(pathlib.Path(settings.api_keys_file).expanduser(), origins["api_keys_file"])
+        settings = settings.model_copy(update={"api_key": (*settings.api_key, *keys)})
+        origins["api_key"] = f"{origins['api_key']}, api_keys_file" if "api_key" in given else "api_keys_file"
+    return Resolved(settings, origins)
+
+
+def _read_keys(path: pathlib.Path, origin: str) -> list[str]:
+    """The keys in a file. Raises StartError if there is none: an empty file must not open the door."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"{origin}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if keys := [line for line in lines if line and not line.startswith("#")]:
+        return keys
+    raise StartError(f"{origin}: {path} holds no key")
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str]]:
@@ -229,7 +303,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str
         if name not in _FIELDS or variable != variable.upper():
             suggested = _suggest(name, lambda known: ENV_PREFIX + known.upper())
             raise StartError(f"{variable}: no such setting{suggested}")
-        if value:
+        if value or name in DOORS:
             given[name] = (value, variable)
     return given
 
@@ -258,7 +332,7 @@ def _read_yaml(path: pathlib.Path) -> dict[str, tuple[object, str]]:
         if name not in _FIELDS:
             raise StartError(f"{place}: no such setting: {key}{_suggest(name, str)}")
         value = loader.construct_object(value_node, deep=True)
-        if value is not None:
+        if value is not None or name in DOORS:
             given[name] = (value, place)
     return given
 
@@ -289,5 +363,6 @@ def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
         itl_target_ms=settings.itl_target_ms,
         deterministic=settings.deterministic,
         max_num_waiting=settings.max_num_waiting,
+        stall_timeout_s=settings.stall_timeout_s,
         log_format=settings.log_format,
     )

@@ -25,6 +25,8 @@ from typing import Generic, TypeVar, cast
 
 _MARKS = tuple(chr(code) for code in range(0xE000, 0xF900))  # the Basic Multilingual Plane's private-use characters
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+WINDOW_CHARS = 1 << 18
+
 _NO_NAMES: AbstractSet[str] = frozenset()
 T = TypeVar("T")
 
@@ -90,7 +92,11 @@ class Shield:
 
     def _offsets(self, text: str, names: AbstractSet[str]) -> set[int]:
         """Return where a special token in `text`, or one that could arise at its edges, can be cut."""
-        offsets = {match.start() + 1 for match in self._whole.finditer(text)}
+        offsets = {
+            match.start() + 1
+            for start in range(0, len(text), WINDOW_CHARS)  # a search keeps every other thread waiting
+            for match in self._whole.finditer(text, start, start + WINDOW_CHARS + self._max_length)
+        }
         if text in names:
             return offsets
         offsets |= self._edges(text, 0, len(text))

@@ -9,8 +9,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
+import anyio
 import msgspec
-from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
@@ -18,16 +18,11 @@ from server.errors import ApiError, InternalError, as_api_error, error_body
 
 DONE = b"data: [DONE]\n\n"
 
+_PING = b": ping\n\n"
+_END_OF_PING = b":\n\n"
+"""Goes before the event after a comment, in one chunk with it. Some clients (`vllm bench serve`) strip each chunk, so
+the comment reaches their parser without its end, and would swallow the event."""
 
-class _Silence(ServerSentEvent):
-    """Takes the place of a keep-alive that is not needed."""
-
-    def encode(self) -> bytes:
-        return b""
-
-
-_PING = ServerSentEvent(comment="ping", sep="\n")
-_SILENCE = _Silence()
 _LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 _MARK = "\0text\0"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -83,18 +78,16 @@ class EventStream(EventSourceResponse):
         ping_s: float,
         close: Callable[[], None],
     ) -> None:
-        """Stream encoded events, then what `end` returns, with a keep-alive comment into silence.
+        """Stream encoded events, then what `end` returns, with a keep-alive comment after ping_s of silence (0: none).
 
-        It comes after ping_s to 2 ping_s seconds (0: never). A stream that flows gets none: some clients' parsers
-        stumble over comments.
+        A stream that flows gets no comments: some clients' parsers stumble over them.
         """
         self._events = events
         self._end = end
         self._ping_s = ping_s
-        self._last_event_time = 0.0
-        super().__init__(
-            events, headers={**_HEADERS, **headers}, ping=ping_s, sep="\n", ping_message_factory=self._keep_alive
-        )
+        self._last_send_time = time.monotonic()
+        self._is_after_ping = False
+        super().__init__(events, headers={**_HEADERS, **headers}, ping=ping_s, sep="\n")
         self._close = close
 
     async def _stream_response(self, send: Send) -> None:
@@ -103,17 +96,32 @@ class EventStream(EventSourceResponse):
         try:
             async with aclosing(self._events) as events:
                 async for data in events:
-                    self._last_event_time = time.monotonic()
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    self._last_send_time = time.monotonic()
+                    await send({"type": "http.response.body", "body": self._after_ping(data), "more_body": True})
             end = self._end() + DONE
         except Exception as exc:
             end = _error_event(exc) + DONE
         async with self._send_lock:  # pings are sent by a task of their own, and none may follow the end
             self.active = False
-            await send({"type": "http.response.body", "body": end, "more_body": False})
+            await send({"type": "http.response.body", "body": self._after_ping(end), "more_body": False})
 
-    def _keep_alive(self) -> ServerSentEvent:
-        return _PING if time.monotonic() - self._last_event_time >= self._ping_s else _SILENCE
+    def _after_ping(self, data: bytes) -> bytes:
+        if self._is_after_ping:
+            self._is_after_ping = False
+            data = _END_OF_PING + data
+        return data
+
+    async def _ping(self, send: Send) -> None:
+        """Break silences; the base class sends whether the stream is silent or not."""
+        while self.active:
+            silent_s = time.monotonic() - self._last_send_time
+            if silent_s < self._ping_s:
+                await anyio.sleep(self._ping_s - silent_s)
+                continue
+            async with self._send_lock:
+                if self.active:
+                    self._last_send_time, self._is_after_ping = time.monotonic(), True
+                    await send({"type": "http.response.body", "body": _PING, "more_body": True})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all."""

@@ -24,6 +24,9 @@ from server.schemas.structured_output import (
 from server.validation import required, shown
 
 MAX_CHOICES = 4096
+_LARK_START = re.compile(
+    r"^[ \t]*\??start[ \t]*:", re.MULTILINE
+)  # of one line: \s would look at line breaks again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def _fields(
         texts = " | ".join(map(lark.literal, choice))  # one terminal: as many rules would be too many for the parser
         yield Structure({"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}, f"{at}choice")
     if grammar is not None:
-        is_gbnf = "::=" in grammar and not re.search(r"^\s*\??start\s*:", grammar, re.MULTILINE)
+        is_gbnf = "::=" in grammar and not _LARK_START.search(grammar)
         yield Structure({"gbnf" if is_gbnf else "lark_grammar": grammar}, f"{at}grammar")
 
 

@@ -1,15 +1,18 @@
 """`weft serve`: the process that starts, restarts and ends all others.
 
-Owns the listening socket, the runtime directory, one engine process and N server processes. Life, in this order:
+Owns the listening socket, the runtime folder, one engine process and N server processes. Life, in this order:
 
-1. The runtime directory is made and holds engine.json (for the engine) and settings.json (for the servers; secrets).
+1. The runtime folder is made. What the children are told, secrets included, comes on their standard input.
 2. The socket is bound. Servers inherit it, so the port stays open while one of them is replaced.
 3. All children start at once: servers answer 503 while the engine loads.
-4. Whatever dies is restarted. Exit code 2 of a child before everything was ready once means that it never will be:
-   everything ends with exit code 2, and the child has said why.
-5. The first SIGTERM or SIGINT drains: servers finish their requests and exit, then the engine is ended. Exit code 0;
-   a second signal ends everything at once, exit code 1. One that follows at once is no second one: `timeout` and
-   others signal the process and then its group.
+4. Whatever dies is restarted, and an engine that hangs is killed. Exit code 2 of a child before everything was ready
+   once means that it never will be: everything ends with exit code 2, and the child has said why. So does a child
+   that has failed three times by then.
+5. SIGUSR1 forgets which requests are suspected, or convicted, of having ended the engine.
+6. The first SIGTERM, SIGINT or SIGHUP drains: servers finish their requests and exit, then the engine is ended. Exit
+   code 0; at a second signal servers cut their requests, tell their clients so, and end; exit code 1. One that follows
+   at once is no second one: `timeout` and others signal the process and then its group.
+7. When a child is to start and somebody has removed the runtime folder, all begin again in a new one.
 
 Signals are blocked and waited for, so that no handler runs between two lines and an idle supervisor sleeps.
 Imports neither the tensor library nor the web framework. Serves no request itself.
@@ -19,31 +22,37 @@ import contextlib
 import logging
 import os
 import pathlib
-import shutil
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 from prometheus_client import multiprocess
 
-from engine.protocol import OPTIONS_NAME, SOCKET_NAME, STATUS_NAME
+from engine import limits
+from engine.protocol import STATUS_NAME, STEP_NAME, SUSPECTS_NAME
 from engine.status_page import StatusPage
 from server.child import Child, python_command, python_environment
+from server.runtime_folder import METRICS_NAME, is_there, runtime_folder
 from server.settings import Settings, StartError, engine_options
 from server.terminal import status_line
-
-SETTINGS_NAME = "settings.json"
-METRICS_NAME = "metrics"
-"""File and folder in the runtime directory, next to those that the engine knows."""
+from server.watchdog import Watchdog
 
 EXIT_FORCED = 1
 EXIT_CANNOT_START = 2
 DRAIN_MARGIN_S = 5.0
 """Servers end by themselves after drain_timeout_s; after this much longer they are ended."""
+
+FORCED_S = 3.0
+"""What servers have, once a second signal came, to tell their clients that requests are cut."""
+
+MAX_START_FAILURES = 3
+"""A child that has ended so often before all was ready will not do better."""
+
+CUT_SIGNAL = signal.SIGUSR2
+"""Tells a server process to cut its requests now."""
 
 REPEAT_S = 0.2
 """A stop signal that follows the first one sooner is its echo."""
@@ -53,19 +62,26 @@ ENGINE_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=2000000000:
 has set, stays."""
 
 _POLL_S = 0.05
-_MAX_SOCKET_PATH = 107  # sun_path, less the closing zero
 _STOP = {signal.SIGTERM, signal.SIGINT}
-_AWAITED = _STOP | {signal.SIGCHLD}
+# nohup has it ignored; blocked, it would come all the same.
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+    _STOP.add(signal.SIGHUP)
+_FORGET = signal.SIGUSR1
+_AWAITED = _STOP | {signal.SIGCHLD, _FORGET}
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """How the children are started; the runtime directory, and for servers the socket's number, are appended."""
+    """How the children are started; the runtime folder, and for servers the socket's number, are appended."""
 
-    engine: Sequence[str] = tuple(python_command("engine.process"))
-    server: Sequence[str] = tuple(python_command("server.process"))
+    engine: Sequence[str] = tuple(python_command("engine.launch", "engine.process"))
+    server: Sequence[str] = tuple(python_command("engine.launch", "server.process"))
+
+
+class FolderLostError(Exception):
+    """Somebody has removed the runtime folder, so that no child can start in it."""
 
 
 def ready_file(runtime_dir: pathlib.Path, pid: int) -> pathlib.Path:
@@ -84,42 +100,22 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
         The exit code: 0 after a drain, 1 after a forced end, 2 when a child cannot start.
 
     Raises:
-        StartError: The address cannot be listened on.
+        StartError: The address cannot be listened on, or there is no room for a runtime folder.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited SIG_IGN would reap the children
-    with runtime_directory() as runtime_dir, listen(settings.host, settings.port) as listener:
-        write_options(runtime_dir, settings, model)
-        has_line = status_line.is_wanted(settings.log_format)
-        with status_line.shown(runtime_dir / STATUS_NAME) if has_line else contextlib.nullcontext():
-            return Supervisor(settings, runtime_dir, listener, commands or Commands()).run()
-
-
-@contextlib.contextmanager
-def runtime_directory() -> Iterator[pathlib.Path]:
-    """A fresh folder for this user alone; removed at the end."""
-    path = pathlib.Path(tempfile.mkdtemp(prefix="weft-", dir=runtime_parent()))  # mode 700
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def runtime_parent() -> str:
-    """Where runtime directories are made: paths in it are short enough for a socket."""
-    parent = os.environ.get("XDG_RUNTIME_DIR", "")
-    too_long = len(f"{parent}/weft-12345678/{SOCKET_NAME}".encode()) > _MAX_SOCKET_PATH
-    return "/tmp" if too_long or not os.access(parent, os.W_OK | os.X_OK) else parent
-
-
-def write_options(runtime_dir: pathlib.Path, settings: Settings, model: pathlib.Path) -> None:
-    """Write what the children read, for this user's eyes only."""
-    resolved = settings.model_copy(update={"model": str(model)})
-    options = msgspec.json.encode(engine_options(settings, model))
-    (runtime_dir / METRICS_NAME).mkdir(mode=0o700)
-    for name, content in ((OPTIONS_NAME, options), (SETTINGS_NAME, resolved.model_dump_json().encode())):
-        (runtime_dir / name).touch(mode=0o600)
-        (runtime_dir / name).write_bytes(content)
+    settings = settings.model_copy(update={"model": str(model)})
+    has_line = status_line.is_wanted(settings.log_format)
+    with listen(settings.host, settings.port) as listener:
+        while True:
+            with contextlib.ExitStack() as stack:
+                runtime_dir = stack.enter_context(runtime_folder())
+                if has_line:
+                    stack.enter_context(status_line.shown(runtime_dir / STATUS_NAME))
+                try:
+                    return Supervisor(settings, runtime_dir, listener, commands or Commands()).run()
+                except FolderLostError:
+                    logger.error("The runtime folder %s is gone; starting again in a new one", runtime_dir)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -154,13 +150,17 @@ class Supervisor:
         self._runtime_dir = runtime_dir
         self._listener = listener
         self._page = StatusPage(runtime_dir / STATUS_NAME)
+        self._watchdog = Watchdog(self._page)
+        self._has_killed_engine = False  # and it has not ended yet
         self._metrics_dir = runtime_dir / METRICS_NAME
-        environment = python_environment({"PROMETHEUS_MULTIPROC_DIR": str(self._metrics_dir)})
+        environment = python_environment({})
         fd = listener.fileno()
         engine_environment = {**ENGINE_ENVIRONMENT, **environment}
-        self._engine = Child("engine", [*commands.engine, str(runtime_dir)], engine_environment)
+        options = msgspec.json.encode(engine_options(settings, pathlib.Path(settings.model or "")))
+        self._engine = Child("engine", [*commands.engine, str(runtime_dir)], engine_environment, stdin=options)
+        told = settings.model_dump_json().encode()
         self._servers = [
-            Child(f"server {i}", [*commands.server, str(runtime_dir), str(fd)], environment, pass_fds=(fd,))
+            Child(f"server {i}", [*commands.server, str(runtime_dir), str(fd)], environment, (fd,), stdin=told)
             for i in range(settings.server_processes)
         ]
         self._children = [self._engine, *self._servers]
@@ -168,50 +168,93 @@ class Supervisor:
         self._was_ready = False
 
     def run(self) -> int:
-        """Run the children until a signal or a fatal exit; returns the exit code. No child outlives it."""
+        """Run the children until a stop signal or a fatal exit; returns the exit code. No child outlives it.
+
+        Raises:
+            FolderLostError: A child is to be started and the runtime folder is gone.
+        """
         try:
             while True:
-                self._start_due()
+                if self._start_due():
+                    return EXIT_CANNOT_START
                 signum = _wait(self._next_wait_s())
                 if signum in _STOP:
                     return self._drain()
+                if signum == _FORGET:
+                    (self._runtime_dir / SUSPECTS_NAME).unlink(missing_ok=True)
+                    logger.info("Forgot which requests were suspected of having ended the engine")
                 for child in self._children:
                     if (code := child.reap()) is not None and self._ended(child, code):
                         return EXIT_CANNOT_START
+                self._kill_hung_engine()
                 self._watch_readiness()
         finally:
             for child in self._children:
                 child.kill()
             self._page.close()
 
-    def _start_due(self) -> None:
+    def _start_due(self) -> bool:
+        """Start whom it is time for; True when there is no use in trying again."""
         now = time.monotonic()
         for child in self._children:
             if child.due_time is not None and child.due_time <= now:
-                child.start()
+                if not is_there(self._runtime_dir):
+                    raise FolderLostError
+                try:
+                    child.start()
+                except OSError as error:
+                    if self._failed(child, f"cannot be started ({limits.explain(error) or error})"):
+                        return True
+        return False
 
     def _next_wait_s(self) -> float | None:
-        """How long to sleep if no signal comes; None is for ever, once all runs and is ready."""
+        """How long to sleep if no signal comes; None is for ever."""
         waits = [max(child.due_time - time.monotonic(), 0.0) for child in self._children if child.due_time is not None]
         if not self._is_ready:
             waits.append(_POLL_S)
+        if not self._has_killed_engine and (wait_s := self._watchdog.wait_s()) is not None:
+            waits.append(wait_s)
         return min(waits, default=None)
+
+    def _kill_hung_engine(self) -> None:
+        if self._has_killed_engine or (status := self._watchdog.hung()) is None:
+            return
+        self._has_killed_engine = True
+        logger.error(
+            "The engine hangs: no sign of life for %.0f s, with %d requests running and %d waiting; killing it",
+            time.monotonic() - status.progress_time,
+            status.num_requests_running,
+            status.num_requests_waiting,
+        )
+        self._engine.send_signal(signal.SIGKILL)
 
     def _ended(self, child: Child, code: int) -> bool:
         """Tidy up after a child; True when there is no use in starting it again."""
         self._is_ready = False
         if child is self._engine:
             self._mark_engine_dead()
+            if code == -signal.SIGKILL and not self._has_killed_engine:  # by whoever ran out of memory, for example
+                (self._runtime_dir / STEP_NAME).unlink(missing_ok=True)  # no request is to blame
+            self._has_killed_engine = False
         if code == EXIT_CANNOT_START and not self._was_ready:
             return True
+        return self._failed(child, _ending(code))
+
+    def _failed(self, child: Child, ending: str) -> bool:
+        """Say how a child ended; True when that is to be its last try."""
+        if child.num_deaths >= MAX_START_FAILURES and not self._was_ready:
+            message = (
+                "The %s process %s, and %d times in all before it was ready: ending. What it may have run out of: %s"
+            )
+            logger.error(message, child.name, ending, child.num_deaths, limits.describe())
+            return True
         delay_s = max((child.due_time or 0.0) - time.monotonic(), 0.0)
-        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         logger.error("The %s process %s; restarting it", child.name, ending, extra={"delay_s": round(delay_s, 1)})
         return False
 
     def _mark_engine_dead(self) -> None:
         """The page outlives its writer: say for it that nothing is served, until the next engine writes."""
-        gone = ("is_ready", "has_work", "num_requests_running", "num_requests_waiting", "num_used_blocks")
+        gone = ("is_ready", "stall_time", "has_work", "num_requests_running", "num_requests_waiting", "num_used_blocks")
         self._page.write(replace(self._page.read(), **dict.fromkeys(gone, 0)))
 
     def _watch_readiness(self) -> None:
@@ -238,17 +281,24 @@ class Supervisor:
         for child in self._servers:
             child.send_signal(signal.SIGTERM)
         deadline = start_time + self._settings.drain_timeout_s + DRAIN_MARGIN_S
+        code = 0
         while any(child.pid is not None for child in self._servers):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 logger.error("Servers did not end in time; ending them")
                 break
-            if _wait(remaining_s) in _STOP and time.monotonic() - start_time >= REPEAT_S:
+            if _wait(remaining_s) in _STOP and code == 0 and time.monotonic() - start_time >= REPEAT_S:
                 logger.warning("Forced to end; running requests are cut")
-                return EXIT_FORCED
+                code, deadline = EXIT_FORCED, time.monotonic() + FORCED_S
+                for child in self._servers:
+                    child.send_signal(CUT_SIGNAL)
             for child in self._children:
                 child.reap()
-        return 0
+        return code
+
+
+def _ending(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
 def _wait(timeout_s: float | None) -> int | None:

@@ -6,11 +6,9 @@ Everything here is safe to call from several threads at once, and long texts are
 interpreter lock. Reads tokenizer.json alone: a checkpoint without one is refused.
 """
 
-import ctypes
 import json
 import os
 import secrets
-import sys
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +18,8 @@ import tokenizers
 from server.chat_template import RESERVED_NAMES, ChatTemplateError, ChatTemplates, read_chat_templates
 from server.choice_stream import Detokenizer
 from server.detokenizer import BytesDetokenizer, WindowDetokenizer
+from server.long_text import Room, fitted
+from server.memory import return_free_memory
 from server.shield import Shield
 from server.token_bytes import read_token_table
 
@@ -82,7 +82,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing more precise
             raise TokenizerError(f"{file} is not a valid tokenizer: {error}") from error
-        _return_free_memory()
+        return_free_memory()  # the parser's: half of what loading 150,000 entries takes
         backend.no_truncation()
         backend.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
@@ -97,13 +97,17 @@ class Tokenizer:
             raise TokenizerError(f"{folder}: {error}") from error
         return cls(backend, special_tokens, templates)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
         """Return the ids of a text; the text of a special token in it becomes that token.
 
         Args:
             add_special_tokens: Add what the checkpoint puts around a prompt, mostly one token at the beginning.
+            room: See `long_text`; None is room for everything.
+
+        Raises:
+            TextTooLongError: It does not fit.
         """
-        return self._ids(text, add_special_tokens)
+        return self._ids(fitted(text, room, self._count), add_special_tokens)
 
     def encode_chat(
         self,
@@ -113,6 +117,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] = _NO_VARIABLES,
         chat_template: str | None = None,
+        room: Room | None = None,
     ) -> list[int]:
         """Render messages with a chat template and return the ids of the prompt.
 
@@ -123,8 +128,10 @@ class Tokenizer:
             continue_final_message: End with the content of the last message, which is left open.
             template_kwargs: What else the template may name, for example tools or enable_thinking.
             chat_template: Name or source of another template than the checkpoint's own.
+            room: See `long_text`; None is room for everything.
 
         Raises:
+            TextTooLongError: The rendered prompt does not fit.
             ChatTemplateError: There is no template, or it refuses the messages, or a name in template_kwargs is taken.
         """
         taken = sorted(RESERVED_NAMES & template_kwargs.keys())
@@ -146,11 +153,11 @@ class Tokenizer:
             rendered = _before(template.render(marked_messages, add_generation_prompt, variables), tag)
         else:
             rendered = template.render(marked_messages, add_generation_prompt, variables)
-        return self._encode_pieces(marked.cut(rendered))
+        return self._encode_pieces(self._fitted_pieces(marked.cut(rendered), room))
 
-    def encode_continuation(self, text: str) -> list[int]:
-        """Return the ids of a text that follows other text; nothing is put in front."""
-        return self._continuation_ids(text)
+    def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
+        """Return the ids of a text that follows other text; nothing is put in front. Raises as `encode` does."""
+        return self._continuation_ids(fitted(text, room, self._count))
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its text; None when the vocabulary has none."""
@@ -214,6 +221,17 @@ class Tokenizer:
         ways = [self._ids(word, False), self._ids(" " + word, False), self._continuation_ids(word)]
         return tuple(dict.fromkeys(tuple(ids) for ids in ways))
 
+    def _fitted_pieces(self, pieces: list[str], room: Room | None) -> list[str]:
+        """Cut away from the front what there is no room for."""
+        num_chars = sum(map(len, pieces))
+        num_cut = num_chars - len(fitted("".join(pieces), room, self._count))
+        fitting = []
+        for piece in pieces:
+            if num_cut < len(piece):
+                fitting.append(piece[num_cut:])
+            num_cut = max(0, num_cut - len(piece))
+        return fitting
+
     def _encode_pieces(self, pieces: list[str]) -> list[int]:
         """Encode a prompt that was cut where a caller's text could take part in a control token."""
         whole = self._ids("".join(pieces), False)
@@ -233,6 +251,9 @@ class Tokenizer:
         ids = self._ids("\n" + text, False)
         num_newline = len(self._newline_ids)
         return ids[num_newline:] if ids[:num_newline] == self._newline_ids else self._ids(text, False)
+
+    def _count(self, text: str) -> int:
+        return len(self._ids(text, False))
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         # A batch, because the library lets go of the interpreter lock for batches only.
@@ -294,11 +315,3 @@ def _declare_special(backend: tokenizers.Tokenizer, texts: list[str]) -> None:
     missing = [text for text in dict.fromkeys(texts) if text not in added and backend.token_to_id(text) is not None]
     if missing:
         backend.add_special_tokens(missing)
-
-
-def _return_free_memory() -> None:
-    """Give the parser's memory back to the system: half of what loading 150,000 entries takes. glibc keeps it."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent from other C libraries
-        if trim is not None:
-            trim(0)

@@ -4,7 +4,7 @@ A finding's location holds the tags of unions besides keys and indices; only wha
 is part of the path. Of several findings the one deepest in the body is told: it is nearest to what was meant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -16,33 +16,18 @@ _MAX_VALUE_CHARS = 80
 T = TypeVar("T")
 
 
-def as_invalid_request(exc: RequestValidationError) -> InvalidRequestError:
-    """Turn the findings on one body into the answer for the client."""
-    errors: Sequence[Any] = exc.errors()
-    if errors[0]["type"] == "json_invalid":
-        position = errors[0]["loc"][-1]
-        return MalformedBodyError(f"the body is not valid JSON: {errors[0]['ctx']['error']} at character {position}")
-    if exc.body is None:
-        return MalformedBodyError("the body is empty; a JSON object is needed")
-    if isinstance(exc.body, bytes):
-        return MalformedBodyError("the body was not read: the Content-Type header must be application/json")
-    paths = [_steps(error, exc.body) for error in errors]
+def as_invalid_request(errors: Sequence[Any], body: object) -> InvalidRequestError:
+    """Turn pydantic's findings on one body into the answer for the client."""
+    paths = [_steps(error, body) for error in errors]
     deepest = max(range(len(errors)), key=lambda i: (len(paths[i]), -i))
     return _describe(errors[deepest], dotted_path(paths[deepest]))
 
 
-def as_malformed_body(exc: Exception) -> MalformedBodyError:
-    """The answer for a body that could not be parsed at all, for the reason that is the cause of `exc`."""
-    match exc.__cause__:
-        case UnicodeDecodeError():
-            fault = "it is not encoded in UTF-8"
-        case RecursionError():
-            fault = "it is nested too deeply"
-        case ValueError():
-            fault = "a number in it has too many digits"
-        case _:
-            fault = "it cannot be read"
-    return MalformedBodyError(f"the body is not valid JSON: {fault}")
+def as_missing_body(exc: RequestValidationError) -> MalformedBodyError:
+    """The answer for a body that was not even parsed."""
+    if exc.body is None:
+        return MalformedBodyError("the body is empty; a JSON object is needed")
+    return MalformedBodyError("the body was not read: the Content-Type header must be application/json")
 
 
 def dotted_path(steps: Sequence[str | int]) -> str:
@@ -54,9 +39,30 @@ def dotted_path(steps: Sequence[str | int]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: not at length."""
-    text = repr(value)
-    return text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "..."
+    """A value as a message quotes it: not at length, nor looked at beyond that."""
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > _MAX_VALUE_CHARS:
+            return text[:_MAX_VALUE_CHARS] + "..."
+    return text
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """What `repr` writes of JSON data, bit by bit."""
+    if isinstance(value, str):
+        yield repr(value[: _MAX_VALUE_CHARS + 1])
+    elif isinstance(value, list | dict):
+        yield "[" if isinstance(value, list) else "{"
+        for i, item in enumerate(value):
+            yield ", " if i else ""
+            yield from _pieces(item)
+            if isinstance(value, dict):
+                yield ": "
+                yield from _pieces(value[item])
+        yield "]" if isinstance(value, list) else "}"
+    else:
+        yield repr(value)
 
 
 def required(value: T | None, path: str) -> T:
@@ -73,7 +79,7 @@ def required(value: T | None, path: str) -> T:
 def _steps(error: Any, body: Any) -> list[str | int]:
     """Follow a location into the body, leaving out what is not in it; a missing field ends its path all the same."""
     steps: list[str | int] = []
-    location = error["loc"][1:]  # the first element says "body"
+    location = error["loc"]
     for position, step in enumerate(location):
         is_key = isinstance(body, dict) and step in body
         is_index = isinstance(body, list) and isinstance(step, int) and step < len(body)

@@ -1,5 +1,6 @@
 """What the README says about parameters, settings and modules is what is there."""
 
+import json
 import pathlib
 import re
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.compare.report import format_value
 from server.fields import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
 from server.fields_table import render_table as render_fields_table
 from server.fields_table import treatments
@@ -47,6 +49,30 @@ def test_the_parameters_table_says_accepted_of_what_is_reported(
 
 def test_the_settings_table_is_the_current_one() -> None:
     assert between("settings") == render_table()
+
+
+def stored_table(name: str) -> str:
+    """The table of a stored run: medians, and the first server's divided by each other's."""
+    report = json.loads((ROOT / "benchmarks/results" / name).read_text(encoding="utf-8"))
+    first, *others = report["servers"]
+    lines = [["", *report["servers"]], ["---", *["---:"] * len(report["servers"])]]
+    for line in report["lines"]:
+        medians, unit = line["medians"], line["row"]["unit"]
+        cells = [format_value(medians[first], unit)]
+        cells += [f"{format_value(medians[other], unit)} ({medians[first] / medians[other]:.2f}x)" for other in others]
+        lines.append([line["row"]["title"], *cells])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace("|  |", "| |")
+
+
+@pytest.mark.parametrize("name", ["bench.json", "one-stream.json"])
+def test_the_tables_of_figures_are_those_of_the_stored_runs(name: str) -> None:
+    assert between(name) == stored_table(name)
+
+
+def test_no_figure_of_speed_stands_without_a_stored_run() -> None:
+    """Whole tables and paragraphs of them came from runs that nobody can look up."""
+    prose = re.sub(r"<!-- (\S+\.json) -->.*?<!-- /\1 -->", "", README, flags=re.DOTALL)
+    assert re.findall(r"[\d.,]+ (?:ms|us|tok/s|tokens/s|events/s)\b", prose) == []
 
 
 def test_the_file_map_has_every_module_and_no_other() -> None:

@@ -2,7 +2,8 @@
 
 Starts each server afresh for every run, puts the same requests to it, and prints medians and ratios; writes bench.json
 and bench.svg. Without peers it measures Weft alone. vLLM is taken from $PEERS/vllm (~/.cache/weft-peers), llama.cpp's
-server from the path or $LLAMA_SERVER with --gguf. Measure on a machine that does nothing else.
+server from the path or $LLAMA_SERVER with --gguf. Measure on a machine that does nothing else. Figures for keeps, with
+--out, are those of a commit: a working tree with changes is refused.
 """
 
 import argparse
@@ -20,6 +21,9 @@ from benchmarks.compare.load import LoadError
 from benchmarks.compare.measure import Sitting
 from benchmarks.compare.servers import Server, ServerError
 from benchmarks.compare.workloads import WORKLOADS, Workload
+
+SCRATCH = pathlib.Path("build/bench")
+"""Folder of results that nobody keeps."""
 
 UNKNOWN_VOCAB_SIZE = 1000
 """Ids below this exist in every vocabulary; the one of a server that is running already is not known."""
@@ -42,12 +46,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--url", help="measure the server that runs there, and nothing else")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     parser.add_argument("--timeout", type=float, default=900, help="most seconds for a start or a request")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/bench"), help="folder for the results")
+    parser.add_argument("--out", type=pathlib.Path, help=f"folder for results that are kept (default: {SCRATCH})")
     parsed = parser.parse_args(arguments)
     if unknown := set(parsed.workloads) - set(keys):
         parser.error(f"no workload {''.join(sorted(unknown))}: there are {keys}")
     if parsed.runs < 1 or (parsed.requests is not None and parsed.requests < 1):
         parser.error("--runs and --requests must be at least 1")
+    commit = machine.commit()
+    if parsed.out and commit and commit.endswith("-dirty"):
+        parser.error(f"--out keeps figures of a commit, and the working tree has changes beside {commit}")
     return parsed
 
 
@@ -161,12 +168,13 @@ def main() -> None:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted")
-    options.out.mkdir(parents=True, exist_ok=True)
-    done.write_json(options.out / "bench.json")
-    (options.out / "bench.svg").write_text(picture.draw(done))
+    folder: pathlib.Path = options.out or SCRATCH
+    folder.mkdir(parents=True, exist_ok=True)
+    done.write_json(folder / "bench.json")
+    (folder / "bench.svg").write_text(picture.draw(done))
     console.print(*done.caption(), sep="\n", style="dim", highlight=False, soft_wrap=True)
     console.print(report.format_table(done))
-    console.print(f"written: {options.out / 'bench.json'} and bench.svg")
+    console.print(f"written: {folder / 'bench.json'} and bench.svg")
     sys.exit(1 if done.results.faults else 0)
 
 

@@ -42,7 +42,7 @@ def describe() -> Machine:
         system=f"{platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}",
         load_average=os.getloadavg()[0],
         memory_read_gb_per_s=round(read_bandwidth() / 1e9, 1),
-        commit=_commit(),
+        commit=commit(),
     )
 
 
@@ -94,7 +94,8 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    """Return the commit of this repository, with "-dirty" behind it where tracked files differ; None outside one."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         result = subprocess.run(command, cwd=pathlib.Path(__file__).parent, capture_output=True, text=True, check=False)

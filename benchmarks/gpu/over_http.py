@@ -21,7 +21,7 @@ NUM_ROUNDS = 2
 
 def server(job: Job, model: str, *flags: str) -> Server:
     """How to start Weft for a model, from these very sources."""
-    command = (*python_command("server.cli", "serve", "{model}", "--port", "{port}", "--device", job.device), *flags)
+    command = (*python_command("server", "serve", "{model}", "--port", "{port}", "--device", job.device), *flags)
     folder = model_folder(job.scratch, model)
     return Server("Weft", command, {"main": folder}, "/ready", python_environment({}))
 

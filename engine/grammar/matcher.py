@@ -5,6 +5,9 @@ does: `accept` says in words that an output cannot go on.
 """
 
 import re
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,12 +27,14 @@ _MAX_FAULT_CHARS = 300
 class GrammarMatcher:
     """A grammar and the output so far. Used by one thread at a time."""
 
-    def __init__(self, matcher: "LLMatcher") -> None:
+    def __init__(self, matcher: "LLMatcher", forced: Iterable[int] = ()) -> None:
         self._matcher = matcher
+        self._forced = deque(forced)
+        """Ids that have to follow, as far as they were looked for: a run of them is computed once, from its start."""
 
     def copy(self) -> "GrammarMatcher":
         """Return a matcher of its own in the same state."""
-        return GrammarMatcher(self._matcher.deep_copy())
+        return GrammarMatcher(self._matcher.deep_copy(), self._forced)
 
     @property
     def is_stopped(self) -> bool:
@@ -40,13 +45,17 @@ class GrammarMatcher:
         """Move on by one sampled id; return why that cannot be, or None."""
         if token_id == NO_TOKEN_ID:
             return "no token is left that both the grammar and the other parameters of the request allow"
+        if self._forced and self._forced.popleft() != token_id:
+            self._forced.clear()
         if not self._matcher.is_error() and self._matcher.consume_token(token_id):
             return None
         return f"the grammar cannot be followed any further: {one_line(self._matcher.get_error())}"
 
-    def forced_token_ids(self) -> list[int]:
-        """Ids that have to follow, as far as they are the only way that the tokenizer writes them; often none."""
-        return [] if self.is_stopped else self._matcher.compute_ff_tokens()
+    def forced_token_ids(self, most: int) -> list[int]:
+        """Up to `most` ids that have to follow: a mask allows nothing else at their positions. Often none."""
+        if not self._forced and not self.is_stopped:
+            self._forced.extend(self._matcher.compute_ff_tokens())
+        return list(islice(self._forced, most))
 
     def allows(self, draft_token_ids: tuple[int, ...], token_id: int) -> bool:
         """Whether an id may follow the output and these drafts."""
@@ -64,9 +73,14 @@ class GrammarMatcher:
                 grammar refuses, or with which it ends, stay as they are: nothing is sampled from them.
         """
         num_consumed = 0
+        forced = list(islice(self._forced, len(masks)))
         for index, row in enumerate(masks):
-            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             drafts = list(draft_token_ids[index : index + 1])
+            if index < len(forced):  # to find that out again takes time that grows with the run
+                _allow_only(forced[index], row)
+                drafts = drafts if drafts == [forced[index]] else []
+            else:
+                self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             if not drafts or self._matcher.try_consume_tokens(drafts) == 0:
                 break
             num_consumed += 1
@@ -74,6 +88,11 @@ class GrammarMatcher:
                 break
         if num_consumed:
             self._matcher.rollback(num_consumed)
+
+
+def _allow_only(token_id: int, mask: Bits) -> None:
+    mask.fill(0)
+    mask.view(np.uint32)[token_id // 32] = 1 << token_id % 32
 
 
 def one_line(fault: str) -> str:

@@ -62,6 +62,10 @@ class PendingGrammars:
         """Those that wait, in order of arrival."""
         return [waiting.request for waiting in self._waiting]
 
+    def has(self, connection: int, request_id: int) -> bool:
+        """Whether a request waits here."""
+        return any(w.request.key[:2] == (connection, request_id) for w in self._waiting)
+
     def prepare(self) -> None:
         """Do now, while nobody waits, what the first grammar would take a second for; without a vocabulary nothing."""
         with contextlib.suppress(GrammarError):

@@ -5,6 +5,7 @@ Reads JSON itself, in both dialects of published checkpoints (transformers 4: ro
 decoder does not compute.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from engine.layers.rotary import RopeConfig, YarnScaling
 from engine.models.errors import ModelError
 from engine.models.family import FamilySwitches
 from engine.models.fields import Fields
-from engine.models.registry import find_family
+from engine.models.registry import identify
 from engine.models.rope import read_rope
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -33,6 +36,7 @@ class ModelConfig:
         activation: Of the feed-forward layers, a key of `engine.layers.gated.ACTIVATIONS`.
         dtype: What the checkpoint declares; float32 when it declares nothing.
         eos_token_ids: Ids that end an answer, from generation_config.json, else config.json; may be empty.
+            Each is an id of the vocabulary.
     """
 
     architecture: str
@@ -71,13 +75,9 @@ def load_model_config(folder: Path) -> ModelConfig:
     """
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder")
-    fields = Fields.read(folder / "config.json")
-    architectures = fields.texts("architectures")
-    if not architectures:
-        raise ModelError(f"{folder / 'config.json'}: names no architecture")
-    switches = find_family(architectures[0])(fields)
-    _refuse_quantized(fields)
-
+    identity = identify(folder)
+    fields, switches = identity.fields, identity.switches
+    vocab_size = fields.integer("vocab_size")
     num_layers = fields.integer("num_hidden_layers")
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
@@ -90,8 +90,8 @@ def load_model_config(folder: Path) -> ModelConfig:
     max_position_embeddings = fields.integer("max_position_embeddings")
     rope = read_rope(fields, max_position_embeddings)
     return ModelConfig(
-        architecture=architectures[0],
-        vocab_size=fields.integer("vocab_size"),
+        architecture=identity.architecture,
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
@@ -115,15 +115,8 @@ def load_model_config(folder: Path) -> ModelConfig:
         activation=_read_activation(fields, switches),
         tie_word_embeddings=fields.flag("tie_word_embeddings", switches.ties_embeddings),
         dtype=_read_dtype(fields),
-        eos_token_ids=_read_eos_token_ids(folder, fields),
+        eos_token_ids=_read_eos_token_ids(folder, fields, vocab_size),
     )
-
-
-def _refuse_quantized(fields: Fields) -> None:
-    quantization = fields.section("quantization_config")
-    if quantization.names():
-        method = quantization.optional_text("quant_method") or "unnamed"
-        raise ModelError(f"quantized checkpoints are not supported (quantization_config: {method})")
 
 
 def _read_activation(fields: Fields, switches: FamilySwitches) -> str:
@@ -149,7 +142,13 @@ def _read_dtype(fields: Fields) -> torch.dtype:
     return dtype
 
 
-def _read_eos_token_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
+def _read_eos_token_ids(folder: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    """Ids that no logit belongs to are left out: nothing can be sampled that ends an output by them."""
     path = folder / "generation_config.json"
     generation = Fields.read(path).integers("eos_token_id") if path.exists() else ()
-    return generation or fields.integers("eos_token_id")
+    named = generation or fields.integers("eos_token_id")
+    known = tuple(token_id for token_id in named if 0 <= token_id < vocab_size)
+    if known != named:
+        left_out = ", ".join(str(token_id) for token_id in named if token_id not in known)
+        logger.warning("eos_token_id: %s left out, for token ids go from 0 to %d", left_out, vocab_size - 1)
+    return known

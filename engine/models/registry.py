@@ -1,9 +1,12 @@
-"""Architecture names of config.json -> families."""
+"""Architecture names of config.json -> families, and which of them a checkpoint is. Imports no torch."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from engine.models.errors import ModelError
-from engine.models.family import Family
+from engine.models.family import Family, FamilySwitches
+from engine.models.fields import Fields
 from engine.models.gemma import gemma, gemma2
 from engine.models.llama import llama
 from engine.models.mistral import mistral
@@ -18,6 +21,33 @@ FAMILIES: Mapping[str, Family] = {
     "GemmaForCausalLM": gemma,
     "Gemma2ForCausalLM": gemma2,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What config.json says first: the architecture, its family's switches, and all fields for who reads on."""
+
+    architecture: str
+    switches: FamilySwitches
+    fields: Fields
+
+
+def identify(folder: Path) -> Identity:
+    """Tell the family of a model folder.
+
+    Raises:
+        ModelError: config.json is missing or malformed, or the model is of no family or quantized.
+    """
+    fields = Fields.read(folder / "config.json")
+    architectures = fields.texts("architectures")
+    if not architectures:
+        raise ModelError(f"{folder / 'config.json'}: names no architecture")
+    switches = find_family(architectures[0])(fields)
+    quantization = fields.section("quantization_config")
+    if quantization.names():
+        method = quantization.optional_text("quant_method") or "unnamed"
+        raise ModelError(f"quantized checkpoints are not supported (quantization_config: {method})")
+    return Identity(architectures[0], switches, fields)
 
 
 def find_family(architecture: str) -> Family:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from engine.grammar.certain import needs_rows
 from engine.speculation.lookup import Lookup, Text
 from engine.speculation.pace import MAX_NUM_DRAFTS
 
@@ -10,11 +11,16 @@ if TYPE_CHECKING:
 
 
 class ForcedTokens:
-    """Proposes what a grammar leaves no choice about: the step that verifies it computes several tokens for one."""
+    """Proposes what a grammar leaves no choice about, to requests that need a row for each id all the same.
+
+    For the others such ids are no guesses: they have them already (`engine.grammar.certain`).
+    """
 
     def propose(self, request: "Request") -> list[int]:
-        """Return the forced ids behind the known output."""
-        return [] if request.grammar is None else request.grammar.forced_token_ids()
+        """Return forced ids behind the known output."""
+        if request.grammar is None or not needs_rows(request):
+            return []
+        return request.grammar.forced_token_ids(MAX_NUM_DRAFTS)
 
 
 class PredictionDrafter:

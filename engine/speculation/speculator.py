@@ -3,8 +3,10 @@
 Asks the drafters in order; the first with a guess has the request. What none of them guesses is left to the draft
 model, if there is one, for all requests at once. A guess is cut to the length that pays (`Pace`). Drafts need the last
 id on the host: with overlap, a request for which there is a guess waits for it (`awaits_ids`), and all others go on.
+What fails here costs no request anything but time.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,6 +14,11 @@ from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.speculation.drafting import Drafter
 from engine.speculation.pace import Pace, price_of_drafts
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 64, 1 << 14
+"""Steps without drafts after the first failure, and at most: memory that was missing may be there again later."""
 
 
 class BatchDrafter(Protocol):
@@ -33,9 +40,24 @@ class Speculator:
         self._scheduler = scheduler
         self._drafters = drafters
         self._draft_model = draft_model
+        self._pause = FIRST_PAUSE
+        self._num_skipped = 0
 
     def draft(self, step: ScheduledStep) -> None:
-        """Propose for every request of the step that decodes next."""
+        """Propose for every request of the step that decodes next, but for a while after a failure."""
+        if self._num_skipped:
+            self._num_skipped -= 1
+            return
+        try:
+            self._draft(step)
+        except Exception:
+            logger.exception("drafting failed; the next %d steps go without", self._pause)
+            self._num_skipped = self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            for request in self._scheduler.requests.values():
+                request.awaits_ids = False
+
+    def _draft(self, step: ScheduledStep) -> None:
         for scheduled in step.requests:
             scheduled.request.awaits_ids = False
         requests = [s.request for s in step.requests if _can_draft(s.request)]
@@ -74,8 +96,9 @@ class Speculator:
 
 
 def _can_draft(request: Request) -> bool:
-    """Whether its next step computes one token and samples one that is not the last."""
-    return request.status is Status.RUNNING and request.num_new_tokens == 1 and request.num_remaining_tokens > 1
+    """Whether its next step computes one token and samples one that is not the last; a search has no next id."""
+    is_decoding = request.status is Status.RUNNING and request.num_new_tokens == 1 and request.search is None
+    return is_decoding and request.num_remaining_tokens > 1
 
 
 def _give(request: Request, drafter: object, pace: Pace | None, draft: list[int]) -> None:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from engine.protocol import AddRequest, EngineInfo
 from server.answer import Answer, Order, Prompt
 from server.beam_search import beam_options
+from server.body import BodyRoute
 from server.cache_options import cache_policy
 from server.choice_stream import Delta
 from server.context import ServerContext, TextTokenizer, get_context, system_fingerprint
@@ -19,7 +20,15 @@ from server.errors import InvalidRequestError
 from server.fields import REFUSED_IN_COMPLETIONS, ignored_fields, ignored_header
 from server.fim import FillIn, fill_in
 from server.output_plan import naming_the_grammar, structured_guidance
-from server.params import MAX_LOGPROBS, build_sampling_params, build_text_options, check_common, check_range, stop_list
+from server.params import (
+    MAX_LOGPROBS,
+    build_sampling_params,
+    build_text_options,
+    check_common,
+    check_range,
+    num_to_look_at,
+    stop_list,
+)
 from server.prompt_report import PromptEcho, echo_prompt, num_prompt_logprobs
 from server.render import new_envelope, render_options
 from server.render_completions import CompletionRenderer
@@ -27,22 +36,24 @@ from server.respond import (
     cache_salt,
     check_context,
     check_token_ids,
+    checking_context,
     deadline,
     num_choices,
-    off_loop,
     open_answer,
     plain_response,
+    room,
     stream_response,
     tenant,
 )
 from server.schemas.completions import CompletionBody
-from server.service_tier import engine_priority, tier_used
+from server.service_tier import service_of
 from server.structured_output import structure_of
 from server.truncation import truncated
+from server.workers import LONG_SIZE
 
 DEFAULT_MAX_TOKENS = 16
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/v1/completions")
@@ -50,7 +61,10 @@ async def create_completion(
     body: CompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Continue one prompt or several, streamed or whole."""
-    ignored = ignored_fields(body, REFUSED_IN_COMPLETIONS, strict=context.settings.strict_params)
+    size, workers = len(await request.body()), context.workers
+    ignored = await workers.run_light(
+        size, ignored_fields, body, REFUSED_IN_COMPLETIONS, strict=context.settings.strict_params
+    )
     model = context.check_model(body.model)
     info = context.engine_info
     check_common(body, context.settings.max_n)
@@ -59,8 +73,8 @@ async def create_completion(
     filling = _filling(body, context)
     max_tokens = _max_tokens(body)
     logprobs = _logprobs(body)
-    sampling_params = await off_loop(
-        sum(map(len, body.bad_words or ())),  # which are encoded
+    sampling_params = await workers.run(
+        num_to_look_at(body),
         build_sampling_params,
         body,
         max_tokens=max_tokens,
@@ -74,7 +88,8 @@ async def create_completion(
     if filling is not None:
         ends = (*sampling_params.stop_token_ids, *filling.stop_token_ids)
         sampling_params = msgspec.structs.replace(sampling_params, stop_token_ids=tuple(dict.fromkeys(ends)))
-    stops, structure = stop_list(body), structure_of(body)
+    stops, service = stop_list(body), service_of(request, body, context.settings)
+    structure = await workers.run_light(size, structure_of, body)
     prompts = [_fitted(prompt, body, max_tokens, info) for prompt in await _prompts(body, context, info, filling)]
     check_context(prompts, max_tokens, info, "prompt")
     engine_request = AddRequest(
@@ -83,22 +98,23 @@ async def create_completion(
         sampling_params,
         num_choices=best_of,
         tenant=tenant(request, body.user),
-        priority=engine_priority(body.service_tier, body.priority),
+        priority=service.priority,
         deadline=deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
         cache_salt=cache_salt(body.cache_salt, body.prompt_cache_key),
         guidance=structured_guidance(structure),
         caching=cache_policy(body.prompt_cache_options),
+        beams=beams,
     )
-    order = Order(prompts, engine_request, beams)
+    order = Order(prompts, engine_request)
     options = render_options(body, logprobs)
     text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
     skip_special_tokens = body.skip_special_tokens is not False
     echoes = await _echoes(body, prompts, context, skip_special_tokens=skip_special_tokens)
     with naming_the_grammar(structure):
         answer = await open_answer(
-            context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens
+            context, request, order, text_options, stops, skip_special_tokens=skip_special_tokens, continues_prompt=True
         )
-    envelope = new_envelope("cmpl", model, system_fingerprint(info), tier_used(body.service_tier))
+    envelope = new_envelope("cmpl", model, system_fingerprint(info), service.tier)
     renderer = CompletionRenderer(answer, envelope, options, context.tokenizer, echoes, echo=bool(body.echo))
     headers = ignored_header(ignored)
     if body.stream:
@@ -107,7 +123,7 @@ async def create_completion(
     def render(deltas: list[Delta]) -> bytes:
         return renderer.whole([(index, deltas[index]) for index in _best(answer, n)])
 
-    return await plain_response(request, answer, render, headers)
+    return await plain_response(answer, render, headers)
 
 
 def _max_tokens(body: CompletionBody) -> int:
@@ -135,7 +151,8 @@ def _filling(body: CompletionBody, context: ServerContext) -> FillIn | None:
 
 def _fitted(prompt: Prompt, body: CompletionBody, max_tokens: int, info: EngineInfo) -> Prompt:
     token_ids = truncated(prompt.token_ids, body.truncate_prompt_tokens, max_tokens, info)
-    return prompt if len(token_ids) == len(prompt.token_ids) else Prompt(token_ids)
+    seed = secrets.randbits(64) if body.seed is None else None  # equal prompts of a list are answered differently
+    return Prompt(token_ids, prompt.text if len(token_ids) == len(prompt.token_ids) else None, seed)
 
 
 def _best_of(body: CompletionBody, max_n: int) -> int:
@@ -171,11 +188,12 @@ async def _prompts(
         named = _named_prompts(body.prompt)
         # More would never find room in the queue; refused before work is spent on them.
         check_range("the number of prompts", len(named), 0, context.settings.max_num_waiting, param="prompt")
-        num_chars = sum(len(item) for _, item in named)  # many short ones take their time, too
+        num_chars = min(sum(len(item) for _, item in named), LONG_SIZE - 1)  # many short ones take their time, too
         prompts = [await _prompt(item, name, num_chars, body, context, info) for name, item in named]
     if filling is not None:
-        suffix = body.suffix or ""
-        suffix_ids = await off_loop(len(suffix), context.tokenizer.encode_continuation, suffix)
+        suffix, of_use = body.suffix or "", room(body.truncate_prompt_tokens, info)
+        with checking_context(_max_tokens(body), info, "suffix"):
+            suffix_ids = await context.workers.run(len(suffix), context.tokenizer.encode_continuation, suffix, of_use)
         prompts = [_filled(prompt, suffix_ids, filling, context.tokenizer) for prompt in prompts]
     if not prompts or not all(prompt.token_ids for prompt in prompts):
         raise InvalidRequestError("prompt must hold at least one token, got none", param="prompt")
@@ -186,19 +204,22 @@ def _named_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[tuple[
     """Each prompt with its place in the body. A list of numbers is one prompt."""
     if isinstance(prompt, str):
         return [("prompt", prompt)]
-    token_ids = [item for item in prompt if isinstance(item, int)]
-    if token_ids:
-        return [("prompt", token_ids)]
-    return [(f"prompt[{i}]", item) for i, item in enumerate(prompt) if not isinstance(item, int)]
+    if prompt and isinstance(prompt[0], int):
+        return [("prompt", cast(list[int], prompt))]
+    return [(f"prompt[{i}]", item) for i, item in enumerate(cast(Sequence[str | list[int]], prompt))]
 
 
 async def _prompt(
     item: str | list[int], name: str, num_chars: int, body: CompletionBody, context: ServerContext, info: EngineInfo
 ) -> Prompt:
     if isinstance(item, str):
-        with_special = body.add_special_tokens is not False
-        return Prompt(await off_loop(num_chars, context.tokenizer.encode, item, with_special), item)
-    check_token_ids(item, info, name)
+        size, with_special = max(num_chars, len(item)), body.add_special_tokens is not False
+        of_use = room(body.truncate_prompt_tokens, info)
+        with checking_context(_max_tokens(body), info, "prompt"):
+            return Prompt(await context.workers.run(size, context.tokenizer.encode, item, with_special, of_use), item)
+    if body.truncate_prompt_tokens is None:  # before each id is looked at
+        check_context([Prompt(item)], _max_tokens(body), info, "prompt")
+    await context.workers.run_light(len(item), check_token_ids, item, info, name)
     return Prompt(item)
 
 
@@ -215,6 +236,8 @@ async def _echoes(
     if not body.echo and _logprobs(body) is None:
         return None
     return [
-        await off_loop(len(p.token_ids), echo_prompt, p, context.tokenizer, skip_special_tokens=skip_special_tokens)
+        await context.workers.run(
+            len(p.token_ids), echo_prompt, p, context.tokenizer, skip_special_tokens=skip_special_tokens
+        )
         for p in prompts
     ]

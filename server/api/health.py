@@ -1,9 +1,10 @@
 """GET /health and /ready, for probes and load balancers, open to everybody; and /version, which asks for a key.
 
-Healthy means that the engine makes progress, as its status page in shared memory says; a server process that merely
-answers proves nothing. Ready means healthy, and not about to stop.
+Healthy means that the engine lives, as its status page in shared memory says; a server process that merely answers
+proves nothing. Ready means healthy, and not about to stop.
 """
 
+import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -18,7 +19,7 @@ router = APIRouter()
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
-    """200 while the engine makes progress or has nothing to do, else 503."""
+    """200 while the engine gives signs of life, else 503."""
     _check_engine(context)
     return JSONResponse({"status": "ok"})
 
@@ -42,7 +43,8 @@ async def show_version() -> Response:
 def _check_engine(context: ServerContext) -> None:
     if context.engine_client.info is None:
         raise EngineRestartingError("no engine is connected: it is loading or restarting")
-    status, stall_s = context.engine_client.status(), context.settings.stall_timeout_s
-    if not status.is_alive(stall_s):
-        what = f"has not made progress for {stall_s:g} s" if status.is_ready else "is loading"
+    status = context.engine_client.status()
+    if not status.is_alive:
+        silence_s = time.monotonic() - status.progress_time
+        what = f"has given no sign of life for {silence_s:.0f} s" if status.is_ready else "is loading"
         raise EngineRestartingError(f"the engine {what}")

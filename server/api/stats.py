@@ -24,7 +24,7 @@ async def show_stats(context: Annotated[ServerContext, Depends(get_context)]) ->
     stats = Stats(
         model=context.model_names[0],
         version=VERSION,
-        is_ready=info is not None and status.is_alive(context.settings.stall_timeout_s),
+        is_ready=info is not None and status.is_alive,
         max_model_len=info.max_model_len if info else None,
         has_tools=context.formats.tools is not None,
         thinking=ThinkingSwitch(switch.on, switch.off) if switch else None,

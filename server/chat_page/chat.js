@@ -7,7 +7,7 @@ import { EXAMPLES } from "./examples.js";
 import { AnswerView, userView } from "./message_view.js";
 import { Fault, buildBody } from "./request.js";
 import { askForKey, showSection } from "./settings_view.js";
-import { current, newConversation, settings, writeConversation } from "./store.js";
+import { current, newConversation, newName, settings, writeConversation } from "./store.js";
 
 const NEAR_END = 48;
 const TITLE_LENGTH = 48;
@@ -56,9 +56,10 @@ export class Chat {
     const { conversation } = this;
     conversation.messages = messages;
     conversation.title ||= titleOf(messages);
+    messages.findLast((each) => each.role === "user").turn ??= newName();
     const message = { ...newAnswer(), is_json: settings.schema_on };
     messages.push(message);
-    this.save(conversation);
+    this.save(conversation, message);
     this.show(message);
     this.scrollToEnd();
     this.run(conversation, message, body);
@@ -80,14 +81,14 @@ export class Chat {
     }
     if (error) message.error = error.message;
     if (error && !(error instanceof ApiError)) console.error(error);
-    this.save(conversation);
+    this.save(conversation, message);
     if (this.abort === abort) {
       this.abort = null;
       this.hooks.onRun(false);
       this.show();
       if (conversation === this.conversation) announce(message);
     }
-    if (error?.status === 401 && (await askForKey(error.message)) && conversation === this.conversation) this.retry();
+    if (error?.status === 401 && (await askForKey(error.message)) && message === this.messages.at(-1)) this.retry();
   }
 
   stop() {
@@ -96,9 +97,10 @@ export class Chat {
 
   /** Keep what has come of an answer when the page goes away. */
   leave() {
-    if (!this.abort) return;
-    this.messages.at(-1).finish = "stopped";
-    writeConversation(this.conversation);
+    if (!this.abort || this.abort.signal.aborted) return;
+    const { message } = this.liveView;
+    message.finish = "stopped";
+    this.save(this.conversation, message);
   }
 
   /** Answer the last message of the user, or the last results, anew. */
@@ -124,13 +126,22 @@ export class Chat {
     this.attempt(() => this.ask([...this.messages, ...answers]));
   }
 
-  save(conversation) {
+  /** Store a conversation after its answer `message` has changed. */
+  save(conversation, message) {
     if (conversation.isDeleted) return;
-    conversation.time = Date.now();
+    conversation.time = message.changed = Math.max(Date.now(), conversation.time + 1); // whatever the clock does
     if (!writeConversation(conversation)) {
       byId("announcer").textContent = "The browser has no room left: this conversation is not kept.";
     }
     this.hooks.onChange();
+  }
+
+  /** Take in what another tab has stored; not while something would be disturbed, for whatever ends that stores again. */
+  sync() {
+    const isWriting = [...this.log.querySelectorAll("textarea")].some((area) => area.value);
+    if (this.abort || isWriting || !this.messages.length) return;
+    writeConversation(this.conversation);
+    this.show();
   }
 
   // --- showing -----------------------------------------------------------------------------------------------------

@@ -19,12 +19,13 @@ const MAX_COLOURED = 20_000;
 
 /**
  * @param {string} code
- * @param {string} language as written behind the fence; may be empty
+ * @param {string} info what is written behind the fence, the language first; may be empty
  * @returns {HTMLElement}
  */
-export function codeBlock(code, language) {
+export function codeBlock(code, info) {
+  const [language] = info.split(/\s/);
   const button = iconButton("copy", "Copy code", () => copy(code, button));
-  const head = el("div", { class: "code-head" }, el("span", {}, language || "text"), button);
+  const head = el("div", { class: "code-head" }, el("span", {}, info || "text"), button);
   return el("div", { class: "code-block" }, head, el("pre", { tabindex: "0" }, el("code", {}, ...coloured(code, language))));
 }
 

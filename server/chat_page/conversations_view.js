@@ -6,9 +6,10 @@ import { deleteConversation, readConversations, writeConversation } from "./stor
 /**
  * Show the list.
  * @param {string} currentId
- * @param {{onOpen: (conversation: object) => void, onGone: (id: string) => void, onRename: (id: string, title: string) => void}} actions
+ * @param {{onOpen: (conversation: object) => void, onGone: (id: string) => void, onRename: (conversation: object) => void}} actions
  */
 export function showConversations(currentId, actions) {
+  if (byId("conversations").querySelector("input")) return; // a title is being written, and the list comes after it
   const refresh = () => showConversations(currentId, actions);
   byId("conversations").replaceChildren(
     ...readConversations().map((conversation) => {
@@ -36,9 +37,10 @@ function rename(conversation, open, actions, refresh) {
     input.onblur = null;
     const title = input.value.trim();
     if (isKept && title && title !== conversation.title) {
-      writeConversation({ ...conversation, title });
-      actions.onRename(conversation.id, title);
+      writeConversation(Object.assign(conversation, { title, titled: Date.now() }));
+      actions.onRename(conversation);
     }
+    input.replaceWith(open);
     refresh();
   };
   input.onblur = () => finish(true);

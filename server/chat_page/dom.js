@@ -21,7 +21,7 @@ const ICONS = {
  * Make an element.
  * @param {string} tag
  * @param {Object<string, any>} attributes "on..." are listeners, true and false switch an attribute, null leaves it out.
- * @param {...(Node|string|null)} children
+ * @param {...(Node|string|null|Array)} children or lists of them, which may be longer than a call takes arguments
  * @returns {HTMLElement}
  */
 export function el(tag, attributes = {}, ...children) {
@@ -31,7 +31,7 @@ export function el(tag, attributes = {}, ...children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
-  element.append(...children.filter((child) => child != null));
+  for (const child of children.flat()) if (child != null) element.append(child);
   return element;
 }
 

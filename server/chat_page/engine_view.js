@@ -5,6 +5,7 @@ import { readStats } from "./api.js";
 import { byId } from "./dom.js";
 
 const PAUSE_MS = 500;
+const MAX_PAUSE_MS = 5000; // while the server is away: the browser writes a line for each request that fails
 const NUM_READINGS = 60;
 const CELL = 7;
 
@@ -22,16 +23,18 @@ export class EngineView {
 
   /** Read and draw, for ever. */
   async run() {
-    for (;;) {
+    for (let pause = PAUSE_MS; ; ) {
       if (document.hidden) await new Promise((resolve) => (this.wake = resolve));
       try {
         this.take(await readStats(), performance.now());
+        pause = PAUSE_MS;
       } catch (error) {
         this.showState("offline", "bad");
         this.last = null;
+        pause = Math.min(2 * pause, MAX_PAUSE_MS);
         if (error.status === 401) await this.onRefused(error);
       }
-      await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+      await new Promise((resolve) => setTimeout(resolve, pause));
     }
   }
 

@@ -1,22 +1,29 @@
 // The part of Markdown inside a line: emphasis, code, links. Links lead to http, https and mailto only; pictures are
-// shown as links, since loading one would tell another host who reads.
+// shown as links, since loading one would tell another host who reads. What is no markup for certain stays as it is.
 
 import { el } from "./dom.js";
 
 const MAX_DEPTH = 6;
 const MAX_PARENTHESES = 8; // inside of an address
+const MAX_ADDRESS = 2000; // characters of one that is not marked as a link
 const IS_WORD = /[\p{L}\p{N}_]/u;
-const IS_PUNCTUATION = /[!-/:-@[-`{-~]/;
+const IS_ESCAPED = /[!-+\-.\/<-@[-`|~]/; // punctuation but , : ; { }, which TeX writes with a backslash as well
+const IS_OPERAND = /[A-Za-z0-9)\]]/; // a * behind it multiplies, rather than to begin emphasis
+const IS_ASCII = /[!-~]/;
 const URL_START = /^https?:\/\/[^\s<>"'`*|\\]+/;
+const TITLE = /(?:\s+(?:"([^"]*)"|'([^']*)'|\(([^()]*)\)))?\s*\)/y;
 const TAGS = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "del" };
 
 /**
  * @param {string} text
  * @returns {Node[]}
  */
-export function inline(text, depth = 0) {
+export const inline = (text) => parse(text, 0, false);
+
+/** @param {boolean} isLabel of a link: there is none in another one */
+function parse(text, depth, isLabel) {
   const nodes = [];
-  const absent = new Set(); // marks that nothing closes from here on, not searched for again
+  const state = { ...survey(text), depth, isLabel };
   let plain = "";
   const push = (node) => {
     if (plain) nodes.push(document.createTextNode(plain));
@@ -24,7 +31,7 @@ export function inline(text, depth = 0) {
     nodes.push(node);
   };
   for (let at = 0; at < text.length; ) {
-    const found = depth < MAX_DEPTH ? readMarkup(text, at, absent, depth) : null;
+    const found = depth < MAX_DEPTH ? readMarkup(text, at, state) : null;
     if (found) {
       if (typeof found.node === "string") plain += found.node;
       else push(found.node);
@@ -37,26 +44,59 @@ export function inline(text, depth = 0) {
   return nodes;
 }
 
+/**
+ * Look through a text once for what binds tighter than emphasis.
+ * @returns {{codes: Map<number, number>, links: Map<number, object>, isFixed: Uint8Array, absent: Set<string>}}
+ * codes: where code begins -> behind its end. links: where one begins -> see `readTarget`. isFixed: what is escaped, code
+ * or a link closes no emphasis. absent: marks that nothing closes from here on, not searched for again.
+ */
+function survey(text) {
+  const [codes, links, isFixed] = [new Map(), new Map(), new Uint8Array(text.length)];
+  const unclosed = new Set(); // runs of backticks
+  let open = []; // brackets
+  for (let at = 0; at < text.length; ) {
+    const from = at++;
+    const char = text[from];
+    if (char === "\\") isFixed[at++] = 1;
+    else if (char === "`") {
+      at = from + runLength(text, from);
+      const end = endOfCode(text, from, at, unclosed);
+      if (end < 0) continue;
+      codes.set(from, end);
+      isFixed.fill(1, from, (at = end));
+    } else if (char === "[") open.push(from);
+    else if (char === "]" && open.length) {
+      const begin = open.pop();
+      const target = text[at] === "(" ? readTarget(text, at + 1) : null;
+      if (!target) continue;
+      links.set(begin, { ...target, label: text.slice(begin + 1, from) });
+      isFixed.fill(1, begin, (at = target.end));
+      open = [];
+    }
+  }
+  return { codes, links, isFixed, absent: new Set() };
+}
+
 /** @returns {{node: Node|string, end: number} | null} */
-function readMarkup(text, at, absent, depth) {
+function readMarkup(text, at, state) {
   switch (text[at]) {
     case "\n":
       return { node: el("br"), end: at + 1 };
     case "\\":
-      return IS_PUNCTUATION.test(text[at + 1] ?? "") ? { node: text[at + 1], end: at + 2 } : null;
+      return IS_ESCAPED.test(text[at + 1] ?? "") ? { node: text[at + 1], end: at + 2 } : null;
     case "`":
-      return readCode(text, at, absent);
+      return readCode(text, at, state);
     case "*":
     case "_":
     case "~":
-      return readEmphasis(text, at, absent, depth);
+      return readEmphasis(text, at, state);
     case "!":
-      return text[at + 1] === "[" ? readLink(text, at + 1, absent, depth) : null;
+      return readLink(at + 1, state);
     case "[":
-      return readLink(text, at, absent, depth);
+      return readLink(at, state);
     case "<":
     case "h":
-      return readAddress(text, at);
+      return state.isLabel ? null : readAddress(text, at);
     default:
       return null;
   }
@@ -76,30 +116,47 @@ function runLength(text, at) {
   return end - at;
 }
 
-function readCode(text, at, absent) {
-  const marks = text.slice(at, at + runLength(text, at));
-  let end = find(text, marks, at + marks.length, absent);
-  while (end >= 0 && runLength(text, end) !== marks.length) end = find(text, marks, end + runLength(text, end), absent);
-  if (end < 0) return { node: marks, end: at + marks.length };
-  const code = text.slice(at + marks.length, end).replaceAll("\n", " ");
-  const isPadded = code.startsWith(" ") && code.endsWith(" ") && code.trim();
-  return { node: el("code", {}, isPadded ? code.slice(1, -1) : code), end: end + marks.length };
+/** Behind the run of as many backticks as stand between `from` and `to`; -1 if there is none. */
+function endOfCode(text, from, to, absent) {
+  const marks = text.slice(from, to);
+  let at = find(text, marks, to, absent);
+  for (let run; at >= 0; at = find(text, marks, at + run, absent)) {
+    run = runLength(text, at);
+    if (run === marks.length) return at + run;
+  }
+  return -1;
 }
 
-function readEmphasis(text, at, absent, depth) {
+function readCode(text, at, { codes }) {
+  const length = runLength(text, at);
+  const end = codes.get(at);
+  if (!end) return { node: text.slice(at, at + length), end: at + length };
+  const code = text.slice(at + length, end - length).replaceAll("\n", " ");
+  const isPadded = code.startsWith(" ") && code.endsWith(" ") && code.trim();
+  return { node: el("code", {}, isPadded ? code.slice(1, -1) : code), end };
+}
+
+/** Whether a run of marks can begin emphasis: a word or a product goes on through it. */
+function canOpen(text, at, length) {
+  const [before, behind] = [text[at - 1] ?? " ", text[at + length] ?? " "];
+  if (length > 3 || !behind.trim()) return false;
+  return text[at] === "_" ? !IS_WORD.test(before) : !(IS_OPERAND.test(before) && IS_ASCII.test(behind));
+}
+
+function readEmphasis(text, at, { absent, isFixed, depth, isLabel }) {
   const length = runLength(text, at);
   const mark = text[at].repeat(Math.min(length, 2));
   const tag = TAGS[mark];
   const from = at + mark.length;
-  const isInWord = text[at] === "_" && IS_WORD.test(text[at - 1] ?? "");
-  if (!tag || length > 3 || isInWord || !(text[from] ?? " ").trim()) return { node: text[at].repeat(length), end: at + length };
+  if (!tag || !canOpen(text, at, length)) return { node: text[at].repeat(length), end: at + length };
   for (let end = find(text, mark, from + 1, absent); end >= 0; end = find(text, mark, end + 1, absent)) {
+    if (isFixed[end]) continue;
     const run = runLength(text, end);
     const isCloser = text[end - 1].trim() && !(mark[0] === "_" && IS_WORD.test(text[end + run] ?? ""));
     const isOther = mark.length === 1 && run === 2; // a ** inside of *
     if (isCloser && !isOther) {
       const close = end + (run > mark.length && run <= 3 ? run - mark.length : 0); // the inner of *** closes first
-      return { node: el(tag, {}, ...inline(text.slice(from, close), depth + 1)), end: close + mark.length };
+      return { node: el(tag, {}, parse(text.slice(from, close), depth + 1, isLabel)), end: close + mark.length };
     }
     if (isOther) end++;
   }
@@ -107,33 +164,48 @@ function readEmphasis(text, at, absent, depth) {
   return { node: text[at].repeat(length), end: at + length };
 }
 
-function readLink(text, at, absent, depth) {
-  const middle = find(text, "](", at + 1, absent);
-  if (middle < 0 || text.slice(at + 1, middle).includes("\n\n")) return null;
-  const label = text.slice(at + 1, middle);
-  if (label.includes("[") && !label.includes("]")) return null; // the link begins further on
+/**
+ * Read what follows `](`: an address, maybe a title, and `)`.
+ * @returns {{href: string, address: string, title: string|undefined, end: number} | null} null if no link may lead there
+ */
+function readTarget(text, at) {
   let open = 1;
-  let end = middle + 2;
+  let end = at;
   for (; end < text.length && !/\s/.test(text[end]); end++) {
     if (text[end] === "(" && ++open > MAX_PARENTHESES) return null;
     if (text[end] === ")" && --open === 0) break;
   }
-  const address = text.slice(middle + 2, end);
-  if (text[end] === " ") end = text.indexOf(")", end); // a title, which is left out
-  if (end < 0 || text[end] !== ")") return null;
-  const href = safeAddress(address);
-  if (!href) return { node: text.slice(at, end + 1), end: end + 1 };
-  return { node: link(href, inline(label, depth + 1)), end: end + 1 };
+  const address = text.slice(at, end);
+  TITLE.lastIndex = end;
+  const found = TITLE.exec(text);
+  const href = found && safeAddress(address);
+  return href ? { href, address, title: found[1] ?? found[2] ?? found[3], end: TITLE.lastIndex } : null;
+}
+
+function readLink(at, { links, depth, isLabel }) {
+  const found = isLabel ? null : links.get(at);
+  if (!found) return null;
+  const children = parse(found.label.trim() ? found.label : found.address, depth + 1, true);
+  return { node: link(found.href, children, found.title), end: found.end };
 }
 
 function readAddress(text, at) {
   const isBracketed = text[at] === "<";
   if (!isBracketed && IS_WORD.test(text[at - 1] ?? "")) return null;
-  const found = URL_START.exec(text.slice(at + isBracketed, at + 2000));
-  if (!found || (isBracketed && text[at + 1 + found[0].length] !== ">")) return null;
-  const address = isBracketed ? found[0] : found[0].replace(/[.,;:!?)\]]+$/, "");
+  const found = URL_START.exec(text.slice(at + isBracketed, at + MAX_ADDRESS))?.[0];
+  if (!found || (isBracketed && text[at + 1 + found.length] !== ">")) return null;
+  if (found.length > MAX_ADDRESS - 2) return { node: found, end: at + found.length }; // where it ends is not known
+  const address = isBracketed ? found : found.slice(0, endOfAddress(found));
   const href = safeAddress(address);
   return href ? { node: link(href, [document.createTextNode(address)]), end: at + address.length + 2 * isBracketed } : null;
+}
+
+/** An address ends before the punctuation of the sentence around it; a parenthesis that it opens is its own. */
+function endOfAddress(address) {
+  let surplus = address.split(")").length - address.split("(").length;
+  let end = address.length;
+  for (; ".,;:!?)]".includes(address[end - 1]); end--) if (address[end - 1] === ")" && surplus-- <= 0) break;
+  return end;
 }
 
 function safeAddress(address) {
@@ -145,4 +217,6 @@ function safeAddress(address) {
   }
 }
 
-const link = (href, children) => el("a", { href, target: "_blank", rel: "noopener noreferrer nofollow" }, ...children);
+function link(href, children, title = null) {
+  return el("a", { href, title, target: "_blank", rel: "noopener noreferrer nofollow" }, children);
+}

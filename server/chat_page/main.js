@@ -6,7 +6,7 @@ import { showConversations } from "./conversations_view.js";
 import { byId, icon } from "./dom.js";
 import { EngineView } from "./engine_view.js";
 import { askForKey, bindSettings, bindTheme, change, showDefaults } from "./settings_view.js";
-import { current, draft, isKept, key, newConversation, readConversations } from "./store.js";
+import { current, draft, isKept, key, newConversation, readConversations, watchOtherTabs } from "./store.js";
 
 const input = byId("input");
 let edited = null; // the message that the composer replaces, if any
@@ -35,17 +35,19 @@ const chat = new Chat({
 function listConversations() {
   showConversations(chat.conversation.id, {
     onOpen: openConversation,
-    onGone(id) {
-      if (id !== chat.conversation.id) return void listConversations();
-      chat.conversation.isDeleted = true;
-      openConversation(newConversation());
-    },
-    onRename(id, title) {
+    onGone: forgetConversation,
+    onRename({ id, title, titled }) {
       if (id !== chat.conversation.id) return;
-      chat.conversation.title = title;
+      Object.assign(chat.conversation, { title, titled });
       byId("title").textContent = title;
     },
   });
+}
+
+function forgetConversation(id) {
+  if (id !== chat.conversation.id) return void listConversations();
+  chat.conversation.isDeleted = true;
+  openConversation(newConversation());
 }
 
 function openConversation(conversation) {
@@ -77,8 +79,8 @@ function write(text) {
 function submit() {
   const text = input.value;
   if (!text.trim() || chat.abort) return;
-  const before = edited ? chat.messages.slice(0, chat.messages.indexOf(edited)) : chat.messages;
-  if (chat.attempt(() => chat.ask([...before, { role: "user", content: text }]))) {
+  const before = edited ? chat.messages.slice(0, chat.messages.findIndex(({ turn }) => turn === edited.turn)) : chat.messages;
+  if (chat.attempt(() => chat.ask([...before, { role: "user", content: text, turn: edited?.turn }]))) {
     edited = null;
     write("");
   }
@@ -87,6 +89,7 @@ function submit() {
 function cancelEdit() {
   edited = null;
   write("");
+  chat.sync();
 }
 
 input.addEventListener("input", fit);
@@ -184,3 +187,8 @@ chat.open(readConversations().find(({ id }) => id === current.read()) ?? newConv
 write(draft.read());
 engine.run();
 addEventListener("pagehide", () => chat.leave());
+watchOtherTabs((id, isDeleted) => {
+  if (isDeleted) return void forgetConversation(id);
+  if (id === chat.conversation.id && !edited) chat.sync();
+  listConversations();
+});

@@ -1,4 +1,4 @@
-// Markdown -> DOM nodes. Every character of the input ends as a text node, as the target of a checked link, or as
+// Markdown -> DOM nodes. Every character of the input ends as a text node, as target or title of a checked link, or as
 // markup that is dropped; HTML in the input is text like any other. Work is linear in the input but for nesting, which
 // ends at MAX_DEPTH.
 
@@ -11,7 +11,7 @@ const FENCE = /^( {0,3})(`{3,}|~{3,})([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
 const RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^( *)([-*+]|\d{1,9}[.)])( {1,4}|\t|$)/;
+const ITEM = /^( *)([-*+]|(?:0|[1-9]\d{0,8})[.)])( {1,4}|$)/;
 
 /** @typedef {{raw: string, build: () => Node}} Block raw is the source: equal sources are equal nodes. */
 
@@ -22,12 +22,26 @@ const ITEM = /^( *)([-*+]|\d{1,9}[.)])( {1,4}|\t|$)/;
  */
 export function showMarkdown(element, text) {
   const known = element.blocks ?? [];
-  const blocks = readBlocks(text.replaceAll("\t", "    ").split("\n"), 0);
+  const blocks = readBlocks(linesOf(text), 0);
   let same = 0;
   while (same < known.length && same < blocks.length && known[same] === blocks[same].raw) same++;
   while (element.childNodes.length > same) element.lastChild.remove();
-  element.append(...blocks.slice(same).map((block) => block.build()));
+  for (const block of blocks.slice(same)) element.append(block.build());
   element.blocks = blocks.map((block) => block.raw);
+}
+
+/** Lines, with tabs as four spaces where they may be markup; code keeps them, unless it is inside of a list or a quote. */
+function linesOf(text) {
+  let marks = ""; // of the fence that is open
+  return text.split(/\r?\n/).map((line) => {
+    if (marks) {
+      if (isFenceEnd(line, marks)) marks = "";
+      return line;
+    }
+    const fence = FENCE.exec(line);
+    if (fence?.[1] === "") marks = fence[2];
+    return line.replaceAll("\t", "    ");
+  });
 }
 
 /** @returns {Block[]} */
@@ -55,18 +69,18 @@ function readBlock(lines, at, depth) {
   const heading = HEADING.exec(line);
   if (heading) {
     const text = heading[2].replace(/ #+ *$/, "");
-    return [at + 1, () => el(`h${Math.min(heading[1].length + 2, 6)}`, {}, ...inline(text))];
+    return [at + 1, () => el(`h${Math.min(heading[1].length + 2, 6)}`, {}, inline(text))];
   }
   if (RULE.test(line)) return [at + 1, () => el("hr")];
   if (depth < MAX_DEPTH && QUOTE.test(line)) {
     const end = endOf(lines, at, (other) => QUOTE.test(other));
     const inner = lines.slice(at, end).map((other) => other.replace(QUOTE, ""));
-    return [end, () => el("blockquote", {}, ...nodes(inner, depth + 1))];
+    return [end, () => el("blockquote", {}, nodes(inner, depth + 1))];
   }
   if (depth < MAX_DEPTH && ITEM.test(line)) return readList(lines, at, depth);
   if (isTable(lines, at)) return readTable(lines, at);
   const end = endOf(lines, at + 1, (other, index) => other.trim() && !beginsBlock(lines, index, depth));
-  return [end, () => el("p", {}, ...inline(lines.slice(at, end).join("\n").trim()))];
+  return [end, () => el("p", {}, inline(lines.slice(at, end).join("\n").trim()))];
 }
 
 function endOf(lines, at, belongs) {
@@ -76,15 +90,22 @@ function endOf(lines, at, belongs) {
 
 function beginsBlock(lines, at, depth) {
   const line = lines[at];
-  const nests = depth < MAX_DEPTH && (QUOTE.test(line) || ITEM.test(line));
+  const nests = depth < MAX_DEPTH && (QUOTE.test(line) || isFirstItem(line));
   return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || nests || isTable(lines, at);
 }
 
+/** Whether a line begins a list in the middle of a text: "in\n1984. It was" does not. */
+function isFirstItem(line) {
+  const item = ITEM.exec(line);
+  return item && line.length > item[0].length && (/[-*+]/.test(item[2]) || /^1\D/.test(item[2]));
+}
+
+const isFenceEnd = (line, marks) => line.trim().length >= marks.length && line.trim().replaceAll(marks[0], "") === "";
+
 function readCode(lines, at, [, indent, marks, info]) {
-  const isEnd = (line) => line.trim().length >= marks.length && line.trim().replaceAll(marks[0], "") === "";
-  const end = endOf(lines, at + 1, (line) => !isEnd(line)); // an unclosed fence goes on to the end
+  const end = endOf(lines, at + 1, (line) => !isFenceEnd(line, marks)); // an unclosed fence goes on to the end
   const code = lines.slice(at + 1, end).map((line) => (line.startsWith(indent) ? line.slice(indent.length) : line));
-  return [Math.min(end + 1, lines.length), () => codeBlock(code.join("\n"), info.trim().split(/\s/)[0])];
+  return [Math.min(end + 1, lines.length), () => codeBlock(code.join("\n"), info.trim())];
 }
 
 function readList(lines, at, depth) {
@@ -100,35 +121,50 @@ function readList(lines, at, depth) {
     const width = item[0].length;
     const inner = [lines[at].slice(width)];
     for (at++; at < lines.length; at++) {
+      for (const next = endOfInner(lines, at, item[1].length + 2); at < next; at++) inner.push(lines[at].slice(width));
+      if (isBlank(lines[at])) break;
       const isInner = lines[at].startsWith(" ".repeat(Math.min(width, item[1].length + 2)));
-      const isBlank = !lines[at].trim();
-      const goesOn = inner.at(-1).trim() && !beginsBlock(lines, at, depth);
-      if (isBlank ? !follows(lines, at, item[1].length + 2) : !isInner && !goesOn) break;
+      const goesOn = inner.at(-1).trim() && !beginsBlock(lines, at, depth) && !isItem(lines[at]);
+      if (!isInner && !goesOn) break;
       inner.push(isInner ? lines[at].slice(Math.min(width, lines[at].search(/\S|$/))) : lines[at]);
     }
-    items.push(inner);
-    const next = endOf(lines, at, (line) => !line.trim());
+    items.push({ number: Number.parseInt(item[2], 10), inner });
+    const next = endOf(lines, at, isBlank);
     if (next < lines.length && isItem(lines[next])) at = next;
   }
-  const first = Number.parseInt(mark, 10);
-  const build = () =>
-    el(isOrdered ? "ol" : "ul", { start: isOrdered && first !== 1 ? first : null }, ...items.map((inner) => listItem(inner, depth)));
-  return [at, build];
+  return [at, () => (isOrdered ? orderedList(items, depth) : el("ul", {}, items.map(({ inner }) => listItem(inner, depth))))];
 }
 
-/** Whether the next line that is not blank belongs into an item whose content begins at this column. */
-function follows(lines, at, column) {
-  const next = endOf(lines, at, (line) => !line.trim());
-  return next < lines.length && lines[next].startsWith(" ".repeat(column));
+const isBlank = (line) => !line.trim();
+
+/** Behind the blank lines at `at`, if the line that follows them belongs into an item whose content begins at this column. */
+function endOfInner(lines, at, column) {
+  const next = endOf(lines, at, isBlank);
+  return next < lines.length && lines[next].startsWith(" ".repeat(column)) ? next : at;
+}
+
+/** Numbers are those that were written. */
+function orderedList(items, depth) {
+  const numbers = items.map(({ number }) => number);
+  const [first] = numbers;
+  const list = el("ol", { start: first !== 1 ? first : null });
+  items.forEach(({ number, inner }, index) => {
+    const item = listItem(inner, depth);
+    if (index && number !== numbers[index - 1] + 1) item.setAttribute("value", number);
+    list.append(item);
+  });
+  const numDigits = `${numbers.reduce((a, b) => Math.max(a, b))}`.length;
+  if (numDigits > 2) list.style.setProperty("padding-left", `${numDigits + 2}ch`);
+  return list;
 }
 
 function listItem(lines, depth) {
   const children = nodes(lines, depth + 1);
-  if (children[0]?.tagName === "P") children.splice(0, 1, ...children[0].childNodes); // a tight list has no paragraphs
-  return el("li", {}, ...children);
+  const [first, ...others] = children;
+  return el("li", {}, first?.tagName === "P" ? [...first.childNodes, ...others] : children); // a tight list has no paragraphs
 }
 
-const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
 
 function isTable(lines, at) {
   if (!lines[at].includes("|") || !lines[at + 1]?.includes("-")) return false;
@@ -138,10 +174,10 @@ function isTable(lines, at) {
 
 function readTable(lines, at) {
   const end = endOf(lines, at + 2, (line) => line.includes("|"));
-  const row = (line, tag) => el("tr", {}, ...cells(line).map((cell) => el(tag, {}, ...inline(cell))));
+  const row = (line, tag) => el("tr", {}, cells(line).map((cell) => el(tag, {}, inline(cell))));
   const build = () =>
     el("div", { class: "table" }, el("table", {},
       el("thead", {}, row(lines[at], "th")),
-      el("tbody", {}, ...lines.slice(at + 2, end).map((line) => row(line, "td")))));
+      el("tbody", {}, lines.slice(at + 2, end).map((line) => row(line, "td")))));
   return [end, build];
 }

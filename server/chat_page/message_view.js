@@ -3,6 +3,7 @@
 import { describe, thoughtFor } from "./answer.js";
 import { codeBlock } from "./code.js";
 import { copy, el, iconButton } from "./dom.js";
+import { pretty } from "./json.js";
 import { showMarkdown } from "./markdown.js";
 import { showTokens, watchTokens } from "./tokens_view.js";
 
@@ -126,13 +127,5 @@ export class AnswerView {
       message.tokens?.length ? toggle : null,
       this.onRetry && iconButton("redo", message.error ? "Try again" : "Regenerate", this.onRetry),
     ].filter(Boolean);
-  }
-}
-
-function pretty(text) {
-  try {
-    return { text: JSON.stringify(JSON.parse(text), null, 2), isValid: true };
-  } catch {
-    return { text, isValid: false };
   }
 }

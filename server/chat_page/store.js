@@ -1,4 +1,7 @@
-// What is kept in the browser: conversations, settings, the draft and the API key. Nothing here leaves it.
+// What is kept in the browser: conversations, settings, the draft and the API key. Nothing here leaves it. Several tabs
+// may write one conversation: what is written is merged with what is stored.
+
+import { merge, nameTurns } from "./merge.js";
 
 const PREFIX = "weft:";
 const CONVERSATION = `${PREFIX}conversation:`;
@@ -61,31 +64,58 @@ function write(storage, name, value) {
  * @property {string} [finish] why it ended
  * @property {string} [error]
  * @property {boolean} [is_json] held to a schema
+ * @property {string} [turn] name of the turn that a user's message begins
+ * @property {number} [changed] when an answer was last stored, in milliseconds
  *
- * @typedef {{id: string, title: string, time: number, messages: Message[]}} Conversation
+ * @typedef {{id: string, title: string, titled?: number, time: number, messages: Message[]}} Conversation
+ * `titled` is when somebody gave it its title.
  */
+
+/** A name that no other tab gives. */
+export const newName = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
 
 /** @returns {Conversation} not stored before it has a message */
 export function newConversation() {
-  return { id: Date.now().toString(36) + Math.random().toString(36).slice(2, 8), title: "", time: 0, messages: [] };
+  return { id: newName(), title: "", time: 0, messages: [] };
+}
+
+function readConversation(name) {
+  const conversation = read(name, null);
+  if (conversation) nameTurns(conversation.messages);
+  return conversation;
 }
 
 /** @returns {Conversation[]} the latest first */
 export function readConversations() {
   const names = Object.keys(local).filter((name) => name.startsWith(CONVERSATION));
-  return names.map((name) => read(name, null)).filter(Boolean).sort((a, b) => b.time - a.time);
+  return names.map(readConversation).filter(Boolean).sort((a, b) => b.time - a.time);
 }
 
 /**
- * Store a conversation. When the browser's room is used up, probabilities go first.
+ * Store a conversation, which takes in what other tabs have added to it. When the browser's room is used up,
+ * probabilities go first.
+ * @param {Conversation} conversation
  * @returns {boolean} false if there is no room
  */
 export function writeConversation(conversation) {
-  const lean = (name, value) => (name === "tokens" ? undefined : value);
-  return [undefined, lean].some((replacer) => write(local, CONVERSATION + conversation.id, JSON.stringify(conversation, replacer)));
+  const name = CONVERSATION + conversation.id;
+  const { merged, isAhead } = merge(conversation, readConversation(name));
+  Object.assign(conversation, merged);
+  const lean = (key, value) => (key === "tokens" ? undefined : value);
+  return !isAhead || [undefined, lean].some((replacer) => write(local, name, JSON.stringify(conversation, replacer)));
 }
 
 export const deleteConversation = (id) => local.removeItem(CONVERSATION + id);
+
+/**
+ * Hear of what other tabs do.
+ * @param {(id: string, isDeleted: boolean) => void} onConversation
+ */
+export function watchOtherTabs(onConversation) {
+  addEventListener("storage", ({ key: name, newValue }) => {
+    if (name?.startsWith(CONVERSATION)) onConversation(name.slice(CONVERSATION.length), newValue === null);
+  });
+}
 
 const DEFAULTS = {
   system: "",

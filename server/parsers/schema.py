@@ -7,6 +7,9 @@ from typing import Any
 MAX_DEPTH = 64
 """Deepest schema: whoever reads it goes down by recursion."""
 
+MAX_VALUES = 2**16
+"""More would not be compiled."""
+
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON is written as templates and Python write it, with one space after colons and commas: a model that may choose its
 white space may also never stop to write it."""
@@ -46,23 +49,27 @@ def guided_schema(schema: dict[str, Any], *, is_lenient: bool = False) -> dict[s
     Raises:
         SchemaError: It is nested too deeply, or no schema at all.
     """
-    if _is_deep(schema):
-        raise SchemaError(f"a schema must be at most {MAX_DEPTH} levels deep")
+    _check_size(schema)
     # Parts that hold together would exclude each other if they were closed one by one.
     may_close = not any("allOf" in part or {"$ref", "properties"} <= part.keys() for part in _objects(schema))
     style = JSON_STYLE | ({"lenient": True} if is_lenient else {})
     return {**_guided(schema, may_close), "x-guidance": style}
 
 
-def _is_deep(value: object) -> bool:
+def _check_size(value: object) -> None:
     level: list[object] = [value]
+    num_values = 0
     for _ in range(MAX_DEPTH):
         level = [
             inner
             for outer in level
             for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
         ]
-    return bool(level)
+        num_values += len(level)
+        if num_values > MAX_VALUES:
+            raise SchemaError(f"a schema must hold at most {MAX_VALUES} values, got more")
+    if level:
+        raise SchemaError(f"a schema must be at most {MAX_DEPTH} levels deep")
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

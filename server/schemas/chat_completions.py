@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
-from server.schemas.common import TEXT_OR_OTHER, PromptLogprobs, Text, Usage, WireModel
+from server.schemas.common import TEXT_OR_OTHER, Int, Items, PromptLogprobs, Text, Usage, WireModel, fewer
 from server.schemas.structured_output import GuidedBody
 from server.schemas.tools import FunctionChoice, FunctionDefinition, ToolChoice, ToolDefinition
 
@@ -27,7 +27,7 @@ class ContentPart(WireModel):
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-Content = Annotated[Annotated[Text, Tag("text")] | Annotated[list[ContentPart], Tag("other")], TEXT_OR_OTHER]
+Content = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[ContentPart], Tag("other")], TEXT_OR_OTHER]
 
 
 class FunctionCall(WireModel):
@@ -62,7 +62,7 @@ class Message(WireModel):
     refusal: Text | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     function_call: FunctionCall | None = None
     tool_call_id: Text | None = None
     audio: dict[str, Any] | None = None
@@ -75,34 +75,39 @@ class Prediction(WireModel):
     content: Content
 
 
+MAX_MESSAGES = 2**14
+Messages = Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    BeforeValidator(fewer),
 ]
 
 
 class ChatCompletionBody(GuidedBody):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[Message]
-    max_completion_tokens: int | None = None
+    messages: Messages
+    max_completion_tokens: Int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[ToolDefinition] | None = None
+    top_logprobs: Int | None = None
+    tools: Items[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[FunctionDefinition] | None = None
+    functions: Items[FunctionDefinition] | None = None
     function_call: FunctionChoice | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     prediction: Prediction | None = None
 
     # extensions
     chat_template_kwargs: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
-    reasoning_budget_tokens: int | None = None
+    thinking_token_budget: Int | None = None
+    reasoning_budget_tokens: Int | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Items[dict[str, Any]] | None = None
 
     # accepted, not honoured
     safety_identifier: Text | None = None

@@ -5,10 +5,10 @@ pydantic models, because they need good error messages; answers are msgspec stru
 per token.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 
@@ -23,6 +23,28 @@ def _has_utf8(text: str) -> str:
 Text = Annotated[str, AfterValidator(_has_utf8)]
 """JSON can write half of a character (\\ud800), which no tokenizer and no message to the engine can hold."""
 
+Int = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+"""What MessagePack, and so a message to the engine, can hold."""
+
+MAX_ITEMS = 2**20 + 2**12
+"""Most values in a body: the ids of the longest prompt, and some more."""
+
+_T = TypeVar("_T")
+Items = Annotated[list[_T], Field(fail_fast=True, max_length=MAX_ITEMS)]
+"""A list of which the first wrong item is told: findings take many times the memory of what they are about."""
+
+
+def fewer(value: object) -> object:
+    """Refuse an object with too many members before they are looked at."""
+    if isinstance(value, dict) and len(value) > MAX_MEMBERS:
+        raise PydanticCustomError("too_many", f"input should have at most {MAX_MEMBERS} members")
+    return value
+
+
+MAX_MEMBERS = 2**14
+Members = Annotated[dict[str, _T], BeforeValidator(fewer)]
+"""An object whose members have any names, looked at only when they are not too many."""
+
 
 class WireModel(BaseModel):
     """A JSON object from a client. Types are exact ("1" is no number); unknown fields are kept, to be reported."""
@@ -33,7 +55,7 @@ class WireModel(BaseModel):
 TEXT_OR_OTHER = Discriminator(lambda value: "other" if isinstance(value, list | dict) else "text")
 """Of a union of text and something else: so that a finding is about the one that was meant."""
 
-TextOrTexts = Annotated[Annotated[Text, Tag("text")] | Annotated[list[Text], Tag("other")], TEXT_OR_OTHER]
+TextOrTexts = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[Text], Tag("other")], TEXT_OR_OTHER]
 
 
 class StreamOptions(WireModel):
@@ -57,37 +79,37 @@ class GenerationBody(WireModel):
     model: Text | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
+    n: Int | None = None
+    max_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: int | None = None
+    seed: int | None = None  # of any size: its last 64 bits count
     stop: TextOrTexts | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Members[float] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_key: Text | None = None
 
     # extensions
-    top_k: int | None = None
+    top_k: int | None = None  # of any size: at most the vocabulary
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    min_tokens: Int | None = None
+    stop_token_ids: Annotated[Items[Int], Field(max_length=MAX_MEMBERS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: list[Text] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: Items[Text] | None = None
+    allowed_token_ids: Items[Int] | None = None
     return_token_ids: bool | None = None
     cache_salt: Text | None = None
-    priority: int | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
+    priority: Int | None = None
+    prompt_logprobs: Int | None = None
+    logprob_token_ids: Items[Int] | None = None
     return_prompt_text: bool | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None

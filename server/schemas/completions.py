@@ -4,10 +4,13 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
-from server.schemas.common import PromptLogprobs, Text, Usage
+from server.schemas.common import Int, Items, PromptLogprobs, Text, Usage
 from server.schemas.structured_output import GuidedBody
+
+MAX_PROMPTS = 2**14
+"""Before they are looked at; the settings allow fewer."""
 
 
 def _prompt_shape(value: object) -> str:
@@ -21,9 +24,9 @@ def _prompt_shape(value: object) -> str:
 
 Prompt = Annotated[
     Annotated[Text, Tag("text")]
-    | Annotated[list[Text], Tag("texts")]
-    | Annotated[list[int], Tag("token_ids")]
-    | Annotated[list[list[int]], Tag("token_id_lists")],
+    | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("texts")]
+    | Annotated[Items[Int], Tag("token_ids")]
+    | Annotated[list[Items[Int]], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("token_id_lists")],
     Discriminator(_prompt_shape),
 ]
 
@@ -32,9 +35,9 @@ class CompletionBody(GuidedBody):
     """The body of POST /v1/completions. A prompt that is absent or null is the beginning-of-text token alone."""
 
     prompt: Prompt | None = None
-    best_of: int | None = None
+    best_of: Int | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Int | None = None
     add_special_tokens: bool | None = None
     suffix: Text | None = None
 

@@ -4,10 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from server.schemas.common import TEXT_OR_OTHER, GenerationBody, Text, WireModel
+from server.schemas.common import TEXT_OR_OTHER, GenerationBody, Items, Text, WireModel
 
 ObjectOrText = Annotated[Annotated[Text, Tag("text")] | Annotated[dict[str, Any], Tag("other")], TEXT_OR_OTHER]
 """A JSON object, or the same as JSON text."""
+
+MAX_STRUCTURES = 1024
+"""Most tagged structures, and most triggers of them."""
 
 
 class JsonSchema(WireModel):
@@ -32,16 +35,16 @@ class ResponseFormat(WireModel):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    structures: list[TaggedStructure] | None = None
-    triggers: list[Text] | None = None
+    structures: Annotated[Items[TaggedStructure], Field(max_length=MAX_STRUCTURES)] | None = None
+    triggers: Annotated[Items[Text], Field(max_length=MAX_STRUCTURES)] | None = None
 
 
 class StructuralTag(WireModel):
     """The same as a part of structured_outputs, where it stands as JSON text or as an object."""
 
     type: Literal["structural_tag"] = "structural_tag"
-    structures: list[TaggedStructure]
-    triggers: list[Text]
+    structures: Annotated[Items[TaggedStructure], Field(max_length=MAX_STRUCTURES)]
+    triggers: Annotated[Items[Text], Field(max_length=MAX_STRUCTURES)]
 
 
 class StructuredOutputs(WireModel):
@@ -49,7 +52,7 @@ class StructuredOutputs(WireModel):
 
     json_: ObjectOrText | None = Field(default=None, alias="json")
     regex: Text | None = None
-    choice: list[Text] | None = None
+    choice: Items[Text] | None = None
     grammar: Text | None = None
     json_object: bool | None = None
     structural_tag: ObjectOrText | None = None
@@ -62,5 +65,5 @@ class GuidedBody(GenerationBody):
     structured_outputs: StructuredOutputs | None = None
     guided_json: ObjectOrText | None = None
     guided_regex: Text | None = None
-    guided_choice: list[Text] | None = None
+    guided_choice: Items[Text] | None = None
     guided_grammar: Text | None = None

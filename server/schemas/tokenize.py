@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from server.schemas.chat_completions import Message
-from server.schemas.common import Text, WireModel
+from server.schemas.chat_completions import Messages
+from server.schemas.common import Int, Items, Text, WireModel
 from server.schemas.tools import ToolDefinition
 
 
@@ -14,10 +14,10 @@ class TokenizeBody(WireModel):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-    tools: list[ToolDefinition] | None = None
+    tools: Items[ToolDefinition] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
@@ -36,7 +36,7 @@ class DetokenizeBody(WireModel):
     """Token ids."""
 
     model: Text | None = None
-    tokens: list[int]
+    tokens: Items[Int]
 
 
 class DetokenizeAnswer(msgspec.Struct):

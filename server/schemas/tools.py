@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from server.schemas.common import TEXT_OR_OTHER, Text, WireModel
+from server.schemas.common import TEXT_OR_OTHER, Items, Text, WireModel
 
 ToolName = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
@@ -66,7 +66,7 @@ class AllowedTools(WireModel):
     """Some of the tools, and whether one must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[ToolReference]
+    tools: Items[ToolReference]
 
 
 class ToolChoiceObject(WireModel):

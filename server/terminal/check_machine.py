@@ -1,11 +1,12 @@
 """Checks of the machine and of what is to be served. Each takes what is there and returns a finding."""
 
+from server.connections import SHARE_OF_FILES
 from server.terminal.finding import Finding, gigabytes
 
 MIN_FREE_BYTES = 10**9
 MIN_SHARED_BYTES = 64 << 20
 MIN_RUNTIME_BYTES = 10 << 20
-_FILES_BESIDE_STREAMS = 64
+_NUM_RUNNING = 64
 _HUB_ADVICE = {401: "set HF_TOKEN", 403: "accept its terms on the hub and set HF_TOKEN", 404: "see how it is spelled"}
 
 
@@ -62,11 +63,13 @@ def check_shared_memory(free_bytes: int | None) -> Finding:
 
 
 def check_open_files(limit: int, max_num_waiting: int) -> Finding:
-    """The limit of open files against the streams that may be open: those that wait and those that run."""
-    wanted = max_num_waiting + _FILES_BESIDE_STREAMS
-    if limit < wanted:
-        detail = f"at most {limit}, and {max_num_waiting} requests may wait"
-        return Finding("open files", "note", detail, f"ulimit -n {1 << wanted.bit_length()} before weft serve")
+    """The hard limit of open files, to which a server raises its own, against the streams that wait and that run."""
+    num_connections = int(limit * SHARE_OF_FILES)
+    wanted = max_num_waiting + _NUM_RUNNING
+    if num_connections < wanted:
+        detail = f"at most {limit}, {num_connections} for connections, and {max_num_waiting} requests may wait"
+        advice = f"a hard limit of {1 << int(wanted / SHARE_OF_FILES).bit_length()} (ulimit -Hn) for weft serve"
+        return Finding("open files", "note", detail, advice)
     return Finding("open files", "ok", f"at most {limit}")
 
 

@@ -9,7 +9,6 @@ import os
 import pathlib
 import platform
 import re
-import resource
 import shutil
 import subprocess
 import sysconfig
@@ -20,9 +19,11 @@ from rich.console import Console
 from rich.text import Text
 
 from engine.protocol import MachineFacts
-from server import supervisor
-from server.checkpoint import DEMO_MODEL, is_hub_id
+from server import checkpoint, runtime_folder, supervisor
+from server.checkpoint import DEMO_MODEL, is_gguf, is_hub_id
 from server.child import python_command, python_environment
+from server.connections import raise_file_limit
+from server.model_check import check_tokenizer
 from server.settings import Settings, StartError
 from server.terminal import check_machine, check_software
 from server.terminal.finding import Finding
@@ -59,10 +60,10 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from check_software.check_packages(requirements, versions)
     yield _model(settings)
     yield _port(settings)
-    parent = supervisor.runtime_parent()
+    parent = runtime_folder.runtime_parents()[0]
     yield check_machine.check_runtime_folder(parent, _free_bytes(parent))
     yield check_machine.check_shared_memory(_free_bytes("/dev/shm"))
-    yield check_machine.check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], settings.max_num_waiting)
+    yield check_machine.check_open_files(raise_file_limit(), settings.max_num_waiting)
     yield from _ask(asking, settings)
 
 
@@ -119,9 +120,8 @@ def _model(settings: Settings) -> Finding:
     if settings.model is None:
         return Finding("model", "ok", "the demo model of the package")
     folder = pathlib.Path(settings.model).expanduser()
-    if folder.is_dir() or not is_hub_id(settings.model):
-        names = os.listdir(folder) if folder.is_dir() else []
-        return check_machine.check_folder(str(folder), names)
+    if folder.is_dir() or is_gguf(settings.model) or not is_hub_id(settings.model):
+        return _local_model(settings.model)
     import httpx
     from huggingface_hub import constants, get_token, try_to_load_from_cache
 
@@ -133,8 +133,29 @@ def _model(settings: Settings) -> Finding:
         answer = httpx.head(address, headers=headers, follow_redirects=True, timeout=_HUB_S).status_code
     except httpx.HTTPError as error:
         answer = str(error) or type(error).__name__
-    is_cached = isinstance(try_to_load_from_cache(settings.model, "config.json"), str)
-    return check_machine.check_hub(settings.model, answer, is_cached)
+    cached = try_to_load_from_cache(settings.model, "config.json")
+    if isinstance(cached, str):
+        try:
+            checkpoint.resolve(str(pathlib.Path(cached).parent))
+        except StartError as error:
+            return _refused(error)
+    return check_machine.check_hub(settings.model, answer, isinstance(cached, str))
+
+
+def _local_model(model: str) -> Finding:
+    """A model in a folder: what `weft serve` would say of it, and whether its files are all there."""
+    try:
+        folder = checkpoint.resolve(model)
+        notes = check_tokenizer(folder)
+    except StartError as error:
+        return _refused(error)
+    finding = check_machine.check_folder(str(folder), os.listdir(folder))
+    return Finding("model", "note", f"{folder}: {'; '.join(notes)}") if notes and finding.status == "ok" else finding
+
+
+def _refused(error: StartError) -> Finding:
+    advice = "a model is a folder in Hugging Face layout or a hub id; neither GGUF nor pickled weights are read"
+    return Finding("model", "missing", str(error).removeprefix("model: "), advice)
 
 
 def _port(settings: Settings) -> Finding:

@@ -99,9 +99,12 @@ def reserved_port() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def serving(log: pathlib.Path, *arguments: str, ready: bool = True, **environment: str) -> Iterator[LiveServer]:
+def serving(
+    log: pathlib.Path, *arguments: str, ready: bool = True, prefix: tuple[str, ...] = (), **environment: str
+) -> Iterator[LiveServer]:
+    """A server until the end of the context; prefix is a command that runs it."""
     with reserved_port() as port:
-        command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *arguments]
+        command = [*prefix, sys.executable, "-m", "server", "serve", "--port", str(port), *arguments]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=output, env=os.environ | environment, start_new_session=True
@@ -137,9 +140,9 @@ def serve(tmp_path: pathlib.Path) -> Iterator[Serve]:
     with contextlib.ExitStack() as stack:
         count = iter(range(100))
 
-        def start(*arguments: str, ready: bool = True, **environment: str) -> LiveServer:
+        def start(*arguments: str, ready: bool = True, prefix: tuple[str, ...] = (), **environment: str) -> LiveServer:
             log = tmp_path / f"server-{next(count)}.log"
-            return stack.enter_context(serving(log, *arguments, ready=ready, **environment))
+            return stack.enter_context(serving(log, *arguments, ready=ready, prefix=prefix, **environment))
 
         yield start
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.end_to_end.conftest import TIMEOUT_S, LiveServer
+from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve
 
 
 def post(server: LiveServer, path: str, **body: Any) -> dict[str, Any]:
@@ -42,12 +42,20 @@ def test_an_explicit_request_neither_finds_nor_leaves_anything(live_server: Live
     assert cached(chat(live_server, text, max_tokens=1)) == 0
 
 
-def test_a_breakpoint_is_taken(live_server: LiveServer) -> None:
+def test_a_breakpoint_outlives_the_prompts_of_others(serve: Serve) -> None:
+    """The engine was not told pin_share, and pinned nothing; a hit right behind the first request hid that."""
+    server = serve("--kv-cache-memory", "2MB", WEFT_PIN_SHARE="0.5")
     part = {"type": "text", "text": "Keep this. " * 20, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "30m"}}
     messages = [{"role": "user", "content": [part, {"type": "text", "text": "Not this."}]}]
     body = {"messages": messages, "max_tokens": 1, "prompt_cache_options": {"mode": "explicit"}}
-    assert cached(post(live_server, "/v1/chat/completions", **body)) == 0
-    assert cached(post(live_server, "/v1/chat/completions", **body)) >= 32
+    others = "Nobody asked to keep this. " * 10
+    assert cached(post(server, "/v1/chat/completions", **body)) == 0
+    assert cached(chat(server, others, max_tokens=1)) == 0
+    assert cached(chat(server, others, max_tokens=1)) >= 32
+    for number in range(12):  # each takes about a fifth of the cache
+        chat(server, f"{number} " * 50, max_tokens=1)
+    assert cached(post(server, "/v1/chat/completions", **body)) >= 32
+    assert cached(chat(server, others, max_tokens=1)) == 0
 
 
 def test_prompt_logprobs_are_those_of_echo(live_server: LiveServer) -> None:
@@ -90,3 +98,15 @@ def test_the_best_beam_is_at_least_as_probable_as_the_greedy_output(live_server:
     sums = [sum(choice["logprobs"]["token_logprobs"]) for choice in (*beams, greedy)]
     assert sums[:4] == sorted(sums[:4], reverse=True)
     assert sums[0] >= sums[4] - 1e-4
+
+
+def test_a_search_sends_its_prompt_once(live_server: LiveServer) -> None:
+    """The counters of prompt tokens grew by the prompt for every token of every beam."""
+    names = ("weft:prompt_tokens", "weft:prefix_cache_queries", "weft:generation_tokens")
+    before = [live_server.metric(f"{name}_total") for name in names]
+    usage = post(live_server, "/v1/completions", prompt="Weft weaves. " * 50, max_tokens=5, use_beam_search=True, n=8)[
+        "usage"
+    ]
+    counted = [live_server.metric(f"{name}_total") - value for name, value in zip(names, before, strict=True)]
+    assert counted == [usage["prompt_tokens"], usage["prompt_tokens"], usage["completion_tokens"]]
+    live_server.wait_for_metric("weft:num_requests_running", 0)

@@ -4,6 +4,7 @@ The cache holds token ids in place of keys and values, so a block that is shared
 changes the output. Launched steps run at once, but their ids reach the host only at `collect`, as on a device.
 """
 
+import random
 import zlib
 from dataclasses import dataclass
 
@@ -27,10 +28,19 @@ def next_id(context: list[int], choice_uniform: float, temperature: float) -> in
     return zlib.crc32(key.encode()) % VOCAB_SIZE
 
 
+def next_logprobs(context: list[int], count: int) -> TokenLogprobs:
+    """What the fake model holds most probable behind a context; the sampled id's own value is not told."""
+    generator = random.Random(zlib.crc32(",".join(map(str, context)).encode()))
+    logprobs = [-5.0 * generator.random() for _ in range(VOCAB_SIZE)]
+    best = sorted(range(VOCAB_SIZE), key=lambda i: -logprobs[i])[:count]
+    return TokenLogprobs(0.0, best, [logprobs[i] for i in best])
+
+
 @dataclass
 class FakeLaunched:
     batch: Batch
     token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs]
     scores: list[TokenLogprobs]
 
 
@@ -66,8 +76,12 @@ class FakeRunner:
             cache.reshape(-1, self._block_size)[group.block_copies[:, 1]] = copied
             assert len(set(group.slot_mapping.tolist())) == batch.num_tokens
             cache[group.slot_mapping] = token_ids
-        self._previous = [self._sample(batch, token_ids, row) for row in range(len(batch.row_indices))]
-        return FakeLaunched(batch, self._previous, self._score(batch, token_ids))
+        contexts = [self._context(batch, row) for row in range(len(batch.row_indices))]
+        uniforms, temperatures = batch.sampling.uniforms.tolist(), batch.sampling.temperatures.tolist()
+        self._previous = list(map(next_id, contexts, uniforms, temperatures))
+        counts = enumerate(batch.sampling.num_logprobs.tolist())
+        logprobs = {row: next_logprobs(contexts[row], count) for row, count in counts if count > 0}
+        return FakeLaunched(batch, self._previous, logprobs, self._score(batch, token_ids))
 
     def collect(self, launched: FakeLaunched) -> StepResult:
         if self.fails_at_collect:
@@ -75,7 +89,7 @@ class FakeRunner:
             for group, cache in zip(launched.batch.groups, self._caches, strict=True):
                 cache[group.slot_mapping] = -1  # it was never computed, so nobody may find it
             raise self.error
-        return StepResult(launched.token_ids, {}, launched.scores)
+        return StepResult(launched.token_ids, launched.logprobs, launched.scores)
 
     def prepare(self) -> bool:
         self.num_unprepared -= self.num_unprepared > 0
@@ -92,7 +106,7 @@ class FakeRunner:
         pairs = zip(batch.scores.target_ids.tolist(), batch.scores.token_indices.tolist(), strict=True)
         return [TokenLogprobs(float(target), [int(token_ids[index])], []) for target, index in pairs]
 
-    def _sample(self, batch: Batch, token_ids: np.ndarray, row: int) -> int:
+    def _context(self, batch: Batch, row: int) -> list[int]:
         index = int(batch.row_indices[row])
         request = int(np.searchsorted(batch.query_start_locs, index, side="right")) - 1
         length = int(batch.positions[index]) + 1
@@ -104,7 +118,7 @@ class FakeRunner:
         longest = max(contexts, key=len)
         assert all(longest[len(longest) - len(c) :] == c for c in contexts), "the groups disagree"
         assert min(longest) >= 0, "a slot was read that nobody wrote"
-        return next_id(longest, float(batch.sampling.uniforms[row]), float(batch.sampling.temperatures[row]))
+        return longest
 
 
 @dataclass

@@ -1,8 +1,10 @@
 """Short ways to make requests, and a cost model to read, so that tests say only what matters to them."""
 
+import time
 from collections.abc import Sequence
 
-from engine.protocol import AddRequest
+from engine.kv_cache_manager import KVCacheManager
+from engine.protocol import AddRequest, Guidance, ReasoningBudget
 from engine.request import Request, make_request
 from engine.sampling_params import SamplingParams
 from engine.step_cost import StepCostModel, StepLoad
@@ -16,6 +18,7 @@ def add_request(
     num_choices: int = 1,
     priority: int = 0,
     deadline: float | None = None,
+    reasoning_budget: ReasoningBudget | None = None,
     **params: object,
 ) -> AddRequest:
     return AddRequest(
@@ -25,6 +28,7 @@ def add_request(
         num_choices=num_choices,
         priority=priority,
         deadline=deadline,
+        guidance=Guidance(reasoning_budget=reasoning_budget),
     )
 
 
@@ -41,11 +45,17 @@ def request(
         add_request(prompt, request_id, **options),  # type: ignore[arg-type]
         connection=0,
         arrival=request_id,
-        arrival_time=0.0,
+        arrival_time=time.monotonic(),
         eos_token_ids=frozenset(eos_token_ids),
         max_model_len=max_model_len,
         cache_seed=cache_seed,
     )
+
+
+def find_prefix(kv: KVCacheManager, r: Request) -> int:
+    """Tokens that are cached of a request whose blocks are all hashed."""
+    kv.hash_blocks(r)
+    return kv.find_prefix(r)
 
 
 class PerToken(StepCostModel):

@@ -7,9 +7,10 @@ from engine.batch import Batch, ScoreBatch
 from engine.batch_builder import build_batch
 from engine.kv_cache_manager import KVCacheManager
 from engine.output_collector import collect
-from engine.protocol import TokenLogprobs
+from engine.protocol import ReasoningBudget, TokenLogprobs
 from engine.request import Request
 from engine.sampling.random import uniforms
+from engine.sampling_params import SamplingParams
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
@@ -157,6 +158,18 @@ def test_logit_bias_and_allowed_ids_name_their_rows() -> None:
     assert s.num_logprobs.tolist() == [-1] * 4
 
 
+def test_lists_of_ids_become_arrays_once_and_each_id_once() -> None:
+    """Millions of duplicates were made into Python lists in every step."""
+    r = request([1], allowed_token_ids=(9, 8) * 1000, logit_bias={5: 1.5}, min_tokens=9, stop_token_ids=(6,) * 1000)
+    steps = Steps(r)
+    r.params = SamplingParams(min_tokens=9)  # whatever is asked of these lists is asked of the arrays
+    for _ in range(2):
+        batch = steps.launch()
+        assert batch.sampling.allowed_ids.tolist() == [8, 9]
+        assert bias(batch) == [(0, 5, 1.5), (0, 6, -INF)]
+        steps.collect(8)
+
+
 def test_stop_ids_are_banned_before_min_tokens() -> None:
     r = request([1], 0, min_tokens=2, stop_token_ids=(8,), eos_token_ids=(9,))
     steps = Steps(r)
@@ -166,6 +179,35 @@ def test_stop_ids_are_banned_before_min_tokens() -> None:
     assert sorted(bias(steps.launch())) == [(0, 8, -INF), (0, 9, -INF)]
     steps.collect(5, 3)
     assert bias(steps.launch()) == []
+
+
+class Copied(list[int]):
+    """Counts the ids that slices copy."""
+
+    num_copied = 0
+
+    def __getitem__(self, key):  # type: ignore[no-untyped-def]
+        found = super().__getitem__(key)
+        self.num_copied += len(found) if isinstance(key, slice) else 0
+        return found
+
+
+def test_a_step_does_not_copy_the_output_for_a_reasoning_budget() -> None:
+    """It did, for every row, so that the time of an output grew with its square."""
+    r = request([1], 0, max_tokens=190, reasoning_budget=ReasoningBudget(100, 9))
+    steps = Steps(r)
+    steps.launch()
+    steps.collect(3)
+    for _ in range(98):
+        r.append(3)
+    r.num_computed_tokens = 99  # as if that had been computed
+    r.draft_token_ids = [4, 4]
+    step = steps.scheduler.schedule()
+    assert step is not None
+    r.token_ids = copied = Copied(r.token_ids)
+    batch = build_batch(step, None, 4)
+    assert copied.num_copied < 5
+    assert lists(batch.sampling.allowed_rows, batch.sampling.allowed_ids) == [[1, 2], [9, 9]]
 
 
 def test_the_end_of_a_bad_word_is_banned_behind_its_beginning() -> None:

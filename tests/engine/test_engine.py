@@ -5,7 +5,6 @@ import msgspec
 import pytest
 import torch
 
-from engine import engine as engine_module
 from engine.engine import RejectedError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.pending import PendingGrammars
@@ -21,6 +20,9 @@ from engine.protocol import (
 )
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.speculation.pace import Pace
+from engine.speculation.speculator import FIRST_PAUSE, Speculator
+from engine.token_budget import FIRST_TRIAL
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
 from tests.engine.grammar.demo import guided
 from tests.engine.requests_for_tests import add_request
@@ -112,20 +114,55 @@ def test_steps_are_told_before_they_are_launched() -> None:
     assert seen == [(3, 0), (1, 1)]
 
 
-def test_a_drafter_that_fails_is_left_out_and_costs_no_request_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def propose(self, request: Request) -> list[int]:
-            raise RuntimeError("no idea")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_drafter_that_fails_is_left_out_for_a_while_and_costs_no_request_anything(
+    overlap: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Drafts never came back, though what had failed was memory that was missing for a moment."""
 
-    said: list[str] = []
-    monkeypatch.setattr(engine_module.logger, "exception", said.append)
-    fake = make_engine(drafter=Broken())
-    fake.engine.add(0, add_request([1, 2, 3], max_tokens=5, temperature=0.0))
-    assert finish(fake) == {(0, 0): greedy([1, 2, 3], 5)}
-    assert said == ["drafting failed; the engine goes on without speculation"]
+    class BrokenAtFirst:
+        num_asked = 0
+
+        def propose(self, request: Request) -> list[int]:
+            self.num_asked += 1
+            if self.num_asked <= 2:
+                raise torch.OutOfMemoryError("none left")
+            return greedy(request.token_ids, 3)
+
+    caplog.set_level(logging.ERROR)
+    drafter = BrokenAtFirst()
+    num_tokens = 4 * FIRST_PAUSE
+    fake = make_engine(drafter=drafter, num_blocks=200, max_model_len=600, overlap=overlap)
+    fake.engine.add(0, add_request([1, 2, 3], max_tokens=num_tokens, temperature=0.0))
+    assert finish(fake) == {(0, 0): greedy([1, 2, 3], num_tokens)}
+    assert caplog.messages == [
+        f"drafting failed; the next {pause} steps go without" for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE)
+    ]
+    assert 3 * FIRST_PAUSE < fake.engine.num_steps < 3.5 * FIRST_PAUSE
+    assert max(batch.num_tokens for batch in fake.runner.batches[4:]) == 4
+
+
+def test_no_request_waits_for_a_draft_model_that_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        pace = Pace()
+
+        def price(self, step_s: float) -> float:
+            return 0.0
+
+        def propose(self, requests: list[Request], num_drafts: int) -> list[list[int]]:
+            raise torch.OutOfMemoryError("none left")
+
+    caplog.set_level(logging.CRITICAL)
+    fake = make_engine(overlap=True)
+    fake.engine._speculator = Speculator(fake.engine.scheduler, (), Broken())
+    fake.engine.add(0, add_request([1, 2, 3], max_tokens=20, temperature=0.0))
+    assert finish(fake) == {(0, 0): greedy([1, 2, 3], 20)}
+    assert sum(len(batch.placeholders.targets) for batch in fake.runner.batches) > 15  # steps overlap again
 
 
 # --- what is rejected --------------------------------------------------------------------------------------------
+
+NOTHING_LEFT = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
 
 
 @pytest.mark.parametrize(
@@ -167,6 +204,24 @@ def test_a_drafter_that_fails_is_left_out_and_costs_no_request_anything(monkeypa
             "allowed_token_ids must hold token ids from 0 to 49, got -2",
         ),
         (
+            add_request([1], allowed_token_ids=(3,) * 51),
+            RejectReason.INVALID,
+            "allowed_token_ids must hold at most 50 ids, got 51",
+        ),
+        (
+            add_request([1], stop_token_ids=(3,) * 51),
+            RejectReason.INVALID,
+            "stop_token_ids must hold at most 50 ids, got 51",
+        ),
+        (add_request([1], allowed_token_ids=(7,), min_tokens=1), RejectReason.INVALID, NOTHING_LEFT),
+        (
+            add_request(
+                [1], allowed_token_ids=(4, 5, 7), bad_words_token_ids=((4,),), stop_token_ids=(5,), min_tokens=1
+            ),
+            RejectReason.INVALID,
+            NOTHING_LEFT,
+        ),
+        (
             add_request([1], bad_words_token_ids=((1, 99),)),
             RejectReason.INVALID,
             "bad_words must hold token ids from 0 to 49, got 99",
@@ -184,11 +239,18 @@ def test_a_drafter_that_fails_is_left_out_and_costs_no_request_anything(monkeypa
     ],
 )
 def test_a_rejection_names_field_bound_and_value(add: AddRequest, reason: RejectReason, message: str) -> None:
-    fake = make_engine(max_model_len=40)
+    fake = make_engine(max_model_len=40, eos_token_ids=(7,))
     with pytest.raises(RejectedError) as caught:
         fake.engine.add(0, add)
     assert (caught.value.reason, str(caught.value)) == (reason, message)
     assert not fake.engine.has_work
+
+
+def test_an_allowed_end_is_taken_in_where_it_is_not_banned() -> None:
+    fake = make_engine(eos_token_ids=(7,))
+    for params in ({}, {"min_tokens": 1, "ignore_eos": True}):
+        fake.engine.add(0, add_request([1], allowed_token_ids=(7,), **params))
+        finish(fake)
 
 
 def test_the_longest_request_that_fits_is_taken_in() -> None:
@@ -267,10 +329,25 @@ def test_a_step_without_memory_makes_those_after_it_smaller(
     assert finish(fake) == {(1, 0): greedy([2] * 40, 5)}
     assert max(batch.num_tokens for batch in fake.runner.batches[1:]) == 10
     for _ in range(3):
-        fake.engine.scheduler.halve_token_budget()
+        fake.engine.scheduler.token_budget.halve()
     fake.engine.add(0, add_request([3] * 40, 2, max_tokens=1))
     fake.step()
     assert fake.runner.batches[-1].num_tokens == 6  # two requests and a block
+
+
+def test_the_token_budget_recovers(caplog: pytest.LogCaptureFixture) -> None:
+    """One step without memory, for whatever reason, made all steps smaller until the engine was started again."""
+    caplog.set_level(logging.CRITICAL)
+    fake = make_engine(max_num_seqs=2, max_num_batched_tokens=20, num_blocks=100, max_model_len=400)
+    fake.runner.fails_at_launch, fake.runner.error = True, torch.OutOfMemoryError("none left")
+    fake.engine.add(0, add_request([1] * 40))
+    fake.step()
+    for request_id in range(FIRST_TRIAL // 30 + 1):
+        fake.engine.add(0, add_request([request_id + 2] * 300, request_id, max_tokens=1))
+        finish(fake)
+    num_tokens = [batch.num_tokens for batch in fake.runner.batches[1:]]
+    assert set(num_tokens[:FIRST_TRIAL]) == {10}
+    assert max(num_tokens[FIRST_TRIAL:]) == 20
 
 
 def cached_tokens(fake: FakeEngine, add: AddRequest) -> int | None:

@@ -4,7 +4,7 @@ import pytest
 
 from engine.kv_cache_manager import KVCacheManager
 from engine.request import Request
-from tests.engine.requests_for_tests import request
+from tests.engine.requests_for_tests import find_prefix, request
 
 PROMPT = list(range(10))
 
@@ -21,7 +21,7 @@ def compute(kv: KVCacheManager, r: Request, num_tokens: int) -> None:
 
 def admit(kv: KVCacheManager, r: Request) -> int:
     """Admit a request and compute all its tokens; returns how many were cached."""
-    num_cached = kv.find_prefix(r)
+    num_cached = find_prefix(kv, r)
     assert kv.admit(r, num_cached, r.num_tokens - num_cached)
     compute(kv, r, r.num_new_tokens)
     return num_cached
@@ -50,21 +50,21 @@ def test_full_blocks_are_found_after_their_owner_has_gone_and_the_end_is_evicted
     other = request([99] * 13, 1)
     assert admit(kv, other) == 0
     assert tables(other) == [[3, 4, 5, 2]]  # block 1, the beginning of the first prompt, stays
-    assert kv.find_prefix(request(PROMPT, 2)) == 4
+    assert find_prefix(kv, request(PROMPT, 2)) == 4
 
 
 @pytest.mark.parametrize(("num_tokens", "num_found"), [(4, 0), (5, 4), (8, 4), (9, 8), (10, 8)])
 def test_at_least_one_token_is_left_to_compute(num_tokens: int, num_found: int) -> None:
     kv = manager()
     admit(kv, request(PROMPT, 0))
-    assert kv.find_prefix(request(PROMPT[:num_tokens], 1)) == num_found
+    assert find_prefix(kv, request(PROMPT[:num_tokens], 1)) == num_found
 
 
 def test_a_difference_in_an_early_block_hides_the_later_ones() -> None:
     kv = manager()
     admit(kv, request(PROMPT, 0))
-    assert kv.find_prefix(request([50, *PROMPT[1:]], 1)) == 0
-    assert kv.find_prefix(request([*PROMPT[:7], 50, *PROMPT[8:]], 2)) == 4
+    assert find_prefix(kv, request([50, *PROMPT[1:]], 1)) == 0
+    assert find_prefix(kv, request([*PROMPT[:7], 50, *PROMPT[8:]], 2)) == 4
 
 
 def test_output_tokens_are_found_by_the_next_turn() -> None:
@@ -76,7 +76,7 @@ def test_output_tokens_are_found_by_the_next_turn() -> None:
         assert kv.allocate(first, 1)
         compute(kv, first, 1)
     kv.free(first)
-    assert kv.find_prefix(request([*PROMPT, 70, 71, 5], 1)) == 12
+    assert find_prefix(kv, request([*PROMPT, 70, 71, 5], 1)) == 12
 
 
 def test_placeholders_and_drafts_are_not_indexed() -> None:
@@ -115,8 +115,8 @@ def test_without_prefix_caching_nothing_is_found_and_nobody_waits() -> None:
     kv = manager(prefix_caching=False)
     admit(kv, request(PROMPT, 0))
     later = request(PROMPT, 1)
-    assert kv.find_prefix(later) == 0
-    assert not kv.waits_for_leader(later, 0)
+    assert find_prefix(kv, later) == 0
+    assert not kv.awaited_hash(later, 0)
     assert kv.pools[0].num_indexed == 0
 
 
@@ -124,10 +124,10 @@ def test_an_unscored_prompt_reads_nothing_but_serves_others() -> None:
     kv = manager()
     admit(kv, request(PROMPT, 0, prompt_logprobs=0))
     scored = request(PROMPT, 1, prompt_logprobs=0)
-    assert kv.find_prefix(scored) == 0
-    assert kv.find_prefix(request(PROMPT, 2)) == 8
+    assert find_prefix(kv, scored) == 0
+    assert find_prefix(kv, request(PROMPT, 2)) == 8
     scored.num_scored_tokens = 10  # preempted after its scores were reported
-    assert kv.find_prefix(scored) == 8
+    assert find_prefix(kv, scored) == 8
 
 
 def test_cache_seed_differs_with_each_part_and_between_engines() -> None:
@@ -151,33 +151,43 @@ def test_other_seeds_find_nothing() -> None:
     kv = manager()
     admit(kv, request(PROMPT, 0, cache_seed=kv.cache_seed("", None, ())))
     for number, parts in enumerate([("salt", None, ()), ("", "lora", ()), ("", None, ("image",))], 1):
-        assert kv.find_prefix(request(PROMPT, number, cache_seed=kv.cache_seed(*parts))) == 0
-    assert kv.find_prefix(request(PROMPT, 9, cache_seed=kv.cache_seed("", None, ()))) == 8
+        assert find_prefix(kv, request(PROMPT, number, cache_seed=kv.cache_seed(*parts))) == 0
+    assert find_prefix(kv, request(PROMPT, 9, cache_seed=kv.cache_seed("", None, ()))) == 8
 
 
 def test_followers_wait_for_a_leader_block_by_block() -> None:
     kv = manager()
-    leader, follower = request(PROMPT, 0), request(PROMPT, 1)
+    leader, follower, other = request(PROMPT, 0), request(PROMPT, 1), request([*PROMPT[:4], 60, 61, 62, 63, 64], 2)
+    woken: list[bytes] = []
+    kv.wake_followers = woken.append
+    assert find_prefix(kv, leader) == 0
     assert kv.admit(leader, 0, 4)
-    assert kv.waits_for_leader(follower, kv.find_prefix(follower))
+    assert find_prefix(kv, follower) == find_prefix(kv, other) == 0
+    first, second = leader.block_hashes
+    assert (kv.awaited_hash(follower, 0), kv.awaited_hash(other, 0)) == (second, first)
     compute(kv, leader, 4)
-    assert kv.find_prefix(follower) == 4
-    assert kv.waits_for_leader(follower, 4)
-    assert not kv.waits_for_leader(request([*PROMPT[:4], 60, 61, 62, 63, 64], 2), 4)
+    assert find_prefix(kv, follower) == find_prefix(kv, other) == 4
+    assert (kv.awaited_hash(follower, 4), kv.awaited_hash(other, 4)) == (second, None)
+    assert woken == [first]
     assert kv.allocate(leader, 6)
     compute(kv, leader, 6)
-    assert kv.find_prefix(follower) == 8
-    assert not kv.waits_for_leader(follower, 8)
+    assert find_prefix(kv, follower) == 8
+    assert kv.awaited_hash(follower, 8) is None
+    assert woken == [first, second]
 
 
 def test_nobody_waits_for_a_leader_that_has_gone() -> None:
     kv = manager()
     leader, follower = request(PROMPT, 0), request(PROMPT, 1)
+    woken: list[bytes] = []
+    kv.wake_followers = woken.append
+    assert find_prefix(kv, leader) == 0
     assert kv.admit(leader, 0, 4)
     compute(kv, leader, 4)
     kv.free(leader)
-    assert kv.find_prefix(follower) == 4
-    assert not kv.waits_for_leader(follower, 4)
+    assert woken == leader.block_hashes
+    assert find_prefix(kv, follower) == 4
+    assert kv.awaited_hash(follower, 4) is None
     kv.check_integrity([])
 
 
@@ -186,7 +196,7 @@ def test_an_admission_that_does_not_fit_changes_nothing() -> None:
     first = request(PROMPT[:8], 0)
     admit(kv, first)
     second = request([*PROMPT, 11, 12, 13], 1)
-    assert kv.find_prefix(second) == 8
+    assert find_prefix(kv, second) == 8
     assert not kv.admit(second, 8, 5)
     assert (second.block_tables, second.num_computed_tokens, kv.num_free_blocks) == ([], 0, 1)
     kv.check_integrity([first])
@@ -196,9 +206,9 @@ def test_held_blocks_of_a_prefix_cost_no_free_block() -> None:
     kv = manager()
     first, later = request(PROMPT, 0), request(PROMPT, 1)
     admit(kv, first)
-    assert kv.num_held_blocks(later, kv.find_prefix(later)) == 2
+    assert kv.num_held_blocks(later, find_prefix(kv, later)) == 2
     kv.free(first)
-    assert kv.num_held_blocks(later, kv.find_prefix(later)) == 0
+    assert kv.num_held_blocks(later, find_prefix(kv, later)) == 0
 
 
 def test_allocate_fills_the_last_block_before_it_takes_another() -> None:
@@ -291,11 +301,11 @@ def test_under_a_window_a_prefix_is_found_by_its_end() -> None:
     kv.free(first)
     kv.pools[0].unindex(1)  # the first block has been evicted
     later = request(range(17), 1)
-    assert kv.find_prefix(later) == 16
+    assert find_prefix(kv, later) == 16
     assert kv.admit(later, 16, 1)
     assert tables(later) == [[0, 0, 0, 4, 5]]
     kv.pools[0].unindex(4)
-    assert kv.find_prefix(request(range(17), 2)) == 12
+    assert find_prefix(kv, request(range(17), 2)) == 12
 
 
 def test_groups_have_tables_of_their_own_and_must_agree_on_a_prefix() -> None:
@@ -307,7 +317,7 @@ def test_groups_have_tables_of_their_own_and_must_agree_on_a_prefix() -> None:
     assert kv.allocate(first, 1)
     assert tables(first) == [[1, 2, 3, 4, 5], [0, 0, 0, 4, 5]]
     kv.pools[0].unindex(3)
-    assert kv.find_prefix(request(range(17), 1)) == 8
+    assert find_prefix(kv, request(range(17), 1)) == 8
     kv.check_integrity([first])
 
 
@@ -321,8 +331,8 @@ def test_a_failed_step_is_forgotten() -> None:
     failed = kv.take_step_blocks()
     kv.free(second)
     kv.fail_steps([failed])
-    assert kv.find_prefix(request([*PROMPT[:4], *range(40, 50)], 2)) == 4
-    assert kv.find_prefix(request(PROMPT, 3)) == 8
+    assert find_prefix(kv, request([*PROMPT[:4], *range(40, 50)], 2)) == 4
+    assert find_prefix(kv, request(PROMPT, 3)) == 8
 
 
 def test_what_ends_in_a_failed_step_is_forgotten_though_indexed_later() -> None:
@@ -340,4 +350,4 @@ def test_what_ends_in_a_failed_step_is_forgotten_though_indexed_later() -> None:
     kv.index_computed_blocks(r)
     kv.free(r)
     kv.fail_steps([failed])
-    assert kv.find_prefix(request(PROMPT, 1)) == 4
+    assert find_prefix(kv, request(PROMPT, 1)) == 4

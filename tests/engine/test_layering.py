@@ -6,7 +6,15 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-SEAMS = {"engine.protocol", "engine.sampling_params", "engine.status_page", "engine.logs", "engine.garbage"}
+SEAMS = {
+    "engine.limits",
+    "engine.protocol",
+    "engine.sampling_params",
+    "engine.status_page",
+    "engine.logs",
+    "engine.garbage",
+}
+SEAMS |= {"engine.models.registry", "engine.models.errors"}  # which models there are
 HEAVY = {"torch", "transformers", "engine.engine"}
 
 

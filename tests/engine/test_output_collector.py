@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 
 from engine.kv_cache_manager import KVCacheManager
@@ -8,7 +10,7 @@ from engine.scheduler import ScheduledStep, Scheduler
 from engine.speculation.drafters import PredictionDrafter
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
-from tests.engine.requests_for_tests import request
+from tests.engine.requests_for_tests import find_prefix, request
 
 
 def start(*requests: Request, num_blocks: int = 50, max_num_tokens: int = 100, max_num_seqs: int = 8) -> Scheduler:
@@ -54,6 +56,36 @@ def test_a_prefill_chunk_brings_nothing() -> None:
     scheduler = start(request(range(10), 0), max_num_tokens=6)
     assert run(scheduler) == []
     assert [o.token_ids for o in run(scheduler, 9)] == [[9]]
+
+
+def test_nothing_left_to_sample_ends_the_request_instead_of_a_banned_id() -> None:
+    """The sampler yields the lowest id when all are banned, and that was taken for output."""
+    r = request([1], 0, allowed_token_ids=(5, 6), bad_words_token_ids=((5, 5), (5, 6)), ignore_eos=True)
+    scheduler = start(r)
+    assert [o.finish_reason for o in run(scheduler, 6)] == [None]
+    assert [o.finish_reason for o in run(scheduler, 5)] == [None]
+    (output,) = run(scheduler, 0)
+    assert (output.token_ids, output.finish_reason) == ([], FinishReason.DEAD_END)
+    assert output.message == "no token is left that the parameters of the request allow"
+
+
+def test_what_fails_for_one_request_ends_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """It failed the step, and with it every request that shared it."""
+
+    class Broken:
+        def accept(self, token_id: int) -> str | None:
+            raise KeyError(token_id)
+
+    caplog.set_level(logging.CRITICAL)
+    broken, sound = request([1, 2, 3], 0), request([4], 1)
+    scheduler = start(broken, sound)
+    step = schedule(scheduler)
+    broken.grammar = Broken()  # type: ignore[assignment]
+    outputs = [output for _, output in collect(scheduler, step, StepResult([8, 9], {}, []))]
+    scheduler.check_integrity()
+    assert outputs[0] == RequestOutput(0, 0, [], FinishReason.ERROR, message="the request failed: KeyError")
+    assert (outputs[-1].request_id, outputs[-1].token_ids) == (1, [9])
+    assert broken.is_finished and not sound.is_finished
 
 
 @pytest.mark.parametrize("stops", [{"stop_token_ids": (9,)}, {"eos_token_ids": (9, 10)}])
@@ -159,8 +191,8 @@ def test_refused_drafts_are_not_indexed() -> None:
     assert scheduler.kv.pools[0].num_indexed == 0
     collect(scheduler, step, StepResult([9, 5, 6], {}, []))
     run(scheduler, 7)
-    assert scheduler.kv.find_prefix(request([1, 2, 3, 4, 5], 1)) == 0
-    assert scheduler.kv.find_prefix(request([1, 2, 3, 9, 5], 2)) == 4
+    for token_ids, num_found in (([1, 2, 3, 4, 5], 0), ([1, 2, 3, 9, 5], 4)):
+        assert find_prefix(scheduler.kv, request(token_ids, 1)) == num_found
 
 
 def test_a_stop_id_among_the_drafts_ends_the_output_there() -> None:
@@ -229,7 +261,7 @@ def test_fail_ends_the_requests_of_the_steps_and_nothing_they_computed_is_found(
     outputs = fail(scheduler, [step], "broken")
     assert [(o.request_id, o.finish_reason, o.message) for _, o in outputs] == [(0, FinishReason.ERROR, "broken")]
     assert [key.request_id for key in scheduler.requests] == [1]
-    assert scheduler.kv.find_prefix(request(range(9), 2)) == 0
+    assert find_prefix(scheduler.kv, request(range(9), 2)) == 0
     scheduler.check_integrity()
 
 
@@ -240,4 +272,4 @@ def test_fail_forgets_a_block_that_was_indexed_because_its_request_ended() -> No
     collect(scheduler, first, StepResult([4], {}, []))
     assert scheduler.schedule() is None
     fail(scheduler, [second], "broken")
-    assert scheduler.kv.find_prefix(request([1, 2, 3, 4, 5], 1)) == 0
+    assert find_prefix(scheduler.kv, request([1, 2, 3, 4, 5], 1)) == 0

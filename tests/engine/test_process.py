@@ -1,5 +1,6 @@
 """The glue, around a fake model and without its endless loop."""
 
+import io
 import pathlib
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -19,7 +20,6 @@ from engine.models.errors import ModelError
 from engine.output_collector import Outputs
 from engine.process import EngineProcess
 from engine.protocol import (
-    OPTIONS_NAME,
     AbortRequest,
     Accepted,
     EngineInfo,
@@ -28,6 +28,7 @@ from engine.protocol import (
     Rejected,
     RejectReason,
 )
+from engine.scheduler import ScheduledStep
 from engine.status_page import StatusPage
 from tests.engine.fake_runner import make_engine
 from tests.engine.grammar.demo import guided
@@ -38,7 +39,7 @@ INFO = EngineInfo("epoch", "Fake", 50, 128, (), "cpu", "float32", "fake", 4, 64,
 
 
 class Start(Protocol):
-    def __call__(self, *, overlap: bool = False) -> EngineProcess: ...
+    def __call__(self, *, overlap: bool = False, stall_timeout_s: float = 120.0) -> EngineProcess: ...
 
 
 class FakeStarted:
@@ -53,7 +54,7 @@ def start(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     """Starts an engine process in the runtime directory; the one before it counts as dead."""
     started: list[EngineProcess] = []
 
-    def start(*, overlap: bool = False) -> EngineProcess:
+    def start(*, overlap: bool = False, stall_timeout_s: float = 120.0) -> EngineProcess:
         fake = make_engine(overlap=overlap)
 
         def fake_start(options: EngineOptions, epoch: str, *, progress: object, before_launch: object) -> FakeStarted:
@@ -61,7 +62,7 @@ def start(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
             return FakeStarted(fake.engine)
 
         monkeypatch.setattr(process, "start", fake_start)
-        started.append(EngineProcess(tmp_path, EngineOptions(model="fake")))
+        started.append(EngineProcess(tmp_path, EngineOptions(model="fake", stall_timeout_s=stall_timeout_s)))
         return started[-1]
 
     yield start
@@ -118,7 +119,7 @@ def test_a_suspect_runs_alone_and_is_cleared_at_its_end(start: Start, tmp_path: 
     assert list(p._fingerprints) == [(0, 1)]
 
 
-def test_an_aborted_suspect_stays_suspect(start: Start) -> None:
+def test_a_suspect_that_is_aborted_before_it_runs_stays_suspect(start: Start) -> None:
     """A client that gave up waiting cleared its request, which then ran beside others again."""
     p = start()
     p._apply(0, add_request([1, 2], 0))
@@ -129,6 +130,27 @@ def test_an_aborted_suspect_stays_suspect(start: Start) -> None:
     step(p)
     assert p._record.is_suspect(fingerprint(add_request([1, 2])))
     assert p._fingerprints == {}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_suspect_that_its_server_ends_by_a_stop_string_is_cleared(start: Start, overlap: bool) -> None:
+    """It never was, so that all that compute the same ran one after the other, for ever."""
+    p = start(overlap=overlap)
+    p._apply(0, add_request([1, 2], 0))
+    step(p)
+    p = start(overlap=overlap)
+    for number in range(3):
+        p._apply(0, add_request([1, 2], number))
+    while (0, 0) not in p._have_run:
+        step(p)
+    mark = fingerprint(add_request([1, 2]))
+    assert p._record.is_suspect(mark), "it still runs"
+    p._apply(0, AbortRequest(0))
+    step(p)
+    assert not p._record.is_suspect(mark)
+    assert (0, 0) not in p._have_run
+    p._apply(0, add_request([1, 2], 3))
+    assert not list(p._engine.scheduler.waiting)[-1].runs_alone
 
 
 def test_a_request_that_kills_two_engines_is_rejected_as_poison(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +232,7 @@ def test_idle_time_is_counted_anew_after_work(start: Start, monkeypatch: pytest.
         return 2 - idle_for_s if idle_for_s < 2 else None
 
     monkeypatch.setattr(p._engine, "prepare", prepare)
-    arrivals = iter([[], [(0, add_request([1], max_tokens=2))], *[[]] * 6])
+    arrivals = iter([[], [], [(0, add_request([1], max_tokens=2))], *[[]] * 6])
     timeouts: list[float | None] = []
 
     class StopError(Exception):
@@ -228,8 +250,8 @@ def test_idle_time_is_counted_anew_after_work(start: Start, monkeypatch: pytest.
     monkeypatch.setattr(p._link, "poll", poll)
     with pytest.raises(StopError):
         p.run()
-    assert idle == [0.0, 0.0, 2.0]
-    assert timeouts == [0.0, 2.0, 0.0, 0.0, 2.0, None, None, None, None]
+    assert idle == [0.0, 1.0, 0.0, 1.0, 2.0]
+    assert timeouts == [0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0], "with a sign of life every second"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +274,8 @@ def test_one_line_says_why_a_model_cannot_be_loaded(
     def refuse(*_: Any) -> None:
         raise error
 
-    (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(EngineOptions(model="fake")))
+    options = msgspec.json.encode(EngineOptions(model="fake"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(options)))
     monkeypatch.setattr(process, "EngineProcess", refuse)
     for name in ("ctypes", "signal", "logs"):  # what it makes of its own process
         monkeypatch.setattr(process, name, MagicMock())
@@ -262,3 +285,26 @@ def test_one_line_says_why_a_model_cannot_be_loaded(
     else:
         assert process.main(tmp_path) == process.EXIT_CANNOT_LOAD
         assert capsys.readouterr().err == f"weft: error: {line}\n"
+
+
+def test_what_the_engine_says_of_its_silence(start: Start, tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    """While it loads it is not judged; then as its step is predicted to take, and without work at least as long."""
+    monkeypatch.setattr("engine.process.time.monotonic", lambda: 1000.0)
+    page = StatusPage(tmp_path / "status")
+    pages: list[float] = []
+    before = EngineProcess._before_launch
+
+    def before_launch(p: EngineProcess, step: ScheduledStep) -> None:
+        before(p, step)
+        pages.append(page.read().stall_time)
+
+    monkeypatch.setattr(EngineProcess, "_before_launch", before_launch)
+    p = start(stall_timeout_s=90.0)
+    assert page.read().stall_time == 1010.0
+    p._apply(0, add_request([1, 2], 0))
+    step(p)
+    monkeypatch.setattr(p._engine.scheduler.cost, "predict", lambda load: 1.5)
+    step(p)
+    monkeypatch.setattr(p._engine.scheduler.cost, "predict", lambda load: 20.0)
+    step(p)
+    assert pages == [1090.0, 1015.0, 1090.0]

@@ -1,6 +1,6 @@
 from random import Random
 
-from engine.prompt_burst import END_OF_BURST, MAX_DELAY, PromptBurst
+from engine.prompt_burst import END_OF_BURST, MAX_DELAY, MAX_DELAY_S, PromptBurst
 
 STEP_S = 0.01
 
@@ -43,6 +43,24 @@ def test_streams_are_delayed_by_a_bounded_time_and_then_left_alone_for_as_long()
         num_steps += 1
         now_s += STEP_S
     assert abs(num_steps * STEP_S - delay_s) <= 2 * STEP_S
+
+
+def test_slow_streams_are_delayed_by_two_seconds_and_not_by_64_of_their_steps() -> None:
+    burst, step_s, now_s = PromptBurst(), 0.3, 1.0
+    assert not burst.goes_first(8, 0, step_s, now_s - step_s)
+    delays_s = []
+    while burst.goes_first(8, 100, step_s, now_s):
+        delays_s.append(0.5)
+        now_s += step_s + 0.5
+    assert MAX_DELAY_S < sum(delays_s) <= MAX_DELAY_S + 0.5
+
+
+def test_a_burst_that_has_used_half_of_its_time_is_not_for_its_last_prompts() -> None:
+    """They would let nearly all streams pause once more, for few that wait."""
+    for step_s, goes_on in ((0.9, True), (1.2, False)):
+        burst = running(8)
+        assert burst.goes_first(8, 8, 0.08, 1.0)
+        assert burst.goes_first(8, 7, 0.08, 1.0 + 0.08 + step_s) is goes_on
 
 
 def test_steps_that_take_no_longer_than_those_of_the_streams_delay_nobody() -> None:

@@ -6,6 +6,7 @@ from engine.protocol import (
     AbortRequest,
     Accepted,
     AddRequest,
+    BeamOptions,
     EngineInfo,
     FinishReason,
     FrameReader,
@@ -37,7 +38,9 @@ TO_ENGINE: list[ToEngine] = [
         cache_salt="salt",
         adapter="lora",
         extra_hash_keys=("a", "b"),
+        beams=BeamOptions(-0.5, "never"),
     ),
+    AddRequest(4, [1], SamplingParams(), beams=BeamOptions(early_stopping=True)),
     AbortRequest(3),
     AbortRequest(3, 1),
 ]

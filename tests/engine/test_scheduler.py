@@ -6,7 +6,7 @@ import pytest
 
 from engine.kv_cache_manager import KVCacheManager
 from engine.output_collector import Outputs, collect
-from engine.protocol import FinishReason
+from engine.protocol import TIER_WIDTH, FinishReason, ReasoningBudget
 from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel
@@ -120,6 +120,18 @@ def test_a_decode_limits_prefill_to_the_target() -> None:
     assert run_step(scheduler) == [(0, 1), (1, 29)]
 
 
+def test_a_stream_whose_ids_are_on_their_way_limits_prefill_as_well() -> None:
+    """With a step in flight it is not scheduled, so prompts were given a whole step, however long that took."""
+    scheduler = make_scheduler(cost=PerToken(), target_s=0.030)
+    stream = add(scheduler, 0, 4)
+    stream.reasoning_budget = ReasoningBudget(10, 3)
+    run_step(scheduler)
+    in_flight = schedule(scheduler)
+    add(scheduler, 1, 90)
+    assert describe(schedule(scheduler)) == [(1, 30)]
+    finish_step(scheduler, in_flight)
+
+
 @pytest.mark.parametrize(("num_blocks", "granted"), [(1000, 40), (30, 4)])
 def test_prompts_go_first_only_while_there_is_room_for_as_many_as_decode(num_blocks: int, granted: int) -> None:
     scheduler = make_scheduler(num_blocks=num_blocks, target_s=None, cost=PerToken())
@@ -157,6 +169,50 @@ def test_drafts_leave_a_block_of_the_budget_to_prefill() -> None:
     assert [s.draft_token_ids for s in step.requests] == [(1,) * 5, (2,), ()]
 
 
+@pytest.mark.parametrize(
+    ("target_s", "num_others", "num_drafts"),
+    [(0.010, 0, [7, 1]), (0.010, 3, [5, 0]), (None, 0, [7, 7]), (None, 1, [4, 0]), (None, 5, [6, 0])],
+)
+def test_drafts_leave_time_to_those_who_have_none(
+    target_s: float | None, num_others: int, num_drafts: list[int]
+) -> None:
+    """They were bounded by the tokens of a step alone, so that others waited for drafts as long as for a prompt."""
+    scheduler = make_scheduler(target_s=target_s, cost=PerToken())
+    requests = [add(scheduler, request_id, 2) for request_id in range(2 + num_others)]
+    run_step(scheduler)
+    for drafting in requests[:2]:
+        drafting.draft_token_ids = [1] * 7
+    step = schedule(scheduler)
+    assert [len(s.draft_token_ids) for s in step.requests[:2]] == num_drafts
+    assert step.load.num_tokens == 2 + num_others + sum(num_drafts)
+
+
+def test_known_output_is_computed_in_chunks_beside_the_streams_that_run() -> None:
+    """What a grammar forced was one draft of any length."""
+    scheduler = make_scheduler(cost=PerToken(), target_s=0.030)
+    add(scheduler, 0, 4)
+    forced = add(scheduler, 1, 4, max_tokens=100)
+    run_step(scheduler)
+    for _ in range(60):
+        forced.append(7)
+    steps = [schedule(scheduler)]
+    while steps[-1].requests[1].num_rows == 0:
+        finish_step(scheduler, steps[-1])
+        steps.append(schedule(scheduler))
+    assert [describe(step) for step in steps] == [[(0, 1), (1, 29)], [(0, 1), (1, 29)], [(0, 1), (1, 3)]]
+    assert [step.num_rows for step in steps] == [1, 1, 2]
+
+
+def test_known_output_is_no_prompt_that_may_go_before_streams_and_gets_a_token_in_every_step() -> None:
+    scheduler = make_scheduler(cost=PerToken(), target_s=None)
+    requests = [add(scheduler, request_id, 4, max_tokens=100) for request_id in range(4)]
+    run_step(scheduler)
+    for forced in requests[1:]:
+        for _ in range(60):
+            forced.append(7)
+    assert run_step(scheduler) == [(1, 5), (0, 1), (2, 1), (3, 1)]
+
+
 def test_lower_priority_values_and_earlier_arrivals_are_admitted_first() -> None:
     scheduler = make_scheduler(max_num_seqs=2)
     for request_id, priority in enumerate([1, 0, 1, -1]):
@@ -165,6 +221,27 @@ def test_lower_priority_values_and_earlier_arrivals_are_admitted_first() -> None
     while scheduler.has_requests:
         order += [request_id for request_id, num_tokens in run_step(scheduler) if num_tokens == 4]
     assert order == [3, 1, 0, 2]
+
+
+@pytest.mark.parametrize(("tier", "longest_s"), [(0, 30), (TIER_WIDTH, 60)])
+def test_a_tier_above_delays_a_request_for_a_bounded_time(
+    tier: int, longest_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four clients of the top tier, each of which asks again at once, starved all others for ever."""
+    now_s = 1000.0
+    monkeypatch.setattr("engine.scheduler.time.monotonic", lambda: now_s)
+    scheduler = make_scheduler(max_num_seqs=2)
+    slow = add(scheduler, 0, 4, priority=tier)
+    num_asked = 0
+    while slow.status is Status.WAITING:
+        while len(scheduler.requests) < 5:
+            num_asked += 1
+            add(scheduler, num_asked, 4, priority=-TIER_WIDTH, max_tokens=2)
+        run_step(scheduler)
+        now_s += 0.5
+        assert now_s - 1000.0 <= longest_s + 3, "the four that came before its last lift are served first"
+    assert now_s - 1000.0 > longest_s
+    assert num_asked > 50
 
 
 # --- blocks ------------------------------------------------------------------------------------------------------
@@ -177,7 +254,7 @@ def test_the_youngest_that_completed_a_block_is_preempted_and_comes_back() -> No
     assert run_step(scheduler) == [(0, 1), (1, 1), (2, 1)]
     assert run_step(scheduler) == [(0, 1)]  # 2 gave its block to 0; 1 then found no younger one to take from
     assert (old.num_preemptions, middle.num_preemptions, young.num_preemptions) == (0, 1, 1)
-    assert scheduler.waiting == [middle, young]
+    assert list(scheduler.waiting) == [middle, young]
     assert middle.token_ids == [*prompt(1, 7), 7, 7]
     while scheduler.has_requests:
         run_step(scheduler)
@@ -278,7 +355,7 @@ def test_only_a_deadline_of_a_request_that_never_ran_expires() -> None:
     late = add(scheduler, 1, 4, deadline=past)
     add(scheduler, 2, 4, deadline=time.monotonic() + 100)
     add(scheduler, 3, 4)
-    assert scheduler.expired() == [late]
+    assert scheduler.take_expired() == [late]
     assert running.status is Status.RUNNING
 
 

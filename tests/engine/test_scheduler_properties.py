@@ -3,25 +3,74 @@
 import itertools
 import logging
 import os
+from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from engine.protocol import USUAL_CACHING, AddRequest, CachePolicy, FinishReason, Pin, TokenLogprobs
-from engine.request import Request
+from engine.protocol import (
+    TIER_WIDTH,
+    USUAL_CACHING,
+    AddRequest,
+    BeamOptions,
+    CachePolicy,
+    FinishReason,
+    Pin,
+    TokenLogprobs,
+)
+from engine.request import Request, RequestKey
 from engine.sampling.random import uniforms
 from engine.sampling_params import SamplingParams
-from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_id
+from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_id, next_logprobs
+from tests.engine.plain_beam_search import plain_beam_search
 
 
-def expected_ids(fake: FakeEngine, add: AddRequest, index: int, eos: tuple[int, ...], max_model_len: int) -> list[int]:
+class ForcedRuns:
+    """Stands in for a grammar: some sampled ids have to be followed by a run of others."""
+
+    def __init__(self, run: Sequence[int] = ()) -> None:
+        self._run = list(run)
+
+    is_stopped = False
+
+    @staticmethod
+    def run_behind(token_id: int) -> list[int]:
+        return [1, 2, 3, 4, 5, 6, 7, 8, 9][: token_id // 4] if token_id % 3 == 0 else []
+
+    def copy(self) -> "ForcedRuns":
+        return ForcedRuns(self._run)
+
+    def accept(self, token_id: int) -> str | None:
+        if self._run:
+            assert self._run.pop(0) == token_id
+        else:
+            self._run = self.run_behind(token_id)
+        return None
+
+    def forced_token_ids(self, most: int) -> list[int]:
+        return self._run[:most]
+
+
+def expected_ids(
+    fake: FakeEngine, add: AddRequest, index: int, eos: tuple[int, ...], max_model_len: int, is_guided: bool
+) -> list[int]:
     """Plain decoding, one token at a time, over the whole context."""
     params = add.sampling_params
     context = list(add.prompt_token_ids)
     longest = None if None in fake.windows else max(w for w in fake.windows if w is not None)
     most = max_model_len - len(context) if params.max_tokens is None else params.max_tokens
+    if add.beams is not None:
+        stop_ids = (*params.stop_token_ids, *(() if params.ignore_eos else eos))
+        return plain_beam_search(
+            lambda context: next_logprobs(context if longest is None else context[-longest:], 2 * add.num_choices),
+            context,
+            add.num_choices,
+            most,
+            stop_ids,
+            add.beams,
+        )[index]
     output: list[int] = []
     while len(output) < min(most, max_model_len - len(add.prompt_token_ids)):
         uniform = uniforms(np.array([params.seed], np.uint64), np.array([len(context)]), np.array([index]))[0]
@@ -31,6 +80,9 @@ def expected_ids(fake: FakeEngine, add: AddRequest, index: int, eos: tuple[int, 
         output.append(token_id)
         if token_id in eos and not params.ignore_eos:
             break
+        run = ForcedRuns.run_behind(token_id)[: most - len(output)] if is_guided else []
+        context += run
+        output += run
     return output
 
 
@@ -43,6 +95,9 @@ POLICIES = (
 )
 
 
+BEAMS = (None, None, None, BeamOptions(), BeamOptions(2.0, "never"), BeamOptions(-1.0, early_stopping=True))
+
+
 class GuessingDrafter:
     """Right for a few tokens, then wrong, so that every length of accepted prefix occurs."""
 
@@ -50,6 +105,8 @@ class GuessingDrafter:
         self.windows: list[int | None] = [None]
 
     def propose(self, request: Request) -> list[int]:
+        if request.grammar is not None:
+            return []  # a mask would hold the rows behind drafts to what is forced; the fake runner knows none
         if request.params.temperature or None not in self.windows:
             return [7, 8]
         context = list(request.token_ids)
@@ -81,6 +138,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scores: dict[tuple[int, int], list[TokenLogprobs]] = {}
         self.open: set[tuple[int, int]] = set()
         self.failed: set[tuple[int, int]] = set()
+        self.guided: set[int] = set()
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
@@ -88,11 +146,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(0, 12),
         num_choices=st.integers(1, 3),
         temperature=st.sampled_from([0.0, 1.0]),
-        priority=st.integers(0, 2),
+        priority=st.sampled_from([0, 1, 2, -TIER_WIDTH]),
         salt=st.sampled_from(["", "", "", "other"]),
         caching=st.sampled_from(POLICIES),
         ignore_eos=st.booleans(),
         scored=st.booleans(),
+        beams=st.sampled_from(BEAMS),
+        guided=st.booleans(),
     )
     def add(
         self,
@@ -106,7 +166,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: CachePolicy,
         ignore_eos: bool,
         scored: bool,
+        beams: BeamOptions | None,
+        guided: bool,
     ) -> None:
+        if beams is not None:
+            max_tokens, scored, guided = max(max_tokens, 1), False, False
         prompt = ([5] * shared + prompt)[: max(1, self.max_model_len - max_tokens)]
         if len(prompt) + max_tokens > self.max_model_len:
             return
@@ -119,14 +183,20 @@ class SchedulerMachine(RuleBasedStateMachine):
                 seed=len(self.adds),
                 ignore_eos=ignore_eos,
                 prompt_logprobs=0 if scored else None,
+                stop_token_ids=tuple(range(20, 24)) if beams else (),
             ),
             num_choices=num_choices,
             priority=priority,
             cache_salt=salt,
             caching=caching,
+            beams=beams,
         )
         self.adds[add.request_id] = add
         self.fake.engine.add(0, add)
+        if guided:
+            grammar: object = ForcedRuns()
+            self.fake.engine.scheduler.requests[RequestKey(0, add.request_id, 0)].grammar = grammar  # type: ignore
+            self.guided.add(add.request_id)
         for index in range(num_choices):
             self.outputs[add.request_id, index] = []
             self.scores[add.request_id, index] = []
@@ -151,7 +221,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             elif output.finish_reason is not None:
                 add = self.adds[output.request_id]
                 self.check_scores(add, output.index)
-                assert self.outputs[key] == expected_ids(self.fake, add, output.index, self.eos, self.max_model_len)
+                is_guided = add.request_id in self.guided
+                expected = expected_ids(self.fake, add, output.index, self.eos, self.max_model_len, is_guided)
+                assert self.outputs[key] == expected
 
     def check_scores(self, add: AddRequest, index: int) -> None:
         scores = [(s.top_token_ids[0], s.logprob) for s in self.scores[add.request_id, index]]
@@ -172,6 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not self.open:
             return
         request_id, index = data.draw(st.sampled_from(sorted(self.open)))
+        whole = whole or self.adds[request_id].beams is not None
         self.fake.engine.scheduler.abort(0, request_id, None if whole else index)
         self.open = {key for key in self.open if key[0] != request_id or (not whole and key[1] != index)}
 

@@ -1,5 +1,6 @@
 """Start-up and `weft plan` on a tiny checkpoint."""
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +18,16 @@ from engine.models import loading
 from engine.models.decoder import Decoder
 from engine.models.errors import ModelError
 from engine.native import library
-from engine.protocol import OPTIONS_NAME, EngineOptions
+from engine.protocol import EngineOptions
 from engine.startup import start
 from tests.engine.requests_for_tests import add_request
 
 DEMO = Path(server.__file__).parent / "demo_model"
+
+
+def tell(monkeypatch: pytest.MonkeyPatch, options: EngineOptions) -> None:
+    """Put the options on standard input, as the supervisor does."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(options))))
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +71,9 @@ def test_the_plan_before_loading_is_the_one_that_is_served(
         max_num_seqs=64,
         speculative=speculative,
     )
-    (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(options))
+    tell(monkeypatch, options)
     monkeypatch.setattr(engine_config, "available_memory_bytes", lambda device: free_bytes)
-    assert plan.main(tmp_path) == 0
+    assert plan.main() == 0
     said = capsys.readouterr().out.splitlines()
 
     def load(*args: Any, **options: Any) -> Decoder:
@@ -90,8 +96,8 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     monkeypatch.delattr(startup, "load_weights")
     with pytest.raises(ModelError, match=r"does not fit: weights take 289 kB and .* but only 300 kB are free"):
         start(options, "epoch")
-    (tmp_path / OPTIONS_NAME).write_bytes(msgspec.json.encode(options))
-    assert plan.main(tmp_path) == 2
+    tell(monkeypatch, options)
+    assert plan.main() == 2
 
 
 def test_a_draft_model_takes_its_part_of_the_memory(checkpoint_folder: Callable[[str], Path]) -> None:

@@ -46,7 +46,7 @@ def reading(number: int, *, is_last: bool = False) -> Status:
 def test_a_new_page_says_that_no_engine_has_written(tmp_path: pathlib.Path) -> None:
     page = StatusPage(tmp_path / "status")
     assert page.read() == Status()
-    assert not page.read().is_alive(10.0)
+    assert not page.read().is_alive
 
 
 def test_reading_is_what_was_written_and_outlives_the_writer(tmp_path: pathlib.Path) -> None:
@@ -58,12 +58,14 @@ def test_reading_is_what_was_written_and_outlives_the_writer(tmp_path: pathlib.P
     assert StatusPage(tmp_path / "status").read() == status
 
 
-def test_is_alive_while_it_progresses_or_has_nothing_to_do() -> None:
+def test_is_alive_until_it_is_silent_for_longer_than_it_said() -> None:
     now = time.monotonic()
-    assert Status(is_ready=1, has_work=1, progress_time=now).is_alive(500.0)
-    assert not Status(is_ready=1, has_work=1, progress_time=now - 501).is_alive(500.0)
-    assert Status(is_ready=1, has_work=0, progress_time=now - 600).is_alive(500.0)
-    assert not Status(is_ready=0, has_work=0, progress_time=now).is_alive(500.0)
+    assert Status(is_ready=1, stall_time=now + 500).is_alive
+    assert not Status(is_ready=1, stall_time=now - 1).is_alive
+    assert Status(is_ready=1, progress_time=now - 500, stall_time=0.0).is_alive, "not judged"
+    assert not Status(is_ready=0, stall_time=now + 500).is_alive
+    assert Status(stall_time=now - 1).is_stalled
+    assert not Status(progress_time=now - 500).is_stalled, "loading is no stalling"
 
 
 def test_a_reader_in_another_process_sees_whole_readings_only(tmp_path: pathlib.Path) -> None:
@@ -104,3 +106,10 @@ def test_a_writer_that_died_in_a_write_stops_neither_readers_nor_its_successor(
 def test_a_number_that_does_not_fit_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(struct.error):
         StatusPage(tmp_path / "status").write(Status(num_steps=-1))
+
+
+def test_the_page_has_room_on_the_disk(tmp_path: pathlib.Path) -> None:
+    """On a full one the first write killed the process with SIGBUS."""
+    StatusPage(tmp_path / "status").close()
+    status = (tmp_path / "status").stat()
+    assert status.st_blocks * 512 >= status.st_size > 0

@@ -2,6 +2,7 @@ import logging
 
 import pytest
 
+from engine.prompt_burst import MAX_DELAY_S
 from engine.step_budget import SLOWDOWN, LatencyTarget, StepBudget
 from engine.step_cost import StepCostModel, StepLoad
 from tests.engine.requests_for_tests import PerToken
@@ -17,7 +18,7 @@ def budget(num_decodes: int, *, max_num_tokens: int = 1000, target_s: float = 0.
 
 def limit(target: LatencyTarget, cost: StepCostModel, num_decodes: int, num_prompts: int = 1) -> float | None:
     load = StepLoad(num_tokens=num_decodes)
-    return target.limit_s(load, cost, num_decodes=num_decodes, num_prompts=num_prompts, now_s=0.0)
+    return target.limit_s(load, cost, num_streams=num_decodes, num_prompts=num_prompts, now_s=0.0)
 
 
 def test_without_decodes_only_tokens_count() -> None:
@@ -81,11 +82,12 @@ def test_without_a_target_the_limit_follows_the_decodes_while_they_are_more() ->
     assert limit(target, cost, 0, num_prompts=1) is None
     assert limit(target, cost, 50, num_prompts=0) == 0.05 * SLOWDOWN
     assert limit(target, cost, 50, num_prompts=49) == 0.05 * SLOWDOWN
-    assert limit(target, cost, 2000, num_prompts=1) == 2.0 * SLOWDOWN
+    assert limit(target, cost, 800, num_prompts=1) == MAX_DELAY_S / 2.0, "1.44 s, but one step may take twice as long"
 
 
 def test_without_a_target_a_burst_of_prompts_goes_first_and_to_its_end() -> None:
     target, cost = LatencyTarget(None), PerToken()
-    assert limit(target, cost, 8, num_prompts=8) is None
-    assert limit(target, cost, 15, num_prompts=2) is None
+    cost.tail_ratio = 1.25
+    assert limit(target, cost, 8, num_prompts=8) == MAX_DELAY_S / 1.25
+    assert limit(target, cost, 15, num_prompts=2) == MAX_DELAY_S / 1.25
     assert limit(target, cost, 17, num_prompts=1) == 0.017 * SLOWDOWN

@@ -21,6 +21,7 @@ from engine.status_page import Status
 from server.app import create_app
 from server.chat_template import ChatTemplateError
 from server.engine_client import EngineUnavailableError
+from server.long_text import Room, fitted
 from server.settings import Settings
 
 BOS, EOS, END = 256, 257, 258
@@ -59,12 +60,12 @@ class ByteTokenizer:
         self.token_ids: dict[str, int] = {}
         self.added_ids: dict[str, int] = {}
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
         self.threads.add(threading.current_thread().name)
-        return [BOS] * add_special_tokens + list(text.encode())
+        return [BOS] * add_special_tokens + list(fitted(text, room, len).encode())
 
-    def encode_continuation(self, text: str) -> list[int]:
-        return self.encode(text, add_special_tokens=False)
+    def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
+        return self.encode(text, False, room)
 
     def encode_chat(
         self,
@@ -73,6 +74,7 @@ class ByteTokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Any = NO_KWARGS,
+        room: Room | None = None,
     ) -> list[int]:
         self.threads.add(threading.current_thread().name)
         self.rendered, self.variables = list(messages), dict(template_kwargs)
@@ -81,7 +83,7 @@ class ByteTokenizer:
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         if continue_final_message:
             text = text.removesuffix("\n")
-        return [BOS, *text.encode(), *b"assistant:" * add_generation_prompt]
+        return [BOS, *fitted(text, room, len).encode(), *b"assistant:" * add_generation_prompt]
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:
         detokenizer = ByteDetokenizer(skip_special_tokens)
@@ -278,7 +280,7 @@ class Site:
     def call(self, method: str, path: str, **request: Any) -> Reply:
         async def run() -> Reply:
             transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://weft") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 response = await client.request(method, path, **request)
                 return Reply(response.status_code, response.headers, response.text)
 

@@ -199,7 +199,7 @@ def test_the_template_for_tools_is_preferred_when_there_are_tools() -> None:
 
 
 def test_without_a_default_the_names_are_told() -> None:
-    with pytest.raises(ChatTemplateError, match="choose one of: a, b"):
+    with pytest.raises(ChatTemplateError, match="no default chat template, only a, b"):
         ChatTemplates({"b": "", "a": ""}).select(None, has_tools=False)
     with pytest.raises(ChatTemplateError, match="no chat template"):
         ChatTemplates({}).select(None, has_tools=False)

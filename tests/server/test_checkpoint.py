@@ -22,7 +22,7 @@ def kept(files: list[str], asked: dict[str, object]) -> Iterable[str]:
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     path = tmp_path / "my-model"
     path.mkdir()
-    (path / "config.json").write_text("{}")
+    (path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     return path
 
 
@@ -54,6 +54,62 @@ def test_missing_folder_is_not_looked_for_on_the_hub(model: str) -> None:
 def test_folder_without_config_is_no_checkpoint(tmp_path: pathlib.Path) -> None:
     with pytest.raises(StartError, match=r"^model: no config.json in "):
         checkpoint.resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ('{"architectures": ["MambaForCausalLM"]}', "architecture MambaForCausalLM is not supported (supported: Llama"),
+        ('{"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq"}}', "quantized"),
+        ("{}", "names no architecture"),
+        ("[", "not readable as JSON"),
+    ],
+)
+def test_a_model_that_the_engine_does_not_have_is_refused_at_once(
+    folder: pathlib.Path, config: str, fault: str
+) -> None:
+    """The engine said so after it had started, seconds later."""
+    (folder / "config.json").write_text(config)
+    for is_plan in (False, True):
+        with pytest.raises(StartError) as caught:
+            checkpoint.resolve(str(folder), is_plan=is_plan)
+        assert str(caught.value).startswith("model: ")
+        assert fault in str(caught.value)
+    with pytest.raises(StartError, match=r"^speculative: "):
+        checkpoint.resolve_draft(str(folder))
+
+
+def test_gguf_is_named_whatever_stands_for_it(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "model-q4.GGUF"
+    file.touch()
+    wanted = "Weft wants a folder with config.json and safetensors, or a hub id such as Qwen/Qwen3-0.6B"
+    for model in (str(file), str(tmp_path).replace(file.name, ""), "Qwen/Qwen3-0.6B-GGUF"):
+        (tmp_path / "model.gguf").touch()
+        with pytest.raises(StartError) as caught:
+            checkpoint.resolve(model)
+        assert str(caught.value) == f"model: {model}: GGUF files are not supported yet; {wanted}"
+
+
+@pytest.mark.parametrize("model", ["qwen3:0.6b", "library/llama3.2:latest", "hf.co/org/name-GGUF:Q4_K_M"])
+def test_a_name_of_ollamas_is_known_as_such(model: str) -> None:
+    with pytest.raises(StartError, match=rf"^model: no such folder: {model}: .*Ollama.* such as Qwen/Qwen3-0\.6B$"):
+        checkpoint.resolve(model)
+
+
+def test_weights_of_a_model_that_the_engine_does_not_have_are_not_downloaded(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def download(repo_id: str, **options: object) -> str:
+        asked.append(options["allow_patterns"])
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    (folder / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    with pytest.raises(StartError, match=r"^model: architecture MambaForCausalLM"):
+        checkpoint.resolve("org/not-cached")
+    assert asked == [checkpoint.CONFIG_PATTERNS]
 
 
 def test_hub_id_is_downloaded_without_code(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from engine.status_page import Status, StatusPage
 from server import engine_client
 from server.engine_client import (
     EngineDiedError,
+    EngineLeftError,
     EngineUnavailableError,
     Generation,
     RequestRejectedError,
@@ -134,10 +135,12 @@ def run(tmp_path: pathlib.Path, script: Callable[[SocketEngineClient, FakeEngine
     async def main() -> None:
         engine = FakeEngine(tmp_path, "a")
         await engine.start()
-        async with SocketEngineClient(tmp_path) as client:
-            await connected(client, "a")
-            await script(client, engine)
-        await engine.die()
+        try:
+            async with SocketEngineClient(tmp_path) as client:
+                await connected(client, "a")
+                await script(client, engine)
+        finally:
+            await engine.die()
 
     uvloop.run(main())
 
@@ -177,6 +180,20 @@ def test_accepted_request_streams_to_its_end(tmp_path: pathlib.Path) -> None:
         generation.close()
         await settle()
         assert engine.has_heard_all  # what has finished needs no abort
+
+    run(tmp_path, script)
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
+    """A number beyond 64 bits was noticed behind the registration: an idle engine seemed to owe an answer for ever."""
+
+    async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
+        StatusPage(tmp_path / STATUS_NAME).write(Status(epoch_id=1, is_ready=1))
+        with pytest.raises(OverflowError):
+            await client.generate(AddRequest(0, [5], GREEDY, priority=10**20))
+        await settle()
+        assert not client.status().has_work
+        assert engine.has_heard_all
 
     run(tmp_path, script)
 
@@ -320,19 +337,16 @@ def test_no_engine_is_said_at_once(tmp_path: pathlib.Path) -> None:
     uvloop.run(main())
 
 
-def test_an_engine_that_does_not_answer_is_no_idle_one(tmp_path: pathlib.Path) -> None:
-    """It was taken to be idle, and healthy for ever, when it hung before it could write that it has work."""
+def test_an_engine_that_hangs_is_asked_nothing(tmp_path: pathlib.Path) -> None:
+    """New requests hung with it."""
 
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
-        StatusPage(tmp_path / STATUS_NAME).write(Status(is_ready=1, progress_time=time.monotonic() - 500))
-        task = asyncio.create_task(client.generate(AddRequest(0, [1], GREEDY)))
-        request = await engine.hear_add()
-        await asyncio.sleep(0.02)
-        assert client.status().is_alive(100)
-        assert not client.status().is_alive(0.01)
-        engine.say(Accepted(request.request_id))
-        await task
-        assert client.status().is_alive(0.01)
+        page = StatusPage(tmp_path / STATUS_NAME)
+        page.write(Status(is_ready=1, stall_time=time.monotonic() - 1))
+        with pytest.raises(EngineUnavailableError):
+            await client.generate(AddRequest(0, [1], GREEDY))
+        page.write(Status(is_ready=1, stall_time=time.monotonic() + 500))
+        await accepted(client, engine)
 
     run(tmp_path, script)
 
@@ -400,11 +414,19 @@ def test_garbage_ends_the_connection_and_starts_another(tmp_path: pathlib.Path, 
 
 
 def test_disconnect_fails_what_runs(tmp_path: pathlib.Path) -> None:
+    """It was told that the engine had died."""
+
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
         generation, _ = await accepted(client, engine)
+        task = asyncio.create_task(client.generate(AddRequest(0, [1], GREEDY)))
+        await engine.hear_add()
         await client.disconnect()
-        with pytest.raises(EngineDiedError):
+        with pytest.raises(EngineLeftError):
             await anext(read_all(generation))
+        with pytest.raises(EngineLeftError):
+            await asyncio.wait_for(task, TIMEOUT_S)
+        with pytest.raises(EngineLeftError):
+            await client.generate(AddRequest(0, [1], GREEDY))
         assert client.info is None
 
     run(tmp_path, script)

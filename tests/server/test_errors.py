@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from engine.protocol import RejectReason
-from server.engine_client import EngineDiedError, EngineUnavailableError, RequestRejectedError
+from server.engine_client import EngineDiedError, EngineLeftError, EngineUnavailableError, RequestRejectedError
 from server.errors import InvalidRequestError, as_api_error, error_body
 
 TABLE = [
@@ -20,6 +20,7 @@ TABLE = [
     ),
     (EngineUnavailableError(), 503, "server_error", "engine_restarting", {"retry-after": "2"}),
     (EngineDiedError(), 503, "server_error", "engine_restarting", {"retry-after": "2"}),
+    (EngineLeftError(), 503, "server_error", "shutting_down", {"connection": "close", "retry-after": "2"}),
     (ValueError("secret"), 500, "server_error", "internal_error", {}),
 ]
 

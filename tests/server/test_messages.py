@@ -59,6 +59,7 @@ def test_parts_that_a_text_model_cannot_see(site: Any, kind: str) -> None:
         ([{"role": "assistant", "content": None}], "invalid_value", "messages[0].content"),
         ([{"role": "user", "content": [{"type": "text"}]}], "invalid_value", "messages[0].content[0].text"),
         ([{"role": "user", "content": [{"type": "poem"}]}], "invalid_value", "messages[0].content[0].type"),
+        ([{"role": "tool", "content": "4"}], "invalid_value", "messages[0].tool_call_id"),
         ([{"role": "assistant", "audio": {"id": "a"}}], "unsupported_value", "messages[0].audio"),
     ],
 )

@@ -65,6 +65,7 @@ def test_draining_refuses_what_is_new(site: Any) -> None:
     assert site.call("GET", "/ready").status == 503
     assert site.call("GET", "/health").status == 200
     assert site.call("GET", "/metrics").status == 200
+    assert site.call("GET", "/stats").status == 200, "an open page, which asks twice a second, filled its console"
 
 
 def test_requests_are_counted_until_their_last_byte(site: Any) -> None:

@@ -148,3 +148,10 @@ def test_special_tokens_are_shown_on_request(site: Any) -> None:
     assert site.chat().json["choices"][0]["message"]["content"] == "Hällo, wörld!"
     shown = site.chat(skip_special_tokens=False, include_stop_str_in_output=True)
     assert shown.json["choices"][0]["message"]["content"] == "Hällo, wörld!<257>"
+
+
+def test_ids_that_are_named_again_and_again_are_sent_once(site: Any) -> None:
+    """A million duplicates were sent to the engine, which read all of them at every step."""
+    site.complete(allowed_token_ids=[7, 5] * 1000, stop_token_ids=[9, 8] * 1000)
+    assert site.engine.asked[0].params.allowed_token_ids == (7, 5)
+    assert site.engine.asked[0].params.stop_token_ids == (9, 8)

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
 import pathlib
 import signal
 import socket
@@ -33,6 +32,7 @@ from engine.protocol import (
 )
 from engine.status_page import Status, StatusPage
 from server import supervisor
+from server.runtime_folder import METRICS_NAME
 from server.settings import Settings
 
 TOKEN_S = 0.02
@@ -111,17 +111,21 @@ class ServerProcess:
     """A running `python -m server.process`."""
 
     def __init__(self, runtime_dir: pathlib.Path, model: pathlib.Path, drain_timeout_s: float = TIMEOUT_S) -> None:
-        settings = Settings(served_model_name=("m",), drain_timeout_s=drain_timeout_s)
-        supervisor.write_options(runtime_dir, settings, model)
+        (runtime_dir / METRICS_NAME).mkdir(exist_ok=True)
+        settings = Settings(served_model_name=("m",), drain_timeout_s=drain_timeout_s, model=str(model))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "server.process", str(runtime_dir), str(listener.fileno())],
-                env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(runtime_dir / supervisor.METRICS_NAME)},
                 pass_fds=(listener.fileno(),),
+                stdin=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
+        assert self.process.stdin is not None
+        self.process.stdin.write(settings.model_dump_json())
+        self.process.stdin.close()
+        self.process.stdin = None  # or `communicate` would flush it
         self.ready_file = supervisor.ready_file(runtime_dir, self.process.pid)
         self._open = contextlib.ExitStack()
 
@@ -228,12 +232,33 @@ def test_idle_server_ends_at_once(engine: SmallEngine, start: Start) -> None:
     assert server.wait() == (0, "")
 
 
+def test_bodies_that_are_to_come_do_not_hold_up_the_end(engine: SmallEngine, start: Start) -> None:
+    """One unfinished body made SIGTERM wait out the drain."""
+    server = start(drain_timeout_s=10 * TIMEOUT_S)
+    lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Expect: 100-continue", "Content-Length: 100", "", ""]
+    with contextlib.ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S)) for _ in range(3)
+        ]
+        for connection in connections:
+            connection.sendall("\r\n".join(lines).encode())
+            assert connection.recv(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.sendall(b"{")
+        server.stop()
+        for connection in connections:
+            answer = b"".join(iter(lambda connection=connection: connection.recv(65536), b""))  # type: ignore[misc]
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "shutting_down"
+    assert server.wait() == (0, "")
+
+
 def test_what_outlasts_the_drain_is_told_so(engine: SmallEngine, start: Start) -> None:
     server = start(drain_timeout_s=0.3)
     stream = server.ask(4000, stream=True)
     server.stop()
     events = read_events(stream)
-    assert "error" in json.loads(next(event for event in reversed(events) if event != "[DONE]"))
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["code"] == "shutting_down"
     code, errors = server.wait()
     assert code == 0
     assert errors.count("\n") == 1

@@ -2,12 +2,15 @@
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+
+from server.workers import LONG_SIZE
 
 TIMEOUT_S = 60.0
 """Of what is waited for; only a failure takes so long."""
@@ -48,6 +51,31 @@ def test_a_client_that_leaves_frees_its_requests_at_once(site: Any, path: str, s
         connection.close()
         assert wait_for(lambda: all(asked.generation.closed.is_set() for asked in site.engine.asked))
         assert wait_for(lambda: site.app.state.lifecycle.num_active == 0)
+
+
+def test_long_text_of_clients_that_have_left_is_not_encoded(site: Any) -> None:
+    """It was encoded in full after its sender had gone, and everybody else's long text waited for it."""
+    encoded, may_end = [], threading.Event()
+
+    def encode(text: str, *_: object) -> list[int]:
+        encoded.append(text[0])
+        assert may_end.wait(TIMEOUT_S)
+        return [1]
+
+    site.tokenizer.encode = encode
+    with site.live() as base_url:
+        senders = {char: send(base_url, "/v1/completions", {"prompt": char * LONG_SIZE}) for char in "ab"}
+        assert wait_for(lambda: len(encoded) == 2)
+        senders |= {char: send(base_url, "/v1/completions", {"prompt": char * LONG_SIZE}) for char in "cd"}
+        lifecycle = site.app.state.lifecycle
+        assert wait_for(lambda: lifecycle.num_active == 4)
+        senders["c"].close()
+        assert wait_for(lambda: lifecycle.num_active == 3)
+        may_end.set()
+        assert wait_for(lambda: lifecycle.num_active == 0)
+        for sender in senders.values():
+            sender.close()
+    assert sorted(encoded) == ["a", "b", "d"]
 
 
 def test_deltas_arrive_as_they_are_made(site: Any) -> None:

@@ -1,7 +1,11 @@
+import ast
 import pathlib
 
+import msgspec
 import pytest
 
+import server
+from engine.protocol import EngineOptions
 from server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
 
 
@@ -39,7 +43,7 @@ def test_sizes(text: str, num_bytes: int) -> None:
 def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
     assert resolve({"api_key": ["a,b", "c"]}, {}).settings.api_key == ("a,b", "c")
     assert resolve({}, {"WEFT_API_KEY": "a, b"}).settings.api_key == ("a", "b")
-    assert resolve({}, {"WEFT_API_KEY": ""}).settings.api_key == ()
+    assert resolve({}, {"WEFT_SERVED_MODEL_NAME": ""}).settings.served_model_name == ()
 
 
 @pytest.mark.parametrize(
@@ -51,6 +55,20 @@ def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
         ({}, {"WEFT_PROT": "1"}, "WEFT_PROT: no such setting (did you mean WEFT_PORT?)"),
         ({}, {"WEFT_QQQQQQ": ""}, "WEFT_QQQQQQ: no such setting"),
         ({"api_key": [""]}, {}, "--api-key: input should not be empty"),
+        ({}, {"WEFT_API_KEY": ""}, "WEFT_API_KEY: input should not be empty"),
+        ({}, {"WEFT_API_KEYS_FILE": ""}, "WEFT_API_KEYS_FILE: input should not be empty"),
+        ({"api_keys_file": ""}, {}, "--api-keys-file: input should not be empty"),
+        ({"api_keys_file": "/none"}, {}, "--api-keys-file: /none cannot be read: No such file or directory"),
+        (
+            {},
+            {"WEFT_CORS_ORIGINS": "https://a/"},
+            "WEFT_CORS_ORIGINS: input should be * or origins such as https://chat.example.com:8443, got 'https://a/'",
+        ),
+        (
+            {},
+            {"WEFT_ALLOWED_HOSTS": "a,*.b"},
+            "WEFT_ALLOWED_HOSTS: input should be * or names such as llm.example.com, got 'a,*.b'",
+        ),
         (
             {"kv_cache_memory": "4 bananas"},
             {},
@@ -69,6 +87,8 @@ def test_fault_names_where_and_what(flags: dict[str, object], environ: dict[str,
     [
         ("host: a\nprot: 1\n", "{}:2: no such setting: prot (did you mean port?)"),
         ("port: many\n", "{}:1: input should be a valid integer, unable to parse string as an integer, got 'many'"),
+        ("port: 1\napi_key:\n", "{}:2: input should not be empty"),
+        ("api_key: []\n", "{}:1: input should not be empty"),
         ("- a\n", "{}:1: expected lines of the form 'setting: value'"),
         ("host: [\n", "{}:2: expected the node content, but found '<stream end>'"),
     ],
@@ -78,6 +98,20 @@ def test_fault_in_the_file_names_its_line(tmp_path: pathlib.Path, text: str, mes
     with pytest.raises(StartError) as caught:
         resolve({}, {}, config)
     assert str(caught.value) == message.format(config)
+
+
+def test_keys_may_stand_in_a_file(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of the office\nfirst\n\n  second, with a comma  \n")
+    resolved = resolve({"api_keys_file": str(file)}, {})
+    assert resolved.settings.api_key == ("first", "second, with a comma")
+    assert resolved.origins["api_key"] == "api_keys_file"
+    resolved = resolve({"api_key": ["given"]}, {"WEFT_API_KEYS_FILE": str(file)})
+    assert resolved.settings.api_key == ("given", "first", "second, with a comma")
+    assert resolved.origins["api_key"] == "--api-key, api_keys_file"
+    file.write_text("# none yet\n")
+    with pytest.raises(StartError, match=f"^--api-keys-file: {file} holds no key$"):
+        resolve({"api_keys_file": str(file)}, {})
 
 
 def test_missing_file_is_named(tmp_path: pathlib.Path) -> None:
@@ -105,20 +139,50 @@ def test_flags_are_spelled_as_settings() -> None:
     assert flag_name("prefix_caching") == "--no-prefix-caching"
 
 
-def test_engine_is_told_what_concerns_it() -> None:
-    flags = {"max_num_seqs": "3", "prefix_caching": False, "kv_cache_memory": "1KiB", "log_format": "json"}
-    options = engine_options(resolve(flags, {"WEFT_MAX_NUM_WAITING": "9"}).settings, pathlib.Path("/m"))
-    assert (options.model, options.max_num_seqs, options.prefix_caching) == ("/m", 3, False)
-    assert (options.kv_cache_memory_bytes, options.log_format, options.max_num_waiting) == (1024, "json", 9)
-    assert options.quantization == "none"
-    settings = resolve({}, {"WEFT_QUANTIZATION": "int8"}).settings
-    assert engine_options(settings, pathlib.Path("/m")).quantization == "int8"
-    assert not options.deterministic
-    assert engine_options(resolve({"deterministic": True}, {}).settings, pathlib.Path("/m")).deterministic
-    assert options.kv_cache_dtype == "auto"
-    settings = resolve({"kv_cache_dtype": "fp8"}, {}).settings
-    assert engine_options(settings, pathlib.Path("/m")).kv_cache_dtype == "fp8"
-    assert options.speculative is None
-    settings = resolve({"speculative": "ngram"}, {}).settings
-    assert engine_options(settings, pathlib.Path("/m")).speculative == "ngram"
+TOLD_THE_ENGINE: dict[str, object] = {
+    "device": "cuda",
+    "dtype": "float16",
+    "max_model_len": 99,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 55,
+    "kv_cache_memory": 1024,
+    "kv_cache_dtype": "fp8",
+    "prefill_attention": "flash",
+    "block_size": 8,
+    "prefix_caching": False,
+    "pin_share": 0.75,
+    "load_format": "dummy",
+    "quantization": "int8",
+    "speculative": "ngram",
+    "itl_target_ms": 70.0,
+    "deterministic": True,
+    "max_num_waiting": 9,
+    "stall_timeout_s": 7.5,
+    "log_format": "json",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), TOLD_THE_ENGINE.items())
+def test_the_engine_is_told_a_setting_and_no_other_changes(name: str, value: object) -> None:
+    usual = msgspec.structs.asdict(engine_options(Settings(), pathlib.Path("/m")))
+    options = msgspec.structs.asdict(engine_options(Settings.model_validate({name: value}), pathlib.Path("/m")))
+    assert dict(options.items() - usual.items()) == {"kv_cache_memory_bytes" if "memory" in name else name: value}
+
+
+def test_every_option_of_the_engine_follows_a_setting() -> None:
+    options = {"kv_cache_memory_bytes" if name == "kv_cache_memory" else name for name in TOLD_THE_ENGINE}
+    assert options | {"model"} == set(EngineOptions.__struct_fields__)
+
+
+def test_every_other_setting_is_read_by_the_server() -> None:
+    """A setting that only this module and its table know has no effect."""
+    read: set[str] = set()
+    for path in pathlib.Path(server.__file__).parent.rglob("*.py"):
+        if path.name not in ("settings.py", "settings_table.py"):
+            read |= {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    merged = {"api_keys_file"}  # into api_key
+    assert set(Settings.model_fields) - set(TOLD_THE_ENGINE) - merged - read == set()
+
+
+def test_flags_are_few() -> None:
     assert len(FLAGS) <= 25

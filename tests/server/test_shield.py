@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.chat_template import ChatTemplate
-from server.shield import Shield
+from server.shield import WINDOW_CHARS, Shield
 from server.tokenizer import Tokenizer
 from tests import chat_templates_for_tests as templates
 from tests.tokenizers_for_tests import EVERY_SPECIAL, byte_level, sentencepiece, write_checkpoint
@@ -142,3 +142,12 @@ def test_a_mark_occurs_in_no_string() -> None:
 
 def test_a_vocabulary_without_special_tokens_marks_nothing() -> None:
     assert Shield([]).mark(["<s>", "", "<"]).mark is None
+
+
+def test_special_tokens_at_any_place_of_a_long_text_are_marked() -> None:
+    """A long text is searched in pieces; a token may lie across two of them."""
+    shield = Shield(["<|im_end|>"])
+    for place in range(WINDOW_CHARS - 12, WINDOW_CHARS + 3):
+        marked = shield.mark(["x" * place + "<|im_end|>" + "y" * 20])
+        assert marked.mark is not None
+        assert marked.value[0].index(marked.mark) == place + 1

@@ -99,7 +99,7 @@ def test_silence_is_filled_with_comments() -> None:
     sent = run(stream, messages, TIMEOUT_S)
     assert sent[:3] == [b"", b": ping\n\n", b": ping\n\n"]
     assert [data for data in sent[3:] if data != b": ping\n\n"] == [
-        b"data: 1\n\n",
+        b":\n\ndata: 1\n\n",
         b"data: end\n\ndata: [DONE]\n\n",
     ]
     assert closed == [True]

@@ -5,6 +5,7 @@ The children write their process ids to `<name>.pids` beside the runtime directo
 
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,7 +31,7 @@ supervisor.REPEAT_S = float(sys.argv[3])
 logs.configure("text", "supervisor")
 settings = Settings(port=0, served_model_name=("m",), drain_timeout_s=float(sys.argv[1]), server_processes=2)
 folder = pathlib.Path(sys.argv[2])
-engine, server = ((sys.executable, str(folder / name)) for name in ("fake_engine.py", "fake_server.py"))
+engine, server = ((sys.argv[4], str(folder / name)) for name in ("fake_engine.py", "fake_server.py"))
 commands = supervisor.Commands(engine, server)
 sys.exit(supervisor.run(settings, pathlib.Path("/model"), commands))
 """
@@ -38,6 +39,7 @@ sys.exit(supervisor.run(settings, pathlib.Path("/model"), commands))
 CHILD = """
 import os, pathlib, signal, socket, sys, time
 runtime_dir = pathlib.Path(sys.argv[1])
+stdin = sys.stdin.read()
 def say(file, text):
     with (runtime_dir.parent / file).open("a") as f:
         f.write(text + chr(10))
@@ -52,13 +54,22 @@ ENGINE = (
 from engine.status_page import Status, StatusPage
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 say("engine.pids", str(os.getpid()))
-if told("engine_exit"):
-    sys.exit(int(told("engine_exit")))
+say("engine.stdin", stdin)
+code = int(told("engine_exit"))
+if code < 0:
+    os.kill(os.getpid(), -code)
+if code:
+    sys.exit(code)
 while told("engine_loads"):
     time.sleep(0.01)
-StatusPage(runtime_dir / "status").write(Status(epoch_id=os.getpid(), is_ready=1, prompt_tokens=7, num_used_blocks=3))
+page = StatusPage(runtime_dir / "status")
+counts = dict(prompt_tokens=7, num_used_blocks=3, num_requests_running=2)
+silence_s = told("engine_silence")
 while True:
-    time.sleep(60)
+    if not told("engine_hangs"):
+        now = time.monotonic()
+        page.write(Status(os.getpid(), 1, now, stall_time=now + silence_s if silence_s else 0.0, **counts))
+    time.sleep(0.1)
 """
 )
 
@@ -74,6 +85,7 @@ def drain(*_):
 signal.signal(signal.SIGTERM, drain)
 listener = socket.socket(fileno=int(sys.argv[2]))
 say("server.pids", str(os.getpid()))
+say("server.stdin", stdin)
 ready_file(runtime_dir, os.getpid()).touch()
 while True:
     connection, _ = listener.accept()
@@ -110,13 +122,20 @@ class Weft:
         (folder / "fake_server.py").write_text(SERVER)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, drain_timeout_s: float = 2 * TIMEOUT_S, repeat_s: float = supervisor.REPEAT_S) -> None:
+    def start(
+        self,
+        drain_timeout_s: float = 2 * TIMEOUT_S,
+        repeat_s: float = supervisor.REPEAT_S,
+        ignored: signal.Signals | None = None,
+        command: str = sys.executable,
+    ) -> None:
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", SUPERVISOR, str(drain_timeout_s), str(self.folder), str(repeat_s)],
+                [sys.executable, "-c", SUPERVISOR, str(drain_timeout_s), str(self.folder), str(repeat_s), command],
                 env=os.environ | {"XDG_RUNTIME_DIR": str(self.folder)},
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=ignored and (lambda: signal.signal(ignored, signal.SIG_IGN)),
             )
 
     def tell(self, file: str, value: float) -> None:
@@ -175,10 +194,13 @@ def test_serves_from_a_private_folder_and_drains_on_a_terminals_interrupt(weft: 
     weft.wait_ready()
     folder = weft.runtime_dir
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert (folder / "settings.json").stat().st_mode & 0o777 == 0o600
-    options = msgspec.json.decode((folder / "engine.json").read_bytes(), type=EngineOptions)
-    assert options.model == "/model"
-    assert Settings.model_validate_json((folder / "settings.json").read_bytes()).model == "/model"
+    assert {path.name for path in folder.iterdir()} == {
+        *("metrics", "status", "supervisor"),
+        *(f"server.{pid}.ready" for pid in weft.pids("server")),
+    }
+    (options,) = weft.read("engine.stdin")
+    assert msgspec.json.decode(options, type=EngineOptions).model == "/model"
+    assert {Settings.model_validate_json(line).model for line in weft.read("server.stdin")} == {"/model"}
     assert weft.ask() in weft.pids("server")
     assert weft.process is not None
     os.killpg(weft.process.pid, signal.SIGINT)  # what Ctrl-C does: it reaches the children, too
@@ -232,6 +254,70 @@ def test_engine_that_cannot_load_its_model_ends_everything(weft: Weft) -> None:
     assert weft.wait() == 2
     assert len(weft.pids("engine")) == 1
     assert not list(weft.folder.glob("weft-*"))
+
+
+def test_engine_that_hangs_is_killed_and_restarted(weft: Weft) -> None:
+    """It was left as it was, without a line in the log."""
+    weft.tell("engine_silence", 2)
+    weft.start()
+    weft.wait_ready()
+    (weft.runtime_dir / "step").touch()
+    weft.tell("engine_hangs", 1)
+    eventually(lambda: len(weft.pids("engine")) == 2, "it is restarted")
+    weft.tell("engine_hangs", 0)
+    weft.wait_ready(times=2)
+    assert len(weft.pids("engine")) == 2
+    assert not is_alive(weft.pids("engine")[0])
+    assert (weft.runtime_dir / "step").exists(), "whoever hangs an engine is to blame"
+    lines = [line for line in weft.read("log") if "ERROR" in line]
+    assert "The engine hangs: no sign of life for 2 s, with 2 requests running and 0 waiting; killing it" in lines[0]
+    assert "engine process was killed by SIGKILL; restarting it" in lines[1]
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(("signum", "is_kept"), [(signal.SIGKILL, False), (signal.SIGSEGV, True)])
+def test_a_kill_from_outside_is_no_requests_fault(weft: Weft, signum: int, is_kept: bool) -> None:
+    """Killed twice because memory ran out, requests were poison for ever."""
+    weft.start()
+    weft.wait_ready()
+    (weft.runtime_dir / "step").touch()
+    os.kill(weft.pids("engine")[0], signum)
+    weft.wait_ready(times=2)
+    assert (weft.runtime_dir / "step").exists() == is_kept
+
+
+def test_an_operator_clears_the_suspects(weft: Weft) -> None:
+    weft.start()
+    weft.wait_ready()
+    (weft.runtime_dir / "suspects").touch()
+    weft.signal(signal.SIGUSR1)
+    eventually(lambda: any("Forgot which requests" in line for line in weft.read("log")), "it is said")
+    assert not (weft.runtime_dir / "suspects").exists()
+    weft.signal(signal.SIGUSR1)  # nothing is left to be forgotten
+    eventually(lambda: sum("Forgot which requests" in line for line in weft.read("log")) == 2, "and once more")
+
+
+@pytest.mark.parametrize(("code", "ending"), [(1, "exited with code 1"), (-9, "was killed by SIGKILL")])
+def test_engine_that_never_starts_ends_everything(weft: Weft, code: int, ending: str) -> None:
+    """It was restarted for ever."""
+    weft.tell("engine_exit", code)
+    weft.start()
+    assert weft.wait() == 2
+    assert len(weft.pids("engine")) == supervisor.MAX_START_FAILURES
+    last = weft.read("log")[-1]
+    assert f"The engine process {ending}, and 3 times in all before it was ready: ending." in last
+    assert "MB are free" in last
+    assert "files may be open (ulimit -n)" in last
+    assert not list(weft.folder.glob("weft-*"))
+
+
+def test_a_process_that_cannot_be_made_is_tried_again_and_then_ends_everything(weft: Weft) -> None:
+    """The supervisor ended with a traceback, and clients with it."""
+    weft.start(command="/no/such/program")
+    assert weft.wait() == 2
+    lines = [line for line in weft.read("log") if "The engine process cannot be started" in line]
+    assert len(lines) == supervisor.MAX_START_FAILURES
+    assert "No such file or directory" in lines[0]
 
 
 def test_engine_that_crashes_while_loading_is_tried_again(weft: Weft) -> None:
@@ -304,6 +390,43 @@ def test_children_die_with_a_supervisor_that_is_killed(weft: Weft) -> None:
     weft.wait()  # the fixture sees that no child is left
 
 
+def test_a_lost_runtime_folder_is_made_again_when_a_child_needs_it(weft: Weft) -> None:
+    """Every engine died at once in the folder that a logout had taken away, for ever."""
+    weft.start()
+    weft.wait_ready()
+    lost = weft.runtime_dir
+    first = weft.all_pids()
+    shutil.rmtree(lost)
+    os.kill(weft.pids("engine")[0], signal.SIGKILL)
+    weft.wait_ready(times=2)
+    assert weft.runtime_dir != lost
+    assert sum(f"The runtime folder {lost} is gone" in line for line in weft.read("log")) == 1
+    assert not any(is_alive(pid) for pid in first)
+    assert weft.ask() in weft.pids("server")
+    weft.signal(signal.SIGTERM)
+    assert weft.wait() == 0
+    assert not list(weft.folder.glob("weft-*"))
+
+
+def test_a_hangup_drains(weft: Weft) -> None:
+    """A terminal that is closed killed the supervisor, and its children at once."""
+    weft.start()
+    weft.wait_ready()
+    assert weft.process is not None
+    os.killpg(weft.process.pid, signal.SIGHUP)  # it reaches the children, too
+    assert weft.wait() == 0
+    assert len(weft.read("drained")) == 2
+
+
+def test_nohup_means_what_it_says(weft: Weft) -> None:
+    weft.start(ignored=signal.SIGHUP)
+    weft.wait_ready()
+    weft.signal(signal.SIGHUP)
+    os.kill(weft.pids("server")[0], signal.SIGKILL)  # what comes later is seen
+    weft.wait_ready(times=2)
+    assert weft.read("drained") == []
+
+
 def test_sleeps_when_nothing_happens(weft: Weft) -> None:
     weft.start()
     weft.wait_ready()
@@ -332,16 +455,6 @@ def test_sleeps_when_nothing_happens(weft: Weft) -> None:
 )
 def test_the_page_has_an_address_to_go_to(host: str, url: str) -> None:
     assert supervisor.page_url(host, 80) == url
-
-
-def test_long_runtime_path_is_not_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    for parent in (str(deep), "/no/such/folder"):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", parent)
-        with supervisor.runtime_directory() as path:
-            assert path.parent == pathlib.Path("/tmp")
-        assert not path.exists()
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])

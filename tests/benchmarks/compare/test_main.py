@@ -39,6 +39,21 @@ def test_bad_flags_are_refused(flags: list[str], capsys: pytest.CaptureFixture[s
     assert "error: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("commit", ["d27a9495221f-dirty", "d27a9495221f", None])
+def test_figures_that_are_kept_are_those_of_a_commit(
+    commit: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of the stored runs say that their tree had changes: nobody can tell what they measured."""
+    monkeypatch.setattr(command.machine, "commit", lambda: commit)
+    assert command.parse([]).out is None
+    if commit == "d27a9495221f-dirty":
+        with pytest.raises(SystemExit):
+            command.parse(["--out", "benchmarks/results"])
+        assert "the working tree has changes beside d27a9495221f-dirty" in capsys.readouterr().err
+    else:
+        assert command.parse(["--out", "benchmarks/results"]).out == Path("benchmarks/results")
+
+
 def test_servers_are_weft_its_variants_and_the_peers_that_are_there() -> None:
     options = command.parse(["--variant", "Weft float32=--dtype float32", "--gguf", "/x/qwen3-q8_0.gguf"])
     found = command.find_servers(options, MODELS)

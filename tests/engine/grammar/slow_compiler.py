@@ -16,6 +16,9 @@ class AnyText:
     def accept(self, token_id: int) -> None:
         return None
 
+    def forced_token_ids(self, most: int) -> list[int]:
+        return []
+
 
 class SlowCompiler:
     """Compiles when it is told to."""

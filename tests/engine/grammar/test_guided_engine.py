@@ -1,15 +1,17 @@
 """Outputs of a real model under grammars, through the whole engine."""
 
+import contextlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jsonschema
 import pytest
 
 from engine.engine import Engine
+from engine.grammar.matcher import GrammarMatcher
 from engine.protocol import AddRequest, FinishReason, ReasoningBudget
-from engine.speculation.drafters import ForcedTokens
+from engine.speculation.pace import MAX_NUM_DRAFTS
 from engine.speculation.speculator import Speculator
 from tests.engine.grammar.demo import PROMPT, TOKENIZER, VOCAB_SIZE, Answers, guided, json_grammar, run
 from tests.engine.requests_for_tests import add_request
@@ -134,15 +136,70 @@ def mixed(num: int) -> list[AddRequest]:
     return adds
 
 
+@contextlib.contextmanager
+def one_by_one() -> Iterator[None]:
+    """Every id is sampled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarMatcher, "forced_token_ids", lambda matcher, most: [])
+        yield
+
+
+def run_watched(engine: Engine, *adds: AddRequest) -> tuple[Answers, list[tuple[int, int]]]:
+    """What became of the requests, and tokens and rows of each step."""
+    steps = []
+    engine._before_launch = lambda step: steps.append((step.load.num_tokens, step.num_rows))
+    return run(engine, *adds), steps
+
+
 def test_forced_tokens_change_the_number_of_steps_and_nothing_else(make_demo_engine: Callable[..., Engine]) -> None:
-    plain, drafting = make_demo_engine(), make_demo_engine()
-    plain._speculator = None
-    assert isinstance(drafting._speculator._drafters[0], ForcedTokens)
-    assert run(plain, *mixed(24)).token_ids == run(drafting, *mixed(24)).token_ids
-    num_steps = [engine.num_steps for engine in (plain, drafting)]
-    one_by_one, at_once = (run(engine, mixed(12)[2]) for engine in (plain, drafting))
-    assert one_by_one.token_ids == at_once.token_ids
-    assert plain.num_steps - num_steps[0] > 1.3 * (drafting.num_steps - num_steps[1])  # the tokenizer has its share
+    plain, hurried = make_demo_engine(), make_demo_engine()
+    with one_by_one():
+        expected = run(plain, *mixed(24)).token_ids
+        alone, slow_steps = run_watched(plain, mixed(12)[2])
+    assert run(hurried, *mixed(24)).token_ids == expected
+    at_once, steps = run_watched(hurried, mixed(12)[2])
+    assert alone.token_ids == at_once.token_ids
+    assert len(slow_steps) > 1.3 * len(steps)  # the tokenizer has its share
+
+
+LONG_CONST = json_grammar(
+    {
+        "type": "object",
+        "properties": {"a": {"const": "once upon a time " * 60}, "b": {"type": "string", "pattern": "^[a-z]{9}$"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_long_run_of_forced_tokens_is_computed_like_a_prompt(
+    make_demo_engine: Callable[..., Engine], overlap: bool
+) -> None:
+    """It was one draft: a step of 1,684 rows of logits and masks, for which all others waited."""
+    engine = make_demo_engine(max_num_batched_tokens=64, max_num_seqs=16)
+    engine._overlap = overlap
+    adds = [ask(LONG_CONST, 0), ask(LONG_CONST, 1, temperature=0.0), ask(None, 2, max_tokens=60, ignore_eos=True)]
+    with one_by_one():
+        expected = run(engine, *adds)
+    answers, steps = run_watched(engine, *adds)
+    assert answers.token_ids == expected.token_ids
+    assert answers.reason(0) is FinishReason.STOP
+    assert len(answers.token_ids[0, 0]) > 200
+    assert max(num_rows for _, num_rows in steps) <= len(adds)
+    assert max(num_tokens for num_tokens, _ in steps) <= 64
+    assert sum(num_rows for _, num_rows in steps) < 200
+
+
+def test_forced_tokens_with_logprobs_are_computed_a_few_at_a_time(make_demo_engine: Callable[..., Engine]) -> None:
+    engine = make_demo_engine()
+    add = ask(LONG_CONST, logprobs=2)
+    with one_by_one():
+        expected, slow_steps = run_watched(engine, add)
+    answers, steps = run_watched(engine, add)
+    assert answers.token_ids == expected.token_ids
+    assert 8 < max(num_rows for _, num_rows in steps) <= 1 + MAX_NUM_DRAFTS
+    assert len(steps) < len(slow_steps) / 4
 
 
 def test_preemption_and_little_room_change_nothing(make_demo_engine: Callable[..., Engine]) -> None:

@@ -45,7 +45,7 @@ def test_the_end_is_allowed_where_the_grammar_accepts(vocabulary: llguidance.LLT
     assert followed.accept(vocabulary.tokenize_str("a")[0]) is None
     assert 0 in masks(followed, [])[0]
     assert (followed.accept(0), followed.is_stopped) == (None, True)
-    assert followed.forced_token_ids() == []
+    assert followed.forced_token_ids(100) == []
 
 
 def test_copies_go_their_own_ways(vocabulary: llguidance.LLTokenizer) -> None:
@@ -58,10 +58,25 @@ def test_copies_go_their_own_ways(vocabulary: llguidance.LLTokenizer) -> None:
 
 def test_forced_ids_are_told_and_not_consumed(vocabulary: llguidance.LLTokenizer) -> None:
     followed = matcher(vocabulary, 'start: "{\\"name\\":" /[0-9]{3}/')
-    forced = followed.forced_token_ids()
+    forced = followed.forced_token_ids(100)
     assert forced
     assert '{"name":'.startswith(vocabulary.decode_str(forced))
-    assert followed.forced_token_ids() == forced
+    assert followed.forced_token_ids(100) == forced
+
+
+def test_a_run_of_forced_ids_is_computed_once_and_has_the_masks_that_the_library_computes(
+    vocabulary: llguidance.LLTokenizer,
+) -> None:
+    """Every mask, and every draft, took time in proportion to the rest of the run."""
+    known, unknown = (matcher(vocabulary, f'start: "{"0123456789" * 9}" /[a-c]{{3}}/') for _ in range(2))
+    forced = known.forced_token_ids(100)
+    assert len(forced) > 20
+    assert known.copy().forced_token_ids(3) == forced[:3]
+    drafts = [*forced[:12], forced[0], forced[13]]  # the last but one is refused
+    assert masks(known, drafts)[:13] == masks(unknown, drafts)[:13] == [[i] for i in forced[:13]]
+    for token_id in forced[:5]:
+        assert known.accept(token_id) is None
+    assert known.forced_token_ids(100) == forced[5:]
 
 
 def test_what_the_grammar_refuses_is_a_fault(vocabulary: llguidance.LLTokenizer) -> None:

@@ -62,7 +62,7 @@ def test_llama_2_as_published(tmp_path: Path) -> None:
 )
 def test_llama_3_in_both_dialects(tmp_path: Path, dialect: dict[str, object]) -> None:
     write(tmp_path, {"eos_token_id": [128001, 128008, 128009]}, "generation_config.json")
-    config = load_model_config(write(tmp_path, LLAMA | dialect | {"eos_token_id": 128001}))
+    config = load_model_config(write(tmp_path, LLAMA | dialect | {"vocab_size": 128256, "eos_token_id": 128001}))
     assert config.rope == RopeConfig(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
     assert config.dtype == torch.bfloat16
     assert config.eos_token_ids == (128001, 128008, 128009)
@@ -208,6 +208,16 @@ def test_activation_of_gemma_2(tmp_path: Path, changes: dict[str, object], activ
 def test_refusals_of_gemma_2(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         load_model_config(write(tmp_path, GEMMA2 | changes))
+
+
+def test_an_end_of_sequence_outside_the_vocabulary_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With min_tokens it was banned by an index behind the logits, which ended all requests of the step."""
+    write(tmp_path, {"eos_token_id": [2, 128009, -1]}, "generation_config.json")
+    config = load_model_config(write(tmp_path, LLAMA | {"vocab_size": 32000}))
+    assert config.eos_token_ids == (2,)
+    assert caplog.messages == ["eos_token_id: 128009, -1 left out, for token ids go from 0 to 31999"]
 
 
 def test_no_eos_and_no_dtype(tmp_path: Path) -> None:

@@ -92,6 +92,15 @@ def test_many_prompts_times_n(site: Any) -> None:
     assert all(asked.generation.closed.is_set() for asked in site.engine.asked)
 
 
+def test_each_prompt_of_a_list_has_random_numbers_of_its_own(site: Any) -> None:
+    """Six equal prompts without a seed were answered with six equal texts."""
+    site.complete(prompt=["x"] * 6, n=2)
+    assert len({asked.params.seed for asked in site.engine.asked}) == 6
+    site.engine.asked.clear()
+    site.complete(prompt=["x"] * 6, seed=7)
+    assert [asked.params.seed for asked in site.engine.asked] == [7] * 6
+
+
 def test_no_more_prompts_than_may_wait(make_site: Any) -> None:
     site = make_site(max_num_waiting=3)
     assert site.complete(prompt=["a"] * 3).status == 200

@@ -16,7 +16,10 @@ def test_well(site: Any, path: str, method: str) -> None:
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 @pytest.mark.parametrize(
     ("change", "told"),
-    [({"is_ready": 0}, "loading"), ({"has_work": 1, "progress_time": time.monotonic() - 500}, "120 s")],
+    [
+        ({"is_ready": 0}, "loading"),
+        ({"progress_time": time.monotonic() - 500, "stall_time": 1.0}, "sign of life for 5"),
+    ],
 )
 def test_loading_or_hung(site: Any, path: str, change: Any, told: str) -> None:
     site.engine.page = replace(Status(epoch_id=1, is_ready=1), **change)

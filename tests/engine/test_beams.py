@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import TokenLogprobs
-from server.beams import Beam, BeamOptions, Beams
+from engine.beams import Beam, Beams
+from engine.protocol import BeamOptions, TokenLogprobs
 
 EOS = 0
 
@@ -35,7 +35,7 @@ def search(
     beams = Beams(width, max_tokens, frozenset({EOS}), BeamOptions(**options))
     num_steps = 0
     while not beams.is_done:
-        beams.advance([row(rows[beam.token_ids], 2 * width) for beam in beams.live])
+        beams.advance([row(rows[tuple(beam.token_ids)], 2 * width) for beam in beams.live])
         num_steps += 1
     return beams.best, num_steps
 
@@ -50,13 +50,13 @@ def test_a_search_as_wide_as_everything_finds_the_best_outputs() -> None:
 
     expected = [ids for _, ids in sorted(outputs((), 0.0), reverse=True)]
     best, _ = search(rows, 40, max_tokens, length_penalty=penalty, early_stopping="never")
-    assert [beam.token_ids for beam in best] == expected[:40]
+    assert [tuple(beam.token_ids) for beam in best] == expected[:40]
 
 
 def test_the_sum_and_the_entries_are_those_of_the_path() -> None:
     rows = table(2, 4, 5)
     for beam in search(rows, 3, 5)[0]:
-        steps = [rows[beam.token_ids[:i]][token_id] for i, token_id in enumerate(beam.token_ids)]
+        steps = [rows[tuple(beam.token_ids[:i])][token_id] for i, token_id in enumerate(beam.token_ids)]
         assert [entry.logprob for entry in beam.entries] == steps
         assert beam.logprob == pytest.approx(sum(steps))
 

@@ -1,0 +1,122 @@
+"""Every option of the engine, changed, is seen where it is used; one that nobody reads fails the first test."""
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import msgspec
+import pytest
+import torch
+
+from engine import process
+from engine.models.decoder import Decoder
+from engine.models.errors import ModelError
+from engine.protocol import EngineOptions
+from engine.startup import Started, start
+
+
+@pytest.fixture(autouse=True)
+def keep_torch_as_it_is() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+    torch.set_grad_enabled(True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """An option's other value, and what is seen of it in an engine that was started with it."""
+
+    value: object
+    see: Callable[[Started], object]
+    expected: object
+
+
+def embedded(started: Started) -> torch.Tensor:
+    model: Decoder = started.engine._executor._model  # type: ignore[attr-defined]
+    return model.embedding(torch.tensor([7]))
+
+
+def drafters(started: Started) -> list[str]:
+    return [type(drafter).__name__ for drafter in started.engine._speculator._drafters]  # type: ignore[union-attr]
+
+
+SEEN = {
+    "dtype": Seen("bfloat16", lambda s: embedded(s).dtype, torch.bfloat16),
+    "max_model_len": Seen(100, lambda s: s.engine._max_model_len, 100),
+    "max_num_seqs": Seen(3, lambda s: s.engine.scheduler._max_num_seqs, 3),
+    "max_num_batched_tokens": Seen(77, lambda s: s.engine.scheduler.token_budget.max_num_tokens, 77),
+    "kv_cache_memory_bytes": Seen(100_000, lambda s: s.plan.kv_cache_bytes, 98_304),
+    "block_size": Seen(16, lambda s: s.engine.scheduler.kv.block_size, 16),
+    "prefix_caching": Seen(False, lambda s: s.engine.scheduler.kv.prefix_caching, False),
+    "pin_share": Seen(0.5, lambda s: s.engine.scheduler.kv.pins._max_num_blocks, 7),
+    "itl_target_ms": Seen(123.0, lambda s: s.engine.scheduler._target._seconds, 0.123),
+    "speculative": Seen("ngram", lambda s: "NgramDrafter" in drafters(s), True),
+    "max_num_waiting": Seen(7, lambda s: s.engine._max_num_waiting, 7),
+    "load_format": Seen("dummy", lambda s: bool(embedded(s).abs().max() < 0.2), True),
+}
+REFUSED_ON_A_CPU = {
+    "device": ("cuda", "device cuda was asked for"),
+    "kv_cache_dtype": ("fp8", "kv_cache_dtype fp8 needs device cuda"),
+    "prefill_attention": ("flash", "prefill_attention flash needs device cuda"),
+    "quantization": ("int8", "quantization int8 needs device cpu and dtype bfloat16"),
+    "deterministic": (True, "deterministic is for Weft's own layers"),
+}
+"""What a CPU with float32 has not arrives as a refusal."""
+
+OTHERS = {"model", "log_format", "stall_timeout_s"}
+"""Have tests of their own: below, and in tests/faults/test_hung_engine.py."""
+
+
+def test_there_is_a_test_for_every_option() -> None:
+    assert {*SEEN, *REFUSED_ON_A_CPU, *OTHERS} == set(EngineOptions.__struct_fields__)
+
+
+@pytest.fixture(scope="module")
+def usual(checkpoint_folder: Callable[[str], Path]) -> EngineOptions:
+    return EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def started(usual: EngineOptions) -> tuple[Started, Started]:
+    """With the defaults, and with every option changed that a CPU has."""
+    changes = {name: seen.value for name, seen in SEEN.items()}
+    return start(usual, "epoch"), start(msgspec.structs.replace(usual, **changes), "epoch")
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_an_option_arrives(started: tuple[Started, Started], name: str) -> None:
+    before, after = map(SEEN[name].see, started)
+    assert after == SEEN[name].expected
+    assert after != before
+
+
+@pytest.mark.parametrize("name", REFUSED_ON_A_CPU)
+def test_what_a_cpu_has_not_is_refused(usual: EngineOptions, name: str) -> None:
+    if name == "device" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    value, message = REFUSED_ON_A_CPU[name]
+    with pytest.raises(ModelError, match=message):
+        start(msgspec.structs.replace(usual, **{name: value}), "epoch")
+
+
+def test_the_model_arrives(usual: EngineOptions, checkpoint_folder: Callable[[str], Path]) -> None:
+    other = msgspec.structs.replace(usual, model=str(checkpoint_folder("llama2")))
+    assert start(other, "epoch").info.architecture == "LlamaForCausalLM"
+
+
+def test_the_log_format_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ModelError("no such folder")
+
+    formats: list[str] = []
+    monkeypatch.setattr(process, "EngineProcess", refuse)
+    for name in ("ctypes", "signal"):  # what it makes of its own process
+        monkeypatch.setattr(process, name, MagicMock())
+    monkeypatch.setattr(process.logs, "configure", lambda log_format, name: formats.append(log_format))
+    options = msgspec.json.encode(EngineOptions(model="fake", log_format="json"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(options)))
+    assert process.main(tmp_path) == process.EXIT_CANNOT_LOAD
+    assert formats == ["json"]
