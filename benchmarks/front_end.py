@@ -149,7 +149,7 @@ class Clients:
         self._num_asked += 1
         options = {"stream": True, "seed": stream.seed, "max_tokens": stream.num_left, "ignore_eos": True}
         body = json.dumps(BODIES[self._path] | options)
-        head = f"POST {self._path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = f"POST {self._path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         stream.sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
 
     def _read(self, stream: Stream) -> None:
@@ -209,7 +209,7 @@ def front_end(steps_per_s: float, port: int) -> Iterator[FrontEnd]:
 def is_ready(port: int) -> bool:
     """Whether the server has found its engine."""
     with socket.create_connection(("127.0.0.1", port)) as sock:
-        sock.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
         return b" 200 " in sock.recv(1024).split(b"\r\n")[0]
 
 

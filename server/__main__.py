@@ -19,6 +19,8 @@ def main() -> None:
     before = {signum: signal.getsignal(signum) for signum in _STOP if signal.getsignal(signum) != signal.SIG_IGN}
     for signum in before:
         signal.signal(signum, lambda signum, _: os._exit(0 if is_serving else 128 + signum))
+    if is_serving:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the supervisor waits for it
     if any(argument.startswith("--api-key") for argument in sys.argv):
         from server.hidden_arguments import hide_values
 

@@ -28,7 +28,7 @@ from server.formats import choose_formats
 from server.generation_defaults import GenerationDefaults, read_generation_defaults
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
-from server.middleware import BodyLimitMiddleware, DrainMiddleware, RequestHeadersMiddleware
+from server.middleware import BodyLimitMiddleware, DrainMiddleware, LastResortMiddleware, RequestHeadersMiddleware
 from server.origins import OriginMiddleware
 from server.settings import Settings
 from server.validation import as_missing_body
@@ -71,6 +71,7 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
     app.add_middleware(
         AuthMiddleware, keys=settings.api_key, open_paths=chat_page.PATHS, guard_metrics=settings.metrics_auth
     )
+    app.add_middleware(LastResortMiddleware)
     app.add_middleware(OriginMiddleware, settings=settings)
     app.add_middleware(RequestHeadersMiddleware, model_name=model_names[0])
     _install_error_handlers(app)

@@ -90,7 +90,7 @@ class WeftProtocol(HttpToolsProtocol):
 
     def stop_receiving(self) -> None:
         """The server drains: refuse a request whose body is still to come."""
-        if self._stage is Stage.BODY and self._is_answering():
+        if self._stage is Stage.BODY and self._is_answering() and not self._is_refused:
             self._answer_and_close(ShuttingDownError("the server is shutting down"))
 
     def shutdown(self) -> None:

@@ -1,7 +1,7 @@
 """What surrounds every request: its id and timing headers, the last resort for errors, the drain, the body limit.
 
-Plain ASGI: streams pass through untouched. Order, from the outside: request headers, origin, authentication, drain,
-body.
+Plain ASGI: streams pass through untouched. Order, from the outside: request headers, origin, last resort,
+authentication, drain, body.
 """
 
 import logging
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class RequestHeadersMiddleware:
-    """Puts x-request-id, openai-processing-ms and openai-model on every response, and an error where there is none."""
+    """Puts x-request-id, openai-processing-ms and openai-model on every response."""
 
     def __init__(self, app: ASGIApp, model_name: str) -> None:
         self._app = app
@@ -40,13 +40,10 @@ class RequestHeadersMiddleware:
         start_time = time.perf_counter()
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
-        is_started = False
-        scope.setdefault("state", {})["arrival_time"] = time.monotonic()
+        scope.setdefault("state", {}).update(arrival_time=time.monotonic(), request_id=request_id)
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal is_started
             if message["type"] == "http.response.start":
-                is_started = True
                 processing_ms = int((time.perf_counter() - start_time) * 1000)
                 message["headers"] = [
                     *message.get("headers", ()),
@@ -56,13 +53,31 @@ class RequestHeadersMiddleware:
                 ]
             await send(message)
 
+        await self._app(scope, receive, send_with_headers)
+
+
+class LastResortMiddleware:
+    """Answers for whatever fails before its response has begun, and logs it under the request's id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        is_started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
         try:
-            await self._app(scope, receive, send_with_headers)
+            await self._app(scope, receive, send_noted)
         except Exception as exc:
-            if is_started:
+            if is_started or scope["type"] != "http":
                 raise
-            _log.exception("request %s failed", request_id)
-            await error_response(as_api_error(exc))(scope, receive, send_with_headers)
+            _log.exception("request %s failed", scope["state"]["request_id"])
+            await error_response(as_api_error(exc))(scope, receive, send)
 
 
 class DrainMiddleware:

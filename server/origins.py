@@ -96,7 +96,7 @@ class OriginMiddleware:
         return OriginError(f"origin {origin[:200]!r} may not ask; the setting cors_origins allows web pages")
 
     def _is_known(self, name: str) -> bool:
-        return is_loopback(name) or name in self._hosts or name in CONTAINERS_HOST
+        return is_loopback(name) or (bool(name) and (name in self._hosts or name in CONTAINERS_HOST))
 
     def _may_read(self, origin: str) -> bool:
         return origin in self._cors_origins or ANY in self._cors_origins

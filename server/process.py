@@ -47,6 +47,7 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     """Serve with the settings on standard input until SIGTERM; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the supervisor decides
     settings = Settings.model_validate_json(sys.stdin.buffer.read())
+    _forget_stdin()
     logs.configure(settings.log_format, "server")
     assert settings.model is not None, "the supervisor fills it in"
     try:
@@ -58,6 +59,13 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     listener = socket.socket(fileno=listen_fd)
     uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))
     return 0
+
+
+def _forget_stdin() -> None:
+    """Let go of what the settings came in: it holds the keys, and /proc would show it as long as it is open."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.Path, listener: socket.socket) -> None:
@@ -138,8 +146,8 @@ class Drain:
 
     def _begin(self, timeout_s: float) -> None:
         self._lifecycle.draining = True
-        self._server.stop_receiving()
         self._task = asyncio.create_task(self._finish(timeout_s))
+        self._server.stop_receiving()
 
     async def _finish(self, timeout_s: float) -> None:
         if not await self._lifecycle.wait_idle(timeout_s):

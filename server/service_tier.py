@@ -13,10 +13,7 @@ from starlette.requests import Request
 from engine.protocol import TIER_WIDTH
 from server.errors import InvalidRequestError
 from server.schemas.common import GenerationBody
-from server.settings import Settings
-
-EVERYBODY = "*"
-"""Among `priority_keys`: who has no key, too."""
+from server.settings import EVERYBODY, Settings
 
 _CLASSES = {"priority": -1, "default": 0, "flex": 1}
 _ALIASES = {"auto": "default", "scale": "default", "fast": "priority"}
@@ -49,6 +46,7 @@ def service_of(request: Request, body: GenerationBody, settings: Settings) -> Se
 
 
 def _may_go_first(request: Request, settings: Settings) -> bool:
+    if EVERYBODY in settings.priority_keys:
+        return True
     key = getattr(request.state, "api_key", None)
-    keys = {name.encode() for name in settings.priority_keys}
-    return EVERYBODY.encode() in keys or (key is not None and key.encode("latin-1") in keys)  # the bytes as they came
+    return key is not None and key.encode("latin-1").decode() in settings.priority_keys  # its bytes are UTF-8

@@ -25,6 +25,10 @@ CONFIG_ENV = "WEFT_CONFIG"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
+EVERYBODY = "*"
+"""Among `priority_keys`: who has no key, too."""
+
+
 class StartError(Exception):
     """Weft cannot start as asked; the message is one line that names the fault. Exit code 2."""
 
@@ -152,7 +156,7 @@ class Settings(BaseModel):
     api_key: Names = Field(
         default=(),
         repr=False,
-        description="Key that clients must send; repeat it for several. Without it, everybody may ask.",
+        description="Key that clients must send; repeat it for several. Without one, all who reach the server may ask.",
     )
     api_keys_file: str | None = Field(
         default=None,
@@ -166,8 +170,8 @@ class Settings(BaseModel):
     )
     allowed_hosts: Hosts = Field(
         default=(),
-        description="Further names under which requests may address the server (Host); * for any. Without it, loopback "
-        "names and host where no key is set and host is a loopback address, elsewhere any.",
+        description="Names under which requests may address the server (Host), besides loopback names and host; * for "
+        "any. If not given, Host is checked only where no key is set and host is a loopback address.",
     )
     cors_origins: Origins = Field(
         default=(),
@@ -280,6 +284,8 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         keys = _read_keys(pathlib.Path(settings.api_keys_file).expanduser(), origins["api_keys_file"])
         settings = settings.model_copy(update={"api_key": (*settings.api_key, *keys)})
         origins["api_key"] = f"{origins['api_key']}, api_keys_file" if "api_key" in given else "api_keys_file"
+    if set(settings.priority_keys) - {EVERYBODY, *settings.api_key}:
+        raise StartError(f"{origins['priority_keys']}: every key must be one of api_key or api_keys_file")
     return Resolved(settings, origins)
 
 

@@ -12,7 +12,8 @@ Owns the listening socket, the runtime folder, one engine process and N server p
 6. The first SIGTERM, SIGINT or SIGHUP drains: servers finish their requests and exit, then the engine is ended. Exit
    code 0; at a second signal servers cut their requests, tell their clients so, and end; exit code 1. One that follows
    at once is no second one: `timeout` and others signal the process and then its group.
-7. When a child is to start and somebody has removed the runtime folder, all begin again in a new one.
+7. When a child is to start and somebody has removed the runtime folder, all begin again in a new one. Until then the
+   others go on, and the log says that it is gone.
 
 Signals are blocked and waited for, so that no handler runs between two lines and an idle supervisor sleeps.
 Imports neither the tensor library nor the web framework. Serves no request itself.
@@ -166,6 +167,7 @@ class Supervisor:
         self._children = [self._engine, *self._servers]
         self._is_ready = False
         self._was_ready = False
+        self._misses_folder = False
 
     def run(self) -> int:
         """Run the children until a stop signal or a fatal exit; returns the exit code. No child outlives it.
@@ -182,14 +184,15 @@ class Supervisor:
                     return self._drain()
                 if signum == _FORGET:
                     (self._runtime_dir / SUSPECTS_NAME).unlink(missing_ok=True)
-                    logger.info("Forgot which requests were suspected of having ended the engine")
+                    logger.info("Told the engine to forget which requests are suspected of having ended it")
                 for child in self._children:
                     if (code := child.reap()) is not None and self._ended(child, code):
                         return EXIT_CANNOT_START
                 self._kill_hung_engine()
+                self._watch_folder()
                 self._watch_readiness()
         finally:
-            for child in self._children:
+            for child in (*self._servers, self._engine):  # in this order no server can say that the engine died
                 child.kill()
             self._page.close()
 
@@ -215,6 +218,15 @@ class Supervisor:
         if not self._has_killed_engine and (wait_s := self._watchdog.wait_s()) is not None:
             waits.append(wait_s)
         return min(waits, default=None)
+
+    def _watch_folder(self) -> None:
+        """Say once that somebody has removed the runtime folder; what runs goes on without it."""
+        if not self._misses_folder and not is_there(self._runtime_dir):
+            self._misses_folder = True
+            logger.error(
+                "The runtime folder %s was removed: /metrics is incomplete, and the next restart cuts all requests",
+                self._runtime_dir,
+            )
 
     def _kill_hung_engine(self) -> None:
         if self._has_killed_engine or (status := self._watchdog.hung()) is None:

@@ -43,6 +43,12 @@ def test_weft_has_an_image_a_health_check_and_time_to_drain(services: dict[str, 
     assert port.startswith("127.0.0.1:"), "without a key, the world must not reach it"
 
 
+def test_no_web_page_can_take_a_name_of_its_own_for_weft(services: dict[str, Any]) -> None:
+    """In a container Weft listens on every address, where it checks names only if it is told which."""
+    for name in ("weft", "weft-cuda"):
+        assert services[name]["environment"]["WEFT_ALLOWED_HOSTS"] == "${WEFT_ALLOWED_HOSTS:-weft}"
+
+
 def test_the_settings_of_weft_exist(services: dict[str, Any]) -> None:
     variables = [name for name in services["weft"]["environment"] if name.startswith("WEFT_")]
     assert variables

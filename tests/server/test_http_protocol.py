@@ -462,14 +462,29 @@ def test_draining_drops_the_requests_whose_body_is_to_come() -> None:
             half[0].data_received(WHOLE[:-1])
             whole[0].data_received(WHOLE)
             await wait_for(lambda: site.app.num_started == 2)
-            for protocol, _ in (half, whole, silent):
-                protocol.stop_receiving()
+            for _ in range(2):  # a second signal asked again, which ended the drain with an error
+                for protocol, _ in (half, whole, silent):
+                    protocol.stop_receiving()
             assert (status(half[1]), error(half[1])["code"]) == (503, "shutting_down")
             await wait_for(lambda: site.app.num_disconnected == 1)
             assert not whole[1].is_over
             assert not silent[1].is_over
             site.app.may_answer.set()
             await wait_for(lambda: status(whole[1]) == 200)
+
+    run(test)
+
+
+def test_draining_leaves_alone_whom_a_deadline_has_refused() -> None:
+    """Its connection lingers for a second, in which SIGTERM answered again, failed, and was forgotten."""
+
+    async def test() -> None:
+        async with open_site(body_pause_timeout_s=0.05) as site:
+            protocol, transport = site.connect()
+            protocol.data_received(WHOLE[:-1])
+            await wait_for(lambda: status(transport) == 408)
+            protocol.stop_receiving()
+            assert error(transport)["code"] == "receive_timeout"
 
     run(test)
 

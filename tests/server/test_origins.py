@@ -124,6 +124,19 @@ def test_a_page_that_may_ask_gets_a_preflight_without_a_key_and_may_read(make_si
             assert ("Origin" in reply.headers.get("vary", "")) == (allowed != "*")
 
 
+def test_a_page_may_read_what_failed(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer to an unforeseen failure was a network error to a browser."""
+    site = make_site(cors_origins=(PAGE,))
+
+    def fail(*_: object) -> None:
+        raise ValueError("secret")
+
+    monkeypatch.setattr("server.api.models._json", fail)
+    reply = site.call("GET", "/v1/models", headers={"origin": PAGE})
+    assert (reply.status, reply.headers["access-control-allow-origin"]) == (500, PAGE)
+    assert reply.headers["x-request-id"].startswith("req_")
+
+
 @pytest.mark.parametrize("settings", [{}, {"cors_origins": ("https://other.example",)}])
 def test_other_pages_may_not_read(make_site: Any, settings: dict[str, Any]) -> None:
     site = make_site(host="0.0.0.0", **settings)

@@ -184,5 +184,14 @@ def test_every_other_setting_is_read_by_the_server() -> None:
     assert set(Settings.model_fields) - set(TOLD_THE_ENGINE) - merged - read == set()
 
 
+def test_a_key_that_goes_first_is_a_key(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "keys").write_text("second\n")
+    keys = {"WEFT_API_KEY": "first", "WEFT_API_KEYS_FILE": str(tmp_path / "keys")}
+    for names in ("first,second", "*"):
+        assert resolve({}, keys | {"WEFT_PRIORITY_KEYS": names}).settings.priority_keys == tuple(names.split(","))
+    with pytest.raises(StartError, match="WEFT_PRIORITY_KEYS: every key must be one of api_key or api_keys_file"):
+        resolve({}, keys | {"WEFT_PRIORITY_KEYS": "first,third"})
+
+
 def test_flags_are_few() -> None:
     assert len(FLAGS) <= 25

@@ -291,10 +291,10 @@ def test_an_operator_clears_the_suspects(weft: Weft) -> None:
     weft.wait_ready()
     (weft.runtime_dir / "suspects").touch()
     weft.signal(signal.SIGUSR1)
-    eventually(lambda: any("Forgot which requests" in line for line in weft.read("log")), "it is said")
+    eventually(lambda: any("forget which requests" in line for line in weft.read("log")), "it is said")
     assert not (weft.runtime_dir / "suspects").exists()
     weft.signal(signal.SIGUSR1)  # nothing is left to be forgotten
-    eventually(lambda: sum("Forgot which requests" in line for line in weft.read("log")) == 2, "and once more")
+    eventually(lambda: sum("forget which requests" in line for line in weft.read("log")) == 2, "and once more")
 
 
 @pytest.mark.parametrize(("code", "ending"), [(1, "exited with code 1"), (-9, "was killed by SIGKILL")])
@@ -388,6 +388,15 @@ def test_children_die_with_a_supervisor_that_is_killed(weft: Weft) -> None:
     assert all(is_alive(pid) for pid in weft.all_pids())
     weft.signal(signal.SIGKILL)
     weft.wait()  # the fixture sees that no child is left
+
+
+def test_a_lost_runtime_folder_is_told_before_anybody_needs_it(weft: Weft) -> None:
+    weft.start()
+    weft.wait_ready()
+    lost = weft.runtime_dir
+    shutil.rmtree(lost)
+    weft.signal(signal.SIGUSR1)  # it looks whenever it wakes
+    eventually(lambda: any(f"The runtime folder {lost} was removed" in line for line in weft.read("log")), "not told")
 
 
 def test_a_lost_runtime_folder_is_made_again_when_a_child_needs_it(weft: Weft) -> None:
