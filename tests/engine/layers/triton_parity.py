@@ -14,6 +14,7 @@ from engine.layers.linear import CublasLinear
 from engine.layers.norm import HeadNorm, RMSNorm
 from engine.layers.rotary import RopeConfig, RotaryTable, rotate
 from engine.layers.triton_kit import TritonKit
+from tests.engine.given_weights import given
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 HEADS = [(4, 2, 64), (3, 1, 96), (6, 2, 12), (32, 8, 128), (2, 2, 256)]
@@ -55,15 +56,15 @@ def check_gated(device: torch.device, dtype: torch.dtype) -> None:
         weight, bias = torch.eye(2 * size, device=device, dtype=dtype), source.draw(2 * size, scale=0.1)
         hidden = source.draw(num_tokens, 2 * size, scale=3.0)
         gate, up = (hidden + bias).double().chunk(2, dim=1)
-        assert_close(TritonKit().gated(weight, bias, activation)(hidden), ACTIVATIONS[activation](gate) * up)
+        assert_close(TritonKit().gated(*given(weight, bias), activation)(hidden), ACTIVATIONS[activation](gate) * up)
         gate, up = hidden.double().chunk(2, dim=1)
-        assert_close(TritonKit().gated(weight, None, activation)(hidden), ACTIVATIONS[activation](gate) * up)
+        assert_close(TritonKit().gated(*given(weight), activation)(hidden), ACTIVATIONS[activation](gate) * up)
 
 
 def check_large_gates(device: torch.device, dtype: torch.dtype) -> None:
     hidden = torch.tensor([[6e4, -6e4, 88.0, -88.0, 0.0] + [1.0] * 5], device=device, dtype=dtype)
     for activation, function in ACTIVATIONS.items():
-        ours = TritonKit().gated(torch.eye(10, device=device, dtype=dtype), None, activation)(hidden)
+        ours = TritonKit().gated(*given(torch.eye(10, device=device, dtype=dtype)), activation)(hidden)
         assert_close(ours, function(hidden[:, :5].double()))
 
 
