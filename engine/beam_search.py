@@ -55,7 +55,7 @@ class BeamSearch:
         request.key = request.key._replace(choice=next(self._names))
         request.pending_indices = []
         request.prediction = request.token_counts = None
-        request.params = SamplingParams(temperature=0.0, logprobs=2 * num_choices)
+        request.params = SamplingParams(temperature=0.0, logprobs=max(2 * num_choices, self._num_logprobs or 0))
         self._rows: dict[Request, TokenLogprobs] = {}
 
     def take(self, scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResult) -> Outputs:
