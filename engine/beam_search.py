@@ -95,10 +95,10 @@ class BeamSearch:
         return self._close(scheduler, outputs)
 
     def _close(self, scheduler: Scheduler, outputs: list[RequestOutput]) -> Outputs:
-        for request in self._requests:
-            if not request.is_finished:
-                scheduler.finish(request)
-        return [(self._requests[0].key.connection, output) for output in outputs]
+        connection, request_id, _ = self._requests[0].key
+        for request in scheduler.requests.choices_of(connection, request_id):
+            scheduler.finish(request)
+        return [(connection, output) for output in outputs]
 
     def _choice(self, index: int, beam: Beam) -> RequestOutput:
         is_stop = beam.token_id in self._stop_ids

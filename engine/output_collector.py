@@ -34,18 +34,18 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
         prompt_logprobs = [next(scores) for _ in scored_range(scheduled)]
         if request.is_finished:
             continue
-        if request.search is not None:
-            outputs += request.search.take(scheduler, scheduled, result)
-            continue
         output = RequestOutput(request.key.request_id, request.key.choice, [])
         if request.params.prompt_logprobs is not None and prompt_logprobs:
             output.prompt_logprobs = prompt_logprobs
             request.num_scored_tokens += len(prompt_logprobs)
         try:
-            _advance(scheduler, scheduled, result, output)
+            if request.search is not None:
+                outputs += request.search.take(scheduler, scheduled, result)
+            else:
+                _advance(scheduler, scheduled, result, output)
         except Exception as error:
             logger.exception("request %s failed, and the others go on", request.key)
-            if not request.is_finished:
+            if request.search is not None or not request.is_finished:  # a search outlives its beams
                 outputs += end(scheduler, request, FinishReason.ERROR, f"the request failed: {type(error).__name__}")
             continue
         if output.token_ids or output.finish_reason is not None or output.prompt_logprobs:
