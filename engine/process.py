@@ -139,13 +139,15 @@ class EngineProcess:
             else:
                 self._link.put(connection, Rejected(request_id, compiled.reason, compiled.fault))
                 self._left.add((connection, request_id))
+        if self._engine.grammars:  # others may be being compiled now
+            self._write_suspects()
 
     def _before_launch(self, step: ScheduledStep) -> None:
         self._write_suspects(step)
         self._write_status(step)
 
     def _write_suspects(self, *steps: ScheduledStep) -> None:
-        """Record the steps that are about to be launched or run on the device, and whose grammar is being compiled."""
+        """Record the steps that are about to be launched or run on the device, and whose grammar is at work."""
         requests = [s.request for step in (*self._engine.launched_steps, *steps) for s in step.requests]
         if self._engine.grammars is not None:
             requests += self._engine.grammars.requests

@@ -246,6 +246,19 @@ def test_a_grammar_on_which_the_engine_dies_is_suspect(start: Start, tmp_path: p
     assert not record.is_suspect(fingerprint(add_request([1], 0)))
 
 
+def test_the_next_grammar_to_be_compiled_is_on_record(start: Start) -> None:
+    compiler = SlowCompiler()
+    p = start()
+    p._engine.grammars = PendingGrammars(compiler)  # type: ignore[arg-type]
+    adds = [guided(add_request([1], number), str(number)) for number in range(6)]
+    for add in adds:
+        p._apply(0, add)
+    assert p._record._read_step() == list(map(fingerprint, adds[:4]))
+    compiler.finish("0")
+    p._answer_compiled()
+    assert p._record._read_step() == list(map(fingerprint, adds[1:5]))
+
+
 def test_the_status_page_says_how_the_engine_is(start: Start, tmp_path: pathlib.Path) -> None:
     p = start()
     p._apply(0, add_request([1] * 9, 0, max_tokens=2))
