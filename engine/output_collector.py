@@ -125,9 +125,10 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
 
 
 def _append(request: Request, token_id: int, output: RequestOutput) -> None:
+    is_end_forced = request.reasoning is not None and request.reasoning.is_used_up()  # whatever the parameters allow
     if request.grammar is not None:
         output.message = request.grammar.accept(token_id)
-    elif request.reasoning is None and request.edits.leave_nothing(
+    elif not is_end_forced and request.edits.leave_nothing(
         len(request.token_ids) - request.num_prompt_tokens, request.params.min_tokens, request.token_ids
     ):
         output.message = "no token is left that the parameters of the request allow"
