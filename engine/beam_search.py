@@ -55,7 +55,7 @@ class BeamSearch:
         request.key = request.key._replace(choice=next(self._names))
         request.pending_indices = []
         request.prediction = request.token_counts = None
-        request.params = SamplingParams(temperature=0.0, logprobs=2 * num_choices)
+        request.params = SamplingParams(temperature=0.0, logprobs=max(2 * num_choices, self._num_logprobs or 0))
         self._rows: dict[Request, TokenLogprobs] = {}
 
     def take(self, scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResult) -> Outputs:
@@ -95,10 +95,10 @@ class BeamSearch:
         return self._close(scheduler, outputs)
 
     def _close(self, scheduler: Scheduler, outputs: list[RequestOutput]) -> Outputs:
-        for request in self._requests:
-            if not request.is_finished:
-                scheduler.finish(request)
-        return [(self._requests[0].key.connection, output) for output in outputs]
+        connection, request_id, _ = self._requests[0].key
+        for request in scheduler.requests.choices_of(connection, request_id):
+            scheduler.finish(request)
+        return [(connection, output) for output in outputs]
 
     def _choice(self, index: int, beam: Beam) -> RequestOutput:
         is_stop = beam.token_id in self._stop_ids

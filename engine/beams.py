@@ -70,7 +70,10 @@ class Beams:
         self._finished: list[tuple[float, Beam]] = []  # at most width, best first
 
     def advance(self, rows: Sequence[TokenLogprobs]) -> None:
-        """Extend every live beam by one token; `rows` hold its 2 * width most probable next ids, or all there are."""
+        """Extend every live beam by one token.
+
+        `rows` hold its most probable next ids, the best first: at least 2 * width and num_logprobs, or all there are.
+        """
         num_ids = len(rows[0].top_logprobs)
         sums = [beam.logprob + more for beam, row in zip(self.live, rows, strict=True) for more in row.top_logprobs]
         best = sorted(range(len(sums)), key=sums.__getitem__, reverse=True)  # of equal ones the first comes first

@@ -88,6 +88,8 @@ class Engine(Generic[Launched]):
         self._speculator = Speculator(scheduler, drafters, draft_model) if drafters or draft_model else None
         self._before_launch = before_launch
         self._launched: deque[tuple[ScheduledStep, Launched, float]] = deque()
+        self.ended_steps: list[ScheduledStep] = []
+        """Steps that the last call of `step` collected, or that failed in it."""
         self._last_end = 0.0
         self._num_arrivals = 0
         self.num_steps = 0
@@ -196,6 +198,7 @@ class Engine(Generic[Launched]):
             Exception: The device is lost, as after an illegal memory access: only a new process has it again.
         """
         outputs: Outputs = []
+        self.ended_steps = []
         for request in self.scheduler.take_expired():
             outputs += end(self.scheduler, request, FinishReason.TIMEOUT, "the deadline passed before the request ran")
         step = self.scheduler.schedule()
@@ -210,6 +213,7 @@ class Engine(Generic[Launched]):
             self._executor.check_device()
             failed = self.launched_steps + ([step] if step is not None else [])
             self._launched.clear()
+            self.ended_steps += failed
             has_no_memory = is_out_of_memory(error)
             fault = "the device ran out of memory" if has_no_memory else type(error).__name__
             outputs += fail(self.scheduler, failed, f"the step failed: {fault}")
@@ -231,6 +235,7 @@ class Engine(Generic[Launched]):
         self._observe(step, launch_time, result.device_s)
         outputs = collect(self.scheduler, step, result)
         self._launched.popleft()
+        self.ended_steps.append(step)
         if self._speculator is not None:
             self._speculator.draft(step)
         return outputs

@@ -34,18 +34,18 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
         prompt_logprobs = [next(scores) for _ in scored_range(scheduled)]
         if request.is_finished:
             continue
-        if request.search is not None:
-            outputs += request.search.take(scheduler, scheduled, result)
-            continue
         output = RequestOutput(request.key.request_id, request.key.choice, [])
         if request.params.prompt_logprobs is not None and prompt_logprobs:
             output.prompt_logprobs = prompt_logprobs
             request.num_scored_tokens += len(prompt_logprobs)
         try:
-            _advance(scheduler, scheduled, result, output)
+            if request.search is not None:
+                outputs += request.search.take(scheduler, scheduled, result)
+            else:
+                _advance(scheduler, scheduled, result, output)
         except Exception as error:
             logger.exception("request %s failed, and the others go on", request.key)
-            if not request.is_finished:
+            if request.search is not None or not request.is_finished:  # a search outlives its beams
                 outputs += end(scheduler, request, FinishReason.ERROR, f"the request failed: {type(error).__name__}")
             continue
         if output.token_ids or output.finish_reason is not None or output.prompt_logprobs:
@@ -125,9 +125,10 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
 
 
 def _append(request: Request, token_id: int, output: RequestOutput) -> None:
+    is_end_forced = request.reasoning is not None and request.reasoning.is_used_up()  # whatever the parameters allow
     if request.grammar is not None:
         output.message = request.grammar.accept(token_id)
-    elif request.reasoning is None and request.edits.leave_nothing(
+    elif not is_end_forced and request.edits.leave_nothing(
         len(request.token_ids) - request.num_prompt_tokens, request.params.min_tokens, request.token_ids
     ):
         output.message = "no token is left that the parameters of the request allow"

@@ -32,7 +32,6 @@ from engine.protocol import (
     Accepted,
     AddRequest,
     EngineOptions,
-    FinishReason,
     Rejected,
     RejectReason,
     ToEngine,
@@ -64,8 +63,8 @@ class EngineProcess:
         self._page = StatusPage(runtime_dir / STATUS_NAME)
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
-        self._have_run: set[tuple[int, int]] = set()  # which of them gained something by a step that was collected
-        self._left: set[tuple[int, int]] = set()  # which of them their servers have ended
+        self._have_run: set[tuple[int, int]] = set()  # which of them were in a step that has ended
+        self._left: set[tuple[int, int]] = set()  # which of them, or a choice of them, ended
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=time.monotonic()))
         progress = LoadProgress(self._page)
         started = start(options, f"{self._epoch_id:016x}", progress=progress, before_launch=self._before_launch)
@@ -140,13 +139,15 @@ class EngineProcess:
             else:
                 self._link.put(connection, Rejected(request_id, compiled.reason, compiled.fault))
                 self._left.add((connection, request_id))
+        if self._engine.grammars:  # others may be being compiled now
+            self._write_suspects()
 
     def _before_launch(self, step: ScheduledStep) -> None:
         self._write_suspects(step)
         self._write_status(step)
 
     def _write_suspects(self, *steps: ScheduledStep) -> None:
-        """Record the steps that are about to be launched or run on the device, and whose grammar is being compiled."""
+        """Record the steps that are about to be launched or run on the device, and whose grammar is at work."""
         requests = [s.request for step in (*self._engine.launched_steps, *steps) for s in step.requests]
         if self._engine.grammars is not None:
             requests += self._engine.grammars.requests
@@ -157,17 +158,19 @@ class EngineProcess:
         """Drop the fingerprints of requests that are gone.
 
         A suspect is cleared once it ran, whoever ended it: a stop string of its server or a client that left is no
-        fault of it. One that is still on the device is on record, and suspect again if the engine dies of it.
+        fault of it. One that is still on the device stays on record, and is cleared when its last step has ended.
         """
-        self._have_run |= {(c, o.request_id) for c, o in outputs if o.finish_reason is not FinishReason.TIMEOUT}
-        for key in {(c, o.request_id) for c, o in outputs if o.finish_reason is not None} | self._left:
+        self._have_run |= _keys(self._engine.ended_steps) & self._fingerprints.keys()
+        self._left |= {(c, o.request_id) for c, o in outputs if o.finish_reason is not None}
+        on_device = _keys(self._engine.launched_steps)
+        for key in self._left - on_device:
             if self._engine.is_live(*key):
                 continue
             mark, has_run = self._fingerprints.pop(key, None), key in self._have_run
             self._have_run.discard(key)
             if mark is not None and has_run:
                 self._record.clear(mark)
-        self._left.clear()
+        self._left &= on_device
 
     def _write_status(self, *steps: ScheduledStep) -> None:
         """Give a sign of life, and say how long it may take until the next; steps are about to be launched."""
@@ -202,6 +205,11 @@ class EngineProcess:
                 decode_tokens=counters.decode_tokens,
             )
         )
+
+
+def _keys(steps: list[ScheduledStep]) -> set[tuple[int, int]]:
+    """Whose requests they hold, as pairs of connection and request id."""
+    return {s.request.key[:2] for step in steps for s in step.requests}
 
 
 def _announce(started: Started, options: EngineOptions) -> None:

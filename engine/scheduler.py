@@ -2,8 +2,9 @@
 
 One rule: every step moves `num_computed_tokens` towards `num_tokens`. Running requests are served in order (priority,
 then arrival), so whoever is preempted has not been scheduled yet; decodes are charged to the budget first, what is
-left is shared by prefills, and waiting requests are admitted into the rest. Owns the queues, and with the KV cache
-manager every request's state; never touches a tensor. A step may be scheduled before the one before it is collected.
+left is shared by runs of known output ids, then by prefills, and waiting requests are admitted into the rest. Owns the
+queues, and with the KV cache manager every request's state; never touches a tensor. A step may be scheduled before the
+one before it is collected.
 """
 
 import bisect
@@ -187,7 +188,7 @@ class Scheduler:
         if len(prefills) > 1:
             self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
         share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
-        for request in schedulable:
+        for request in sorted(schedulable, key=_is_run, reverse=True):  # who gains nothing before its run is whole
             if request.status is not Status.RUNNING or request.key in step.keys:
                 continue
             if request.num_new_tokens > 1:
@@ -244,8 +245,14 @@ class Scheduler:
             load.extend(len(request.draft_token_ids), request.num_computed_tokens + 1)
 
     def _num_streams(self) -> int:
-        """Running requests that decode: whoever waits for ids on their way does so in the next step."""
-        return sum(r.num_new_tokens <= 1 and r.num_remaining_tokens > 0 for r in self.running)
+        """Running requests that decode: whoever waits for ids on their way does so in the next step.
+
+        Beside prompts, those that compute more than one token of their output, too, as when a grammar forces a run of
+        ids. Where there is no prompt, such a run is computed in whole chunks.
+        """
+        outputs = [r for r in self.running if r.num_remaining_tokens > 0 and (r.num_new_tokens <= 1 or _is_run(r))]
+        has_prompts = self.waiting or any(r.num_new_tokens > 1 and not r.has_computed_prompt for r in self.running)
+        return len(outputs) if has_prompts else sum(r.num_new_tokens <= 1 for r in outputs)
 
     def _num_fitting(self) -> int:
         """About how many of the waiting requests there is room for."""
@@ -394,6 +401,11 @@ class Scheduler:
         assert all(r in self.requests.choices_of(*key[:2]) for key, r in self.requests.items())
         assert all(r.status is Status.RUNNING and r.block_tables for r in self.running)
         assert all(r.status is Status.WAITING and not r.block_tables for r in self.waiting)
+
+
+def _is_run(request: Request) -> bool:
+    """Whether it computes more of its output than the last token."""
+    return request.has_computed_prompt and request.num_new_tokens > 1
 
 
 def _is_schedulable(request: Request) -> bool:

@@ -1,7 +1,8 @@
 """Most tokens of a step: as configured, fewer after a step that found no memory for so many, and later more again.
 
 What took the memory may be gone (another process on the device, an unusual batch), so after many steps that needed the
-budget and succeeded it is doubled. A step that fails ends its requests: each failure doubles how many those are.
+budget and succeeded it is doubled. A step that fails ends its requests: each failure doubles how many those are, and
+as many good steps with the whole budget halve it again.
 """
 
 import logging
@@ -30,10 +31,15 @@ class TokenBudget:
 
     def observe(self, num_tokens: int) -> None:
         """Count a step that has succeeded, if half the budget had been too little for it."""
-        if self.max_num_tokens < self._configured and 2 * num_tokens > self.max_num_tokens:
-            self._num_good += 1
-            if self._num_good >= self._trial:
-                self._set(min(2 * self.max_num_tokens, self._configured))
+        if 2 * num_tokens <= self.max_num_tokens:
+            return
+        self._num_good += 1
+        if self._num_good < self._trial:
+            return
+        if self.max_num_tokens < self._configured:
+            self._set(min(2 * self.max_num_tokens, self._configured))
+        else:
+            self._num_good, self._trial = 0, max(self._trial // 2, FIRST_TRIAL // 2)
 
     def _set(self, max_num_tokens: int) -> None:
         self._num_good = 0

@@ -1,10 +1,17 @@
-"""Requests that wait for their grammar, outside the scheduler's queues. The step loop asks; nothing here waits."""
+"""Requests that wait for their grammar, outside the scheduler's queues. The step loop asks; nothing here waits.
+
+Compilations begin in the order in which they were asked for, so only the first ones can have begun, and a call of the
+step loop looks at no more than those, and at what has ended.
+"""
 
 import contextlib
 import logging
 import time
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.errors import GrammarError
@@ -20,14 +27,22 @@ COMPILE_LIMIT_S = 10.0
 QUEUE_LIMIT_S = 60.0
 """Who has waited longer behind the grammars of others is sent away, to come again."""
 
+_NUM_AT_WORK = 4
+"""Compilations that a crash may be blamed on: the two that run, and those that begin before the record is written."""
+
+_Key = tuple[int, int]
+
 
 @dataclass(slots=True)
 class _Waiting:
     request: Request
     matcher: Future[GrammarMatcher]
     submit_time: float
-    start_time: float | None = None  # None: others are being compiled
     aborted_choices: list[int] = field(default_factory=list)
+
+    @property
+    def key(self) -> _Key:
+        return self.request.key[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +67,23 @@ class PendingGrammars:
     def __init__(self, compiler: GrammarCompiler, limit_s: float = COMPILE_LIMIT_S) -> None:
         self._compiler = compiler
         self._limit_s = limit_s
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[_Key, _Waiting] = {}  # in order of arrival
+        self._compilations: dict[Future[GrammarMatcher], dict[_Key, _Waiting]] = {}  # as they begin: who waits for each
+        self._start_times: dict[Future[GrammarMatcher], float] = {}  # of those that have begun
+        self._done: deque[Future[GrammarMatcher]] = deque()  # filled by the threads that compile
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def requests(self) -> list[Request]:
-        """Those that wait, in order of arrival."""
-        return [waiting.request for waiting in self._waiting]
+        """Those whose grammars are being compiled, or are the next ones; however many wait behind these."""
+        at_work = dict.fromkeys([*self._start_times, *islice(self._compilations, _NUM_AT_WORK)])
+        return [waiting.request for matcher in at_work for waiting in self._compilations[matcher].values()]
 
     def has(self, connection: int, request_id: int) -> bool:
         """Whether a request waits here."""
-        return any(w.request.key[:2] == (connection, request_id) for w in self._waiting)
+        return (connection, request_id) in self._waiting
 
     def prepare(self) -> None:
         """Do now, while nobody waits, what the first grammar would take a second for; without a vocabulary nothing."""
@@ -77,47 +96,71 @@ class PendingGrammars:
         Raises:
             GrammarError: The text is too long.
         """
-        matcher = self._compiler.compile(text)
-        self._waiting.append(_Waiting(request, matcher, time.monotonic()))
+        waiting = _Waiting(request, self._compiler.compile(text), time.monotonic())
+        matcher = waiting.matcher
+        if matcher not in self._compilations:
+            self._compilations[matcher] = {}
+            if matcher.running():  # for somebody who has left: out of order
+                self._start_times[matcher] = waiting.submit_time
+            matcher.add_done_callback(self._done.append)
+        self._waiting[waiting.key] = self._compilations[matcher][waiting.key] = waiting
 
     def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
         """Forget a request, or note that one of its choices is not wanted any more."""
-        key = (connection, request_id)
-        if index is None:
-            self._keep([w for w in self._waiting if w.request.key[:2] != key])
-        for waiting in self._waiting:
-            if index is not None and waiting.request.key[:2] == key:
-                waiting.aborted_choices.append(index)
+        waiting = self._waiting.get((connection, request_id))
+        if waiting is not None and index is not None:
+            waiting.aborted_choices.append(index)
+        elif waiting is not None:
+            self._drop([waiting])
 
     def abort_connection(self, connection: int) -> None:
         """Forget the requests of a server that has gone."""
-        self._keep([w for w in self._waiting if w.request.key.connection != connection])
+        self._drop([waiting for key, waiting in self._waiting.items() if key[0] == connection])
 
     def take_ready(self) -> list[Compiled]:
         """Give out those whose wait is over, in order of arrival."""
-        is_over = [self._is_over(waiting, time.monotonic()) for waiting in self._waiting]
-        ready = [self._end(w) for w, over in zip(self._waiting, is_over, strict=True) if over]
-        self._keep([w for w, over in zip(self._waiting, is_over, strict=True) if not over])
+        now = time.monotonic()
+        self._note_starts(now)
+        over = {waiting.key: waiting for waiting in self._late(now)}
+        while self._done:
+            over |= self._compilations.get(self._done.popleft(), {})
+        in_order = sorted(over.values(), key=lambda waiting: waiting.request.arrival)
+        ready = [self._end(waiting) for waiting in in_order]
+        self._drop(in_order)
         return ready
 
-    def _is_over(self, waiting: _Waiting, now: float) -> bool:
-        if waiting.start_time is None and waiting.matcher.running():
-            waiting.start_time = now
-        if waiting.start_time is None:
-            return waiting.matcher.done() or now > waiting.submit_time + QUEUE_LIMIT_S
-        return waiting.matcher.done() or now > waiting.start_time + self._limit_s
+    def _note_starts(self, now: float) -> None:
+        for matcher in self._compilations:
+            if matcher not in self._start_times and not matcher.done():
+                if not matcher.running():
+                    break
+                self._start_times[matcher] = now
 
-    def _keep(self, waiting: list[_Waiting]) -> None:
-        """Go on with these; what nobody waits for any more need not begin to be compiled."""
-        wanted = {id(w.matcher) for w in waiting}
-        for gone in self._waiting:
-            if id(gone.matcher) not in wanted:
-                gone.matcher.cancel()
-        self._waiting = waiting
+    def _late(self, now: float) -> list[_Waiting]:
+        """Those whose compilation has taken too long, and those for whom it should have begun long ago."""
+        slow = [matcher for matcher, start_time in self._start_times.items() if now > start_time + self._limit_s]
+        late = [waiting for matcher in slow for waiting in self._compilations[matcher].values()]
+        for waiting in self._waiting.values():
+            if now <= waiting.submit_time + QUEUE_LIMIT_S:
+                break
+            if waiting.matcher not in self._start_times:
+                late.append(waiting)
+        return late
+
+    def _drop(self, leaving: Sequence[_Waiting]) -> None:
+        """Forget some that wait; what nobody waits for any more need not begin to be compiled."""
+        for waiting in leaving:
+            del self._waiting[waiting.key]
+            others = self._compilations[waiting.matcher]
+            del others[waiting.key]
+            if not others:
+                del self._compilations[waiting.matcher]
+                self._start_times.pop(waiting.matcher, None)
+                waiting.matcher.cancel()
 
     def _end(self, waiting: _Waiting) -> Compiled:
         fault, reason = None, RejectReason.GRAMMAR
-        if not waiting.matcher.done() and waiting.start_time is None:
+        if not waiting.matcher.done() and not waiting.matcher.running():
             fault, reason = "too many grammars wait to be compiled; try again", RejectReason.QUEUE_FULL
         elif not waiting.matcher.done():
             fault = f"the grammar could not be compiled within {self._limit_s:g} s"

@@ -3,22 +3,18 @@
 Asks the drafters in order; the first with a guess has the request. What none of them guesses is left to the draft
 model, if there is one, for all requests at once. A guess is cut to the length that pays (`Pace`). Drafts need the last
 id on the host: with overlap, a request for which there is a guess waits for it (`awaits_ids`), and all others go on.
-What fails here costs no request anything but time.
+What fails here costs no request anything but time, and is left out for a while (`Pause`): the drafters, or the draft
+model, whose memory may be missing.
 """
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.speculation.drafting import Drafter
 from engine.speculation.pace import Pace, price_of_drafts
-
-logger = logging.getLogger(__name__)
-
-FIRST_PAUSE, LONGEST_PAUSE = 64, 1 << 14
-"""Steps without drafts after the first failure, and at most: memory that was missing may be there again later."""
+from engine.speculation.pause import Pause
 
 
 class BatchDrafter(Protocol):
@@ -40,31 +36,39 @@ class Speculator:
         self._scheduler = scheduler
         self._drafters = drafters
         self._draft_model = draft_model
-        self._pause = FIRST_PAUSE
-        self._num_skipped = 0
+        self._pause = Pause("drafting")
+        self._model_pause = Pause("the draft model")
 
     def draft(self, step: ScheduledStep) -> None:
         """Propose for every request of the step that decodes next, but for a while after a failure."""
-        if self._num_skipped:
-            self._num_skipped -= 1
-            return
-        try:
-            self._draft(step)
-        except Exception:
-            logger.exception("drafting failed; the next %d steps go without", self._pause)
-            self._num_skipped = self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-            for request in self._scheduler.requests.values():
-                request.awaits_ids = False
-
-    def _draft(self, step: ScheduledStep) -> None:
         for scheduled in step.requests:
             scheduled.request.awaits_ids = False
         requests = [s.request for s in step.requests if _can_draft(s.request)]
+        others = self._guarded(self._pause, self._ask_drafters, requests)
+        if model := self._draft_model:
+            self._guarded(self._model_pause, lambda others: self._ask_model(model, others, requests), others)
+
+    def _guarded(
+        self, pause: Pause, ask: Callable[[list[Request]], list[Request]], requests: list[Request]
+    ) -> list[Request]:
+        """Ask for drafts, if there is no pause, and return for whom there is none. What fails begins a pause."""
+        if pause.is_on() or not requests:
+            return requests
+        try:
+            others = ask(requests)
+            pause.observe_success()
+            return others
+        except Exception:
+            pause.begin()
+            for request in requests:
+                request.awaits_ids = False
+            return requests
+
+    def _ask_drafters(self, requests: list[Request]) -> list[Request]:
         proposals = [(request, *self._first_proposal(request)) for request in requests]
-        if not self._draft_model and not any(draft for _, _, draft in proposals):
-            return
-        price, step_s = price_of_drafts(self._scheduler.cost, [r.num_computed_tokens for r in requests])
+        if not any(draft for _, _, draft in proposals):
+            return requests
+        price, _ = price_of_drafts(self._scheduler.cost, [r.num_computed_tokens for r in requests])
         others = []
         for request, drafter, draft in proposals:
             lookup = request.drafting.lookups.get(drafter) if drafter else None
@@ -74,8 +78,7 @@ class Speculator:
                 _give(request, drafter, lookup.pace if lookup else None, draft)
             else:
                 others.append(request)
-        if self._draft_model and others:
-            self._draft_with_model(self._draft_model, others, price + self._draft_model.price(step_s))
+        return others
 
     def _first_proposal(self, request: Request) -> tuple[Drafter | None, list[int]]:
         for drafter in self._drafters:
@@ -83,16 +86,18 @@ class Speculator:
                 return drafter, draft
         return None, []
 
-    def _draft_with_model(self, model: BatchDrafter, requests: list[Request], price: float) -> None:
-        num_drafts = model.pace.num_drafts(price)
+    def _ask_model(self, model: BatchDrafter, others: list[Request], decoding: list[Request]) -> list[Request]:
+        price, step_s = price_of_drafts(self._scheduler.cost, [r.num_computed_tokens for r in decoding])
+        num_drafts = model.pace.num_drafts(price + model.price(step_s))
         if not num_drafts:
-            return
-        for request in requests:
+            return others
+        for request in others:
             request.awaits_ids = True
-        known = [request for request in requests if not request.num_placeholders]
+        known = [request for request in others if not request.num_placeholders]
         if known:
             for request, draft in zip(known, model.propose(known, num_drafts), strict=True):
                 _give(request, model, model.pace, draft)
+        return []
 
 
 def _can_draft(request: Request) -> bool:

@@ -1,13 +1,16 @@
 """Beams of the engine beside transformers, and beside a plain search whatever there is room for."""
 
+import logging
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 import torch
 
+from engine import output_collector
 from engine.engine import Engine, RejectedError
 from engine.protocol import (
     AddRequest,
@@ -153,16 +156,18 @@ def test_outputs_are_counted_as_the_caller_is_told() -> None:
     assert all(output.queue_time_s is not None for output in outputs)
 
 
-def test_log_probabilities_come_with_the_alternatives_that_were_asked_for() -> None:
+@pytest.mark.parametrize("count", [2, 20])
+def test_log_probabilities_come_with_the_alternatives_that_were_asked_for(count: int) -> None:
+    """Only as many came as the search itself looks at."""
     add = search()
-    add = msgspec.structs.replace(add, sampling_params=msgspec.structs.replace(add.sampling_params, logprobs=2))
+    add = msgspec.structs.replace(add, sampling_params=msgspec.structs.replace(add.sampling_params, logprobs=count))
     outputs = choices(make_engine().engine, add)
     assert [output.token_ids for output in outputs] == plain(add)
     for output in outputs:
         assert output.logprobs is not None
         for i, (token_id, entry) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
-            row = next_logprobs(add.prompt_token_ids + output.token_ids[:i], 8)
-            assert (entry.top_token_ids, entry.top_logprobs) == (row.top_token_ids[:2], row.top_logprobs[:2])
+            row = next_logprobs(add.prompt_token_ids + output.token_ids[:i], 20)
+            assert (entry.top_token_ids, entry.top_logprobs) == (row.top_token_ids[:count], row.top_logprobs[:count])
             assert entry.logprob == row.top_logprobs[row.top_token_ids.index(token_id)]
 
 
@@ -231,6 +236,30 @@ def test_a_neighbour_goes_on_beside_a_search() -> None:
         assert fake.engine.scheduler.counters.decode_tokens > num_before or fake.engine.num_steps < 2
         fake.engine.scheduler.check_integrity()
     assert {output.request_id for _, output in outputs} == {1, 7}
+
+
+@pytest.mark.parametrize("broken", ["engine.beams.Beams.advance", "engine.scheduler.Scheduler.start_beside"])
+def test_a_search_that_fails_ends_alone(
+    broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended every request of its step."""
+    caplog.set_level(logging.CRITICAL)
+    fake = make_engine()
+    fake.engine.add(0, search(width=3))
+    fake.engine.add(0, AddRequest(1, [3], SamplingParams(max_tokens=20)))
+    collect = output_collector.collect
+
+    def broken_collect(*step: Any) -> output_collector.Outputs:
+        with monkeypatch.context() as patch:
+            patch.setattr(broken, Mock(side_effect=ZeroDivisionError))
+            return collect(*step)
+
+    monkeypatch.setattr("engine.engine.collect", broken_collect)
+    outputs = run(fake.engine)
+    assert [(output.index, output.message) for output in outputs[7]] == [
+        (index, "the request failed: ZeroDivisionError") for index in range(3)
+    ]
+    assert sum(len(output.token_ids) for output in outputs[1]) == 20
 
 
 @pytest.mark.parametrize("at_launch", [False, True])

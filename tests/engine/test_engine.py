@@ -21,7 +21,8 @@ from engine.protocol import (
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.speculation.pace import Pace
-from engine.speculation.speculator import FIRST_PAUSE, Speculator
+from engine.speculation.pause import FIRST_PAUSE
+from engine.speculation.speculator import Speculator
 from engine.token_budget import FIRST_TRIAL
 from tests.engine.fake_runner import FakeEngine, make_engine, next_id
 from tests.engine.grammar.demo import guided
@@ -158,6 +159,34 @@ def test_no_request_waits_for_a_draft_model_that_has_failed(caplog: pytest.LogCa
     fake.engine.add(0, add_request([1, 2, 3], max_tokens=20, temperature=0.0))
     assert finish(fake) == {(0, 0): greedy([1, 2, 3], 20)}
     assert sum(len(batch.placeholders.targets) for batch in fake.runner.batches) > 15  # steps overlap again
+
+
+def test_a_draft_model_that_fails_leaves_the_other_drafters_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """They paused with it, though what it lacks is memory that they need none of."""
+
+    class Broken:
+        pace = Pace()
+
+        def price(self, step_s: float) -> float:
+            return 0.0
+
+        def propose(self, requests: list[Request], num_drafts: int) -> list[list[int]]:
+            raise torch.OutOfMemoryError("none left")
+
+    class EverySecond:
+        num_asked = 0
+
+        def propose(self, request: Request) -> list[int]:
+            self.num_asked += 1
+            return greedy(request.token_ids, 3) if self.num_asked % 2 else []
+
+    caplog.set_level(logging.ERROR)
+    fake = make_engine()
+    fake.engine._speculator = Speculator(fake.engine.scheduler, (EverySecond(),), Broken())
+    fake.engine.add(0, add_request([1, 2, 3], max_tokens=60, temperature=0.0))
+    assert finish(fake) == {(0, 0): greedy([1, 2, 3], 60)}
+    assert caplog.messages == [f"the draft model failed; the next {FIRST_PAUSE} steps go without"]
+    assert fake.engine.num_steps < 30
 
 
 # --- what is rejected --------------------------------------------------------------------------------------------

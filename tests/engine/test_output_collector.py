@@ -4,7 +4,7 @@ import pytest
 
 from engine.kv_cache_manager import KVCacheManager
 from engine.output_collector import collect, end, fail
-from engine.protocol import FinishReason, RequestOutput, TokenLogprobs
+from engine.protocol import FinishReason, ReasoningBudget, RequestOutput, TokenLogprobs
 from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.speculation.drafters import PredictionDrafter
@@ -67,6 +67,22 @@ def test_nothing_left_to_sample_ends_the_request_instead_of_a_banned_id() -> Non
     (output,) = run(scheduler, 0)
     assert (output.token_ids, output.finish_reason) == ([], FinishReason.DEAD_END)
     assert output.message == "no token is left that the parameters of the request allow"
+
+
+def test_nothing_is_left_under_a_budget_for_reasoning_either_until_it_is_used_up() -> None:
+    """With a budget, however large, the lowest id was taken for output."""
+    for budget, reason in ((3, FinishReason.DEAD_END), (2, None)):
+        r = request(
+            [1],
+            allowed_token_ids=(5, 6),
+            bad_words_token_ids=((5, 5), (5, 6)),
+            reasoning_budget=ReasoningBudget(budget, 0),
+        )
+        scheduler = start(r)
+        run(scheduler, 6)
+        run(scheduler, 5)
+        (output,) = run(scheduler, 0)
+        assert (output.token_ids, output.finish_reason) == ([] if reason else [0], reason)
 
 
 def test_what_fails_for_one_request_ends_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """How long streams pause for the prompts of others, on machines of any speed, by a clock that the steps move."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -114,6 +115,57 @@ def test_whatever_comes_no_pause_is_longer(
                 machine.ask(rng.choice([10, 300, 6000]), rng.choice([1, 20]))
         machine.step()
     assert max(machine.gaps) <= MAX_DELAY_S
+
+
+def force(monkeypatch: pytest.MonkeyPatch, num_forced: Callable[[], int]) -> None:
+    """Behind every sampled id the grammar of the request leaves no choice about so many more."""
+    monkeypatch.setattr(
+        "engine.output_collector.certain_token_ids", lambda r: [7] * min(num_forced(), r.num_remaining_tokens)
+    )
+
+
+@pytest.mark.parametrize("speed", [FAST, SLOW, SLOWEST])
+def test_no_pause_is_longer_where_a_grammar_forces_runs_of_ids(
+    speed: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that computed a forced run was no stream, and prompts beside it had no bound: 4.8, 10.8 and 41 s."""
+    machine = Machine(*speed, monkeypatch)
+    force(monkeypatch, lambda: 4)
+    machine.ask(20, 1500)
+    for _ in range(30):
+        machine.step()
+    for _ in range(8):
+        machine.ask(6000, 1)
+    for _ in range(200):
+        machine.step()
+    assert max(machine.gaps) <= MAX_DELAY_S
+
+
+@pytest.mark.parametrize("speed", [FAST, SLOW, SLOWEST])
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_comes_beside_forced_runs_no_pause_is_longer(
+    speed: tuple[float, float], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, rng = Machine(*speed, monkeypatch), random.Random(seed)
+    force(monkeypatch, lambda: rng.choice([0, 4]))
+    machine.ask(20, 1000)
+    for _ in range(300):
+        if rng.random() < 0.1:
+            for _ in range(rng.choice([1, 4])):
+                machine.ask(rng.choice([10, 300, 6000]), rng.choice([1, 20]))
+        machine.step()
+    assert max(machine.gaps) <= MAX_DELAY_S
+
+
+def test_a_forced_run_without_prompts_is_computed_in_whole_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(*SLOW, monkeypatch)
+    force(monkeypatch, lambda: 1000)
+    machine.ask(20, 3003)
+    num_steps = 0
+    while machine.scheduler.has_requests:
+        machine.step()
+        num_steps += 1
+    assert num_steps == 3
 
 
 def test_a_target_bounds_every_pause(monkeypatch: pytest.MonkeyPatch) -> None:

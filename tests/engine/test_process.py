@@ -22,6 +22,8 @@ from engine.process import EngineProcess
 from engine.protocol import (
     AbortRequest,
     Accepted,
+    AddRequest,
+    BeamOptions,
     EngineInfo,
     EngineOptions,
     FromEngine,
@@ -153,6 +155,47 @@ def test_a_suspect_that_its_server_ends_by_a_stop_string_is_cleared(start: Start
     assert not list(p._engine.scheduler.waiting)[-1].runs_alone
 
 
+SEARCH = msgspec.structs.replace(add_request([1, 2], 0, num_choices=2), beams=BeamOptions())
+
+
+@pytest.mark.parametrize("add", [SEARCH, add_request([1] * 100, 0)], ids=["search", "prompt"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_suspect_that_is_aborted_before_it_gained_anything_has_run_all_the_same(
+    start: Start, add: AddRequest, overlap: bool
+) -> None:
+    """A search that is aborted before its end stayed suspect, as did a prompt of which a part was computed."""
+    p = start(overlap=overlap)
+    p._apply(0, add)
+    step(p)
+    p = start(overlap=overlap)
+    p._apply(0, add)
+    assert not step(p)
+    assert p._record.is_suspect(fingerprint(add))
+    p._apply(0, AbortRequest(0))
+    step(p)
+    assert not p._record.is_suspect(fingerprint(add))
+    assert (p._fingerprints, p._have_run, p._left) == ({}, set(), set())
+
+
+def test_who_has_ended_is_on_record_as_long_as_it_is_on_the_device(start: Start) -> None:
+    """The launch behind the step in which it ended dropped it, while the step after that one still ran."""
+    p = start(overlap=True)
+    p._apply(0, add_request([1, 2], 0, max_tokens=50, stop_token_ids=tuple(range(50))))
+    p._apply(0, add_request([3], 1))
+    recorded, before_launch = [], p._before_launch
+
+    def check(launched: ScheduledStep) -> None:
+        before_launch(launched)
+        on_device = {s.request.key[:2] for s in (*launched.requests, *p._engine.launched_steps[0].requests)}
+        recorded.append((len(on_device), len(p._record._read_step())))
+
+    step(p)
+    p._engine._before_launch = check
+    for _ in range(3):
+        step(p)
+    assert recorded == [(2, 2), (2, 2), (1, 1)]
+
+
 def test_a_request_that_kills_two_engines_is_rejected_as_poison(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         p = start()
@@ -201,6 +244,19 @@ def test_a_grammar_on_which_the_engine_dies_is_suspect(start: Start, tmp_path: p
     record = CrashRecord(tmp_path)
     assert record.is_suspect(fingerprint(add))
     assert not record.is_suspect(fingerprint(add_request([1], 0)))
+
+
+def test_the_next_grammar_to_be_compiled_is_on_record(start: Start) -> None:
+    compiler = SlowCompiler()
+    p = start()
+    p._engine.grammars = PendingGrammars(compiler)  # type: ignore[arg-type]
+    adds = [guided(add_request([1], number), str(number)) for number in range(6)]
+    for add in adds:
+        p._apply(0, add)
+    assert p._record._read_step() == list(map(fingerprint, adds[:4]))
+    compiler.finish("0")
+    p._answer_compiled()
+    assert p._record._read_step() == list(map(fingerprint, adds[1:5]))
 
 
 def test_the_status_page_says_how_the_engine_is(start: Start, tmp_path: pathlib.Path) -> None:

@@ -196,10 +196,10 @@ def test_known_output_is_computed_in_chunks_beside_the_streams_that_run() -> Non
     for _ in range(60):
         forced.append(7)
     steps = [schedule(scheduler)]
-    while steps[-1].requests[1].num_rows == 0:
+    while steps[-1].requests[0].num_rows == 0:
         finish_step(scheduler, steps[-1])
         steps.append(schedule(scheduler))
-    assert [describe(step) for step in steps] == [[(0, 1), (1, 29)], [(0, 1), (1, 29)], [(0, 1), (1, 3)]]
+    assert [describe(step) for step in steps] == [[(1, 29), (0, 1)], [(1, 29), (0, 1)], [(1, 3), (0, 1)]]
     assert [step.num_rows for step in steps] == [1, 1, 2]
 
 
@@ -210,7 +210,7 @@ def test_known_output_is_no_prompt_that_may_go_before_streams_and_gets_a_token_i
     for forced in requests[1:]:
         for _ in range(60):
             forced.append(7)
-    assert run_step(scheduler) == [(1, 5), (0, 1), (2, 1), (3, 1)]
+    assert run_step(scheduler) == [(1, 5), (2, 1), (3, 1), (0, 1)]
 
 
 def test_lower_priority_values_and_earlier_arrivals_are_admitted_first() -> None:

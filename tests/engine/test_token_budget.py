@@ -38,6 +38,18 @@ def test_each_failure_makes_the_next_trial_longer_up_to_a_bound() -> None:
     assert trials == [256, 512, 1024, 2048, 4096, 8192, 16384, 16384, 16384]
 
 
+def test_failures_are_forgotten_after_as_many_good_steps() -> None:
+    """Failures days apart made every trial as long as those in a row."""
+    budget = TokenBudget(1000, least=100)
+    for _ in range(3):
+        budget.halve()
+        num_steps_until_it_grows(budget, 500)
+    for _ in range(1024 + 512):
+        budget.observe(501)
+    budget.halve()
+    assert num_steps_until_it_grows(budget, 500) == 512
+
+
 def test_it_never_falls_below_the_least_nor_rises_when_less_is_configured() -> None:
     budget = TokenBudget(1000, least=300)
     budget.halve()
