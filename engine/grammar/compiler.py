@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.grammar.errors import GrammarError
+from engine.grammar.forcing import Forcing
 from engine.grammar.matcher import GrammarMatcher, one_line
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class GrammarCompiler:
     def __init__(self, load_vocabulary: Callable[[], "LLTokenizer"]) -> None:
         """Take where the vocabulary comes from; it is called once, in a thread, when the first grammar comes."""
         self._load_vocabulary = load_vocabulary
-        self._vocabulary: LLTokenizer | None = None
+        self._forcing: Forcing | None = None
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_NUM_THREADS, "grammar")
         self._cache: OrderedDict[str, Future[GrammarMatcher]] = OrderedDict()
@@ -63,16 +64,16 @@ class GrammarCompiler:
             self._cache.popitem(last=False)
         return future
 
-    def prepare(self) -> "LLTokenizer":
+    def prepare(self) -> Forcing:
         """Load the vocabulary, which holds the interpreter lock: a second for 150,000 entries.
 
         Raises:
             GrammarError: The checkpoint has none.
         """
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._load_vocabulary()
-            return self._vocabulary
+            if self._forcing is None:
+                self._forcing = Forcing(self._load_vocabulary())
+            return self._forcing
 
     def _submit(self, text: str) -> "Future[GrammarMatcher]":
         before = threading.stack_size(_STACK_BYTES)  # the pool makes its threads in submit
@@ -82,12 +83,11 @@ class GrammarCompiler:
             threading.stack_size(before)
 
     def _compile(self, text: str) -> GrammarMatcher:
-        vocabulary = self.prepare()
+        forcing = self.prepare()
         import llguidance
 
-        text = _without_gbnf(text) if '"gbnf"' in text else text
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(vocabulary, text, log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(forcing.vocabulary, _without_forcing(text), log_level=0, limits=limits)
         _check(matcher)
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         _check(matcher)
@@ -96,7 +96,7 @@ class GrammarCompiler:
         probe.consume_token(int(bits.argmax()))
         probe.rollback(1)
         _check(probe)
-        return GrammarMatcher(matcher)
+        return GrammarMatcher(matcher, forcing)
 
 
 def _check(matcher: "LLMatcher") -> None:
@@ -104,15 +104,30 @@ def _check(matcher: "LLMatcher") -> None:
         raise GrammarError(f"the grammar cannot be used: {one_line(matcher.get_error())}")
 
 
-def _without_gbnf(text: str) -> str:
-    """Translate entries {"gbnf": ...} of llguidance's list of grammars, which it does not know, into Lark."""
+def _without_forcing(text: str) -> str:
+    """The grammar behind one of ours that turns the library's search for forced text off, whatever the others say.
+
+    That search ends where the forced text does, and masks contain it: a short schema took half a minute and gigabytes,
+    with the interpreter lock held. A line of options in Lark text would not do, for a later one undoes it.
+    """
+    try:
+        is_list = text.lstrip().startswith("{")
+        document: dict[str, list[dict[str, object]]] = (
+            json.loads(text) if is_list else {"grammars": [{"lark_grammar": text}]}
+        )
+        grammars = [_without_gbnf(grammar) for grammar in document["grammars"]]
+        grammars[0]["name"] = name = grammars[0].get("name") or "output"
+    except Exception as error:  # the text is a caller's, and the translator raises what it likes
+        raise GrammarError(f"the grammar cannot be used: {one_line(str(error))}") from error
+    options = '%llguidance {"no_forcing": true}'
+    return json.dumps({**document, "grammars": [{"lark_grammar": f"{options}\nstart: @{name}"}, *grammars]})
+
+
+def _without_gbnf(grammar: dict[str, object]) -> dict[str, object]:
+    """Translate an entry {"gbnf": ...}, which the library does not know, into Lark."""
+    if "gbnf" not in grammar:
+        return grammar
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    try:
-        document = json.loads(text)
-        for grammar in document["grammars"]:
-            if "gbnf" in grammar:
-                grammar["lark_grammar"] = gbnf_to_lark(grammar.pop("gbnf"))
-    except Exception as error:  # the translator raises what it likes
-        raise GrammarError(f"the grammar cannot be used: {one_line(str(error))}") from error
-    return json.dumps(document)
+    lark = gbnf_to_lark(str(grammar["gbnf"]))
+    return {key: value for key, value in grammar.items() if key != "gbnf"} | {"lark_grammar": lark}

@@ -8,6 +8,8 @@ import llguidance
 import tokenizers
 
 from engine.engine import Engine
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.matcher import GrammarMatcher
 from engine.output_collector import Outputs
 from engine.protocol import AddRequest, FinishReason, Guidance, RequestOutput
 
@@ -20,6 +22,11 @@ PROMPT: list[int] = TOKENIZER.encode("Who are you?").ids
 def json_grammar(schema: object) -> str:
     """What a server sends for a schema."""
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_flexible": False})
+
+
+def matcher(vocabulary: llguidance.LLTokenizer, text: str) -> GrammarMatcher:
+    """A grammar of its own, compiled as the engine does."""
+    return GrammarCompiler(lambda: vocabulary).compile(text).result(timeout=120).copy()
 
 
 @dataclass

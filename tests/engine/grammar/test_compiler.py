@@ -22,10 +22,11 @@ def compiler(vocabulary: llguidance.LLTokenizer) -> GrammarCompiler:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("", "Empty grammar"),
+        ("", "no start rule found"),
         ("start: foo", 'unknown name: "foo"'),
         ("start: /a(/", "unclosed group"),
-        ("{", "EOF while parsing"),
+        ("{", "Expecting property name"),
+        ('{"grammars":[]}', "out of range"),
         ('{"grammars":[{"json_schema":{"type":"strin"}}]}', "Invalid type: strin"),
         (json_grammar({"type": "string", "pattern": "(?=a)b"}), "look-around"),
         (json_grammar({"not": {"type": "string"}}), 'Unimplemented keys: ["not"]'),

@@ -1,17 +1,17 @@
 import llguidance
 
 from engine.grammar.certain import certain_token_ids
-from engine.grammar.matcher import GrammarMatcher
 from engine.protocol import ReasoningBudget
 from engine.request import Request
 from engine.speculation.drafters import ForcedTokens
 from engine.speculation.pace import MAX_NUM_DRAFTS
+from tests.engine.grammar.demo import matcher
 from tests.engine.requests_for_tests import request
 
 
 def ask(vocabulary: llguidance.LLTokenizer, grammar: str, **options: object) -> Request:
     asked = request([1, 2], **options)  # type: ignore[arg-type]
-    asked.grammar = GrammarMatcher(llguidance.LLMatcher(vocabulary, grammar))
+    asked.grammar = matcher(vocabulary, grammar)
     return asked
 
 
@@ -45,11 +45,11 @@ def test_where_an_id_may_be_forbidden_or_is_asked_about_it_is_a_draft(vocabulary
         {"allowed_token_ids": tuple(range(1000))},
         {"reasoning_budget": ReasoningBudget(5, 9)},
     ]
-    grammar = f'start: "{"once upon a time " * 200}"'
-    certain = certain_token_ids(ask(vocabulary, grammar, max_tokens=900))
-    assert len(certain) == 900
+    grammar = f'start: "{"once upon a time " * 20}"'
+    certain = certain_token_ids(ask(vocabulary, grammar, max_tokens=100))
+    assert len(certain) == 100
     for option in options:
-        asked = ask(vocabulary, grammar, max_tokens=900, **option)
+        asked = ask(vocabulary, grammar, max_tokens=100, **option)
         assert certain_token_ids(asked) == []
         assert ForcedTokens().propose(asked) == certain[:MAX_NUM_DRAFTS]
     assert ForcedTokens().propose(ask(vocabulary, grammar)) == []

@@ -2,10 +2,9 @@ import llguidance
 import torch
 
 from engine.grammar.masks import MaskComputer
-from engine.grammar.matcher import GrammarMatcher
 from engine.request import Request
 from engine.scheduler import ScheduledRequest, ScheduledStep
-from tests.engine.grammar.demo import VOCAB_SIZE
+from tests.engine.grammar.demo import VOCAB_SIZE, matcher
 from tests.engine.requests_for_tests import request
 
 
@@ -17,7 +16,7 @@ def test_rows_with_a_grammar_get_a_mask_and_no_others(vocabulary: llguidance.LLT
     one, two = (vocabulary.tokenize_str(digit)[0] for digit in "12")
     plain, guided, drafted, prefilling = (request([1, 2], i) for i in range(4))
     for asked in (guided, drafted, prefilling):
-        asked.grammar = GrammarMatcher(llguidance.LLMatcher(vocabulary, 'start: "1" "2"'))
+        asked.grammar = matcher(vocabulary, 'start: "1" "2"')
     computer = MaskComputer(VOCAB_SIZE)
     step = ScheduledStep(
         [scheduled(plain, 0, 1), scheduled(prefilling, 1, 0), scheduled(guided, 1, 1), scheduled(drafted, 2, 2, (one,))]

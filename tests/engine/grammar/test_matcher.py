@@ -4,11 +4,7 @@ import pytest
 
 from engine.grammar.matcher import GrammarMatcher, one_line
 from engine.step_result import NO_TOKEN_ID
-from tests.engine.grammar.demo import VOCAB_SIZE
-
-
-def matcher(vocabulary: llguidance.LLTokenizer, text: str) -> GrammarMatcher:
-    return GrammarMatcher(llguidance.LLMatcher(vocabulary, text, log_level=0))
+from tests.engine.grammar.demo import VOCAB_SIZE, matcher
 
 
 def masks(matcher: GrammarMatcher, drafts: list[int]) -> list[list[int]]:
