@@ -11,7 +11,7 @@ from starlette.requests import Request
 from engine.protocol import EngineInfo
 from server.choice_stream import Detokenizer
 from server.engine_client import EngineClient
-from server.errors import EngineRestartingError, ModelNotFoundError
+from server.errors import EngineRestartingError, InvalidRequestError, ModelNotFoundError
 from server.formats import OutputFormats
 from server.generation_defaults import GenerationDefaults
 from server.lifecycle import Lifecycle
@@ -22,6 +22,8 @@ from server.validation import shown
 from server.workers import Workers
 
 VERSION = version("weft")
+MAX_NAME_CHARS = 256
+"""Of a model name that is not one of ours: every chunk of a stream repeats it."""
 
 
 class TextTokenizer(Protocol):
@@ -120,11 +122,17 @@ class ServerContext:
         """Return the name to answer under; a request without one gets the model there is.
 
         Raises:
+            InvalidRequestError: The name is too long to be repeated in every chunk.
             ModelNotFoundError: The model is not served here.
         """
         if name is None:
             return self.model_names[0]
-        if name in self.model_names or self.settings.any_model_name:
+        if name in self.model_names:
+            return name
+        if self.settings.any_model_name:
+            if len(name) > MAX_NAME_CHARS:
+                message = f"model must have at most {MAX_NAME_CHARS} characters, got {len(name)}"
+                raise InvalidRequestError(message, param="model")
             return name
         served = ", ".join(self.model_names)
         raise ModelNotFoundError(f"the model {shown(name)} does not exist; served here: {served}", param="model")

@@ -36,6 +36,8 @@ from starlette.responses import Response
 from engine.protocol import RejectReason
 from server.engine_client import EngineDiedError, EngineLeftError, EngineUnavailableError, RequestRejectedError
 
+MAX_MESSAGE_CHARS = 4000
+"""Whoever writes a message bounds what it quotes of a request; templates and libraries do not."""
 RETRY_AFTER_S = 2
 """What a client is asked to wait for a queue to move or an engine to come back."""
 
@@ -265,7 +267,7 @@ ERROR_SCHEMA = _object_schema(
 def error_body(error: ApiError) -> bytes:
     """OpenAI's error object as JSON."""
     # A message may quote the caller's text; a lone surrogate in it has no UTF-8 form.
-    message = error.message.encode("utf-8", "replace").decode()
+    message = error.message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
     fields = {"message": message, "type": error.type, "param": error.param, "code": error.code}
     return msgspec.json.encode({"error": fields})
 

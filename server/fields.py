@@ -78,7 +78,7 @@ def ignored_fields(
 
 def ignored_header(ignored: Iterable[str]) -> dict[str, str]:
     """The `x-ignored-params` header, or none; names are the caller's text, so they are made safe for a header."""
-    names = [quote(name, safe="[]._-", errors="replace")[:64] for name in list(ignored)[:MAX_REPORTED]]
+    names = [quote(name[:64], safe="[]._-", errors="replace")[:64] for name in list(ignored)[:MAX_REPORTED]]
     return {"x-ignored-params": ",".join(names)} if names else {}
 
 

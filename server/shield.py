@@ -17,13 +17,15 @@ string in its middle and joining the parts, or by leaving nothing between two te
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar, cast
 
 _MARKS = tuple(chr(code) for code in range(0xE000, 0xF900))  # the Basic Multilingual Plane's private-use characters
+_ALL_MARKS = frozenset(_MARKS)
+_ESCAPED = re.compile(r"\\u[ef][0-9a-f]{3}")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 WINDOW_CHARS = 1 << 18
 
@@ -42,8 +44,7 @@ class Marked(Generic[T]):
         """Split what a template made of the value; one piece when there is no mark. No piece is empty."""
         if self.mark is None:
             return [rendered]
-        escaped = json.dumps(self.mark)[1:-1]  # a template may have asked tojson for ASCII
-        return [piece for piece in rendered.replace(escaped, self.mark).split(self.mark) if piece]
+        return [piece for piece in rendered.replace(_escaped(self.mark), self.mark).split(self.mark) if piece]
 
 
 class Shield:
@@ -69,17 +70,17 @@ class Shield:
             ValueError: The data holds every private-use character there is.
         """
         strings = list(_strings(value))
-        if not any(self._offsets(string, names) for string in strings):
+        if not any(True for string in strings for _ in self._offsets(string, names)):
             return Marked(value, None)
-        everything = "\0".join(strings)
+        used = _used(strings)
         for mark in _MARKS:
-            if mark not in everything and json.dumps(mark)[1:-1] not in everything:
+            if mark not in used and _escaped(mark) not in used:
                 return Marked(cast(T, self._copy(value, mark, names)), mark)
         raise ValueError("the messages use every private-use character")
 
     def _copy(self, value: object, mark: str, names: AbstractSet[str]) -> object:
         if isinstance(value, str):
-            offsets = [0, *sorted(self._offsets(value, names)), len(value)]
+            offsets = [0, *sorted(set(self._offsets(value, names))), len(value)]
             return mark.join(value[start:end] for start, end in pairwise(offsets))
         if isinstance(value, Mapping):
             return {
@@ -90,21 +91,18 @@ class Shield:
             return type(value)(self._copy(item, mark, names) for item in value)
         return value
 
-    def _offsets(self, text: str, names: AbstractSet[str]) -> set[int]:
-        """Return where a special token in `text`, or one that could arise at its edges, can be cut."""
-        offsets = {
-            match.start() + 1
-            for start in range(0, len(text), WINDOW_CHARS)  # a search keeps every other thread waiting
-            for match in self._whole.finditer(text, start, start + WINDOW_CHARS + self._max_length)
-        }
+    def _offsets(self, text: str, names: AbstractSet[str]) -> Iterator[int]:
+        """Yield where a special token in `text`, or one that could arise at its edges, can be cut; some twice."""
+        for window in _windows(text, self._max_length):
+            for match in self._whole.finditer(text, *window):
+                yield match.start() + 1
         if text in names:
-            return offsets
-        offsets |= self._edges(text, 0, len(text))
+            return
+        yield from self._edges(text, 0, len(text))
         start = len(text) - len(text.lstrip())
         end = len(text.rstrip())
         if 0 < end - start < len(text):  # a template may strip the string
-            offsets |= self._edges(text, start, end)
-        return offsets
+            yield from self._edges(text, start, end)
 
     def _edges(self, text: str, start: int, end: int) -> set[int]:
         """Return those ends of text[start:end] where a special token could go on outside."""
@@ -129,6 +127,27 @@ def _overlapping(texts: list[str]) -> re.Pattern[str]:
         rests.setdefault(text[0], []).append(re.escape(text[1:]))
     # One branch for each first character: ordinary text fails at once, however many special tokens there are.
     return re.compile("|".join(f"{re.escape(char)}(?={'|'.join(rest)})" for char, rest in rests.items()) or "(?!)")
+
+
+def _windows(text: str, overlap: int) -> Iterator[tuple[int, int]]:
+    """Where a long text is searched piece by piece: a search keeps every other thread waiting."""
+    for start in range(0, len(text), WINDOW_CHARS):
+        yield start, start + WINDOW_CHARS + overlap
+
+
+def _used(strings: Iterable[str]) -> set[str]:
+    """The marks that occur in strings, and what of them could be an escaped mark."""
+    used: set[str] = set()
+    for string in strings:
+        for start, end in _windows(string, 5):
+            used |= _ALL_MARKS.intersection(string[start:end])
+            used.update(_ESCAPED.findall(string, start, end))
+    return used
+
+
+def _escaped(mark: str) -> str:
+    """A mark as a template shows it that has asked `tojson` for ASCII."""
+    return json.dumps(mark)[1:-1]
 
 
 def _strings(value: object) -> Iterator[str]:

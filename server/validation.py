@@ -31,10 +31,14 @@ def as_missing_body(exc: RequestValidationError) -> MalformedBodyError:
 
 
 def dotted_path(steps: Sequence[str | int]) -> str:
-    """Write ("messages", 2, "content") as messages[2].content."""
+    """Write ("messages", 2, "content") as messages[2].content; a name that a caller made up is not quoted at length."""
     path = ""
     for step in steps:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+        if isinstance(step, str):
+            name = step if len(step) <= _MAX_VALUE_CHARS else step[:_MAX_VALUE_CHARS] + "..."
+            path += f".{name}" if path else name
+        else:
+            path += f"[{step}]"
     return path
 
 

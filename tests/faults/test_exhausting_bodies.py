@@ -64,6 +64,7 @@ def test_eight_long_texts_hold_nobody_up(live_server: LiveServer, beside: list[h
         ("/v1/completions", b'{"prompt": [1', b', ""', b"]}"),
         ("/v1/completions", b'{"prompt": [1', b", 1", b"]}"),
         ("/v1/chat/completions", b'{"messages": [], "x": [', b"[],", b"[]]}"),
+        ("/v1/completions", b'{"logit_bias": {"', b" ", b'": "x"}}'),
         ("/v1/completions", b'{"guided_grammar": "::=', b"\\n", b'"}'),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 
 from engine.protocol import RejectReason
 from server.engine_client import EngineDiedError, EngineLeftError, EngineUnavailableError, RequestRejectedError
-from server.errors import InvalidRequestError, as_api_error, error_body
+from server.errors import MAX_MESSAGE_CHARS, InvalidRequestError, as_api_error, error_body
 
 TABLE = [
     (RequestRejectedError(RejectReason.INVALID, "m"), 400, "invalid_request_error", "invalid_value", {}),
@@ -81,6 +81,11 @@ def test_while_the_engine_is_away(site: Any) -> None:
 def test_an_api_error_is_its_own_answer() -> None:
     error = InvalidRequestError("m", param="p")
     assert as_api_error(error) is error
+
+
+def test_a_message_has_a_bound() -> None:
+    message = json.loads(error_body(InvalidRequestError("a" * 10_000)))["error"]["message"]
+    assert message == "a" * MAX_MESSAGE_CHARS
 
 
 def test_a_message_with_a_lone_surrogate_can_be_sent() -> None:

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from server import fields
 from server.fields import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, REFUSED_IN_TOKENIZE
 
 ASKING: dict[str, Any] = {
@@ -95,6 +96,14 @@ def test_names_cannot_break_the_header(site: Any) -> None:
     header = site.chat(**names).headers["x-ignored-params"]
     assert header.startswith("a%0D%0Aset-cookie%3A%20x,%C3%A9,f0,")
     assert len(header.split(",")) == 32
+
+
+def test_only_what_the_header_shows_of_a_name_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name of 30 MiB was quoted whole, which held the event loop up for 1.6 seconds."""
+    lengths: list[int] = []
+    monkeypatch.setattr(fields, "quote", lambda name, **_: lengths.append(len(name)) or name)
+    assert fields.ignored_header([" " * 10_000]) == {"x-ignored-params": " " * 64}
+    assert lengths == [64]
 
 
 def test_streams_name_them_too(site: Any) -> None:

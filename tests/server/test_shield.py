@@ -1,5 +1,6 @@
 import functools
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,24 @@ def test_a_mark_occurs_in_no_string() -> None:
     assert _SHIELD.mark([everything]).mark == "\uf8ff"
     with pytest.raises(ValueError, match="every private-use character"):
         _SHIELD.mark([everything + "\uf8ff"])
+
+
+def test_a_text_is_not_searched_for_each_mark_by_itself() -> None:
+    """30 MiB behind which all marks but the last stood held a thread for half a minute."""
+
+    def seconds(end: str) -> float:
+        began = time.process_time()
+        _SHIELD.mark(["x" * 2_000_000 + end])
+        return time.process_time() - began
+
+    every_mark = "".join(chr(code) for code in range(0xE000, 0xF8FF))
+    ratios = (seconds(every_mark + "<s>") / seconds("<s>") for _ in range(5))
+    assert any(ratio < 10 for ratio in ratios)
+
+
+def test_marks_that_were_escaped_are_found_at_any_place_of_a_long_text() -> None:
+    for place in range(WINDOW_CHARS - 7, WINDOW_CHARS + 1):
+        assert _SHIELD.mark(["x" * place + "\\ue000" + "y<s>"]).mark == "\ue001"
 
 
 def test_a_vocabulary_without_special_tokens_marks_nothing() -> None:

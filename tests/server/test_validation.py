@@ -74,6 +74,17 @@ def test_a_long_value_is_not_quoted_at_length(site: Any) -> None:
     assert len(site.chat(n=10**4000).error["message"]) < 200
 
 
+@pytest.mark.parametrize(
+    "fields", [{"logit_bias": {"x" * 10_000: "x"}}, {"x" * 10_000: 1}, {"metadata": {"x" * 10_000: 1}}]
+)
+def test_a_long_name_is_not_quoted_at_length(make_site: Any, fields: Any) -> None:
+    """It came back whole, and twice: in the message and as the path."""
+    error = make_site(strict_params=True).chat(**fields).error
+    assert "x" * 80 in error["param"]
+    assert len(error["param"]) < 100
+    assert len(error["message"]) < 300
+
+
 @pytest.mark.parametrize("metadata", [{str(i): "a" for i in range(17)}, {"a" * 65: "a"}, {"a": "a" * 513}, {"a": 1}])
 def test_metadata_has_limits(site: Any, metadata: Any) -> None:
     assert site.chat(metadata=metadata).error["param"].startswith("metadata")

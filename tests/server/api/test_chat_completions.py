@@ -228,7 +228,10 @@ def test_model_names(site: Any, make_site: Any) -> None:
     reply = site.chat(model="gpt-x")
     assert reply.status == 404
     assert (reply.error["code"], reply.error["param"]) == ("model_not_found", "model")
-    assert make_site(any_model_name=True).chat(model="gpt-x").json["model"] == "gpt-x"
+    anything_goes = make_site(any_model_name=True)
+    assert anything_goes.chat(model="x" * 256).json["model"] == "x" * 256
+    error = anything_goes.chat(model="x" * 257).error
+    assert (error["message"], error["param"]) == ("model must have at most 256 characters, got 257", "model")
 
 
 def test_template_errors_are_the_callers(site: Any) -> None:
