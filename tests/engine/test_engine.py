@@ -1,6 +1,7 @@
 import dataclasses
 import logging
 
+import llguidance
 import msgspec
 import pytest
 import torch
@@ -48,9 +49,14 @@ def greedy(prompt: list[int], num_tokens: int) -> list[int]:
 
 def test_idle_time_goes_to_steps_first_and_to_the_vocabulary_when_it_lasts() -> None:
     loaded: list[str] = []
+
+    def load() -> llguidance.LLTokenizer:
+        loaded.append("vocabulary")
+        return llguidance.LLTokenizer("byte")
+
     fake = make_engine()
     fake.runner.num_unprepared = 2
-    fake.engine.grammars = PendingGrammars(GrammarCompiler(lambda: loaded.append("vocabulary")))  # type: ignore
+    fake.engine.grammars = PendingGrammars(GrammarCompiler(load))
     assert fake.engine.prepare(0.1) == pytest.approx(0.4) and fake.runner.num_unprepared == 2
     assert fake.engine.prepare(0.5) == 0.0 and fake.runner.num_unprepared == 1
     assert fake.engine.prepare(0.6) == pytest.approx(1.4) and fake.runner.num_unprepared == 0
