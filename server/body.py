@@ -2,7 +2,7 @@
 
 What a C function does with a long text cannot be interrupted by any other thread, so a body is bounded by what it
 holds, too, and not by its bytes alone: texts may fill it, but numbers, lists and objects are counted before it is
-parsed. The request is dropped, wherever it is, when its client leaves.
+parsed. When its client leaves, the request is dropped; what a thread has begun of it ends first, in the thread.
 """
 
 import json
