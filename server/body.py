@@ -2,7 +2,7 @@
 
 What a C function does with a long text cannot be interrupted by any other thread, so a body is bounded by what it
 holds, too, and not by its bytes alone: texts may fill it, but numbers, lists and objects are counted before it is
-parsed. The request is dropped, wherever it is, when its client leaves.
+parsed. When its client leaves, the request is dropped; what a thread has begun of it ends first, in the thread.
 """
 
 import json
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from server.errors import InvalidTypeError, MalformedBodyError
-from server.respond import CLIENT_CLOSED, unless_disconnected
+from server.respond import CLIENT_CLOSED, while_wanted
 from server.schemas.common import MAX_ITEMS
 from server.validation import as_invalid_request, shown
 from server.workers import Workers
@@ -44,7 +44,7 @@ class BodyRoute(APIRoute):
             except ClientDisconnect:
                 return Response(status_code=CLIENT_CLOSED)
             decoding = _DecodingRequest(request.scope, request.receive, data, model)
-            return await unless_disconnected(request, handle(decoding)) or Response(status_code=CLIENT_CLOSED)
+            return await while_wanted(request, handle(decoding)) or Response(status_code=CLIENT_CLOSED)
 
         return handle_body
 

@@ -5,6 +5,7 @@ runs it. Draining is never taken back. Lives on one event loop; knows neither si
 """
 
 import asyncio
+from typing import Any
 
 
 class Lifecycle:
@@ -13,6 +14,8 @@ class Lifecycle:
     def __init__(self) -> None:
         self.draining = False
         self.num_active = 0
+        self.unanswered: set[asyncio.Task[Any]] = set()
+        """What works on requests of which no answer has begun; each task is put in and taken out by who awaits it."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -27,6 +30,11 @@ class Lifecycle:
         self.num_active -= 1
         if self.num_active == 0:
             self._idle.set()
+
+    def cut(self) -> None:
+        """Cancel what is unanswered."""
+        for task in self.unanswered:
+            task.cancel()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no request is in flight; False when some still are after timeout_s seconds."""

@@ -153,6 +153,7 @@ class Drain:
         if not await self._lifecycle.wait_idle(timeout_s):
             num_cut = self._lifecycle.num_active
             logger.warning("Cutting requests that did not finish in time", extra={"num_requests": num_cut})
+            self._lifecycle.cut()
             await self._engine_client.disconnect()
             await self._lifecycle.wait_idle(CUT_S)
         self._server.should_exit = True

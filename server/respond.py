@@ -20,7 +20,7 @@ from server.beam_search import check_unguided
 from server.choice_stream import ChoiceStream, Delta, StopMatcher, TextOptions
 from server.content_stops import ContentStops
 from server.context import ServerContext
-from server.errors import ContextLengthError, InvalidRequestError
+from server.errors import ContextLengthError, InvalidRequestError, ShuttingDownError
 from server.long_text import Room, TextTooLongError
 from server.metrics import RequestTimer
 from server.parsers.parser import OutputParser
@@ -190,19 +190,28 @@ async def plain_response(
     return Response(render(deltas), headers=dict(headers), media_type="application/json")
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Await the work, but cancel it when the client leaves; None then. The body must have been read."""
+async def while_wanted(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Await the work, but cancel it when the client leaves; None then. The body must have been read.
+
+    Raises:
+        ShuttingDownError: The drain has cut it.
+    """
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
+    unanswered = request.app.state.lifecycle.unanswered
     working = asyncio.create_task(work)
     watching = asyncio.create_task(disconnected())
+    unanswered.add(working)
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.cancelled():
+            raise ShuttingDownError("the server is shutting down and had to cut this request")
         return working.result() if working.done() else None
     finally:
+        unanswered.discard(working)
         working.cancel()
         watching.cancel()
         await asyncio.gather(working, watching, return_exceptions=True)

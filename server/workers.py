@@ -1,8 +1,8 @@
 """Threads for work that would hold the event loop up, which has streams to feed.
 
 Owns two pools. Long work has threads of its own, so that it delays only what is as long; it waits in a queue that is
-bounded, and whoever is cancelled while it waits takes it out of the queue. What a long piece of work leaves behind is
-given back to the system.
+bounded, and whoever is cancelled while it waits takes it out of the queue, with all that it holds. What a thread has
+begun goes on to its end, which nobody waits for. What a long piece of work leaves behind is given back to the system.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ LIGHT_SIZE = 64 << 10
 LONG_SIZE = 256 << 10
 """From here on work is long."""
 MAX_NUM_LONG = 64
-"""Most pieces of long work that wait or run."""
+"""Most pieces of long work that somebody waits for."""
 
 T = TypeVar("T")
 
@@ -41,23 +41,31 @@ class Workers:
         Raises:
             QueueFullError: Too much long work waits already.
         """
-        call = partial(function, *args, **kwargs)
         if size < SHORT_SIZE:
-            return call()
-        loop = asyncio.get_running_loop()
+            return function(*args, **kwargs)
+        call = partial(function, *args, **kwargs)
         if size < LONG_SIZE:
-            return await loop.run_in_executor(self._usual, call)
+            return await _run(self._usual, call)
         if self._num_long >= MAX_NUM_LONG:
             raise QueueFullError(f"at most {MAX_NUM_LONG} long requests may be prepared at once; try again in a moment")
         self._num_long += 1
         try:
-            return await loop.run_in_executor(self._long, _tidily, call)
+            return await _run(self._long, partial(_tidily, call))
         finally:
             self._num_long -= 1
 
     async def run_light(self, size: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The same for work that takes little time for its size, such as parsing."""
         return await self.run(size if size >= LIGHT_SIZE else 0, function, *args, **kwargs)
+
+
+async def _run(threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
+    calls = [call]  # the pool's queue keeps cancelled work, and so must not hold it
+    del call
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, lambda: calls.pop()())
+    finally:
+        calls.clear()
 
 
 def _tidily(call: Callable[[], T]) -> T:

@@ -1,5 +1,6 @@
 """A server process as the supervisor starts it, with a small engine that emits a token every 20 ms."""
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -11,7 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -32,8 +37,10 @@ from engine.protocol import (
 )
 from engine.status_page import Status, StatusPage
 from server import supervisor
+from server.process import Drain
 from server.runtime_folder import METRICS_NAME
 from server.settings import Settings
+from server.workers import LONG_SIZE
 
 TOKEN_S = 0.02
 TIMEOUT_S = 120.0
@@ -263,6 +270,36 @@ def test_what_outlasts_the_drain_is_told_so(engine: SmallEngine, start: Start) -
     assert code == 0
     assert errors.count("\n") == 1
     assert errors.endswith("Cutting requests that did not finish in time num_requests=1\n")
+
+
+def test_what_the_drain_cuts_before_the_engine_has_it_is_told_so_too(site: Any) -> None:
+    """Requests whose text was being encoded saw a closed connection."""
+    encoded, may_end = [], threading.Event()
+
+    def encode(text: str, *_: object) -> list[int]:
+        encoded.append(text)
+        may_end.wait(TIMEOUT_S)
+        return [1]
+
+    site.tokenizer.encode = encode
+
+    async def main() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(site.app), base_url="http://localhost") as client:
+            asking = [
+                asyncio.create_task(client.post("/v1/completions", json={"prompt": "a" * LONG_SIZE})) for _ in range(3)
+            ]
+            while len(encoded) < 2:  # and one waits
+                await asyncio.sleep(0.001)
+            server = SimpleNamespace(stop_receiving=lambda: None, should_exit=False)
+            engine_client = SimpleNamespace(disconnect=partial(asyncio.sleep, 0))
+            Drain(server, site.app.state.lifecycle, engine_client, 0.0).on_signal()  # type: ignore[arg-type]
+            await asyncio.wait(asking, timeout=10)
+            may_end.set()
+            return await asyncio.gather(*asking)
+
+    for reply in asyncio.run(main()):
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "shutting_down")
+        assert reply.headers["connection"] == "close"
 
 
 def test_client_that_leaves_is_aborted(engine: SmallEngine, start: Start) -> None:

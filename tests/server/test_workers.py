@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -21,6 +23,34 @@ def test_each_size_has_its_place() -> None:
         ]
 
     assert asyncio.run(main()) == ["MainThread", "usual", "usual", "long", "MainThread", "usual", "long"]
+
+
+def test_work_that_is_taken_out_of_the_queue_holds_nothing() -> None:
+    """Bodies of clients that had left stayed in memory until their turn came."""
+
+    class Body:
+        pass
+
+    async def main() -> None:
+        pool, may_end = Workers(), threading.Event()
+        running = [asyncio.create_task(pool.run(LONG_SIZE, may_end.wait)) for _ in range(2)]
+        try:
+            body = Body()
+            left = weakref.ref(body)
+            waiting = asyncio.create_task(pool.run(LONG_SIZE, id, body))
+            del body
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            del waiting
+            await asyncio.sleep(0)  # what the loop runs at the moment holds what was gathered
+            gc.collect()
+            assert left() is None
+        finally:
+            may_end.set()
+        await asyncio.gather(*running)
+
+    asyncio.run(main())
 
 
 def test_long_work_waits_in_a_bounded_queue_that_who_leaves_is_taken_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
