@@ -16,11 +16,12 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class KVGroupBatch:
-    """The step as one KV group (layers that share their block tables) sees it.
+class GroupBatch:
+    """The step as one cache group (layers that share their block tables) sees it.
 
     Attributes:
-        slot_mapping: (num_tokens,) flat cache slot, block id * block size + offset, that each token's K/V goes to.
+        slot_mapping: (num_tokens,) flat cache slot, block id * block size + offset, that each token's K/V goes to;
+            empty where a block is the state of a whole request.
         block_tables: (num_requests, max_num_blocks) block ids, padded with 0. Under a sliding window the blocks
             that fell out of it are 0, too; nobody may read them.
         block_copies: (num_copies, 2) source and destination block ids, copied before the forward pass.
@@ -140,7 +141,7 @@ class Batch:
         placeholders: input ids that the previous step samples; targets are flat token indices.
         query_start_locs: (num_requests + 1,) where each request's tokens start.
         seq_lens: (num_requests,) tokens in the cache after this step, this step's included.
-        groups: one entry per KV group.
+        groups: one entry per cache group.
         row_indices: (num_rows,) flat token index whose hidden state each sampled row uses.
         sampling: how the rows are sampled.
         scores: None when no prompt is scored.
@@ -151,7 +152,7 @@ class Batch:
     placeholders: Placeholders
     query_start_locs: Ints
     seq_lens: Ints
-    groups: tuple[KVGroupBatch, ...]
+    groups: tuple[GroupBatch, ...]
     row_indices: Ints
     sampling: SamplingBatch
     scores: ScoreBatch | None = None

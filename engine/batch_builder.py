@@ -15,13 +15,14 @@ from engine.batch import (
     Batch,
     ConditionalBans,
     Floats,
+    GroupBatch,
     Ints,
-    KVGroupBatch,
     PenaltyBatch,
     Placeholders,
     SamplingBatch,
     ScoreBatch,
 )
+from engine.cache_specs import CacheSpec, StateSpec
 from engine.reasoning_budget import ReasoningProgress
 from engine.request import Request, RequestKey
 from engine.sampling.random import uniforms
@@ -30,8 +31,15 @@ from engine.scheduler import ScheduledRequest, ScheduledStep
 _NO_IDS, _NO_VALUES = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 
-def build_batch(step: ScheduledStep, previous: ScheduledStep | None, block_size: int) -> Batch:
-    """Flatten a step; placeholders come from the rows of `previous`, which is launched and not collected yet."""
+def build_batch(
+    step: ScheduledStep, previous: ScheduledStep | None, block_size: int, specs: Sequence[CacheSpec]
+) -> Batch:
+    """Flatten a step.
+
+    Args:
+        previous: Launched and not collected yet; placeholders come from its rows.
+        specs: One entry per cache group.
+    """
     requests = step.requests
     source_rows = {s.request.key: s.first_row for s in previous.requests if s.num_rows} if previous else {}
     lengths = np.fromiter((s.num_tokens for s in requests), np.int64, len(requests))
@@ -44,7 +52,7 @@ def build_batch(step: ScheduledStep, previous: ScheduledStep | None, block_size:
         placeholders=_input_placeholders(requests, query_start_locs, source_rows),
         query_start_locs=query_start_locs,
         seq_lens=starts + lengths,
-        groups=tuple(_group(step, group, positions, lengths, block_size) for group in range(len(step.blocks.copies))),
+        groups=tuple(_group(step, group, spec, positions, lengths, block_size) for group, spec in enumerate(specs)),
         row_indices=_row_indices(requests, query_start_locs),
         sampling=_sampling(requests, source_rows),
         scores=_scores(requests, query_start_locs),
@@ -90,18 +98,19 @@ def _input_placeholders(
     return Placeholders(_ints(targets), _ints(rows))
 
 
-def _group(step: ScheduledStep, group: int, positions: Ints, lengths: Ints, block_size: int) -> KVGroupBatch:
+def _group(
+    step: ScheduledStep, group: int, spec: CacheSpec, positions: Ints, lengths: Ints, block_size: int
+) -> GroupBatch:
     tables = [s.request.block_tables[group] for s in step.requests]
     block_tables = np.zeros((len(tables), max(map(len, tables))), np.int64)
     for row, table in enumerate(tables):
         block_tables[row, : len(table)] = table
+    copies = np.array(step.blocks.copies[group], np.int64).reshape(-1, 2)
+    if isinstance(spec, StateSpec):
+        return GroupBatch(_NO_IDS, block_tables, copies)
     rows = np.repeat(np.arange(len(tables)), lengths)
     blocks, offsets = np.divmod(positions, block_size)
-    return KVGroupBatch(
-        slot_mapping=block_tables[rows, blocks] * block_size + offsets,
-        block_tables=block_tables,
-        block_copies=np.array(step.blocks.copies[group], np.int64).reshape(-1, 2),
-    )
+    return GroupBatch(block_tables[rows, blocks] * block_size + offsets, block_tables, copies)
 
 
 def _row_indices(requests: list[ScheduledRequest], query_start_locs: Ints) -> Ints:

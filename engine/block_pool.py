@@ -1,4 +1,4 @@
-"""The blocks of one KV group: reference counts, free list in eviction order, index by content.
+"""The blocks of one cache group: reference counts, free list in eviction order, index by content.
 
 Invariant: a block is either referenced (count >= 1) or in the free list, never both; block 0 is the null block, in
 neither. A free block keeps its index entry until it is handed out again, so the free list *is* the prefix cache:
@@ -11,7 +11,7 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Owner of all blocks of one KV group. Only `KVCacheManager` mutates it."""
+    """Owner of all blocks of one cache group. Only `KVCacheManager` mutates it."""
 
     def __init__(self, num_blocks: int) -> None:
         """Make a pool of num_blocks (>= 2) blocks, the null block included; all others are free."""

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.backend import AttentionBackend
-from engine.batch import Batch, Ints, KVGroupBatch
+from engine.batch import Batch, GroupBatch, Ints
+from engine.caches import Caches
 from engine.capture import Capture, CudaCapture
 from engine.models.model import Model
 from engine.out_of_memory import is_out_of_memory
@@ -82,7 +82,7 @@ class DecodeGraphs:
     def __init__(
         self,
         model: Model,
-        backend: AttentionBackend,
+        caches: Caches,
         device: torch.device,
         *,
         max_num_seqs: int,
@@ -98,9 +98,9 @@ class DecodeGraphs:
             sampler: Samples in graphs; None leaves all but the most probable ids to the runner.
             make_capture: Makes the memory pool of the graphs, anew after `release`.
         """
-        assert backend.supports_graphs
+        assert caches.supports_graphs
         self._model = model
-        self._backend = backend
+        self._caches = caches
         self._device = device
         self._sizes = graph_sizes(max_num_seqs)
         self._sampled_ids = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
@@ -133,7 +133,7 @@ class DecodeGraphs:
             if self._num_eager_steps[key] <= _NUM_EAGER_STEPS or not self._record(key):
                 return None
         graph, num_rows = self._graphs[key], batch.num_requests
-        self._backend.begin(pad(batch, key.num_rows))
+        self._caches.begin(pad(batch, key.num_rows))
         fill(graph.inputs, _inputs(batch, key.num_rows))
         if graph.parameters.numel():
             fill(graph.parameters, self._sampler.parameters(batch.sampling, key.num_rows))
@@ -183,13 +183,13 @@ class DecodeGraphs:
         if key.sampling is not None:
             whole = self._sampler.parameters(self._padding.sampling, self._sizes[-1])  # it may have had more rows
             parameters = to_device(np.ascontiguousarray(whole[:, : key.num_rows]), self._device)
-        attention = self._backend.begin(pad(self._padding, key.num_rows))
+        caches = self._caches.begin(pad(self._padding, key.num_rows))
 
         def work() -> Tensor:
             token_ids, positions, sources = inputs.unbind(0)
             sampled_before = self._sampled_ids.index_select(0, sources.clamp(min=0))
             token_ids.copy_(torch.where(sources == _NO_SOURCE, token_ids, sampled_before))
-            hidden_states = self._model.forward(token_ids, positions, attention)
+            hidden_states = self._model.forward(token_ids, positions, caches)
             if key.sampling is not None:
                 logits = self._model.compute_logits(hidden_states)
                 self._sampled_ids[: key.num_rows].copy_(self._sampler.sample(logits, parameters, key.sampling))
@@ -217,7 +217,7 @@ def pad(batch: Batch, num_rows: int) -> Batch:
         return np.concatenate((array, np.full((num_missing, *array.shape[1:]), value, np.int64)))
 
     groups = tuple(
-        KVGroupBatch(extended(g.slot_mapping, _PADDING_SLOT), extended(g.block_tables, 0), g.block_copies)
+        GroupBatch(extended(g.slot_mapping, _PADDING_SLOT), extended(g.block_tables, 0), g.block_copies)
         for g in batch.groups
     )
     return dataclasses.replace(
@@ -232,7 +232,7 @@ def pad(batch: Batch, num_rows: int) -> Batch:
 
 def _without_requests(batch: Batch) -> Batch:
     """What is left of a batch to be padded; what concerns its rows stays."""
-    groups = tuple(KVGroupBatch(g.slot_mapping[:0], g.block_tables[:0], g.block_copies[:0]) for g in batch.groups)
+    groups = tuple(GroupBatch(g.slot_mapping[:0], g.block_tables[:0], g.block_copies[:0]) for g in batch.groups)
     arrays = {name: getattr(batch, name)[:0] for name in ("token_ids", "positions", "seq_lens")}
     return dataclasses.replace(batch, groups=groups, **arrays)
 

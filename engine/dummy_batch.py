@@ -1,19 +1,22 @@
 """Steps of zeros, for what is measured and warmed up at start-up: no request is behind them."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from engine.batch import Batch, KVGroupBatch, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
+from engine.batch import Batch, GroupBatch, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
+from engine.cache_specs import CacheSpec, StateSpec
 from engine.config import EngineConfig
 
 
 def dummy_batch(
-    num_tokens: int, num_groups: int, block_size: int, num_rows: int, max_model_len: int | None = None
+    num_tokens: int, specs: Sequence[CacheSpec], block_size: int, num_rows: int, max_model_len: int | None = None
 ) -> Batch:
     """Prompts of num_tokens zeros in all, sampled greedily at the last num_rows of them; blocks begin at 1.
 
     Args:
+        specs: One entry per cache group.
         max_model_len: Tokens of each prompt but the last one, which may be shorter; None makes a single one.
     """
     longest = min(max_model_len or num_tokens, num_tokens)
@@ -23,18 +26,20 @@ def dummy_batch(
     starts = np.arange(0, num_tokens, longest)
     num_blocks = -(-longest // block_size)
     none = np.zeros(0, np.int64)
-    group = KVGroupBatch(
+    no_copies = np.zeros((0, 2), np.int64)
+    paged = GroupBatch(
         slot_mapping=(1 + requests * num_blocks) * block_size + positions,
         block_tables=1 + np.arange(len(starts) * num_blocks).reshape(-1, num_blocks),
-        block_copies=np.zeros((0, 2), np.int64),
+        block_copies=no_copies,
     )
+    states = GroupBatch(none, 1 + np.arange(len(starts))[:, None], no_copies)
     return Batch(
         token_ids=np.zeros(num_tokens, np.int64),
         positions=positions,
         placeholders=Placeholders(none, none),
         query_start_locs=np.append(starts, num_tokens),
         seq_lens=np.diff(np.append(starts, num_tokens)),
-        groups=(group,) * num_groups,
+        groups=tuple(states if isinstance(spec, StateSpec) else paged for spec in specs),
         row_indices=at[-num_rows:],
         sampling=SamplingBatch(
             temperatures=np.zeros(num_rows, np.float32),
@@ -66,7 +71,7 @@ def going_on(batch: Batch) -> Batch:
     )
 
 
-def largest_batch(config: EngineConfig, num_groups: int) -> Batch:
+def largest_batch(config: EngineConfig, specs: Sequence[CacheSpec]) -> Batch:
     """The most that a step may compute, with filters and log-probabilities for as many rows as there may be requests.
 
     These need more memory than any layer; that a prompt is scored, too, keeps the hidden states of all tokens. One row
@@ -74,7 +79,7 @@ def largest_batch(config: EngineConfig, num_groups: int) -> Batch:
     context, for which there is no position.
     """
     num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
-    batch = dummy_batch(num_tokens, num_groups, config.block_size, config.max_num_seqs, config.max_model_len)
+    batch = dummy_batch(num_tokens, specs, config.block_size, config.max_num_seqs, config.max_model_len)
     num_rows = len(batch.row_indices)
     first = np.zeros(1, np.int64)
     one = np.ones(1, np.float32)

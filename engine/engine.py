@@ -223,7 +223,7 @@ class Engine(Generic[Launched]):
 
     def _launch(self, step: ScheduledStep) -> None:
         previous = self._launched[-1][0] if self._launched else None  # at most one: `step` collects the others
-        batch = build_batch(step, previous, self.scheduler.kv.block_size)
+        batch = build_batch(step, previous, self.scheduler.kv.block_size, self.scheduler.kv.specs)
         self._before_launch(step)
         launch_time = time.perf_counter()
         masks = self._masks.begin(step) if self._masks is not None else None

@@ -9,10 +9,12 @@ from importlib.util import find_spec
 import torch
 
 from engine.attention import flash
-from engine.attention.backend import AttentionBackend, KVGroup
+from engine.attention.backend import AttentionBackend
 from engine.attention.native import NativeBackend
 from engine.attention.native import supports as supports_attention
 from engine.attention.sdpa import SdpaBackend
+from engine.cache_specs import CacheGroup, CacheSpec, PagedKV, StateSpec, paged_groups
+from engine.caches import Caches
 from engine.config import EngineConfig
 from engine.layers.kit import LayerKit, torch_kit
 from engine.models.config import ModelConfig
@@ -24,6 +26,7 @@ from engine.sampling.in_graph import GraphSampler
 from engine.sampling.logits_processors import apply_penalties
 from engine.sampling.native import NativeSampler
 from engine.sampling.sampler import TORCH_SAMPLING, SamplingKit
+from engine.states import StateCache
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +62,19 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     return torch_kit(config.device, config.dtype, config.is_deterministic)
 
 
+def make_caches(
+    groups: tuple[CacheGroup[CacheSpec], ...], num_blocks: int, config: EngineConfig, num_heads: int
+) -> Caches:
+    """A backend for each kind of cache that a model keeps; see `make_backend`."""
+    states = {index: CacheGroup(g.spec, g.layers) for index, g in enumerate(groups) if isinstance(g.spec, StateSpec)}
+    return Caches(
+        make_backend(paged_groups(groups), num_blocks, config, num_heads),
+        StateCache(states, config.max_num_seqs, config.device) if states else None,
+    )
+
+
 def make_backend(
-    groups: tuple[KVGroup, ...], num_blocks: int, config: EngineConfig, num_heads: int
+    groups: tuple[CacheGroup[PagedKV], ...], num_blocks: int, config: EngineConfig, num_heads: int
 ) -> AttentionBackend:
     """Weft's own attention where it can serve the cache, else the reference; allocates the cache.
 
@@ -99,7 +113,7 @@ def make_backend(
     return SdpaBackend(*cache)
 
 
-def settle_prefill(groups: tuple[KVGroup, ...], config: EngineConfig, num_heads: int) -> EngineConfig:
+def settle_prefill(groups: tuple[CacheGroup[CacheSpec], ...], config: EngineConfig, num_heads: int) -> EngineConfig:
     """Decide what attends in fresh prompts on CUDA, by measuring where FlashAttention 2 can serve the model.
 
     Raises:
@@ -112,18 +126,19 @@ def settle_prefill(groups: tuple[KVGroup, ...], config: EngineConfig, num_heads:
         if asked != "auto":
             raise ModelError(f"prefill_attention {asked} needs Triton and a C compiler, which it runs at start-up")
         return config
-    can = not config.is_deterministic and all(flash.supports(group.spec, config.dtype) for group in groups)
+    paged = paged_groups(groups)
+    can = bool(paged) and not config.is_deterministic and all(flash.supports(g.spec, config.dtype) for g in paged)
     if asked == "flash" and not can:
         raise ModelError(
             "prefill_attention flash needs dtype bfloat16 or float16, heads of at most 256 values, a multiple of 8, "
             "scores without a soft cap or a scale of their own, and not deterministic"
         )
-    if asked != "auto":
+    if asked != "auto" or not paged:
         return config
-    group = min(groups, key=lambda group: group.spec.sliding_window or 0)  # the first without a window, if there is one
+    group = min(paged, key=lambda group: group.spec.sliding_window or 0)  # the first without a window, if there is one
 
     def make(choice: str, num_blocks: int) -> AttentionBackend:
-        layer = (KVGroup(group.spec, (0,)),)
+        layer = (CacheGroup(group.spec, (0,)),)
         return make_backend(layer, num_blocks, replace(config, prefill_attention=choice), num_heads)
 
     is_flash = can and flash.is_faster(make, group.spec, num_heads, config)
@@ -170,13 +185,13 @@ def choose_graph_sampler(device: torch.device, vocab_size: int) -> GraphSampler 
     return TritonGraphSampler(vocab_size)
 
 
-def set_num_threads(kit: LayerKit, backend: AttentionBackend, sampling: SamplingKit, number: int) -> None:
+def set_num_threads(kit: LayerKit, caches: Caches, sampling: SamplingKit, number: int) -> None:
     """Let the layers, the attention and the sampler of a model share the work of a step among so many threads.
 
     Where the first two are Weft's own, torch is left the caller's thread for the little that it still does: its threads
     go on spinning for some 20 ms after each operation, on the cores that Weft's threads are to run on.
     """
-    are_native = isinstance(kit, NativeKit), isinstance(backend, NativeBackend)
+    are_native = isinstance(kit, NativeKit), isinstance(caches.attention, NativeBackend)
     if (any(are_native) or isinstance(sampling.pick_ids, NativeSampler)) and (native := library.load()):
         native.set_num_threads(number)
     torch.set_num_threads(1 if all(are_native) else number)

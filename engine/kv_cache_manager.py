@@ -1,9 +1,11 @@
 """Requests <-> blocks: prefix lookup, allocation, copy-on-write, indexing.
 
-One block table and one pool per KV group. Blocks are indexed by a keyed, chained 128-bit hash when they are
-*scheduled*: within a layer, writes precede reads, so a request of the same step may already read them; a failed step
-un-indexes them. Prompts whose next block another running request is about to compute are told to wait for it, so
-requests that arrive together compute a common prefix once. Unverified tokens (drafts, placeholders) are never indexed.
+One block table and one pool per cache group, whose spec says how many tokens a block stands for. Blocks are indexed by
+a keyed, chained 128-bit hash when they are *scheduled*: within a layer, writes precede reads, so a request of the same
+step may already read them; a failed step un-indexes them. Prompts whose next block another running request is about to
+compute are told to wait for it, so requests that arrive together compute a common prefix once. Unverified tokens
+(drafts, placeholders) are never indexed. A model with a cache that cannot go back to an earlier token, as a state
+cannot, shares no prefixes.
 """
 
 import hashlib
@@ -14,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.block_pool import NULL_BLOCK, BlockPool
+from engine.cache_specs import CacheSpec
 from engine.pins import Pins
 from engine.request import Request
 
@@ -35,17 +38,30 @@ class KVCacheManager:
         self,
         num_blocks: int,
         block_size: int,
-        sliding_windows: Sequence[int | None],
+        specs: Sequence[CacheSpec],
         prefix_caching: bool = True,
         max_num_pinned_blocks: int = 0,
+        num_states: int = 0,
     ) -> None:
-        """Make one pool of num_blocks blocks for each KV group; sliding_windows has one entry per group."""
+        """Make one pool for each cache group.
+
+        Args:
+            num_blocks: Of tokens, the null block included, in each group that has such blocks.
+            specs: One entry per group.
+            num_states: Requests that may keep a state at a time.
+        """
         self.block_size = block_size
-        self.prefix_caching = prefix_caching
-        self.pools = tuple(BlockPool(num_blocks) for _ in sliding_windows)
+        self.specs = tuple(specs)
+        self.can_rewind = all(spec.can_rewind for spec in specs)
+        self.prefix_caching = prefix_caching and self.can_rewind
+        self.num_blocks = num_blocks - 1
+        self.pools = tuple(BlockPool(spec.pool_size(num_blocks, num_states)) for spec in specs)
         self.pins = Pins(self.pools, max_num_pinned_blocks)
-        self._windows = tuple(sliding_windows)
-        self._has_windows = any(window is not None for window in sliding_windows)
+        self._block_sizes = tuple(spec.tokens_per_block(block_size) for spec in specs)
+        self._paged = tuple(group for group, size in enumerate(self._block_sizes) if size == block_size)
+        self._paged_pools = tuple(self.pools[group] for group in self._paged)
+        self._windows = tuple(spec.sliding_window for spec in specs)
+        self._has_windows = any(window is not None for window in self._windows)
         self._key = os.urandom(_HASH_BYTES)
         self._leaders: dict[bytes, Request] = {}
         self.wake_followers: Callable[[bytes], object] = lambda block_hash: None
@@ -53,13 +69,8 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be allocated, in the group that has fewest."""
-        return min(pool.num_free for pool in self.pools)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that requests can hold, per group."""
-        return self.pools[0].num_blocks - 1
+        """Blocks of tokens that can be allocated, in the group that has fewest."""
+        return min((pool.num_free for pool in self._paged_pools), default=self.num_blocks)
 
     def take_step_blocks(self) -> StepBlocks:
         """Hand over the books of the step that has just been scheduled, and start those of the next one."""
@@ -192,7 +203,7 @@ class KVCacheManager:
 
     def num_available_tokens(self, request: Request) -> int:
         """Most tokens for which `allocate` can succeed now, once it has given back the blocks out of the window."""
-        num_blocks = len(request.block_tables[0]) + self.num_free_blocks
+        num_blocks = self._num_held(request) + self.num_free_blocks
         return num_blocks * self.block_size - request.num_computed_tokens
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
@@ -204,17 +215,19 @@ class KVCacheManager:
         """
         start = request.num_computed_tokens
         self._free_out_of_window(request)
-        num_needed = self.num_blocks_for(start + num_tokens)
-        first = start // self.block_size
+        end = start + num_tokens
         plans = []
-        for group, (pool, table) in enumerate(zip(self.pools, request.block_tables, strict=True)):
+        groups = zip(self.pools, request.block_tables, self._block_sizes, strict=True)
+        for group, (pool, table, block_size) in enumerate(groups):
+            first = start // block_size
+            num_needed = -(-end // block_size)
             is_shared = first < len(table) and pool.references(table[first]) > 1
             num_new = max(0, num_needed - len(table))
             if pool.num_free < num_new + is_shared:
                 return False
             if num_new or is_shared:
-                plans.append((group, pool, table, num_new, is_shared))
-        for group, pool, table, num_new, is_shared in plans:
+                plans.append((group, pool, table, first, num_new, is_shared))
+        for group, pool, table, first, num_new, is_shared in plans:
             blocks = pool.allocate(num_new + is_shared)
             assert blocks is not None
             if is_shared:
@@ -231,12 +244,13 @@ class KVCacheManager:
         Allocates, if there are blocks for all of them. Returns how many there are; 0 when a block would have to be
         copied first.
         """
+        assert self.can_rewind
         first = request.num_computed_tokens // self.block_size
         for pool, table in zip(self.pools, request.block_tables, strict=True):
             if first < len(table) and pool.references(table[first]) > 1:
                 return 0
         self.allocate(request, num_tokens)
-        return min(num_tokens, len(request.block_tables[0]) * self.block_size - request.num_computed_tokens)
+        return min(num_tokens, self._num_held(request) * self.block_size - request.num_computed_tokens)
 
     def index_computed_blocks(self, request: Request) -> None:
         """Index the full blocks whose tokens are known and scheduled; the request leads them no longer."""
@@ -252,13 +266,30 @@ class KVCacheManager:
             self._stop_leading(request, request.block_hashes[block])
         request.num_indexed_blocks = num_full
 
+    def num_tokens_before_fork(self, request: Request, num_tokens: int) -> int:
+        """The next num_tokens (>= 1) tokens of a request, or those of them after which it is to be forked.
+
+        A state that pending choices are to go on from is not taken beyond the token before the last of the prompt.
+        """
+        if self.can_rewind or not request.pending_indices:
+            return num_tokens
+        num_left = request.num_prompt_tokens - 1 - request.num_computed_tokens
+        return min(num_tokens, num_left) if num_left > 0 else num_tokens
+
+    def must_fork(self, request: Request) -> bool:
+        """Whether pending choices can go on from where the request is now, and not from where it will be."""
+        return not self.can_rewind and 0 < request.num_computed_tokens == request.num_prompt_tokens - 1
+
     def fork(self, parent: Request, child: Request) -> None:
         """Let child share all of the parent's blocks that hold its tokens, which begin as the parent's do.
 
         The child computes its last token itself, for the logits; the block it falls into is copied on write.
-        A fork that finds no block for that copy must be freed again, or all holders could wait for each other.
+        A fork that finds no block for that copy must be freed again, or all holders could wait for each other. A state
+        that has gone beyond the child's tokens is of no use to it: it begins at its first token.
         """
         num_shared = min(parent.num_computed_tokens, len(child.token_ids) - 1)
+        if num_shared < parent.num_computed_tokens and not self.can_rewind:
+            num_shared = 0
         num_blocks = self.num_blocks_for(num_shared)
         child.block_tables = []
         for pool, table in zip(self.pools, parent.block_tables, strict=True):
@@ -310,6 +341,10 @@ class KVCacheManager:
     def _first_visible_block(self, window: int | None, position: int) -> int:
         """First block that the token at position (or any later one) sees."""
         return 0 if window is None else max(0, position - window + 1) // self.block_size
+
+    def _num_held(self, request: Request) -> int:
+        """Blocks of tokens that a request holds in each group, or could."""
+        return len(request.block_tables[self._paged[0]]) if self._paged else self.num_blocks
 
     def has_completed_block(self, request: Request) -> bool:
         """Whether the request has filled a block since it was (re)admitted, so that preempting it loses no chance."""

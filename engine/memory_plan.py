@@ -5,9 +5,10 @@ by the engine once weights are in memory and a step has been measured. Allocates
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.attention.backend import KVGroup
+from engine.cache_specs import CacheGroup, CacheSpec
 from engine.config import EngineConfig
 from engine.models.config import ModelConfig
 from engine.models.errors import ModelError
@@ -77,14 +78,20 @@ def check_fit(*, weights_bytes: int, activations_bytes: int, free_bytes: int) ->
 
 
 def make_plan(
-    config: EngineConfig, groups: tuple[KVGroup, ...], *, weights_bytes: int, activations_bytes: int, free_bytes: int
+    config: EngineConfig,
+    groups: Sequence[CacheGroup[CacheSpec]],
+    *,
+    weights_bytes: int,
+    activations_bytes: int,
+    free_bytes: int,
 ) -> MemoryPlan:
-    """Divide the memory.
+    """Divide the memory: what each request takes however long it is comes first, for as many as may run at once.
 
     Raises:
         ModelError: Not even one request fits.
     """
     block_bytes = sum(group.block_bytes(config.block_size, config.kv_cache_dtype) for group in groups)
+    states_bytes = (config.max_num_seqs + 1) * sum(group.request_bytes for group in groups)
     kv_bytes = config.kv_cache_memory_bytes
     if kv_bytes is None:
         kv_bytes = int(free_bytes * SHARE_OF_FREE_MEMORY[config.device.type])
@@ -95,10 +102,15 @@ def make_plan(
             f"kv_cache_memory is {format_size(kv_bytes)}, but only {format_size(max(free_bytes, 0))} are free"
         )
     blocks_per_request = -(-config.max_model_len // config.block_size)
-    num_blocks = min(max(kv_bytes, 0) // block_bytes, config.max_num_seqs * blocks_per_request + 1)
-    if num_blocks < 2:
+    num_blocks = config.max_num_seqs * blocks_per_request + 1
+    paged_bytes = max(kv_bytes - states_bytes, 0)
+    if block_bytes:
+        num_blocks = min(paged_bytes // block_bytes, num_blocks)
+    if num_blocks < 2 or kv_bytes < states_bytes:
+        states = f", the states of {config.max_num_seqs} requests {format_size(states_bytes)}" if states_bytes else ""
         raise ModelError(
             f"no memory is left for the KV cache: {format_size(kv_bytes)}, a block takes {format_size(block_bytes)}"
+            f"{states}"
         )
     max_model_len = min(config.max_model_len, (num_blocks - 1) * config.block_size)
     if max_model_len < config.max_model_len:
@@ -106,12 +118,12 @@ def make_plan(
             "max_model_len lowered from %d to %d tokens, which fill the KV cache of %s",
             config.max_model_len,
             max_model_len,
-            format_size(num_blocks * block_bytes),
+            format_size(num_blocks * block_bytes + states_bytes),
         )
     return MemoryPlan(
         weights_bytes=weights_bytes,
         activations_bytes=activations_bytes,
-        kv_cache_bytes=num_blocks * block_bytes,
+        kv_cache_bytes=num_blocks * block_bytes + states_bytes,
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_model_len=max_model_len,

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.backend import AttentionBackend
 from engine.batch import Batch, ScoreBatch
+from engine.caches import Caches
 from engine.cuda_graphs import ComputedStep, DecodeGraphs
 from engine.models.model import Model
 from engine.out_of_memory import is_out_of_memory
@@ -59,25 +59,25 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """Owner of the model and, through the backend, of the KV cache."""
+    """Owner of the model and its caches."""
 
     def __init__(
         self,
         model: Model,
-        backend: AttentionBackend,
+        caches: Caches,
         device: torch.device,
         follower: Follower | None = None,
         sampling: SamplingKit = TORCH_SAMPLING,
         graphs: DecodeGraphs | None = None,
     ) -> None:
-        """Take over a loaded model and an allocated cache.
+        """Take over a loaded model and its allocated caches.
 
         Args:
             follower: Given every step as well.
-            graphs: Of this model and backend; without them all steps run eagerly.
+            graphs: Of this model and these caches; without them all steps run eagerly.
         """
         self._model = model
-        self._backend = backend
+        self._caches = caches
         self._device = device
         self._follower = follower
         self._sampling = sampling
@@ -93,12 +93,13 @@ class ModelRunner:
         waited for between the two.
 
         Raises:
-            RuntimeError: Among others out of memory, even after everything that can be computed again was given up.
+            RuntimeError: Among others out of memory, even after everything that can be computed again was given up; at
+                once where the step cannot be repeated.
         """
         try:
             return self._launch(batch, masks)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not (is_out_of_memory(error) and self._caches.may_repeat):
                 raise
             logger.warning("a step of %d tokens ran out of memory and is launched again", batch.num_tokens)
         # Behind the handler, for the error holds on to what the step had allocated. A step may be launched twice: it
@@ -109,7 +110,7 @@ class ModelRunner:
     @torch.inference_mode()
     def prepare(self) -> bool:
         """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
-        if self._backend.prepare() or (self._follower is not None and self._follower.prepare()):
+        if self._caches.prepare() or (self._follower is not None and self._follower.prepare()):
             return True
         return self._graphs is not None and self._graphs.record_next()
 
@@ -119,16 +120,16 @@ class ModelRunner:
             torch.cuda.synchronize(self._device)
 
     def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Write K/V of a batch with these input ids.
+        """Compute a batch with these input ids, up to the hidden states.
 
         Returns:
             Hidden states, (num_rows, hidden_size) of the rows to be sampled; of all tokens where prompts are scored.
         """
-        attention = self._backend.begin(batch)
+        caches = self._caches.begin(batch)
         rows = None
         if batch.scores is None and len(batch.row_indices) != batch.num_tokens:
             rows = to_device(batch.row_indices, self._device)
-        return self._model.forward(token_ids, to_device(batch.positions, self._device), attention, rows)
+        return self._model.forward(token_ids, to_device(batch.positions, self._device), caches, rows)
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         """Wait for the results of a step."""

@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from engine import config as engine_config
-from engine.attention.backend import group_layers
+from engine.cache_specs import group_layers
 from engine.kernels import choose_kit
 from engine.memory_plan import check_fit, estimate_activations_bytes, format_size, make_plan
 from engine.models.config import load_model_config

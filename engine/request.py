@@ -56,11 +56,11 @@ class Request:
         token_ids: Prompt and known output ids.
         num_placeholders: Output ids that are being sampled and not known yet.
         draft_token_ids: Guesses for the next ids, verified in the next step; never indexed.
-        num_computed_tokens: Tokens whose K/V is in the cache, or will be once launched steps have run.
-        block_tables: Block ids, one array per KV group (64-bit, so that a batch copies them as they are).
+        num_computed_tokens: Tokens that are in the caches, or will be once launched steps have run.
+        block_tables: Block ids, one array per cache group (64-bit, so that a batch copies them as they are).
         block_hashes: Hash of each full block of known tokens, as far as computed.
         num_indexed_blocks: Leading blocks that went through the index.
-        num_free_window_blocks: Leading blocks given back under a sliding window, one count per KV group.
+        num_free_window_blocks: Leading blocks given back under a sliding window, one count per cache group.
         first_new_block: Blocks before this one were there when the request was (re)admitted.
         pending_indices: Choices to be forked from this request once its prompt is computed.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission; None before.

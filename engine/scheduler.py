@@ -159,6 +159,11 @@ class Scheduler:
             parent.pending_indices, child.pending_indices = child.pending_indices, []
             self.start_beside(parent, child)
 
+    def _fork_in_time(self) -> None:
+        """Start the pending choices of requests whose state would be beyond what they share after the next step."""
+        for request in [r for r in self.running if r.pending_indices and self.kv.must_fork(r)]:
+            self.fork(request)
+
     def start_beside(self, parent: Request, child: Request) -> None:
         """Start a request that shares the blocks of another; where there is no room now it waits like any other."""
         if parent.status is Status.RUNNING and len(self.running) < self._max_num_seqs:
@@ -182,6 +187,8 @@ class Scheduler:
         self.kv.pins.release_expired()
         self.waiting.age(time.monotonic())
         num_preemptions = self.counters.num_preemptions
+        if not self.kv.can_rewind:
+            self._fork_in_time()
         schedulable = [r for r in self.running if _is_schedulable(r)]
         prefills = [r for r in schedulable if r.num_new_tokens > 1]
         budget = self._begin_budget([r for r in schedulable if r.num_new_tokens == 1], prefills)
@@ -274,6 +281,7 @@ class Scheduler:
         num_charged = int(request.has_computed_prompt)
         context = request.num_computed_tokens + num_charged
         chunk = num_charged + budget.grant(request.num_new_tokens - num_charged, context, share)
+        chunk = self.kv.num_tokens_before_fork(request, chunk)
         scheduled = self._schedule(step, request, min(chunk, self.token_budget.max_num_tokens - step.load.num_tokens))
         if scheduled > num_charged:
             budget.charge(scheduled - num_charged, context)
@@ -357,6 +365,7 @@ class Scheduler:
         growth = sum(map(self._expected_growth, self.running))
         for request, num_cached in candidates(self.waiting, self.kv, self.running):
             num_tokens = budget.grant(request.num_tokens - num_cached, num_cached)
+            num_tokens = self.kv.num_tokens_before_fork(request, num_tokens)
             expected = growth + self._expected_growth(request) - self.kv.num_held_blocks(request, num_cached)
             if not num_tokens or (self.running and expected > self.kv.num_free_blocks):
                 return

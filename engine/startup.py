@@ -5,7 +5,7 @@ The order matters: weights first, then a step is measured, and the KV cache take
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from engine import config as engine_config
-from engine.attention.backend import AttentionBackend, KVGroup, group_layers
+from engine.cache_specs import CacheGroup, CacheSpec, group_layers
+from engine.caches import Caches
 from engine.config import EngineConfig
 from engine.cuda_graphs import DecodeGraphs
 from engine.dummy_batch import dummy_batch, going_on, largest_batch
@@ -26,7 +27,7 @@ from engine.kernels import (
     choose_graph_sampler,
     choose_kit,
     choose_sampling,
-    make_backend,
+    make_caches,
     set_num_threads,
     settle_prefill,
 )
@@ -36,6 +37,7 @@ from engine.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes
 from engine.model_runner import LaunchedStep, ModelRunner
 from engine.models.config import ModelConfig, load_model_config
 from engine.models.decoder import Decoder
+from engine.models.errors import ModelError
 from engine.models.layout import decoder_spec
 from engine.models.loading import load_weights
 from engine.protocol import EngineInfo, EngineOptions
@@ -97,26 +99,24 @@ def start(
     )
     torch.set_grad_enabled(False)
     model = _load(config.model, model_config, kit, config, progress)
-    groups = group_layers(model.kv_specs)
+    groups = group_layers(model.cache_specs)
     drafter = _load(config.draft_model, draft.config, draft.kit, config) if draft and config.draft_model else None
     config = settle_prefill(groups, config, model_config.num_heads)
     plan = _plan_memory(model, model_config, config, groups, draft)
-    backend = make_backend(groups, plan.num_blocks, config, model_config.num_heads)
-    logger.info("layers: %s; attention: %s", kit.name, backend.name)
-    windows = [g.spec.sliding_window for g in groups]
-    num_pinned = int(config.pin_share * (plan.num_blocks - 1))
-    kv = KVCacheManager(plan.num_blocks, config.block_size, windows, config.prefix_caching, num_pinned)
+    caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads)
+    logger.info("layers: %s; attention: %s", kit.name, caches.name)
+    kv = _cache_manager(config, plan, groups)
     sampling = choose_sampling(config.device)
     draft_model = None
     if draft and drafter:
-        cache = make_backend(draft.groups, plan.num_blocks, config, draft.config.num_heads)
-        small = _graphs(drafter, cache, config, draft.config.vocab_size)
-        small_runner = ModelRunner(drafter, cache, config.device, sampling=sampling, graphs=small)
+        small_caches = make_caches(draft.groups, plan.num_blocks, config, draft.config.num_heads)
+        small = _graphs(drafter, small_caches, config, draft.config.vocab_size)
+        small_runner = ModelRunner(drafter, small_caches, config.device, sampling=sampling, graphs=small)
         draft_model = DraftModel(small_runner, kv, draft.group_indices)
-    graphs = _graphs(model, backend, config, model_config.vocab_size)
-    runner = ModelRunner(model, backend, config.device, draft_model, sampling, graphs)
+    graphs = _graphs(model, caches, config, model_config.vocab_size)
+    runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
     cost = StepCostModel()
-    num_threads = _warm_up(runner, cost, config, plan, len(groups), partial(set_num_threads, kit, backend, sampling))
+    num_threads = _warm_up(runner, cost, config, plan, kv.specs, partial(set_num_threads, kit, caches, sampling))
     scheduler = Scheduler(
         kv,
         cost,
@@ -135,11 +135,11 @@ def start(
         overlap=config.overlap,
         grammars=PendingGrammars(GrammarCompiler(vocabulary)),
         masks=MaskComputer(model_config.vocab_size),
-        drafters=_drafters(config),
+        drafters=_drafters(config, kv.can_rewind),
         draft_model=draft_model,
         before_launch=before_launch,
     )
-    return Started(engine, _info(epoch, model_config, config, plan, backend, num_threads), plan)
+    return Started(engine, _info(epoch, model_config, config, plan, caches.name, num_threads), plan)
 
 
 def _load(
@@ -161,12 +161,23 @@ def _load(
     )
 
 
-def _graphs(model: Decoder, backend: AttentionBackend, config: EngineConfig, vocab_size: int) -> DecodeGraphs | None:
-    if not backend.supports_graphs:
+def _cache_manager(config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGroup[CacheSpec], ...]) -> KVCacheManager:
+    return KVCacheManager(
+        plan.num_blocks,
+        config.block_size,
+        [group.spec for group in groups],
+        config.prefix_caching,
+        max_num_pinned_blocks=int(config.pin_share * (plan.num_blocks - 1)),
+        num_states=config.max_num_seqs,
+    )
+
+
+def _graphs(model: Decoder, caches: Caches, config: EngineConfig, vocab_size: int) -> DecodeGraphs | None:
+    if not caches.supports_graphs:
         return None
     return DecodeGraphs(
         model,
-        backend,
+        caches,
         config.device,
         max_num_seqs=config.max_num_seqs,
         max_num_rows=config.max_num_batched_tokens,
@@ -174,8 +185,16 @@ def _graphs(model: Decoder, backend: AttentionBackend, config: EngineConfig, voc
     )
 
 
-def _drafters(config: EngineConfig) -> list[Drafter]:
-    """Where guesses come from: those of a grammar are certain, callers know more than what was repeated."""
+def _drafters(config: EngineConfig, can_rewind: bool) -> list[Drafter]:
+    """Where guesses come from: those of a grammar are certain, callers know more than what was repeated.
+
+    Raises:
+        ModelError: Guesses are asked for, and the model keeps what cannot go back behind a refused one.
+    """
+    if not can_rewind:
+        if config.is_ngram:
+            raise ModelError("speculative ngram needs caches that can go back behind a refused draft; a state cannot")
+        return []
     sources = [f"draft model {config.draft_model.name}"] if config.draft_model else ["ngram"] * config.is_ngram
     logger.info("speculation: %s", ", ".join(["predictions of the callers", *sources]))
     return [ForcedTokens(), PredictionDrafter(), *([NgramDrafter()] if config.is_ngram else [])]
@@ -186,7 +205,7 @@ def _info(
     model_config: ModelConfig,
     config: EngineConfig,
     plan: MemoryPlan,
-    backend: AttentionBackend,
+    attention: str,
     num_threads: int,
 ) -> EngineInfo:
     return EngineInfo(
@@ -197,7 +216,7 @@ def _info(
         eos_token_ids=model_config.eos_token_ids,
         device=_device_name(config.device, num_threads),
         dtype=str(config.dtype).removeprefix("torch."),
-        attention_backend=backend.name,
+        attention_backend=attention,
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
         max_num_seqs=config.max_num_seqs,
@@ -209,7 +228,7 @@ def _plan_memory(
     model: Decoder,
     model_config: ModelConfig,
     config: EngineConfig,
-    groups: tuple[KVGroup, ...],
+    groups: tuple[CacheGroup[CacheSpec], ...],
     draft: DraftCheckpoint | None,
 ) -> MemoryPlan:
     """Divide what the weights have left over."""
@@ -228,7 +247,7 @@ def _plan_memory(
 
 
 def _measure_activations(
-    model: Decoder, model_config: ModelConfig, config: EngineConfig, groups: tuple[KVGroup, ...]
+    model: Decoder, model_config: ModelConfig, config: EngineConfig, groups: tuple[CacheGroup[CacheSpec], ...]
 ) -> int:
     """Bytes that the largest step needs beside weights and cache.
 
@@ -238,10 +257,10 @@ def _measure_activations(
     """
     if config.device.type != "cuda":
         return estimate_activations_bytes(model_config, config)
-    batch = largest_batch(config, len(groups))
-    num_blocks = int(batch.groups[0].block_tables.max()) + 1
-    backend = make_backend(groups, num_blocks, config, model_config.num_heads)
-    runner = ModelRunner(model, backend, config.device, sampling=choose_sampling(config.device))
+    batch = largest_batch(config, [group.spec for group in groups])
+    num_blocks = max(int(group.block_tables.max()) for group in batch.groups) + 1
+    caches = make_caches(groups, num_blocks, config, model_config.num_heads)
+    runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config.device))
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)
     runner.collect(runner.launch(batch))
@@ -253,7 +272,7 @@ def _warm_up(
     cost: StepCostModel,
     config: EngineConfig,
     plan: MemoryPlan,
-    num_groups: int,
+    specs: Sequence[CacheSpec],
     share_among: Callable[[int], None],
 ) -> int:
     """Run a few steps, as the first guess of the cost model, with the number of threads that decodes fastest.
@@ -264,7 +283,7 @@ def _warm_up(
 
     def run(num_tokens: int, num_rows: int = 1) -> float:
         """Seconds of a step at its best; the first ones are slow."""
-        batch = dummy_batch(num_tokens, num_groups, config.block_size, num_rows)
+        batch = dummy_batch(num_tokens, specs, config.block_size, num_rows)
         seconds = []
         for _ in range(2 if num_tokens > num_rows else 4):
             began = time.perf_counter()
@@ -284,7 +303,7 @@ def _warm_up(
         else:  # a small model loses more by sharing a step than it gains
             num_threads = 1
     if config.device.type == "cuda":  # prompts that go on may have a kernel of their own, still to be compiled
-        batch = dummy_batch(min(_GOING_ON_TOKENS, plan.max_model_len), num_groups, config.block_size, 1)
+        batch = dummy_batch(min(_GOING_ON_TOKENS, plan.max_model_len), specs, config.block_size, 1)
         runner.collect(runner.launch(going_on(batch)))
     for size in sizes:
         load = StepLoad()

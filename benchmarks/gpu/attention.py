@@ -9,7 +9,7 @@ from benchmarks.gpu.ceilings import seconds
 from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import model_folder
 from engine import config as engine_config
-from engine.attention.backend import KVGroup
+from engine.cache_specs import CacheGroup
 from engine.dummy_batch import dummy_batch
 from engine.kernels import choose_kit, make_backend
 from engine.models.config import load_model_config
@@ -32,9 +32,10 @@ def run(job: Job, reporter: Reporter) -> None:
     model = load_model_config(folder)
     options = EngineOptions(model=str(folder), device="cuda", max_num_batched_tokens=num_tokens)
     config = engine_config.resolve(options, model)
-    batch = dummy_batch(num_tokens, 1, config.block_size, 1, length)
+    spec = decoder_spec(model).blocks[0].caches[0]
+    batch = dummy_batch(num_tokens, (spec,), config.block_size, 1, length)
     num_blocks = int(batch.groups[0].block_tables.max()) + 1
-    backend = make_backend((KVGroup(decoder_spec(model).caches[0], (0,)),), num_blocks, config, model.num_heads)
+    backend = make_backend((CacheGroup(spec, (0,)),), num_blocks, config, model.num_heads)
     sizes = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
     qkv = torch.randn(num_tokens, sum(sizes), model.head_dim, device="cuda").to(config.dtype)
     starts = torch.arange(0, num_tokens + 1, length, dtype=torch.int32, device="cuda")

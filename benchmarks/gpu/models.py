@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.compare import checkpoints
-from engine.attention.backend import group_layers
+from engine.cache_specs import group_layers
 from engine.models.config import ModelConfig, load_model_config
 from engine.models.layout import decoder_spec
 

@@ -2,7 +2,7 @@
 
 A backend alone owns shape, write and copy of its KV cache. The model hands it queries, keys and values of one layer
 and gets the attention output back; block tables and slots reach the backend through `begin`, once per step, never
-through a global.
+through a global. What a layer keeps, and how layers form groups: `engine.cache_specs`.
 """
 
 from dataclasses import dataclass
@@ -11,51 +11,6 @@ from typing import Protocol
 import torch
 
 from engine.batch import Batch
-
-
-@dataclass(frozen=True, slots=True)
-class KVSpec:
-    """What one layer keeps per token, and how it is attended to. Equal specs form a KV group and share block tables.
-
-    Attributes:
-        num_kv_heads: Heads of K and of V.
-        head_dim: Values per head.
-        sliding_window: A token sees itself and the sliding_window - 1 tokens before it; None means all before it.
-        scale: What scores are multiplied with; None means head_dim ** -0.5.
-        soft_cap: Scaled scores become soft_cap * tanh(score / soft_cap) before any is masked; None leaves them alone.
-    """
-
-    num_kv_heads: int
-    head_dim: int
-    sliding_window: int | None = None
-    scale: float | None = None
-    soft_cap: float | None = None
-
-    @property
-    def score_scale(self) -> float:
-        """What scores are multiplied with."""
-        return self.head_dim**-0.5 if self.scale is None else self.scale
-
-
-@dataclass(frozen=True, slots=True)
-class KVGroup:
-    """The layers (ascending indices) that share one spec."""
-
-    spec: KVSpec
-    layers: tuple[int, ...]
-
-    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes that one block takes over all layers of the group, K and V."""
-        values = 2 * block_size * self.spec.num_kv_heads * self.spec.head_dim
-        return values * dtype.itemsize * len(self.layers)
-
-
-def group_layers(specs: tuple[KVSpec, ...]) -> tuple[KVGroup, ...]:
-    """Group layers by equal spec, in order of first appearance."""
-    layers: dict[KVSpec, list[int]] = {}
-    for layer, spec in enumerate(specs):
-        layers.setdefault(spec, []).append(layer)
-    return tuple(KVGroup(spec, tuple(indices)) for spec, indices in layers.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.backend import AttentionBackend, KVSpec
+from engine.attention.backend import AttentionBackend
 from engine.batch import Batch, Ints
+from engine.cache_specs import PagedKV
 from engine.config import EngineConfig
 from engine.dummy_batch import dummy_batch
 
@@ -59,7 +60,7 @@ def find_fresh_prompts(batch: Batch, window: int | None) -> FreshPrompts | None:
     return FreshPrompts(slice(int(starts[0]), int(starts[-1])), starts - starts[0], longest)
 
 
-def supports(spec: KVSpec, dtype: torch.dtype) -> bool:
+def supports(spec: PagedKV, dtype: torch.dtype) -> bool:
     """Whether FlashAttention 2 computes such layers: torch hands it no soft cap, and Weft no scale."""
     is_plain = spec.soft_cap is None and spec.scale is None
     return is_plain and dtype in (torch.float16, torch.bfloat16) and spec.head_dim <= 256 and spec.head_dim % 8 == 0
@@ -76,7 +77,7 @@ def flash_attention(
 
 def is_faster(
     make_backend: Callable[[str, int], AttentionBackend],
-    spec: KVSpec,
+    spec: PagedKV,
     num_heads: int,
     config: EngineConfig,
 ) -> bool:
@@ -88,7 +89,7 @@ def is_faster(
     """
     longest = min(_MEASURED_TOKENS, config.max_model_len, spec.sliding_window or _MEASURED_TOKENS)
     num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * longest)
-    batch = dummy_batch(num_tokens, 1, config.block_size, 1, longest)
+    batch = dummy_batch(num_tokens, (spec,), config.block_size, 1, longest)
     num_blocks = int(batch.groups[0].block_tables.max()) + 1
     sizes = num_heads, spec.num_kv_heads, spec.num_kv_heads
     qkv = torch.randn(num_tokens, sum(sizes), spec.head_dim, device=config.device).to(config.dtype)

@@ -9,8 +9,8 @@ import ctypes
 import numpy as np
 import torch
 
-from engine.attention.backend import KVGroup
 from engine.batch import Batch, Ints
+from engine.cache_specs import CacheGroup, PagedKV
 from engine.native.library import NativeLibrary
 from engine.native.memory import FirstTouch, allocate
 
@@ -43,7 +43,9 @@ class _Plan(ctypes.Structure):
     )
 
 
-def supports(groups: tuple[KVGroup, ...], block_size: int, dtype: torch.dtype, device: torch.device) -> bool:
+def supports(
+    groups: tuple[CacheGroup[PagedKV], ...], block_size: int, dtype: torch.dtype, device: torch.device
+) -> bool:
     """Whether the kernels can serve such a cache."""
     return (
         device.type == "cpu"
@@ -66,7 +68,7 @@ class NativeBackend:
 
     def __init__(
         self,
-        groups: tuple[KVGroup, ...],
+        groups: tuple[CacheGroup[PagedKV], ...],
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
@@ -140,7 +142,7 @@ class NativeBackend:
         self._attend(plan, cache, *inputs, self._outputs.data_ptr())
         return self._outputs[: queries.numel()].view(queries.shape)
 
-    def _copy_blocks(self, group: KVGroup, copies: Ints) -> None:
+    def _copy_blocks(self, group: CacheGroup[PagedKV], copies: Ints) -> None:
         if not len(copies):
             return
         sources, targets = torch.from_numpy(copies).unbind(1)
@@ -148,7 +150,7 @@ class NativeBackend:
             blocks = self._caches[layer].view(-1, self._block_values(group))
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
-    def _block_values(self, group: KVGroup) -> int:
+    def _block_values(self, group: CacheGroup[PagedKV]) -> int:
         """Values of a block in one layer, K and V."""
         return 2 * self._block_size * group.spec.num_kv_heads * group.spec.head_dim
 

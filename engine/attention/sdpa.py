@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.backend import KVGroup, KVSpec
 from engine.attention.soft_cap import Attention, choose_attention
-from engine.batch import Batch, Ints, KVGroupBatch
+from engine.batch import Batch, GroupBatch, Ints
+from engine.cache_specs import CacheGroup, PagedKV
 
 _QUERY_BLOCK = 512
 """Queries that attend together when a mask is needed."""
@@ -82,7 +82,12 @@ class SdpaBackend:
     supports_graphs = False
 
     def __init__(
-        self, groups: tuple[KVGroup, ...], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        groups: tuple[CacheGroup[PagedKV], ...],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         """Allocate the cache; only the null block, which stays zero for ever, is touched: the rest takes no memory."""
         self._groups = groups
@@ -131,7 +136,7 @@ class SdpaBackend:
         )
         return keys, values
 
-    def _copy_blocks(self, group: KVGroup, copies: Ints) -> None:
+    def _copy_blocks(self, group: CacheGroup[PagedKV], copies: Ints) -> None:
         if not len(copies):
             return
         sources, targets = torch.from_numpy(copies).to(self._device).unbind(1)
@@ -213,7 +218,7 @@ def _attend_chunk(
 class _Planner:
     """Turns one KV group's part of a batch into index tensors and masks. Works on the host, then moves the result."""
 
-    def __init__(self, batch: Batch, group: KVGroupBatch, spec: KVSpec, block_size: int, device: torch.device) -> None:
+    def __init__(self, batch: Batch, group: GroupBatch, spec: PagedKV, block_size: int, device: torch.device) -> None:
         self._starts = batch.query_start_locs
         self._seq_lens = batch.seq_lens
         self._tables = group.block_tables

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from engine.attention.backend import KVSpec
+from engine.cache_specs import PagedKV
 
 Attention = Callable[..., torch.Tensor]
 """Takes queries (n, num_heads, q, head_dim), keys and values (n, num_kv_heads, k, head_dim), attn_mask, is_causal and
@@ -20,7 +20,7 @@ _QUERY_BLOCK = 128
 """Queries whose scores are kept at a time."""
 
 
-def choose_attention(spec: KVSpec) -> Attention:
+def choose_attention(spec: PagedKV) -> Attention:
     """The operation for layers of this spec."""
     if spec.soft_cap is None:
         return partial(F.scaled_dot_product_attention, scale=spec.scale)

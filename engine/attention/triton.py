@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.attention.backend import KVGroup, KVSpec, PagedCache
+from engine.attention.backend import PagedCache
 from engine.attention.flash import FreshAttention, FreshPrompts, find_fresh_prompts
 from engine.attention.triton_kernels import attend_kernel, merge_kernel
 from engine.attention.triton_plan import Work, plan_work
 from engine.attention.triton_tiles import Tile, padded
 from engine.attention.triton_tuning import BatchLimits, GroupTuning, aligned, most_integers, tune
 from engine.batch import Batch, Ints
+from engine.cache_specs import CacheGroup, PagedKV
 from engine.sampling.transfer import to_device
 
 _LOG2_E = 1.4426950408889634
@@ -58,7 +59,7 @@ class _Launch:
 class _GroupStep:
     """A step as the layers of a KV group see it; the tensors are views of the backend's metadata."""
 
-    group: KVGroup
+    group: CacheGroup[PagedKV]
     slots: torch.Tensor
     fresh: FreshPrompts | None
     fresh_starts: torch.Tensor
@@ -72,7 +73,7 @@ class TritonBackend:
 
     def __init__(
         self,
-        groups: tuple[KVGroup, ...],
+        groups: tuple[CacheGroup[PagedKV], ...],
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
@@ -135,7 +136,7 @@ class TritonBackend:
         return TritonStep(self, steps)
 
     def _plan(
-        self, batch: Batch, spec: KVSpec, tuning: GroupTuning, skips_prompts: bool
+        self, batch: Batch, spec: PagedKV, tuning: GroupTuning, skips_prompts: bool
     ) -> list[tuple[Tile, bool, Work]]:
         """Tile, whether it is uniform, and what is computed in such tiles: one-token requests, then the others."""
         are_prompts = np.diff(batch.query_start_locs) > 1
@@ -171,7 +172,7 @@ class TritonBackend:
         return outputs
 
     def _attend_paged(
-        self, spec: KVSpec, launch: _Launch, layer: int, queries: torch.Tensor, outputs: torch.Tensor
+        self, spec: PagedKV, launch: _Launch, layer: int, queries: torch.Tensor, outputs: torch.Tensor
     ) -> None:
         """Compute the items of a launch."""
         cache, tile = self._caches[layer], launch.tile
@@ -234,7 +235,7 @@ class TritonBackend:
             for array, start in zip(arrays[:num_views], starts, strict=False)
         ]
 
-    def _copy_blocks(self, group: KVGroup, copies: Ints) -> None:
+    def _copy_blocks(self, group: CacheGroup[PagedKV], copies: Ints) -> None:
         if not len(copies):
             return
         sources, targets = to_device(copies, self._device).unbind(1)

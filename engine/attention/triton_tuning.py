@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.backend import KVGroup
 from engine.attention.triton_plan import NUM_ITEM_FIELDS, NUM_MERGE_FIELDS, Splitting
 from engine.attention.triton_tiles import Tile, choose_tile
+from engine.cache_specs import CacheGroup, PagedKV
 
 _PROGRAMS_PER_PROCESSOR = 4
 """Programs that a step aims at for each multiprocessor: two run on one at a time, and the last ones should be short."""
@@ -37,7 +37,7 @@ class GroupTuning:
 
 
 def tune(
-    group: KVGroup,
+    group: CacheGroup[PagedKV],
     num_heads: int,
     dtype: torch.dtype,
     device: torch.device,

@@ -12,6 +12,7 @@ import torch
 
 from engine.attention.backend import AttentionStep
 from engine.layers.parts import HeadLayer, Layer, Linear
+from engine.states import StateStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,13 @@ class BlockStep:
         attention: Writes and reads the KV cache of this step.
         rows: (num_rows,) indices of the tokens whose hidden states are wanted behind the block; None for all. Of the
             others a block computes what its cache needs: three quarters of its matrices are for nothing there.
+        states: Reads and writes the states of this step; None in a model that keeps none.
     """
 
     rotation: torch.Tensor
     attention: AttentionStep
     rows: torch.Tensor | None = None
+    states: StateStep | None = None
 
 
 class Block(Protocol):

@@ -1,6 +1,6 @@
 """The one decoder: embedding, blocks, final norm, output head.
 
-Nothing here knows the cache: blocks get an `AttentionStep` that the caller passes in. All tensors are flat over the
+Nothing here knows the cache: blocks get the `StepCaches` that the caller passes in. All tensors are flat over the
 tokens of a step. The caller runs everything under `torch.inference_mode`.
 """
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.backend import AttentionStep, KVSpec
+from engine.cache_specs import CacheSpec
+from engine.caches import StepCaches
 from engine.layers.block import Block, BlockStep, run_blocks
 from engine.layers.parts import Layer, Linear
 from engine.layers.rotary import RotaryTable
@@ -21,7 +22,7 @@ class Decoder:
 
     Attributes:
         blocks: With the layers that a kit has fused as one block.
-        kv_specs: What each cache keeps per token.
+        cache_specs: What each cache keeps.
         weights_bytes: What the weights take in memory.
     """
 
@@ -30,14 +31,14 @@ class Decoder:
     norm: Layer
     head: Linear
     rotary: RotaryTable
-    kv_specs: tuple[KVSpec, ...]
+    cache_specs: tuple[CacheSpec, ...]
     weights_bytes: int
 
     def forward(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        attention: AttentionStep,
+        caches: StepCaches,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the tokens of one step through all blocks.
@@ -45,13 +46,13 @@ class Decoder:
         Args:
             token_ids: (num_tokens,) int64.
             positions: (num_tokens,) int64, position of each token in its request.
-            attention: Writes and reads the KV cache of this step.
+            caches: Those of this step.
             rows: (num_rows,) indices of the tokens whose hidden states are wanted; None for all.
 
         Returns:
             (num_rows, hidden_size) hidden states after the final norm, in the model's dtype.
         """
-        step = BlockStep(self.rotary.gather(positions), attention, rows)
+        step = BlockStep(self.rotary.gather(positions), caches.attention, rows, caches.states)
         hidden = run_blocks(self.blocks, self.embedding(token_ids), step)
         return self.norm(hidden) if hidden.size(0) else hidden  # an empty launch is an error on CUDA
 

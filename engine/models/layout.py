@@ -3,7 +3,7 @@
 The names are those of Llama, which all families served share.
 """
 
-from engine.attention.backend import KVSpec
+from engine.cache_specs import PagedKV
 from engine.models.config import ModelConfig
 from engine.models.specs import AttentionSpec, DecoderSpec, GatedSpec, NormSpec, OutputSpec, PreNormSpec
 from engine.weights.refs import Split, VectorRef, WeightRef
@@ -49,7 +49,7 @@ def _attention(config: ModelConfig, prefix: str, index: int, post_norm: NormSpec
         head_norms=(queries, keys) if config.qk_norm else None,
         output=OutputSpec(output, post_norm if config.has_post_norms else None),
         num_heads=config.num_heads,
-        cache=KVSpec(
+        cache=PagedKV(
             config.num_kv_heads,
             config.head_dim,
             config.sliding_windows[index],

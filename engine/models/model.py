@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.backend import AttentionStep
+from engine.caches import StepCaches
 
 
 class Model(Protocol):
@@ -14,7 +14,7 @@ class Model(Protocol):
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
-        attention: AttentionStep,
+        caches: StepCaches,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states behind the last norm, for ids and positions (num_tokens,): of all tokens or those in `rows`."""

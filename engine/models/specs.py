@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.backend import KVSpec
+from engine.cache_specs import CacheSpec, PagedKV
 from engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock
 from engine.layers.chained import ChainedLinear
 from engine.layers.kit import LayerKit
@@ -29,8 +29,8 @@ class BlockSpec(Protocol):
         """All that it reads."""
 
     @property
-    def caches(self) -> tuple[KVSpec, ...]:
-        """What it keeps per token, each in a cache of its own; empty for a block without memory."""
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What it keeps of a request, each in a cache of its own; empty for a block without memory."""
 
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
         """Load it; its caches have the indices from first_cache on."""
@@ -44,8 +44,8 @@ class MixerSpec(Protocol):
         """All that it reads."""
 
     @property
-    def caches(self) -> tuple[KVSpec, ...]:
-        """What it keeps per token."""
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What it keeps of a request."""
 
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
         """Load it."""
@@ -100,7 +100,7 @@ class AttentionSpec:
     head_norms: tuple[NormSpec, NormSpec] | None
     output: OutputSpec
     num_heads: int
-    cache: KVSpec
+    cache: PagedKV
 
     @property
     def weights(self) -> Weights:
@@ -108,7 +108,7 @@ class AttentionSpec:
         return (self.qkv, *(norm.weight for norm in self.head_norms or ()), *self.output.weights)
 
     @property
-    def caches(self) -> tuple[KVSpec, ...]:
+    def caches(self) -> tuple[CacheSpec, ...]:
         """See `BlockSpec`."""
         return (self.cache,)
 
@@ -159,7 +159,7 @@ class PreNormSpec:
         return (*norms, *self.mixer.weights, *self.feed_forward.weights)
 
     @property
-    def caches(self) -> tuple[KVSpec, ...]:
+    def caches(self) -> tuple[CacheSpec, ...]:
         """See `BlockSpec`."""
         return self.mixer.caches
 
@@ -183,7 +183,7 @@ class DecoderSpec:
     head: WeightRef | None
 
     @property
-    def caches(self) -> tuple[KVSpec, ...]:
+    def caches(self) -> tuple[CacheSpec, ...]:
         """Of all blocks, in order."""
         return tuple(cache for block in self.blocks for cache in block.caches)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.attention.backend import KVGroup, group_layers
+from engine.cache_specs import CacheGroup, CacheSpec, group_layers
 from engine.config import EngineConfig
 from engine.kernels import choose_kit
 from engine.layers.kit import LayerKit
@@ -15,11 +15,11 @@ from engine.speculation.draft_model import match_groups
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A checked draft model; by its KV group, `group_indices` names the served group whose block tables it uses."""
+    """A checked draft model; by its cache group, `group_indices` names the served group whose block tables it uses."""
 
     config: ModelConfig
     kit: LayerKit
-    groups: tuple[KVGroup, ...]
+    groups: tuple[CacheGroup[CacheSpec], ...]
     group_indices: list[int]
     weights_bytes: int
     activations_bytes: int

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.attention.backend import KVGroup
 from engine.batch import Batch
 from engine.batch_builder import build_batch
+from engine.cache_specs import CacheGroup, CacheSpec
 from engine.kv_cache_manager import KVCacheManager, StepBlocks
 from engine.model_runner import ModelRunner
 from engine.models.errors import ModelError
@@ -48,7 +48,7 @@ class DraftModel:
 
         Args:
             kv: Hands out the blocks; the served model's.
-            group_indices: For each KV group of the draft model, the group of the served model whose tables it uses.
+            group_indices: For each cache group of the draft model, the group of the served model whose tables it uses.
         """
         self.pace = Pace(_FORGETTING)
         self._runner = runner
@@ -120,7 +120,7 @@ class DraftModel:
             )
             for row, request in enumerate(requests)
         ]
-        batch = build_batch(step, previous, self._kv.block_size)
+        batch = build_batch(step, previous, self._kv.block_size, self._kv.specs)
         nothing = np.full(len(requests), -1, np.int64)
         sampling = dataclasses.replace(batch.sampling, num_logprobs=nothing)  # nobody reads those of a guess
         return step, self._own(dataclasses.replace(batch, sampling=sampling))
@@ -130,14 +130,17 @@ class DraftModel:
         return dataclasses.replace(batch, groups=tuple(batch.groups[index] for index in self._group_indices))
 
 
-def match_groups(draft: Sequence[KVGroup], served: Sequence[KVGroup]) -> list[int]:
-    """For each KV group of the draft model, the index of a served group that keeps all the blocks it reads.
+def match_groups(draft: Sequence[CacheGroup[CacheSpec]], served: Sequence[CacheGroup[CacheSpec]]) -> list[int]:
+    """For each cache group of the draft model, the index of a served group that keeps all the blocks it reads.
 
     Raises:
-        ModelError: The served model gives blocks back that the draft model still reads.
+        ModelError: The served model gives blocks back that the draft model still reads, or one of the two keeps what
+            cannot be taken back behind a refused draft.
     """
+    if not all(group.spec.can_rewind for group in (*draft, *served)):
+        raise ModelError("a draft model needs caches that can go back behind a refused draft, and a state cannot")
 
-    def reach(group: KVGroup) -> float:
+    def reach(group: CacheGroup[CacheSpec]) -> float:
         return group.spec.sliding_window or math.inf
 
     farthest = max(range(len(served)), key=lambda index: reach(served[index]))

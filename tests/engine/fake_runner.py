@@ -18,6 +18,7 @@ from engine.protocol import TokenLogprobs
 from engine.scheduler import Scheduler
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
+from tests.engine.paged import paged_specs
 
 VOCAB_SIZE = 50
 
@@ -147,7 +148,7 @@ def make_engine(
     overlap: bool = False,
     drafter: object = None,
 ) -> FakeEngine:
-    kv = KVCacheManager(num_blocks, block_size, windows, prefix_caching, max_num_pinned_blocks)
+    kv = KVCacheManager(num_blocks, block_size, paged_specs(*windows), prefix_caching, max_num_pinned_blocks)
     scheduler = Scheduler(
         kv,
         StepCostModel(),

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.batch import Batch, KVGroupBatch, Placeholders, SamplingBatch
+from engine.batch import Batch, GroupBatch, Placeholders, SamplingBatch
+from engine.cache_specs import PagedKV
 
 NO_INTS = np.zeros(0, np.int64)
 NO_FLOATS = np.zeros(0, np.float32)
 NO_COPIES = np.zeros((0, 2), np.int64)
+
+
+def paged_specs(*windows: int | None) -> tuple[PagedKV, ...]:
+    """The specs of groups with these windows, for whom sizes of heads do not matter."""
+    return tuple(PagedKV(1, 8, window) for window in windows)
 
 
 @dataclass(eq=False)
@@ -63,7 +69,7 @@ class PagedRequests:
 
     def _group_batch(
         self, group: int, requests: list[PagedRequest], positions: list[np.ndarray], copies: np.ndarray
-    ) -> KVGroupBatch:
+    ) -> GroupBatch:
         tables = np.zeros((len(requests), max(len(r.tables[group]) for r in requests)), np.int64)
         slots = []
         for row, request, at in zip(tables, requests, positions, strict=True):
@@ -73,7 +79,7 @@ class PagedRequests:
                 table[: max(0, request.num_computed_tokens - window + 1) // self.block_size] = 0
             row[: len(table)] = table
             slots.append(table[at // self.block_size] * self.block_size + at % self.block_size)
-        return KVGroupBatch(np.concatenate(slots), tables, copies)
+        return GroupBatch(np.concatenate(slots), tables, copies)
 
 
 def no_sampling() -> SamplingBatch:

@@ -16,8 +16,10 @@ from tokenizers import Tokenizer
 import server
 from benchmarks.demo_model import generate
 from benchmarks.demo_model.tokenizer import encode_conversation
-from engine.attention.backend import AttentionStep, group_layers
+from engine.attention.backend import AttentionStep
 from engine.attention.sdpa import SdpaBackend
+from engine.cache_specs import group_layers, paged_groups
+from engine.caches import StepCaches
 from engine.layers.kit import LayerKit
 from engine.models.config import load_model_config
 from engine.models.loading import load_weights
@@ -48,14 +50,14 @@ def log_probabilities(
     """(tokens of all chats, vocab_size): what comes next, with attention that may be changed."""
     config = load_model_config(FOLDER)
     decoder = load_weights(FOLDER, config, kit, device=CPU, dtype=torch.bfloat16, max_model_len=1024)
-    groups = group_layers(decoder.kv_specs)
+    groups = group_layers(decoder.cache_specs)
     num_blocks = sum(-(-len(chat) // 16) for chat in chats) + 1
     paged = PagedRequests(num_blocks, 16, (None,))
     batch = paged.make_batch([(paged.add(chat), len(chat)) for chat in chats])
     with torch.inference_mode():
-        step = SdpaBackend(groups, num_blocks, 16, torch.bfloat16, CPU).begin(batch)
+        step = SdpaBackend(paged_groups(groups), num_blocks, 16, torch.bfloat16, CPU).begin(batch)
         ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
-        hidden = decoder.forward(ids, positions, change(step))
+        hidden = decoder.forward(ids, positions, StepCaches(change(step)))
         return decoder.compute_logits(hidden).log_softmax(-1)
 
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.attention.backend import KVGroup
 from engine.batch import Batch
+from engine.cache_specs import CacheGroup, PagedKV
 
 _SYNCS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}
 
@@ -57,7 +57,9 @@ class StaticBackend:
     name = "static"
     supports_graphs = True
 
-    def __init__(self, groups: tuple[KVGroup, ...], num_blocks: int, block_size: int, max_num_tokens: int) -> None:
+    def __init__(
+        self, groups: tuple[CacheGroup[PagedKV], ...], num_blocks: int, block_size: int, max_num_tokens: int
+    ) -> None:
         assert len(groups) == 1 and groups[0].spec.sliding_window is None
         spec = groups[0].spec
         self._block_size = block_size

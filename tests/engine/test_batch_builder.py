@@ -14,6 +14,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
+from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import request
 
 INF = float("inf")
@@ -25,7 +26,7 @@ class Steps:
     def __init__(
         self, *requests: Request, windows: tuple[int | None, ...] = (None,), max_num_tokens: int = 100
     ) -> None:
-        kv = KVCacheManager(50, 4, windows)
+        kv = KVCacheManager(50, 4, paged_specs(*windows))
         self.scheduler = Scheduler(
             kv, StepCostModel(), max_num_seqs=8, max_num_batched_tokens=max_num_tokens, itl_target_s=10.0
         )
@@ -36,7 +37,7 @@ class Steps:
     def launch(self) -> Batch:
         step = self.scheduler.schedule()
         assert step is not None
-        batch = build_batch(step, self.launched, 4)
+        batch = build_batch(step, self.launched, 4, self.scheduler.kv.specs)
         self.launched, self.before = step, self.launched
         return batch
 
@@ -205,7 +206,7 @@ def test_a_step_does_not_copy_the_output_for_a_reasoning_budget() -> None:
     step = steps.scheduler.schedule()
     assert step is not None
     r.token_ids = copied = Copied(r.token_ids)
-    batch = build_batch(step, None, 4)
+    batch = build_batch(step, None, 4, steps.scheduler.kv.specs)
     assert copied.num_copied < 5
     assert lists(batch.sampling.allowed_rows, batch.sampling.allowed_ids) == [[1, 2], [9, 9]]
 

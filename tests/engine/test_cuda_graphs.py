@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from engine import cuda_graphs
-from engine.attention.backend import group_layers
 from engine.batch import Floats, SamplingBatch
+from engine.cache_specs import group_layers, paged_groups
+from engine.caches import Caches
 from engine.cuda_graphs import DecodeGraphs, GraphKey, graph_sizes, pad
 from engine.dummy_batch import dummy_batch
 from engine.engine import Engine
@@ -27,7 +28,7 @@ from engine.sampling.in_graph import GraphSampler
 from engine.scheduler import Scheduler
 from engine.step_cost import StepCostModel
 from tests.checkpoints import MAX_POSITION_EMBEDDINGS, VOCAB_SIZE
-from tests.engine.paged import PagedRequests
+from tests.engine.paged import PagedRequests, paged_specs
 from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.requests_for_tests import add_request
 
@@ -65,24 +66,25 @@ class PlainSampler:
 def make_runner(
     model: Decoder, make_capture: Callable[[], RecordedCapture] | None, sampler: GraphSampler | None = None
 ) -> tuple[ModelRunner, DecodeGraphs | None]:
-    backend = StaticBackend(group_layers(model.kv_specs), NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_TOKENS)
+    groups = paged_groups(group_layers(model.cache_specs))
+    caches = Caches(StaticBackend(groups, NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_TOKENS))
     graphs = None
     if make_capture is not None:
         graphs = DecodeGraphs(
             model,
-            backend,
+            caches,
             CPU,
             max_num_seqs=MAX_NUM_SEQS,
             max_num_rows=MAX_NUM_TOKENS,
             sampler=sampler,
             make_capture=make_capture,
         )
-    return ModelRunner(model, backend, CPU, graphs=graphs), graphs
+    return ModelRunner(model, caches, CPU, graphs=graphs), graphs
 
 
 def serve(runner: ModelRunner, overlap: bool) -> dict[int, RequestOutput]:
     """Answer requests of every kind that come and go in the middle of others; what each request gained in all."""
-    kv = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE, [None])
+    kv = KVCacheManager(NUM_BLOCKS, BLOCK_SIZE, paged_specs(None))
     limits = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_NUM_TOKENS}
     scheduler = Scheduler(kv, StepCostModel(), **limits, itl_target_s=10.0)
     vocabulary = {"vocab_size": VOCAB_SIZE, "max_model_len": MAX_POSITION_EMBEDDINGS}
@@ -148,7 +150,7 @@ def test_a_size_is_recorded_when_it_has_occurred_before_and_when_nobody_waits(mo
 
     def launch(*counts: int) -> None:
         batch = paged.make_batch(list(zip(requests, counts, strict=False)))
-        rows = dummy_batch(len(counts), 1, BLOCK_SIZE, len(counts)).sampling
+        rows = dummy_batch(len(counts), paged_specs(None), BLOCK_SIZE, len(counts)).sampling
         runner.collect(runner.launch(dataclasses.replace(batch, sampling=rows)))
 
     launch(4, 1, 1)  # a mixed step
@@ -218,7 +220,7 @@ def test_a_size_that_there_was_no_memory_for_is_recorded_much_later(
     with caplog.at_level(logging.WARNING):
         for _ in range(11):
             batch = paged.make_batch([(request, 1)])
-            rows = dummy_batch(1, 1, BLOCK_SIZE, 1).sampling
+            rows = dummy_batch(1, paged_specs(None), BLOCK_SIZE, 1).sampling
             runner.collect(runner.launch(dataclasses.replace(batch, sampling=rows)))
             recorded.append(len(graphs._graphs))
             if len(recorded) == 5:

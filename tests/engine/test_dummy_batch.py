@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from engine import config as engine_config
-from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
+from engine.cache_specs import group_layers, paged_groups
+from engine.caches import Caches
 from engine.config import EngineConfig
 from engine.dummy_batch import dummy_batch, going_on, largest_batch
 from engine.layers.kit import TorchKit
@@ -17,6 +18,7 @@ from engine.models.config import load_model_config
 from engine.models.loading import load_weights
 from engine.protocol import EngineOptions
 from engine.sampling.sampler import sample
+from tests.engine.paged import paged_specs
 
 CPU = torch.device("cpu")
 
@@ -43,7 +45,7 @@ def test_the_step_that_is_measured_stays_within_the_context(
     """It was one prompt of max_num_batched_tokens, whose positions most models have no rotary embedding for."""
     folder = checkpoint_folder("qwen3")
     config = resolve(folder, max_num_batched_tokens)
-    batch = largest_batch(config, 1)
+    batch = largest_batch(config, paged_specs(None))
     assert batch.seq_lens.tolist() == lengths
     assert sorted(set(batch.groups[0].slot_mapping.tolist())) == sorted(batch.groups[0].slot_mapping.tolist())
     assert batch.groups[0].slot_mapping[-1] // 16 == batch.groups[0].block_tables[-1, (lengths[-1] - 1) // 16]
@@ -51,13 +53,14 @@ def test_the_step_that_is_measured_stays_within_the_context(
         folder, load_model_config(folder), TorchKit(), device=CPU, dtype=torch.float32, max_model_len=40
     )
     num_blocks = int(batch.groups[0].block_tables.max()) + 1
-    runner = ModelRunner(model, SdpaBackend(group_layers(model.kv_specs), num_blocks, 16, torch.float32, CPU), CPU)
+    groups = paged_groups(group_layers(model.cache_specs))
+    runner = ModelRunner(model, Caches(SdpaBackend(groups, num_blocks, 16, torch.float32, CPU)), CPU)
     assert len(runner.collect(runner.launch(batch)).logprobs) == 4
 
 
 def test_the_step_that_is_measured_asks_for_all_that_sampling_can_do(checkpoint_folder: Callable[[str], Path]) -> None:
     """A step without filters and log-probabilities was measured, which takes a fraction of their memory."""
-    sampling = largest_batch(resolve(checkpoint_folder("qwen3"), 64), 1).sampling
+    sampling = largest_batch(resolve(checkpoint_folder("qwen3"), 64), paged_specs(None)).sampling
     samples = sample(torch.randn(4, 99), sampling, None)
     assert samples.logprobs is not None
     assert samples.logprobs.top_ids.shape == (4, 20)
@@ -67,7 +70,7 @@ def test_the_step_that_is_measured_asks_for_all_that_sampling_can_do(checkpoint_
 
 
 def test_a_prompt_takes_the_first_blocks() -> None:
-    batch = dummy_batch(20, 2, 16, 3)
+    batch = dummy_batch(20, paged_specs(None, 8), 16, 3)
     assert batch.groups[0].block_tables.tolist() == batch.groups[1].block_tables.tolist() == [[1, 2]]
     assert batch.groups[0].slot_mapping.tolist() == list(range(16, 36))
     assert batch.query_start_locs.tolist() == [0, 20]
@@ -75,7 +78,7 @@ def test_a_prompt_takes_the_first_blocks() -> None:
 
 
 def test_a_prompt_that_goes_on_has_its_first_token_behind_it() -> None:
-    batch = going_on(dummy_batch(20, 1, 16, 2))
+    batch = going_on(dummy_batch(20, paged_specs(None), 16, 2))
     assert batch.num_tokens == 19 and batch.seq_lens.tolist() == [20]
     assert batch.positions.tolist() == list(range(1, 20))
     assert batch.groups[0].slot_mapping.tolist() == list(range(17, 36))

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
+from engine.cache_specs import group_layers, paged_groups
+from engine.caches import Caches
 from engine.engine import Engine
 from engine.kv_cache_manager import KVCacheManager
 from engine.layers.kit import TorchKit
@@ -151,10 +152,10 @@ def build_engine(
 ) -> Engine:
     config = load_model_config(folder)
     model = load_weights(folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=256)
-    groups = group_layers(model.kv_specs)
-    backend = SdpaBackend(groups, num_blocks, block_size, torch.float32, CPU)
+    groups = group_layers(model.cache_specs)
+    caches = Caches(SdpaBackend(paged_groups(groups), num_blocks, block_size, torch.float32, CPU))
     scheduler = scheduler_type(
-        KVCacheManager(num_blocks, block_size, [group.spec.sliding_window for group in groups]),
+        KVCacheManager(num_blocks, block_size, [group.spec for group in groups]),
         StepCostModel(),
         max_num_seqs=64,
         max_num_batched_tokens=chunk,
@@ -162,7 +163,7 @@ def build_engine(
     )
     return Engine(
         scheduler,
-        ModelRunner(model, backend, CPU),
+        ModelRunner(model, caches, CPU),
         vocab_size=config.vocab_size,
         max_model_len=min(256, (num_blocks - 1) * block_size),
         max_num_waiting=100,

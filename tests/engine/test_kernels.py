@@ -10,9 +10,10 @@ import server
 from engine import config as engine_config
 from engine import kernels
 from engine.attention import flash
-from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
-from engine.kernels import choose_graph_sampler, choose_kit, choose_sampling, make_backend, set_num_threads
+from engine.cache_specs import group_layers, paged_groups
+from engine.caches import Caches
+from engine.kernels import choose_graph_sampler, choose_kit, choose_sampling, make_backend, make_caches, set_num_threads
 from engine.layers.kit import LayerKit, TorchKit
 from engine.layers.linear import CublasLinear
 from engine.layers.parts import Layer
@@ -82,7 +83,9 @@ def test_soft_capped_scores_are_the_reference_s_beside_native_layers(
     options = EngineOptions(model=str(folder), device="cpu", dtype="bfloat16", quantization=quantization)
     config = engine_config.resolve(options, model)
     assert isinstance(choose_kit(model, config), NativeKit)
-    assert make_backend(group_layers(decoder_spec(model).caches), 2, config, model.num_heads).name == "sdpa"
+    assert (
+        make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads).name == "sdpa"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -90,7 +93,7 @@ def test_deterministic_is_refused_where_results_depend_on_the_batch(dtype: str) 
     model = load_model_config(DEMO)
     options = EngineOptions(model=str(DEMO), device="cpu", dtype=dtype, deterministic=True)
     config = engine_config.resolve(options, model)
-    groups = group_layers(decoder_spec(model).caches)
+    groups = paged_groups(group_layers(decoder_spec(model).caches))
     if dtype == "bfloat16" and library.load() is not None:
         assert isinstance(choose_kit(model, config), NativeKit)
         assert make_backend(groups, 2, config, model.num_heads).name == "native"
@@ -115,7 +118,7 @@ def test_an_fp8_cache_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPa
     assert config.kv_cache_dtype == torch.float8_e4m3fn
     monkeypatch.setattr(kernels, "_has_triton", lambda device: False)
     with pytest.raises(ModelError, match=r"^kv_cache_dtype fp8 needs Triton and a C compiler"):
-        make_backend(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
+        make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
 
 
 @needs_triton
@@ -132,9 +135,9 @@ def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_det
     config = engine_config.resolve(options, model)
     for choice, fresh in (("flash", flash.flash_attention), ("triton", None)):
         config = dataclasses.replace(config, prefill_attention=choice)
-        make_backend(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
+        make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
         assert made.pop(0)["fresh"] is fresh
-    make_backend(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
+    make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
     assert [(more["num_heads"], more["cache_dtype"]) for more in made] == [(model.num_heads, config.dtype)]
     limits = triton_tuning.BatchLimits(7, config.max_num_batched_tokens, config.max_model_len)
     assert [(more["limits"], more["is_deterministic"]) for more in made] == [(limits, is_deterministic)]
@@ -254,16 +257,14 @@ def test_the_bytes_that_are_planned_are_those_that_are_taken(is_int8: bool) -> N
 def restored_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
-    set_num_threads(TorchKit(), SdpaBackend((), 1, 16, BF16, CPU), choose_sampling(CPU), before)
+    set_num_threads(TorchKit(), Caches(SdpaBackend((), 1, 16, BF16, CPU)), choose_sampling(CPU), before)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, dtype: str) -> None:
     model = load_model_config(DEMO)
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", dtype=dtype), model)
-    kit, backend = (
-        choose_kit(model, config),
-        make_backend(group_layers(decoder_spec(model).caches), 2, config, model.num_heads),
-    )
-    set_num_threads(kit, backend, choose_sampling(CPU), 3)
+    kit = choose_kit(model, config)
+    caches = make_caches(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
+    set_num_threads(kit, caches, choose_sampling(CPU), 3)
     assert torch.get_num_threads() == (1 if isinstance(kit, NativeKit) else 3)

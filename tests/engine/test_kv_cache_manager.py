@@ -1,16 +1,19 @@
 """Block size 4 throughout; block ids are literal."""
 
 import pytest
+import torch
 
+from engine.cache_specs import StateSpec
 from engine.kv_cache_manager import KVCacheManager
 from engine.request import Request
+from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import find_prefix, request
 
 PROMPT = list(range(10))
 
 
 def manager(num_blocks: int = 20, *windows: int | None, prefix_caching: bool = True) -> KVCacheManager:
-    return KVCacheManager(num_blocks, 4, windows or (None,), prefix_caching)
+    return KVCacheManager(num_blocks, 4, paged_specs(*(windows or (None,))), prefix_caching)
 
 
 def compute(kv: KVCacheManager, r: Request, num_tokens: int) -> None:
@@ -351,3 +354,52 @@ def test_what_ends_in_a_failed_step_is_forgotten_though_indexed_later() -> None:
     kv.free(r)
     kv.fail_steps([failed])
     assert find_prefix(kv, request(PROMPT, 1)) == 4
+
+
+def manager_of_states(num_states: int = 3) -> KVCacheManager:
+    """A state beside keys and values, the state first."""
+    return KVCacheManager(20, 4, (StateSpec((8,), torch.float32), *paged_specs(None)), num_states=num_states)
+
+
+def test_a_request_has_one_state_however_long_it_is() -> None:
+    kv = manager_of_states()
+    first, second = request(PROMPT, 0), request(PROMPT, 1)
+    assert (admit(kv, first), admit(kv, second)) == (0, 0)  # no prefix is shared
+    assert tables(first) == [[1], [1, 2, 3]]
+    assert tables(second) == [[2], [4, 5, 6]]
+    assert (kv.num_free_blocks, kv.num_available_tokens(first)) == (13, 16 * 4 - 10)
+    assert kv.allocate(first, 12)
+    assert tables(first) == [[1], [1, 2, 3, 7, 8, 9]]
+    kv.free(first)
+    kv.check_integrity([second])
+    assert find_prefix(kv, request(PROMPT, 2)) == 0
+
+
+def test_a_fork_copies_a_state_where_it_is_and_none_that_is_beyond() -> None:
+    kv = manager_of_states()
+    parent, beyond, at = request(PROMPT, 0), request(PROMPT, 1), request([*PROMPT, 70], 2)
+    admit(kv, parent)
+    kv.fork(parent, beyond)
+    assert (beyond.num_computed_tokens, tables(beyond)) == (0, [[], []])
+    kv.fork(parent, at)
+    assert (at.num_computed_tokens, tables(at)) == (10, [[1], [1, 2, 3]])
+    assert kv.allocate(at, 1) and kv.allocate(parent, 1)
+    assert (tables(parent), tables(at)) == ([[1], [1, 2, 3]], [[2], [1, 2, 4]])
+    assert kv.take_step_blocks().copies == [[(1, 2)], [(3, 4)]]
+    kv.check_integrity([parent, at])
+
+
+def test_a_prompt_with_pending_choices_stops_before_its_last_token() -> None:
+    kv = manager_of_states()
+    parent = request(PROMPT, 0)
+    assert kv.num_tokens_before_fork(parent, 10) == 10
+    parent.pending_indices = [1, 2]
+    assert [kv.num_tokens_before_fork(parent, n) for n in (4, 9, 10)] == [4, 9, 9]
+    assert not kv.must_fork(parent)
+    parent.num_computed_tokens = 9
+    assert kv.must_fork(parent) and kv.num_tokens_before_fork(parent, 1) == 1
+    shortest = request([5], 1)
+    shortest.pending_indices = [1]
+    assert kv.num_tokens_before_fork(shortest, 1) == 1 and not kv.must_fork(shortest)
+    plain = manager()
+    assert plain.num_tokens_before_fork(parent, 10) == 10 and not plain.must_fork(parent)

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from engine import config as engine_config
-from engine.attention.backend import KVSpec, group_layers
+from engine.cache_specs import PagedKV, StateSpec, group_layers
 from engine.config import EngineConfig, available_memory_bytes
 from engine.memory_plan import MAX_CPU_CACHE_BYTES, MemoryPlan, make_plan
 from engine.models.errors import ModelError
 
-GROUPS = group_layers((KVSpec(2, 8), KVSpec(2, 8, sliding_window=64), KVSpec(2, 8)))
+GROUPS = group_layers((PagedKV(2, 8), PagedKV(2, 8, sliding_window=64), PagedKV(2, 8)))
 BLOCK_BYTES = 3 * 2 * 16 * 2 * 8 * 2  # layers, K and V, tokens, heads, head size, bytes of a bfloat16
 
 CONFIG = EngineConfig(
@@ -113,3 +113,20 @@ def test_cached_files_of_a_container_count_as_free(tmp_path: Path, monkeypatch: 
     assert available_memory_bytes(torch.device("cpu")) == 600_000
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory_bytes(torch.device("cpu")) > 600_000
+
+
+def test_states_of_all_requests_that_may_run_come_first() -> None:
+    """Four requests and the null slot, in two layers; the rest is blocks."""
+    states = group_layers((StateSpec((3, 8), torch.float32),) * 2)
+    states_bytes = 5 * 2 * 3 * 8 * 4
+    config = dataclasses.replace(CONFIG, kv_cache_memory_bytes=states_bytes + 9 * BLOCK_BYTES)
+    sizes = {"weights_bytes": 0, "activations_bytes": 0, "free_bytes": 1 << 30}
+    result = make_plan(config, (*GROUPS, *states), **sizes)
+    assert (result.num_blocks, result.kv_cache_bytes) == (9, states_bytes + 9 * BLOCK_BYTES)
+    alone = make_plan(config, states, **sizes)
+    assert (alone.num_blocks, alone.max_model_len, alone.kv_cache_bytes) == (65, 256, states_bytes)
+    config = dataclasses.replace(CONFIG, kv_cache_memory_bytes=states_bytes - 1)
+    with pytest.raises(
+        ModelError, match="no memory is left for the KV cache: 959 B, a block takes 0 B, the states of 4"
+    ):
+        make_plan(config, states, **sizes)

@@ -11,9 +11,11 @@ import torch
 from engine import model_runner
 from engine.attention.backend import AttentionStep
 from engine.batch import Batch, Placeholders, ScoreBatch
+from engine.caches import Caches
 from engine.dummy_batch import dummy_batch
 from engine.model_runner import LaunchedStep, ModelRunner
 from engine.sampling.transfer import Download
+from tests.engine.paged import paged_specs
 
 VOCAB_SIZE = 40
 CPU = torch.device("cpu")
@@ -72,12 +74,12 @@ def model() -> NextNumber:
 
 @pytest.fixture
 def runner(model: NextNumber) -> ModelRunner:
-    return ModelRunner(model, NoAttention(), CPU)  # type: ignore[arg-type]
+    return ModelRunner(model, Caches(NoAttention()), CPU)  # type: ignore[arg-type]
 
 
 def make_batch(token_ids: Sequence[int], sources: Sequence[int] = (), num_logprobs: int = -1) -> Batch:
     """Every token is sampled behind; the last ones come from rows of the previous step."""
-    batch = dummy_batch(len(token_ids), 1, 16, len(token_ids))
+    batch = dummy_batch(len(token_ids), paged_specs(None), 16, len(token_ids))
     targets = np.arange(len(token_ids) - len(sources), len(token_ids))
     return dataclasses.replace(
         batch,
@@ -163,7 +165,7 @@ def test_everything_that_is_reported_travels_in_one_download(runner: ModelRunner
 
 
 def test_the_model_is_told_which_tokens_are_read(model: NextNumber, runner: ModelRunner) -> None:
-    batch = dummy_batch(8, 1, 16, 2)
+    batch = dummy_batch(8, paged_specs(None), 16, 2)
     assert runner.collect(runner.launch(batch)).token_ids == [1, 1]
     assert model.rows is not None and model.rows.tolist() == [6, 7]
     scored = dataclasses.replace(batch, scores=ScoreBatch(np.array([0, 3]), np.array([1, 1]), np.array([0, 0])))
@@ -210,6 +212,6 @@ def test_idle_time_goes_to_the_cache_and_then_to_that_of_the_draft() -> None:
         def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
             """Nothing runs here."""
 
-    runner = ModelRunner(NextNumber(), own, CPU, Following())  # type: ignore[arg-type]
+    runner = ModelRunner(NextNumber(), Caches(own), CPU, Following())  # type: ignore[arg-type]
     assert [runner.prepare() for _ in range(2)] == [True, True] and drafts.num_slices == 3
     assert [runner.prepare() for _ in range(4)] == [True, True, True, False]

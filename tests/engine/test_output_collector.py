@@ -10,12 +10,13 @@ from engine.scheduler import ScheduledStep, Scheduler
 from engine.speculation.drafters import PredictionDrafter
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
+from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import find_prefix, request
 
 
 def start(*requests: Request, num_blocks: int = 50, max_num_tokens: int = 100, max_num_seqs: int = 8) -> Scheduler:
     scheduler = Scheduler(
-        KVCacheManager(num_blocks, 4, (None,)),
+        KVCacheManager(num_blocks, 4, paged_specs(None)),
         StepCostModel(),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_tokens,

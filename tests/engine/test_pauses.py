@@ -13,6 +13,7 @@ from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.step_cost import StepCostModel, StepLoad
 from engine.step_result import StepResult
+from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import request
 
 FAST, SLOW, SLOWEST = (0.036, 0.0023), (0.15, 0.0052), (0.3, 0.02)
@@ -39,7 +40,7 @@ class Machine:
             load = StepLoad()
             load.add(num_tokens, 0)
             self.cost.observe(load, self.seconds(load))
-        kv = KVCacheManager(20_000, 32, (None,))
+        kv = KVCacheManager(20_000, 32, paged_specs(None))
         self.scheduler = Scheduler(
             kv, self.cost, max_num_seqs=128, max_num_batched_tokens=2048, itl_target_s=self.target_s
         )

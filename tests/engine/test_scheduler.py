@@ -12,6 +12,7 @@ from engine.scheduler import ScheduledStep, Scheduler
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
 from tests.engine.fake_runner import make_engine
+from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import PerToken, add_request, request
 
 
@@ -32,7 +33,7 @@ def make_scheduler(
     cost: StepCostModel | None = None,
 ) -> Scheduler:
     return kind(
-        KVCacheManager(num_blocks, 4, (None,)),
+        KVCacheManager(num_blocks, 4, paged_specs(None)),
         cost or StepCostModel(),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.backend import group_layers
+from engine.cache_specs import group_layers
 from engine.engine import Engine
 from engine.models.config import load_model_config
 from engine.models.layout import decoder_spec

@@ -9,9 +9,9 @@ import torch
 
 import server
 from engine.attention import flash
-from engine.attention.backend import KVSpec
 from engine.attention.flash import FreshPrompts, find_fresh_prompts, is_faster, supports
 from engine.batch import Batch
+from engine.cache_specs import PagedKV
 from engine.config import resolve
 from engine.models.config import load_model_config
 from engine.protocol import EngineOptions
@@ -61,9 +61,9 @@ def test_a_prompt_may_fill_the_sliding_window_but_not_exceed_it() -> None:
     ],
 )
 def test_heads_and_types_that_it_computes(head_dim: int, dtype: torch.dtype, expected: bool) -> None:
-    assert supports(KVSpec(2, head_dim), dtype) is expected
-    assert not supports(KVSpec(2, head_dim, soft_cap=50.0), dtype)
-    assert not supports(KVSpec(2, head_dim, scale=0.1), dtype)
+    assert supports(PagedKV(2, head_dim), dtype) is expected
+    assert not supports(PagedKV(2, head_dim, soft_cap=50.0), dtype)
+    assert not supports(PagedKV(2, head_dim, scale=0.1), dtype)
 
 
 class Layer:
@@ -98,7 +98,7 @@ def test_the_faster_one_is_chosen(
     config = resolve(EngineOptions(model=str(DEMO), device="cpu", max_num_batched_tokens=5000), load_model_config(DEMO))
     layers = {"triton": Layer(), "flash": Layer()}
     with caplog.at_level("INFO", "engine.attention.flash"):
-        assert is_faster(lambda choice, _: layers[choice], KVSpec(2, 32), 6, config) is expected
+        assert is_faster(lambda choice, _: layers[choice], PagedKV(2, 32), 6, config) is expected
     assert all(layer.shapes[:3] == [(5000, 6, 32), (5000, 2, 32), (5000, 2, 32)] for layer in layers.values())
     assert f"Triton {own_ms:.3f} ms, FlashAttention 2 {flash_ms:.3f} ms" in caplog.text
 
@@ -109,5 +109,5 @@ def test_where_torch_has_no_flash_attention_it_is_not_chosen(
     monkeypatch.setattr(flash, "_measure", lambda call: float(call() is None))
     config = resolve(EngineOptions(model=str(DEMO), device="cpu"), load_model_config(DEMO))
     layers = {"triton": Layer(), "flash": Layer("no kernel image")}
-    assert not is_faster(lambda choice, _: layers[choice], KVSpec(2, 32), 6, config)
+    assert not is_faster(lambda choice, _: layers[choice], PagedKV(2, 32), 6, config)
     assert "FlashAttention 2 cannot be used: no kernel image" in caplog.text

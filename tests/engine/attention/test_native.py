@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.backend import KVGroup, KVSpec
 from engine.attention.native import NativeBackend, supports
+from engine.cache_specs import CacheGroup, PagedKV
 from engine.native.library import NativeLibrary
 from engine.native.memory import FirstTouch
 from tests.engine.paged import NO_COPIES, PagedRequest, PagedRequests
@@ -48,7 +48,7 @@ class Harness:
 
     def __init__(self, library: NativeLibrary, shape: Shape, garbage: float = float("nan"), seed: int = 0) -> None:
         self.shape = shape
-        groups = (KVGroup(KVSpec(shape.num_kv_heads, shape.head_dim, shape.window, shape.scale), (0,)),)
+        groups = (CacheGroup(PagedKV(shape.num_kv_heads, shape.head_dim, shape.window, shape.scale), (0,)),)
         self.backend = NativeBackend(groups, NUM_BLOCKS, shape.block_size, torch.bfloat16, CPU, library)
         self.blocks = self.backend._caches[0].view(NUM_BLOCKS, -1)
         self.blocks[1:] = garbage
@@ -290,7 +290,7 @@ def test_memory_is_asked_for_with_every_step(library: NativeLibrary, monkeypatch
 
 
 def test_idle_time_goes_to_memory_for_tokens_to_come(library: NativeLibrary) -> None:
-    groups = (KVGroup(KVSpec(2, 64), (0, 1)),)
+    groups = (CacheGroup(PagedKV(2, 64), (0, 1)),)
     backend = NativeBackend(groups, 4096, 16, torch.bfloat16, CPU, library)
     num_calls = 0
     while backend.prepare():
@@ -302,7 +302,7 @@ def test_idle_time_goes_to_memory_for_tokens_to_come(library: NativeLibrary) -> 
 
 def test_groups_of_layers_keep_their_own_blocks(library: NativeLibrary) -> None:
     windows = (None, 20)
-    groups = tuple(KVGroup(KVSpec(2, 64, window), (layer,)) for layer, window in enumerate(windows))
+    groups = tuple(CacheGroup(PagedKV(2, 64, window), (layer,)) for layer, window in enumerate(windows))
     backend = NativeBackend(groups, NUM_BLOCKS, 16, torch.bfloat16, CPU, library)
     paged = PagedRequests(NUM_BLOCKS, 16, windows)
     request = paged.add(np.zeros(90, np.int64))
@@ -325,7 +325,7 @@ def test_what_the_kernels_can_serve() -> None:
         device: torch.device = CPU,
         soft_cap: float | None = None,
     ) -> bool:
-        return supports((KVGroup(KVSpec(2, head_dim, soft_cap=soft_cap), (0,)),), block_size, dtype, device)
+        return supports((CacheGroup(PagedKV(2, head_dim, soft_cap=soft_cap), (0,)),), block_size, dtype, device)
 
     assert can_serve() and can_serve(head_dim=96) and can_serve(block_size=48)
     assert not can_serve(head_dim=80) and not can_serve(head_dim=288)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from engine.attention import sdpa
-from engine.attention.backend import KVGroup, KVSpec
 from engine.attention.sdpa import SdpaBackend
+from engine.cache_specs import CacheGroup, PagedKV
 from tests.engine.paged import PagedRequest, PagedRequests
 
 NUM_BLOCKS = 200
@@ -33,7 +33,7 @@ class Harness:
         self.window, self.scale, self.soft_cap = window, scale, soft_cap
         self.dtype, self.device = dtype, torch.device(device)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, 16
-        groups = (KVGroup(KVSpec(num_kv_heads, self.head_dim, window, scale, soft_cap), (0,)),)
+        groups = (CacheGroup(PagedKV(num_kv_heads, self.head_dim, window, scale, soft_cap), (0,)),)
         self.backend = SdpaBackend(groups, NUM_BLOCKS, block_size, dtype, self.device)
         # What other requests left behind must not matter, whatever it is.
         for cache in (self.backend._keys[0], self.backend._values[0]):

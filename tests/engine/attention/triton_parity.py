@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.attention.backend import KVGroup, KVSpec
 from engine.attention.flash import FreshAttention, flash_attention
 from engine.attention.triton import TritonBackend, TritonStep
 from engine.attention.triton_tuning import BatchLimits
 from engine.batch import Batch
+from engine.cache_specs import CacheGroup, PagedKV
 from engine.layers.triton_kit import TritonKit
 from tests.engine.paged import NO_COPIES, PagedRequest, PagedRequests
 
@@ -48,8 +48,8 @@ class Case:
         return self.num_kv_heads * self.num_shared
 
     @property
-    def spec(self) -> KVSpec:
-        return KVSpec(self.num_kv_heads, self.head_dim, self.window, self.scale, self.soft_cap)
+    def spec(self) -> PagedKV:
+        return PagedKV(self.num_kv_heads, self.head_dim, self.window, self.scale, self.soft_cap)
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Harness:
 
     def __init__(self, case: Case, device: torch.device, fresh: FreshAttention | None = None) -> None:
         self.case, self.device = case, device
-        groups = (KVGroup(case.spec, (0,)),)
+        groups = (CacheGroup(case.spec, (0,)),)
         self.backend = TritonBackend(
             groups,
             NUM_BLOCKS,

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.backend import group_layers
 from engine.attention.sdpa import SdpaBackend
+from engine.cache_specs import PagedKV, group_layers, paged_groups
+from engine.caches import Caches
 from engine.layers.kit import LayerKit, TorchKit
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
@@ -35,8 +36,8 @@ class Runner:
         self.decoder: Decoder = load_weights(
             folder, config, kit or TorchKit(), device=CPU, dtype=dtype, max_model_len=MAX_POSITION_EMBEDDINGS
         )
-        groups = group_layers(self.decoder.kv_specs)
-        self.backend = SdpaBackend(groups, NUM_BLOCKS, BLOCK_SIZE, dtype, CPU)
+        groups = group_layers(self.decoder.cache_specs)
+        self.caches = Caches(SdpaBackend(paged_groups(groups), NUM_BLOCKS, BLOCK_SIZE, dtype, CPU))
         self.paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, tuple(group.spec.sliding_window for group in groups))
 
     def run(self, prompts: list[torch.Tensor], chunk_size: int) -> list[torch.Tensor]:
@@ -53,7 +54,7 @@ class Runner:
     def _step(self, scheduled: list[tuple[PagedRequest, int]]) -> torch.Tensor:
         batch = self.paged.make_batch(scheduled)
         with torch.inference_mode():
-            step = self.backend.begin(batch)
+            step = self.caches.begin(batch)
             hidden = self.decoder.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions), step)
             return self.decoder.compute_logits(hidden).clone()
 
@@ -83,23 +84,23 @@ def test_wanted_rows_are_those_among_all(checkpoint_folder: Callable[[str], Path
     folder = checkpoint_folder("qwen3")
     config = load_model_config(folder)
     decoder = load_weights(folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=64)
-    backend = SdpaBackend(group_layers(decoder.kv_specs), NUM_BLOCKS, BLOCK_SIZE, torch.float32, CPU)
+    groups = paged_groups(group_layers(decoder.cache_specs))
+    caches = Caches(SdpaBackend(groups, NUM_BLOCKS, BLOCK_SIZE, torch.float32, CPU))
     paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, (None,))
     batch = paged.make_batch([(paged.add(prompt.numpy()), len(prompt)) for prompt in make_prompts(9, 4)])
     ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
     with torch.inference_mode():
-        hidden = decoder.forward(ids, positions, backend.begin(batch))
+        hidden = decoder.forward(ids, positions, caches.begin(batch))
         for rows in ([8, 12], [3], list(range(13)), []):
             wanted = torch.tensor(rows, dtype=torch.int64)
             torch.testing.assert_close(
-                decoder.forward(ids, positions, backend.begin(batch), wanted), hidden[wanted], atol=1e-6, rtol=0
+                decoder.forward(ids, positions, caches.begin(batch), wanted), hidden[wanted], atol=1e-6, rtol=0
             )
 
 
-def test_kv_specs_follow_the_windows_of_the_layers(checkpoint_folder: Callable[[str], Path]) -> None:
+def test_cache_specs_follow_the_windows_of_the_layers(checkpoint_folder: Callable[[str], Path]) -> None:
     decoder = Runner(checkpoint_folder("qwen3-windows")).decoder
-    assert [spec.sliding_window for spec in decoder.kv_specs] == [7, None, 7]
-    assert {(spec.num_kv_heads, spec.head_dim) for spec in decoder.kv_specs} == {(2, 16)}
+    assert decoder.cache_specs == (PagedKV(2, 16, 7), PagedKV(2, 16), PagedKV(2, 16, 7))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma", "gemma2"])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.backend import KVSpec, group_layers
 from engine.attention.sdpa import SdpaBackend
+from engine.cache_specs import CacheSpec, group_layers, paged_groups
+from engine.caches import Caches
 from engine.layers.block import Block, BlockStep
 from engine.layers.kit import LayerKit, TorchKit
 from engine.layers.linear import TorchLinear
@@ -41,14 +42,14 @@ def build(folder: Path, kit: LayerKit, reader: WeightReader | None = None, spec:
 @torch.inference_mode()
 def logits(decoder: Decoder, chunks: Sequence[int] = (17, 5)) -> torch.Tensor:
     """Of the last token of each prompt, of which the first goes through in chunks."""
-    groups = group_layers(decoder.kv_specs)
-    backend = SdpaBackend(groups, NUM_BLOCKS, BLOCK_SIZE, FLOAT, CPU)
+    groups = group_layers(decoder.cache_specs)
+    caches = Caches(SdpaBackend(paged_groups(groups), NUM_BLOCKS, BLOCK_SIZE, FLOAT, CPU))
     paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, tuple(group.spec.sliding_window for group in groups))
     requests = [paged.add(np.array(prompt)) for prompt in PROMPTS]
     batch = paged.make_batch(list(zip(requests, chunks, strict=True)))
     ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
     rows = torch.from_numpy(batch.query_start_locs[1:] - 1)
-    return decoder.compute_logits(decoder.forward(ids, positions, backend.begin(batch), rows))
+    return decoder.compute_logits(decoder.forward(ids, positions, caches.begin(batch), rows))
 
 
 class TwoRanks:
@@ -161,7 +162,7 @@ class ConvolutionSpec:
         return (self.norm.weight, self.matrix)
 
     @property
-    def caches(self) -> tuple[KVSpec, ...]:
+    def caches(self) -> tuple[CacheSpec, ...]:
         return ()
 
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.backend import KVGroup, KVSpec
 from engine.attention.native import NativeBackend, NativeStep
+from engine.cache_specs import CacheGroup, PagedKV
 from engine.layers.block import Attention, BlockStep, GatedFeedForward, PreNormBlock, run_blocks
 from engine.layers.norm import HeadNorm
 from engine.layers.rotary import RopeConfig, RotaryTable
@@ -60,7 +60,7 @@ def make_block(kit: NativeKit, kind: Kind, index: int, activation: str = "silu",
 
 def make_backend(library: NativeLibrary) -> NativeBackend:
     groups = tuple(
-        KVGroup(KVSpec(KV_HEADS, HEAD_DIM, window), tuple(i for i, w in enumerate(WINDOWS) if w == window))
+        CacheGroup(PagedKV(KV_HEADS, HEAD_DIM, window), tuple(i for i, w in enumerate(WINDOWS) if w == window))
         for window in dict.fromkeys(WINDOWS)
     )
     return NativeBackend(groups, NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16, CPU, library)

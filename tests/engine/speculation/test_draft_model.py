@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import server
-from engine.attention.backend import KVGroup, KVSpec, group_layers
+from engine.cache_specs import CacheGroup, PagedKV, StateSpec, group_layers, paged_groups
+from engine.caches import Caches
 from engine.cuda_graphs import DecodeGraphs
 from engine.engine import Engine
 from engine.models.errors import ModelError
@@ -139,10 +140,10 @@ def test_small_steps_may_be_graphs(checkpoint_folder: Callable[[str], Path]) -> 
     model = engine._speculator._draft_model
     assert isinstance(model, DraftModel)
     runner, kv = model._runner, engine.scheduler.kv
-    groups = group_layers(runner._model.kv_specs)  # type: ignore[attr-defined]
-    backend = StaticBackend(groups, kv.num_blocks, kv.block_size, 512)
-    graphs = DecodeGraphs(runner._model, backend, CPU, max_num_seqs=16, max_num_rows=512, make_capture=RecordedCapture)
-    runner._backend, runner._graphs = backend, graphs
+    groups = paged_groups(group_layers(runner._model.cache_specs))  # type: ignore[attr-defined]
+    caches = Caches(StaticBackend(groups, kv.num_blocks, kv.block_size, 512))
+    graphs = DecodeGraphs(runner._model, caches, CPU, max_num_seqs=16, max_num_rows=512, make_capture=RecordedCapture)
+    runner._caches, runner._graphs = caches, graphs
     check_equal(run(engine, adds), plain, is_exact=False)
     assert len(graphs._graphs) > 1
     accepted = engine.scheduler.counters.num_accepted_tokens
@@ -183,8 +184,8 @@ def test_another_vocabulary_is_refused(checkpoint_folder: Callable[[str], Path],
 
 
 def test_groups_use_the_tables_that_reach_farthest() -> None:
-    def groups(*windows: int | None) -> list[KVGroup]:
-        return [KVGroup(KVSpec(1, 8, window), (index,)) for index, window in enumerate(windows)]
+    def groups(*windows: int | None) -> list[CacheGroup]:
+        return [CacheGroup(PagedKV(1, 8, window), (index,)) for index, window in enumerate(windows)]
 
     assert match_groups(groups(None, 5), groups(7, None)) == [1, 1]
     assert match_groups(groups(5), groups(5)) == [0]
@@ -192,3 +193,5 @@ def test_groups_use_the_tables_that_reach_farthest() -> None:
         match_groups(groups(9), groups(7, 3))
     with pytest.raises(ModelError, match="attends to all tokens"):
         match_groups(groups(None), groups(7))
+    with pytest.raises(ModelError, match="go back behind a refused draft, and a state cannot"):
+        match_groups(groups(None), [*groups(None), CacheGroup(StateSpec((8,), torch.float32), (1,))])
