@@ -196,7 +196,7 @@ def test_a_request_that_kills_the_engine_alone_is_refused(serve: Serve, long_mod
     assert refused.headers["x-should-retry"] == "false"
     assert complete(server, **(neighbour | {"max_tokens": 3})).status_code == 200
     server.process.send_signal(signal.SIGUSR1)
-    eventually(lambda: "Forgot which requests" in server.log.read_text(), "nothing is forgotten")
+    eventually(lambda: "forget which requests" in server.log.read_text(), "nothing is forgotten")
     Stream(server, **LONG)
 
 
