@@ -197,7 +197,7 @@ def test_a_request_that_kills_the_engine_alone_is_refused(serve: Serve, long_mod
     assert complete(server, **(neighbour | {"max_tokens": 3})).status_code == 200
     server.process.send_signal(signal.SIGUSR1)
     eventually(lambda: "forget which requests" in server.log.read_text(), "nothing is forgotten")
-    Stream(server, **LONG)
+    assert is_served(Stream(server, **LONG))
 
 
 def test_a_request_whose_engine_is_killed_from_outside_is_no_poison(serve: Serve, long_model: str) -> None:
@@ -205,7 +205,12 @@ def test_a_request_whose_engine_is_killed_from_outside_is_no_poison(serve: Serve
     server = serve(long_model)
     for _ in range(2):
         end_engine(server, signal.SIGKILL, Stream(server, **LONG))
-    Stream(server, **LONG)
+    assert is_served(Stream(server, **LONG))
+
+
+def is_served(stream: Stream) -> bool:
+    """Whether what has come is an answer, and no refusal."""
+    return stream.text.startswith("data: {") and '"error"' not in stream.text
 
 
 def end_engine(server: LiveServer, signum: int, *running: Stream) -> None:
