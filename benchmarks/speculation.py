@@ -14,7 +14,7 @@ import statistics
 import time
 
 from engine.engine import Engine
-from engine.protocol import AddRequest, EngineOptions, Guidance
+from engine.protocol import AddRequest, EngineOptions, Guidance, TokensInput
 from engine.sampling_params import SamplingParams
 from engine.startup import start
 
@@ -36,7 +36,9 @@ def answer(engine: Engine, prompt: list[int], params: SamplingParams, prediction
     """The output ids, and tokens/s from the first token on."""
     # A salt of its own keeps the answer before this one out of the prefix cache.
     guidance = Guidance(prediction_token_ids=tuple(prediction))
-    engine.add(0, AddRequest(1, prompt, params, cache_salt=str(engine.num_steps), guidance=guidance))
+    engine.add(
+        0, AddRequest(TokensInput(prompt), params, cache_salt=str(engine.num_steps), guidance=guidance, request_id=1)
+    )
     token_ids: list[int] = []
     first_time = 0.0
     while engine.has_work:

@@ -14,7 +14,7 @@ from collections.abc import Container
 
 from engine.beams import Beam, Beams
 from engine.output_collector import Outputs
-from engine.protocol import AddRequest, BeamOptions, FinishReason, RequestOutput, TokenLogprobs
+from engine.protocol import AddRequest, BeamOptions, FinishReason, RequestOutput, TokenLogprobs, TokensOutput
 from engine.request import Request, RequestKey, Status
 from engine.sampling_params import MAX_BEAMS, SamplingParams
 from engine.scheduler import ScheduledRequest, ScheduledStep, Scheduler
@@ -111,7 +111,7 @@ class BeamSearch:
         return output
 
     def _output(self, index: int, reason: FinishReason, message: str | None = None) -> RequestOutput:
-        return RequestOutput(self._requests[0].key.request_id, index, [], reason, message=message)
+        return TokensOutput(self._requests[0].key.request_id, index, [], reason, message=message)
 
     def _form(self, scheduler: Scheduler) -> None:
         """Let the requests be those of the live beams again."""

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from engine.batch_builder import build_batch
-from engine.beam_search import BeamSearch, beam_fault, give_way
+from engine.beam_search import BeamSearch, give_way
+from engine.core.check_request import request_fault
 from engine.executor import Executor, Launched
 from engine.grammar.errors import GrammarError
 from engine.grammar.masks import MaskComputer
@@ -262,19 +263,9 @@ class Engine(Generic[Launched]):
             raise RejectedError(RejectReason.GRAMMAR, str(error)) from error
 
     def _check(self, add: AddRequest) -> None:
-        num_prompt, params = len(add.prompt_token_ids), add.sampling_params
-        if not add.prompt_token_ids:
-            raise RejectedError(RejectReason.INVALID, "the prompt must hold at least one token")
-        if add.num_choices < 1:
-            raise RejectedError(RejectReason.INVALID, f"num_choices must be at least 1, got {add.num_choices}")
-        if add.adapter is not None:
-            raise RejectedError(RejectReason.INVALID, f"adapter {add.adapter!r} is not loaded")
-        if add.beams is not None and (fault := beam_fault(add, self._vocab_size)) is not None:
+        num_prompt, params = len(add.input.token_ids), add.sampling_params
+        if (fault := request_fault(add, self._vocab_size)) is not None:
             raise RejectedError(RejectReason.INVALID, fault)
-        budget = add.guidance.reasoning_budget
-        if budget is not None and budget.max_tokens < 0:
-            message = f"reasoning_budget must be at least 0, got {budget.max_tokens}"
-            raise RejectedError(RejectReason.INVALID, message)
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:
             raise RejectedError(
@@ -282,25 +273,6 @@ class Engine(Generic[Launched]):
                 f"the context holds {self._max_model_len} tokens, but {num_prompt} in the prompt and {least} of output "
                 f"were asked for",
             )
-        listed = {"stop_token_ids": params.stop_token_ids, "allowed_token_ids": params.allowed_token_ids or ()}
-        for name, listed_ids in listed.items():
-            if len(listed_ids) > self._vocab_size:
-                message = f"{name} must hold at most {self._vocab_size} ids, got {len(listed_ids)}"
-                raise RejectedError(RejectReason.INVALID, message)
-        for name, ids in (
-            ("prompt", add.prompt_token_ids),
-            ("prediction", add.guidance.prediction_token_ids),
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-            ("allowed_token_ids", params.allowed_token_ids or ()),
-            ("logprob_token_ids", params.logprob_token_ids),
-            ("bad_words", [i for word in params.bad_words_token_ids for i in word]),
-            ("reasoning_budget", (budget.end_token_id,) if budget is not None else ()),
-        ):
-            for token_id in (min(ids), max(ids)) if ids else ():
-                if not 0 <= token_id < self._vocab_size:
-                    message = f"{name} must hold token ids from 0 to {self._vocab_size - 1}, got {token_id}"
-                    raise RejectedError(RejectReason.INVALID, message)
         if self.num_waiting >= self._max_num_waiting:
             message = f"{self.num_waiting} requests are waiting, at most {self._max_num_waiting} may"
             raise RejectedError(RejectReason.QUEUE_FULL, message)

@@ -219,12 +219,12 @@ def make_request(
     params = add.sampling_params
     max_num_tokens = max_model_len
     if params.max_tokens is not None:
-        max_num_tokens = min(max_model_len, len(add.prompt_token_ids) + params.max_tokens)
+        max_num_tokens = min(max_model_len, len(add.input.token_ids) + params.max_tokens)
     eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
     return Request(
         key=RequestKey(connection, add.request_id, 0),
         params=params,
-        prompt_token_ids=add.prompt_token_ids,
+        prompt_token_ids=add.input.token_ids,
         arrival=arrival,
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids,

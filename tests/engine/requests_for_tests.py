@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from engine.kv_cache_manager import KVCacheManager
-from engine.protocol import AddRequest, Guidance, ReasoningBudget
+from engine.protocol import AddRequest, Guidance, ReasoningBudget, TokensInput
 from engine.request import Request, make_request
 from engine.sampling_params import SamplingParams
 from engine.step_cost import StepCostModel, StepLoad
@@ -23,7 +23,7 @@ def add_request(
 ) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=list(prompt),
+        input=TokensInput(list(prompt)),
         sampling_params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
         num_choices=num_choices,
         priority=priority,

@@ -22,7 +22,7 @@ from engine.model_runner import ModelRunner
 from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
 from engine.models.loading import load_weights
-from engine.protocol import RequestOutput
+from engine.protocol import RequestOutput, TokensOutput
 from engine.sampling import chunks
 from engine.sampling.in_graph import GraphSampler
 from engine.scheduler import Scheduler
@@ -103,7 +103,7 @@ def serve(runner: ModelRunner, overlap: bool) -> dict[int, RequestOutput]:
 
     def step() -> None:
         for _, output in engine.step():
-            whole = gained.setdefault(output.request_id, RequestOutput(output.request_id, 0, [], logprobs=[]))
+            whole = gained.setdefault(output.request_id, TokensOutput(output.request_id, 0, [], logprobs=[]))
             whole.token_ids += output.token_ids
             whole.logprobs += output.logprobs or []  # type: ignore[operator]
             assert output.message is None

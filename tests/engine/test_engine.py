@@ -18,6 +18,7 @@ from engine.protocol import (
     ReasoningBudget,
     RejectReason,
     RequestOutput,
+    TokensInput,
 )
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -205,7 +206,11 @@ NOTHING_LEFT = "allowed_token_ids must leave an id that bad_words and min_tokens
     [
         (add_request([]), RejectReason.INVALID, "the prompt must hold at least one token"),
         (add_request([1], num_choices=0), RejectReason.INVALID, "num_choices must be at least 1, got 0"),
-        (AddRequest(0, [1], SamplingParams(), adapter="x"), RejectReason.INVALID, "adapter 'x' is not loaded"),
+        (
+            AddRequest(TokensInput([1]), SamplingParams(), adapter="x", request_id=0),
+            RejectReason.INVALID,
+            "adapter 'x' is not loaded",
+        ),
         (
             add_request([1] * 30, max_tokens=11),
             RejectReason.CONTEXT_LENGTH,
@@ -219,7 +224,9 @@ NOTHING_LEFT = "allowed_token_ids must leave an id that bad_words and min_tokens
         (add_request([1, 50]), RejectReason.INVALID, "prompt must hold token ids from 0 to 49, got 50"),
         (add_request([-1, 3]), RejectReason.INVALID, "prompt must hold token ids from 0 to 49, got -1"),
         (
-            AddRequest(0, [1], SamplingParams(), guidance=Guidance(prediction_token_ids=(3, 51))),
+            AddRequest(
+                TokensInput([1]), SamplingParams(), guidance=Guidance(prediction_token_ids=(3, 51)), request_id=0
+            ),
             RejectReason.INVALID,
             "prediction must hold token ids from 0 to 49, got 51",
         ),

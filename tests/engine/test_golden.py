@@ -24,7 +24,7 @@ from engine.layers.kit import TorchKit
 from engine.model_runner import ModelRunner
 from engine.models.config import load_model_config
 from engine.models.loading import load_weights
-from engine.protocol import AddRequest, RequestOutput, TokenLogprobs
+from engine.protocol import AddRequest, RequestOutput, TokenLogprobs, TokensInput
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler import ScheduledStep, Scheduler
@@ -191,7 +191,7 @@ def run(engine: Engine, adds: list[AddRequest]) -> dict[tuple[int, int], Request
 
 def greedy(request_id: int, prompt: list[int], num_choices: int = 1, **params: object) -> AddRequest:
     sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, **params)  # type: ignore[arg-type]
-    return AddRequest(request_id, prompt, sampling, num_choices=num_choices)
+    return AddRequest(TokensInput(prompt), sampling, num_choices=num_choices, request_id=request_id)
 
 
 @pytest.mark.parametrize(("name", "row"), CASES)
@@ -218,11 +218,11 @@ def test_greedy_ids_are_those_of_transformers(golden_root: Path, name: str, row:
     num_hits_before = counters.prefix_cache_hits
     adds = [
         AddRequest(
-            number,
-            expected.prompts[number],
+            TokensInput(expected.prompts[number]),
             SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS),
             num_choices=num_choices,
             cache_salt=str(number) if factors["prefix"] == "miss" else "",
+            request_id=number,
         )
         for number in numbers
     ]

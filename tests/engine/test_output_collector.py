@@ -4,7 +4,7 @@ import pytest
 
 from engine.kv_cache_manager import KVCacheManager
 from engine.output_collector import collect, end, fail
-from engine.protocol import FinishReason, ReasoningBudget, RequestOutput, TokenLogprobs
+from engine.protocol import FinishReason, ReasoningBudget, RequestOutput, TokenLogprobs, TokensOutput
 from engine.request import Request, Status
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.speculation.drafters import PredictionDrafter
@@ -49,7 +49,7 @@ def test_a_sampled_id_becomes_output_of_its_connection() -> None:
     assert (connection, output.request_id, output.index) == (0, 5, 0)
     assert (output.token_ids, output.finish_reason, output.num_cached_tokens) == ([9], None, 0)
     assert output.queue_time_s is not None
-    assert run(scheduler, 8) == [RequestOutput(5, 0, [8])]
+    assert run(scheduler, 8) == [TokensOutput(5, 0, [8])]
     assert scheduler.counters.generation_tokens == 2
 
 
@@ -100,7 +100,7 @@ def test_what_fails_for_one_request_ends_that_one_alone(caplog: pytest.LogCaptur
     broken.grammar = Broken()  # type: ignore[assignment]
     outputs = [output for _, output in collect(scheduler, step, StepResult([8, 9], {}, []))]
     scheduler.check_integrity()
-    assert outputs[0] == RequestOutput(0, 0, [], FinishReason.ERROR, message="the request failed: KeyError")
+    assert outputs[0] == TokensOutput(0, 0, [], FinishReason.ERROR, message="the request failed: KeyError")
     assert (outputs[-1].request_id, outputs[-1].token_ids) == (1, [9])
     assert broken.is_finished and not sound.is_finished
 

@@ -19,6 +19,7 @@ from engine.protocol import (
     FinishReason,
     Pin,
     TokenLogprobs,
+    TokensInput,
 )
 from engine.request import Request, RequestKey
 from engine.sampling.random import uniforms
@@ -58,7 +59,7 @@ def expected_ids(
 ) -> list[int]:
     """Plain decoding, one token at a time, over the whole context."""
     params = add.sampling_params
-    context = list(add.prompt_token_ids)
+    context = list(add.input.token_ids)
     longest = None if None in fake.windows else max(w for w in fake.windows if w is not None)
     most = max_model_len - len(context) if params.max_tokens is None else params.max_tokens
     if add.beams is not None:
@@ -72,7 +73,7 @@ def expected_ids(
             add.beams,
         )[index]
     output: list[int] = []
-    while len(output) < min(most, max_model_len - len(add.prompt_token_ids)):
+    while len(output) < min(most, max_model_len - len(add.input.token_ids)):
         uniform = uniforms(np.array([params.seed], np.uint64), np.array([len(context)]), np.array([index]))[0]
         seen = context if longest is None else context[-longest:]
         token_id = next_id(seen, float(uniform), params.temperature)
@@ -176,7 +177,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         add = AddRequest(
             request_id=len(self.adds),
-            prompt_token_ids=prompt,
+            input=TokensInput(prompt),
             sampling_params=SamplingParams(
                 max_tokens=max_tokens,
                 temperature=temperature,
@@ -229,7 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scores = [(s.top_token_ids[0], s.logprob) for s in self.scores[add.request_id, index]]
         is_scored = add.sampling_params.prompt_logprobs is not None
         if index == 0 or not is_scored:  # if choice 0 is aborted, which choice has them depends on when
-            assert scores == (list(itertools.pairwise(add.prompt_token_ids)) if is_scored else [])
+            assert scores == (list(itertools.pairwise(add.input.token_ids)) if is_scored else [])
 
     @rule(at_launch=st.booleans())
     def failing_step(self, at_launch: bool) -> None:

@@ -27,7 +27,7 @@ from engine.models.config import ModelConfig
 from engine.models.errors import ModelError
 from engine.models.layout import decoder_spec
 from engine.models.specs import BlockSpec, DecoderSpec, NormSpec, Weights
-from engine.protocol import AddRequest, BeamOptions, EngineOptions, FinishReason, Guidance, TokenLogprobs
+from engine.protocol import AddRequest, BeamOptions, EngineOptions, FinishReason, Guidance, TokenLogprobs, TokensInput
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
 from engine.startup import start
@@ -254,7 +254,10 @@ def test_beams_go_on_from_copies_of_the_state(
         return TokenLogprobs(0.0, top.indices.tolist(), top.values.tolist())
 
     prompt = golden.prompts[1]
-    results = run(engine, [AddRequest(0, prompt, SamplingParams(max_tokens=6), num_choices=3, beams=options)])
+    results = run(
+        engine,
+        [AddRequest(TokensInput(prompt), SamplingParams(max_tokens=6), num_choices=3, beams=options, request_id=0)],
+    )
     expected = plain_beam_search(best, prompt, 3, 6, (2, 3), options)
     assert [results[0, index].token_ids for index in range(3)] == expected
 

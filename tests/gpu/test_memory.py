@@ -8,7 +8,7 @@ import torch
 from engine.batch import Batch
 from engine.engine import Engine
 from engine.models.errors import ModelError
-from engine.protocol import AddRequest, FinishReason
+from engine.protocol import AddRequest, FinishReason, TokensInput
 from engine.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.test_golden import Golden, golden, greedy, run
@@ -30,7 +30,7 @@ def large_requests() -> list[AddRequest]:
     """Prompts that want thousands of tokens in a step."""
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=0)
     return [
-        AddRequest(1000 + number, [(number + i) % VOCAB_SIZE for i in range(240)], params)
+        AddRequest(TokensInput([(number + i) % VOCAB_SIZE for i in range(240)]), params, request_id=1000 + number)
         for number in range(NUM_LARGE)
     ]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.protocol import FinishReason, RequestOutput
+from engine.protocol import FinishReason, TokensOutput
 from server.choice_stream import ChoiceStream, TextOptions
 from server.content_stops import ContentStops
 from server.parsed_choice import Message, ParsedChoice
@@ -26,7 +26,7 @@ def answer(text: str, stop: str, size: int, *, include: bool = False, min_tokens
     ids = list(text.encode())
     for start in range(0, len(ids), size):
         is_last = start + size >= len(ids)
-        output = RequestOutput(0, 0, ids[start : start + size], FinishReason.LENGTH if is_last else None)
+        output = TokensOutput(0, 0, ids[start : start + size], FinishReason.LENGTH if is_last else None)
         delta = stream.feed(output)
         if delta is None:
             continue

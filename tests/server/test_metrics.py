@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from engine.protocol import RequestOutput
+from engine.protocol import TokensOutput
 from engine.status_page import Status
 from server import metrics as metrics_module
 from server.metrics import FLUSH_S, BatchHistogram, RequestTimer
@@ -109,11 +109,11 @@ def test_latencies_of_a_long_stream_are_counted_while_it_runs(site: Any) -> None
         return sum(bucket.get() for bucket in metrics._inter_token._buckets)
 
     for now in (10.0, 10.1, 10.2, 10.3):
-        timer.note_output(0, RequestOutput(0, 0, [97]), now)
+        timer.note_output(0, TokensOutput(0, 0, [97]), now)
     assert num_counted() < 3
-    timer.note_output(0, RequestOutput(0, 0, [97]), 10.3 + FLUSH_S)
+    timer.note_output(0, TokensOutput(0, 0, [97]), 10.3 + FLUSH_S)
     assert num_counted() == 4
-    timer.note_output(0, RequestOutput(0, 0, [97]), 10.4 + FLUSH_S)
+    timer.note_output(0, TokensOutput(0, 0, [97]), 10.4 + FLUSH_S)
     assert num_counted() == 4
     assert values(site.call("GET", "/metrics").text)["weft:inter_token_latency_seconds_count"] == 5
 

@@ -14,7 +14,7 @@ from engine.cuda_graphs import DecodeGraphs
 from engine.engine import Engine
 from engine.models.errors import ModelError
 from engine.native import library
-from engine.protocol import AddRequest, EngineOptions
+from engine.protocol import AddRequest, EngineOptions, TokensInput
 from engine.sampling_params import SamplingParams
 from engine.speculation import pace
 from engine.speculation.draft_model import DraftModel, match_groups
@@ -74,10 +74,12 @@ def requests(temperature: float, num_tokens: int, vocab_size: int = VOCAB_SIZE) 
     prefix = [generator.randrange(4, vocab_size) for _ in range(40)]
     return [
         AddRequest(
-            number,
-            prefix[: 40 * (number % 2)] + [generator.randrange(4, vocab_size) for _ in range(5 + 7 * number)],
+            TokensInput(
+                prefix[: 40 * (number % 2)] + [generator.randrange(4, vocab_size) for _ in range(5 + 7 * number)]
+            ),
             SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=number, ignore_eos=True, logprobs=2),
             num_choices=1 + number % 2,
+            request_id=number,
         )
         for number in range(6)
     ]

@@ -8,7 +8,7 @@ import pytest
 import server
 from engine.engine import Engine
 from engine.native import library
-from engine.protocol import AddRequest, EngineOptions, Guidance
+from engine.protocol import AddRequest, EngineOptions, Guidance, TokensInput
 from engine.sampling_params import SamplingParams
 from engine.speculation.drafters import NgramDrafter
 from engine.startup import start
@@ -37,12 +37,20 @@ def test_ids_and_log_probabilities_are_those_of_plain_decoding_bit_for_bit(tempe
     loop = [generator.randrange(10, 400) for _ in range(12)] * 4
     params = SamplingParams(temperature=temperature, max_tokens=60, seed=5, logprobs=3, ignore_eos=True)
     prompts = [loop + [generator.randrange(10, 400) for _ in range(n)] for n in range(8)]
-    adds = [AddRequest(n, prompt, params, num_choices=1 + n % 2) for n, prompt in enumerate(prompts)]
+    adds = [
+        AddRequest(TokensInput(prompt), params, num_choices=1 + n % 2, request_id=n) for n, prompt in enumerate(prompts)
+    ]
     plain = run(demo_engine(None), adds)
     # The demo model answers briefly and says the same again: its answers are predictions of each other, too.
     predicted = tuple(i if n != 9 else i + 1 for n, i in enumerate(plain[0, 0].token_ids))  # one id of it is wrong
     guided = [
-        AddRequest(a.request_id, a.prompt_token_ids, params, a.num_choices, guidance=Guidance(None, predicted))
+        AddRequest(
+            a.input,
+            params,
+            a.num_choices,
+            guidance=Guidance(None, predicted),
+            request_id=a.request_id,
+        )
         for a in adds[:4]
     ]
     engine = demo_engine("ngram")
