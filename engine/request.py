@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 class Status(enum.Enum):
-    """The three places a request can be."""
+    """The places a request can be; LOADING is waiting until a part of its prefix has been brought back."""
 
     WAITING = "waiting"
+    LOADING = "loading"
     RUNNING = "running"
     FINISHED = "finished"
 

@@ -185,6 +185,7 @@ class Scheduler:
         """
         step = ScheduledStep()
         self.kv.pins.release_expired()
+        self.kv.finish_loads()
         self.waiting.age(time.monotonic())
         num_preemptions = self.counters.num_preemptions
         if not self.kv.can_rewind:
@@ -409,7 +410,7 @@ class Scheduler:
         assert {r.key for r in self.running} | {r.key for r in self.waiting} == set(self.requests)
         assert all(r in self.requests.choices_of(*key[:2]) for key, r in self.requests.items())
         assert all(r.status is Status.RUNNING and r.block_tables for r in self.running)
-        assert all(r.status is Status.WAITING and not r.block_tables for r in self.waiting)
+        assert all(r.status in (Status.WAITING, Status.LOADING) and not r.block_tables for r in self.waiting)
 
 
 def _is_run(request: Request) -> bool:

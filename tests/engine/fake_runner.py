@@ -9,6 +9,7 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from engine.batch import Batch
 from engine.engine import Engine
@@ -18,6 +19,7 @@ from engine.protocol import TokenLogprobs
 from engine.scheduler import Scheduler
 from engine.step_cost import StepCostModel
 from engine.step_result import StepResult
+from tests.engine.cache.host_tier import HostTier
 from tests.engine.paged import paged_specs
 
 VOCAB_SIZE = 50
@@ -147,8 +149,9 @@ def make_engine(
     eos_token_ids: tuple[int, ...] = (),
     overlap: bool = False,
     drafter: object = None,
+    tier: HostTier | None = None,
 ) -> FakeEngine:
-    kv = KVCacheManager(num_blocks, block_size, paged_specs(*windows), prefix_caching, max_num_pinned_blocks)
+    kv = KVCacheManager(num_blocks, block_size, paged_specs(*windows), prefix_caching, max_num_pinned_blocks, tier=tier)
     scheduler = Scheduler(
         kv,
         StepCostModel(),
@@ -157,6 +160,8 @@ def make_engine(
         itl_target_s=itl_target_s,
     )
     runner = FakeRunner(list(windows), num_blocks, block_size, max_num_batched_tokens)
+    if tier is not None:
+        tier.caches = [[torch.from_numpy(cache.reshape(num_blocks, -1))] for cache in runner._caches]
     engine = Engine(
         scheduler,
         runner,  # type: ignore[arg-type]

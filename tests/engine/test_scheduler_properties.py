@@ -24,6 +24,7 @@ from engine.protocol import (
 from engine.request import Request, RequestKey
 from engine.sampling.random import uniforms
 from engine.sampling_params import SamplingParams
+from tests.engine.cache.host_tier import HostTier
 from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_id, next_logprobs
 from tests.engine.plain_beam_search import plain_beam_search
 
@@ -127,12 +128,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_pinned_blocks=st.integers(0, 6),
         overlap=st.booleans(),
         drafts=st.booleans(),
+        offloads=st.booleans(),
     )
-    def start(self, drafts: bool, **options: object) -> None:
+    def start(self, drafts: bool, offloads: bool, **options: object) -> None:
+        self.tier = HostTier()
         drafter = GuessingDrafter()
         drafter.windows = list(options["windows"])  # type: ignore[call-overload]
         self.eos = (11,)
-        self.fake = make_engine(**options, drafter=drafter if drafts else None, eos_token_ids=self.eos)  # type: ignore[arg-type]
+        self.fake = make_engine(
+            **options,  # type: ignore[arg-type]
+            drafter=drafter if drafts else None,
+            tier=self.tier if offloads else None,
+            eos_token_ids=self.eos,
+        )
         self.max_model_len = self.fake.engine._max_model_len
         self.adds: dict[int, AddRequest] = {}
         self.outputs: dict[tuple[int, int], list[int]] = {}
@@ -240,6 +248,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.run_step(may_fail=True)
         self.fake.runner.fails_at_launch = self.fake.runner.fails_at_collect = False
 
+    @rule(loses_all=st.booleans())
+    def bring_back(self, loses_all: bool) -> None:
+        """What is to be loaded arrives only here, or is lost."""
+        if loses_all:
+            self.tier.break_down()
+        else:
+            self.tier.work()
+
     @rule(data=st.data(), whole=st.booleans())
     def abort(self, data: st.DataObject, whole: bool) -> None:
         if not self.open:
@@ -262,7 +278,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.fake.engine.has_work:
                 break
             self.step()
+            self.tier.work()
             self.is_consistent()
+        self.tier.work()
+        self.fake.engine.scheduler.kv.finish_loads()
         assert not self.fake.engine.has_work, "requests wait for ever"
         assert not self.open
         for pool in self.fake.engine.scheduler.kv.pools:
