@@ -54,6 +54,7 @@ class Engine(Generic[Launched]):
         max_model_len: int,
         max_num_waiting: int,
         eos_token_ids: tuple[int, ...] = (),
+        adapters: Sequence[str] = (),
         overlap: bool = False,
         drafters: Sequence[Drafter] = (),
         grammars: PendingGrammars | None = None,
@@ -70,6 +71,7 @@ class Engine(Generic[Launched]):
             max_model_len: Most tokens of a request.
             max_num_waiting: Further requests are rejected.
             eos_token_ids: End an output unless the request ignores them.
+            adapters: Names of what the executor can add to the model; a batch names them by their place, from 1.
             overlap: Launch a step before the one before it is collected.
             drafters: Where guesses come from, the best first; empty for plain decoding.
             grammars: Where requests wait for their grammar; None rejects those that bring one.
@@ -83,6 +85,7 @@ class Engine(Generic[Launched]):
         self._max_model_len = max_model_len
         self._max_num_waiting = max_num_waiting
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._adapters = {name: index for index, name in enumerate(adapters, 1)}
         self._overlap = overlap
         self.grammars = grammars
         self._masks = masks
@@ -134,6 +137,7 @@ class Engine(Generic[Launched]):
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._max_model_len,
             cache_seed=self.scheduler.kv.cache_seed(add.cache_salt, add.adapter, add.extra_hash_keys),
+            adapter=self._adapters[add.adapter] if add.adapter is not None else 0,
         )
         if request.edits.leave_nothing(0, add.sampling_params.min_tokens):
             message = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
@@ -264,7 +268,7 @@ class Engine(Generic[Launched]):
 
     def _check(self, add: AddRequest) -> None:
         num_prompt, params = len(add.input.token_ids), add.sampling_params
-        if (fault := request_fault(add, self._vocab_size)) is not None:
+        if (fault := request_fault(add, self._vocab_size, self._adapters)) is not None:
             raise RejectedError(RejectReason.INVALID, fault)
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:

@@ -50,6 +50,7 @@ class Request:
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
+        adapter: Index of the adapter that it uses; 0 is the model itself.
         edits: What the parameters do to the logits of every row.
         num_lifts: Tiers that it has gained by waiting; changes only while it waits.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
@@ -86,6 +87,7 @@ class Request:
     max_num_tokens: int
     cache_seed: bytes
     edits: LogitEdits
+    adapter: int = 0
     caching: CachePolicy = USUAL_CACHING
     priority: int = 0
     num_lifts: int = 0
@@ -215,6 +217,7 @@ def make_request(
     eos_token_ids: frozenset[int],
     max_model_len: int,
     cache_seed: bytes,
+    adapter: int = 0,
 ) -> Request:
     """Turn a checked AddRequest into the request of its first choice; the others wait in `pending_indices`."""
     params = add.sampling_params
@@ -232,6 +235,7 @@ def make_request(
         max_num_tokens=max_num_tokens,
         cache_seed=cache_seed,
         edits=make_edits(params, eos_token_ids | frozenset(params.stop_token_ids)),
+        adapter=adapter,
         caching=add.caching,
         priority=add.priority,
         deadline=add.deadline,

@@ -4,23 +4,23 @@ Ranges of sampling parameters are not here: `SamplingParams` checks them when it
 state of the engine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from engine.beam_search import beam_fault
 from engine.protocol import AddRequest, id_fault
 
 
-def request_fault(add: AddRequest, vocab_size: int) -> str | None:
+def request_fault(add: AddRequest, vocab_size: int, adapters: Collection[str]) -> str | None:
     """The first fault, fit for the caller; None when there is none. O(ids listed)."""
-    return next((fault for fault in _faults(add, vocab_size) if fault is not None), None)
+    return next((fault for fault in _faults(add, vocab_size, adapters) if fault is not None), None)
 
 
-def _faults(add: AddRequest, vocab_size: int) -> Iterator[str | None]:
+def _faults(add: AddRequest, vocab_size: int, adapters: Collection[str]) -> Iterator[str | None]:
     params, budget = add.sampling_params, add.guidance.reasoning_budget
     yield add.input.fault(vocab_size)
     if add.num_choices < 1:
         yield f"num_choices must be at least 1, got {add.num_choices}"
-    if add.adapter is not None:
+    if add.adapter is not None and add.adapter not in adapters:
         yield f"adapter {add.adapter!r} is not loaded"
     if add.beams is not None:
         yield beam_fault(add, vocab_size)

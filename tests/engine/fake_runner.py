@@ -150,6 +150,7 @@ def make_engine(
     overlap: bool = False,
     drafter: object = None,
     tier: HostTier | None = None,
+    adapters: tuple[str, ...] = (),
 ) -> FakeEngine:
     kv = KVCacheManager(num_blocks, block_size, paged_specs(*windows), prefix_caching, max_num_pinned_blocks, tier=tier)
     scheduler = Scheduler(
@@ -169,6 +170,7 @@ def make_engine(
         max_model_len=min(max_model_len, (num_blocks - 1) * block_size),
         max_num_waiting=max_num_waiting,
         eos_token_ids=eos_token_ids,
+        adapters=adapters,
         overlap=overlap,
         drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]
     )
