@@ -96,8 +96,6 @@ class Engine(Generic[Launched]):
         """Steps that the last call of `step` collected, or that failed in it."""
         self._last_end = 0.0
         self._num_arrivals = 0
-        self.num_steps = 0
-        self.step_seconds = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -253,8 +251,8 @@ class Engine(Generic[Launched]):
         now = time.perf_counter()
         seconds = now - max(launch_time, self._last_end)
         self._last_end = now
-        self.num_steps += 1
-        self.step_seconds += seconds if device_s is None else device_s
+        self.scheduler.counters.num_steps += 1
+        self.scheduler.counters.step_seconds += seconds if device_s is None else device_s
         self.scheduler.cost.observe(step.load, seconds)
         self.scheduler.token_budget.observe(step.load.num_tokens)
 

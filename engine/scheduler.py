@@ -15,6 +15,7 @@ from engine.admission import candidates, must_wait_alone
 from engine.kv_cache_manager import KVCacheManager, StepBlocks
 from engine.live_requests import LiveRequests
 from engine.request import Request, RequestKey, Status
+from engine.status_page import Counters
 from engine.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from engine.step_cost import StepCostModel, StepLoad
 from engine.token_budget import TokenBudget
@@ -57,22 +58,6 @@ class ScheduledStep:
     load: StepLoad = field(default_factory=StepLoad)
     num_rows: int = 0
     blocks: StepBlocks = field(default_factory=lambda: StepBlocks([]))
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the engine started; see `engine.status_page.Status`."""
-
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
 
 
 class Scheduler:

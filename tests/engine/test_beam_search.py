@@ -148,7 +148,7 @@ def test_the_prompt_is_computed_and_counted_once(block_size: int, prefix_caching
     assert counters.prompt_tokens == counters.prefix_cache_queries == counters.prefill_tokens == 50
     assert fake.runner.num_computed_tokens == 50 + counters.decode_tokens
     assert counters.decode_tokens <= 4 * 11  # each beam computes one token a step, whatever is shared
-    assert fake.engine.num_steps <= 12
+    assert fake.engine.scheduler.counters.num_steps <= 12
 
 
 def test_outputs_are_counted_as_the_caller_is_told() -> None:
@@ -236,7 +236,7 @@ def test_a_neighbour_goes_on_beside_a_search() -> None:
     while 7 in {key.request_id for key in fake.engine.scheduler.requests}:
         num_before = fake.engine.scheduler.counters.decode_tokens
         outputs = fake.step()
-        assert fake.engine.scheduler.counters.decode_tokens > num_before or fake.engine.num_steps < 2
+        assert fake.engine.scheduler.counters.decode_tokens > num_before or fake.engine.scheduler.counters.num_steps < 2
         fake.engine.scheduler.check_integrity()
     assert {output.request_id for _, output in outputs} == {1, 7}
 

@@ -260,7 +260,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(golden_root: Path, name: 
     results = run(engine, adds)
     assert [results[number, 0].token_ids for number in range(NUM_PROMPTS)] == expected.outputs
     # With overlap a request whose drafts are being verified sits out every second step.
-    assert engine.num_steps < NUM_OUTPUT_TOKENS + overlap
+    assert engine.scheduler.counters.num_steps < NUM_OUTPUT_TOKENS + overlap
 
 
 @pytest.mark.parametrize("chunk", [7, 4096])

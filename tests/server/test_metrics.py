@@ -2,7 +2,6 @@ import os
 import pathlib
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,8 +23,25 @@ def values(text: str) -> dict[str, float]:
 
 
 def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
-    site.engine.page = Status(1, 1, 0.0, 0, 3, 4, 100, 25, 10, 5, 6, 7, 8, 9, 11, 2.5, 12, 13, 14)
-    site.engine.page = replace(site.engine.page, prefill_tokens=15, decode_tokens=16)
+    site.engine.page = Status(
+        num_requests_running=3,
+        num_requests_waiting=4,
+        num_blocks=100,
+        num_used_blocks=25,
+        num_cached_blocks=10,
+        prompt_tokens=5,
+        generation_tokens=6,
+        prefix_cache_queries=7,
+        prefix_cache_hits=8,
+        num_preemptions=9,
+        num_steps=11,
+        step_seconds=2.5,
+        num_drafts=12,
+        num_draft_tokens=13,
+        num_accepted_tokens=14,
+        prefill_tokens=15,
+        decode_tokens=16,
+    )
     shown = values(site.call("GET", "/metrics").text)
     assert {name.removeprefix("weft:"): value for name, value in shown.items() if "_bucket" not in name}.items() >= {
         "num_requests_running": 3,

@@ -23,7 +23,7 @@ DEMO = Path(server.__file__).parent / "demo_model"
 
 def demo_engine(speculative: str | None) -> Engine:
     options = EngineOptions(
-        model=str(DEMO), device="cpu", max_model_len=256, kv_cache_memory_bytes=3_000_000, speculative=speculative
+        model=str(DEMO), device="cpu", max_model_len=256, kv_cache_memory=3_000_000, speculative=speculative
     )
     return start(options, "epoch").engine
 
@@ -69,5 +69,5 @@ def test_an_answer_that_repeats_itself_takes_fewer_steps(monkeypatch: pytest.Mon
     fake = make_engine(drafter=NgramDrafter())
     output = run(fake.engine, [add_request([1], max_tokens=60, temperature=0.0)])[0, 0]
     assert output.token_ids == [(2 + n) % 7 for n in range(60)]
-    assert fake.engine.num_steps < 20
+    assert fake.engine.scheduler.counters.num_steps < 20
     assert output.num_accepted_predictions == 0  # nobody predicted anything
