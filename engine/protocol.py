@@ -54,12 +54,14 @@ class RejectReason(enum.IntEnum):
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor asks of the engine process; None means that the engine decides.
 
+    Each but `model` is the setting of that name, whose value it gets (`server.settings.engine_options`).
+
     Attributes:
         model: Local checkpoint folder in Hugging Face layout.
         device: auto, cpu or cuda.
         dtype: auto, bfloat16, float16 or float32.
         max_model_len: Most tokens of prompt and output together.
-        kv_cache_memory_bytes: Bytes for the KV cache.
+        kv_cache_memory: Bytes for the KV cache.
         kv_cache_dtype: auto, or fp8 for one byte a value.
         prefill_attention: auto, or what attends in fresh prompts on CUDA: triton or flash.
         prefix_caching: Whether full blocks are indexed by content.
@@ -78,13 +80,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    kv_cache_memory_bytes: int | None = None
+    kv_cache_memory: int | None = None
     kv_cache_dtype: str = "auto"
     prefill_attention: str = "auto"
     block_size: int | None = None
     prefix_caching: bool = True
     pin_share: float = 0.25
-    load_format: str = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
     quantization: str = "none"
     speculative: str | None = None
     itl_target_ms: float | None = None

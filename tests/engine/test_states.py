@@ -298,4 +298,4 @@ def test_memory_for_states_is_set_aside_first(make_engine: Callable[..., Engine]
     states = runner._caches.states.states.values()
     assert [state.shape[0] for state in states] == [21] * (1 + (place == "alone"))
     with pytest.raises(ModelError, match=r"no memory is left for the KV cache: 4 kB, a block takes .* 20 requests"):
-        make_engine(kv_cache_memory_bytes=4_000, max_num_seqs=20)
+        make_engine(kv_cache_memory=4_000, max_num_seqs=20)

@@ -23,7 +23,7 @@ SPARE_BYTES = 6 << 20
 def test_a_cache_far_too_large_is_refused(golden_root: Path, device: str) -> None:
     folder = golden(golden_root, "qwen3-wide").folder
     with pytest.raises(ModelError, match=r"kv_cache_memory is [\d,]+\.\d\d GB, but only .* are free"):
-        start_engine(folder, device, kv_cache_memory_bytes=1 << 50)
+        start_engine(folder, device, kv_cache_memory=1 << 50)
 
 
 def large_requests() -> list[AddRequest]:

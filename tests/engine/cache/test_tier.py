@@ -53,7 +53,7 @@ def build_engine(
         )
         per_block = startup.start(options, "size").plan
         num_bytes = 24 * per_block.kv_cache_bytes // per_block.num_blocks
-        started = start(msgspec.structs.replace(options, kv_cache_memory_bytes=num_bytes), "epoch")
+        started = start(msgspec.structs.replace(options, kv_cache_memory=num_bytes), "epoch")
         engine = started.engine
         engine._overlap = overlap
         if tier is not None:
