@@ -13,7 +13,7 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Owner of all blocks of one cache group. Only `KVCacheManager` mutates it."""
+    """Owner of all blocks of one cache group. Mutated by `KVCacheManager` and by its helpers, `Pins` and `Offload`."""
 
     def __init__(self, num_blocks: int) -> None:
         """Make a pool of num_blocks (>= 2) blocks, the null block included; all others are free."""

@@ -1,7 +1,7 @@
 """The stepper: schedule -> launch -> collect.
 
-With overlap, step n+1 is scheduled and launched before step n is collected; without, one at a time. No I/O and no
-clock but the one that times steps. Owns scheduler and executor.
+With overlap, step n+1 is scheduled and launched before step n is collected; without, one at a time. No I/O; reads
+the clock when requests arrive and when steps begin and end. Owns scheduler and executor.
 """
 
 import logging

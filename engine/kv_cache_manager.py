@@ -33,7 +33,10 @@ class StepBlocks:
 
 
 class KVCacheManager:
-    """Owner of the block pools and of every request's block tables. Called by the scheduler alone."""
+    """Owner of the block pools and of every request's block tables.
+
+    Mutated on the engine's thread only: while a step is scheduled, when steps fail, and when a draft model takes slots.
+    """
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 A request's tokens are `token_ids` (known to the host) followed by `num_placeholders` ids that a launched step samples
 and that the host has not seen yet. The one rule of scheduling: `num_computed_tokens` moves towards `num_tokens`.
-Only the scheduler and the KV cache manager mutate a request.
+Mutated on the engine's thread only, and each part by its owner: blocks by the KV cache manager, place and counters by
+scheduler and admission, output by the collector or the beam search, drafts by the speculator.
 """
 
 import enum

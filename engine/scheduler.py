@@ -3,7 +3,7 @@
 One rule: every step moves `num_computed_tokens` towards `num_tokens`. Running requests are served in order (priority,
 then arrival), so whoever is preempted has not been scheduled yet; decodes are charged to the budget first, what is
 left is shared by runs of known output ids, then by prefills, and waiting requests are admitted into the rest. Owns the
-queues, and with the KV cache manager every request's state; never touches a tensor. A step may be scheduled before the
+queues and says when requests change; never touches a tensor. A step may be scheduled before the
 one before it is collected.
 """
 

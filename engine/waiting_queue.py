@@ -19,7 +19,7 @@ _ASIDE = b""
 
 
 class WaitingQueue:
-    """Owner of the order of waiting requests. Mutated by the scheduler alone, which wakes followers as well."""
+    """Owner of the order of waiting requests. Mutated by the scheduler; admission parks, the KV cache manager wakes."""
 
     def __init__(self) -> None:
         """Start with nobody."""
