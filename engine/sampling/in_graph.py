@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor
 
 from engine.batch import Floats, SamplingBatch
-from engine.sampling import chunks
 
 
 class GraphSampler(Protocol):
@@ -39,7 +38,7 @@ class GreedySampler:
 
     def sample(self, logits: Tensor, parameters: Tensor, kind: int) -> Tensor:
         """See `GraphSampler`."""
-        return chunks.argmax(logits)
+        return logits.argmax(-1)
 
 
 def is_plain(batch: SamplingBatch) -> bool:

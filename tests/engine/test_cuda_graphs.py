@@ -23,8 +23,8 @@ from engine.models.config import load_model_config
 from engine.models.decoder import Decoder
 from engine.models.loading import load_weights
 from engine.protocol import RequestOutput, TokensOutput
-from engine.sampling import chunks
 from engine.sampling.in_graph import GraphSampler
+from engine.sampling.sampler import draw
 from engine.scheduler import Scheduler
 from engine.step_cost import StepCostModel
 from tests.checkpoints import MAX_POSITION_EMBEDDINGS, VOCAB_SIZE
@@ -58,9 +58,9 @@ class PlainSampler:
     def sample(self, logits: torch.Tensor, parameters: torch.Tensor, kind: int) -> torch.Tensor:
         assert kind == 3
         temperatures, uniforms = parameters.unbind(0)
-        best = chunks.argmax(logits)
+        best = logits.argmax(-1)
         weights = (logits - logits.gather(1, best[:, None])).div_(temperatures[:, None]).exp_()
-        return torch.where(temperatures > 0, chunks.draw(weights, uniforms), best)
+        return torch.where(temperatures > 0, draw(weights, uniforms[:, None]), best)
 
 
 def make_runner(
