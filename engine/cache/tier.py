@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from engine.block_pool import BlockPool
+from weft.engine.cache.block_pool import BlockPool
 
 
 class CachedBlock(NamedTuple):

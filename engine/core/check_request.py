@@ -6,8 +6,8 @@ state of the engine.
 
 from collections.abc import Collection, Iterator
 
-from engine.beam_search import beam_fault
-from engine.protocol import AddRequest, id_fault
+from weft.engine.core.beam_search import beam_fault
+from weft.engine.shared.messages import AddRequest, id_fault
 
 
 def request_fault(add: AddRequest, vocab_size: int, adapters: Collection[str]) -> str | None:

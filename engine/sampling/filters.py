@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Floats, Ints
-from engine.sampling.transfer import to_device
+from weft.engine.step.batch import Floats, Ints
+from weft.engine.step.transfer import to_device
 
 
 def weight_floors(weights: Tensor, top_ks: Ints, top_ps: Floats, min_ps: Floats) -> Tensor:

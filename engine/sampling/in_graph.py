@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from engine.batch import Floats, SamplingBatch
+from weft.engine.step.batch import Floats, SamplingBatch
 
 
 class GraphSampler(Protocol):

@@ -7,10 +7,10 @@ import msgspec
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from engine.status_page import SHOWN, Status
-from server.context import VERSION, ServerContext, get_context
-from server.parsers.reasoning import reasoning_switch
-from server.schemas.stats import Stats, ThinkingSwitch
+from weft.engine.shared.status_page import SHOWN, Status
+from weft.server.formats.reasoning import reasoning_switch
+from weft.server.http.context import VERSION, ServerContext, get_context
+from weft.server.schemas.stats import Stats, ThinkingSwitch
 
 router = APIRouter()
 

@@ -20,7 +20,7 @@ class Stats(msgspec.Struct):
         max_model_len: Null while the engine loads.
         has_tools: Whether the chat template shows tools.
         thinking: How reasoning is switched; null: there is no switch.
-        engine: One reading of the status page, by the names of `engine.status_page.Status`.
+        engine: One reading of the status page, by the names of `weft.engine.shared.status_page.Status`.
     """
 
     model: str

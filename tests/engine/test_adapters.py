@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Batch
-from engine.engine import Engine, RejectedError
-from engine.protocol import AddRequest, TokensInput
-from engine.sampling_params import SamplingParams
-from engine.step_result import StepResult
 from tests.engine.fake_runner import VOCAB_SIZE, FakeLaunched, FakeRunner, make_engine
 from tests.engine.process_executor import decode, encode
+from weft.engine.core.engine import Engine, RejectedError
+from weft.engine.shared.messages import AddRequest, TokensInput
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.step.batch import Batch
+from weft.engine.step.step_result import StepResult
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine import server_link
-from engine.engine import Engine, RejectedError
-from engine.protocol import (
+from tests.engine.fake_runner import make_engine
+from weft.engine.core.engine import Engine, RejectedError
+from weft.engine.run import server_link
+from weft.engine.run.server_link import ServerLink
+from weft.engine.shared.messages import (
     SOCKET_NAME,
     STATUS_NAME,
     Accepted,
@@ -22,12 +24,10 @@ from engine.protocol import (
     TokensInput,
     TokensOutput,
 )
-from engine.sampling_params import SamplingParams
-from engine.server_link import ServerLink
-from engine.status_page import Status, StatusPage
-from server import engine_client
-from server.engine_client import Generation, RequestRejectedError, SocketEngineClient
-from tests.engine.fake_runner import make_engine
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.shared.status_page import Status, StatusPage
+from weft.server.generate import engine_client
+from weft.server.generate.engine_client import Generation, RequestRejectedError, SocketEngineClient
 
 INFO = EngineInfo("epoch", "Fake", 50, 100, (), "cpu", "float32", "none", 4, 32, 8, 64)
 PARAMS = SamplingParams(max_tokens=3)

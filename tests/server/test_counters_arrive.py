@@ -6,7 +6,7 @@ import sys
 PROGRAM = """
 import importlib.util, inspect, pathlib, sys, tempfile
 import msgspec
-from engine import status_page
+from weft.engine.shared import status_page
 
 source = inspect.getsource(status_page)
 first = '    prompt_tokens: Annotated[int, Shown("Prompt tokens processed.")] = 0\\n'
@@ -15,9 +15,9 @@ fields = '    num_knots: Annotated[int, Shown("Knots.")] = 0\\n'
 fields += '    slack: Annotated[float, Shown("Slack.", "s")] = 0.0\\n'
 exec(compile(source.replace(first, fields + first), status_page.__file__, "exec"), status_page.__dict__)
 
-from engine.scheduler import Counters
-from server.api.stats import engine_stats
-from server.metrics import EngineCollector
+from weft.engine.core.scheduler import Counters
+from weft.server.api.stats import engine_stats
+from weft.server.http.metrics import EngineCollector
 
 counters = Counters()
 counters.num_knots += 7

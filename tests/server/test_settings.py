@@ -4,12 +4,12 @@ import pathlib
 import msgspec
 import pytest
 
-import server
-from engine import config as engine_config
-from engine.models.config import load_model_config
-from engine.protocol import EngineOptions
-from server import settings as settings_module
-from server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
+from weft import server
+from weft.engine.models.config import load_model_config
+from weft.engine.run import config as engine_config
+from weft.engine.shared.messages import EngineOptions
+from weft.server import settings as settings_module
+from weft.server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
 
 DEMO = pathlib.Path(server.__file__).parent / "demo_model"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from engine.cache.tier import CachedBlock
+from weft.engine.cache.tier import CachedBlock
 
 
 class HostTier:
-    """`engine.cache.tier.BlockTier`. What is to be loaded is written by `work`, so a test says how long it takes."""
+    """`weft.engine.cache.tier.BlockTier`. What is to be loaded is written by `work`, so a test says how long it takes."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, bytes], list[torch.Tensor]] = {}

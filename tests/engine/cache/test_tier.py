@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine import startup
-from engine.block_pool import BlockPool
-from engine.cache.tier import CachedBlock, Offload
-from engine.engine import Engine
-from engine.kv_cache_manager import KVCacheManager
-from engine.protocol import EngineOptions, FinishReason
-from engine.request import Status
-from engine.startup import start
 from tests.engine.cache.host_tier import HostTier
-from tests.engine.grammar.demo import DEMO_MODEL
+from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.requests_for_tests import add_request
+from weft.engine.cache.block_pool import BlockPool
+from weft.engine.cache.manager import KVCacheManager
+from weft.engine.cache.tier import CachedBlock, Offload
+from weft.engine.core.engine import Engine
+from weft.engine.core.request import Status
+from weft.engine.run import startup
+from weft.engine.run.startup import start
+from weft.engine.shared.messages import EngineOptions, FinishReason
 
 BLOCK_SIZE = 16
 NUM_PROMPT_TOKENS = 10 * BLOCK_SIZE + 3

@@ -1,0 +1,158 @@
+"""The reference attention, on the CPU and on CUDA: the formula, for one request after another.
+
+It is there to be read, to be compared with, and for machines that no kernel of Weft's own serves; those are fast.
+Keys and values of a layer are two tensors over flat slots. Only positions that some query sees are gathered, so what
+other requests left behind in a block (not-a-numbers, too) never reaches a result.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.step.batch import Batch, GroupBatch, Ints
+
+_QUERIES_AT_ONCE = 256
+"""Most tokens of a request whose scores exist at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Tokens [start, stop) of the step, all of one request.
+
+    Attributes:
+        slots: (num_seen,) where K/V of the positions lie that any of them sees.
+        is_seen: (stop - start, num_seen) which of them each token sees.
+    """
+
+    start: int
+    stop: int
+    slots: torch.Tensor
+    is_seen: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupPlan:
+    """What all layers of a cache group share in a step."""
+
+    spec: PagedKV
+    slot_mapping: torch.Tensor
+    parts: tuple[_Part, ...]
+
+
+class SdpaBackend:
+    """Owns the cache of every layer: keys and values, each (num_blocks * block_size, num_kv_heads, head_dim)."""
+
+    name = "sdpa"
+    supports_graphs = False
+
+    def __init__(
+        self,
+        groups: tuple[CacheGroup[PagedKV], ...],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate the cache; only the null block, which stays zero for ever, is touched: the rest takes no memory."""
+        self._groups = groups
+        self._block_size = block_size
+        self._device = device
+        self._keys: dict[int, torch.Tensor] = {}
+        self._values: dict[int, torch.Tensor] = {}
+        for group in groups:
+            shape = (num_blocks * block_size, group.spec.num_kv_heads, group.spec.head_dim)
+            for layer in group.layers:
+                for caches in (self._keys, self._values):
+                    caches[layer] = torch.empty(shape, dtype=dtype, device=device)
+                    caches[layer][:block_size] = 0
+
+    def prepare(self) -> bool:
+        """Nothing is prepared: the reference takes memory as it writes to it."""
+        return False
+
+    def begin(self, batch: Batch) -> "SdpaStep":
+        """Copy the blocks that the batch asks for, and plan the step."""
+        plans: dict[int, _GroupPlan] = {}
+        for group, group_batch in zip(self._groups, batch.groups, strict=True):
+            for layer in group.layers if len(group_batch.block_copies) else ():
+                self._copy_blocks(layer, group_batch.block_copies)
+            parts = tuple(self._parts(batch, group_batch, group.spec.sliding_window))
+            plan = _GroupPlan(group.spec, self._to_device(group_batch.slot_mapping), parts)
+            plans.update(dict.fromkeys(group.layers, plan))
+        return SdpaStep(self._keys, self._values, plans)
+
+    def _copy_blocks(self, layer: int, copies: Ints) -> None:
+        sources, targets = self._to_device(copies).unbind(1)
+        for cache in (self._keys[layer], self._values[layer]):
+            blocks = cache.view(-1, self._block_size, *cache.shape[1:])
+            blocks[targets] = blocks[sources]
+
+    def _parts(self, batch: Batch, group: GroupBatch, window: int | None) -> Iterator[_Part]:
+        for request, seq_len in enumerate(batch.seq_lens.tolist()):
+            first, end = batch.query_start_locs[request : request + 2].tolist()
+            for start in range(first, end, _QUERIES_AT_ONCE):
+                stop = min(start + _QUERIES_AT_ONCE, end)
+                positions = np.arange(start, stop) + (seq_len - end)
+                oldest = 0 if window is None else max(0, positions[0] - window + 1)
+                seen = np.arange(oldest, positions[-1] + 1)
+                blocks, offsets = np.divmod(seen, self._block_size)
+                slots = group.block_tables[request, blocks] * self._block_size + offsets
+                ages = positions[:, None] - seen
+                is_seen = (ages >= 0) & (ages < (window or seq_len))
+                yield _Part(start, stop, self._to_device(slots), self._to_device(is_seen))
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+class SdpaStep:
+    """Attention for one step; see `AttentionStep`."""
+
+    def __init__(
+        self, keys: dict[int, torch.Tensor], values: dict[int, torch.Tensor], plans: dict[int, _GroupPlan]
+    ) -> None:
+        """Attend in the caches of each layer by its plan."""
+        self._keys = keys
+        self._values = values
+        self._plans = plans
+
+    def cache(self, layer: int) -> None:
+        """Nothing: `attend` writes."""
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
+        plan, cached_keys, cached_values = self._plans[layer], self._keys[layer], self._values[layer]
+        cached_keys.index_copy_(0, plan.slot_mapping, keys)
+        cached_values.index_copy_(0, plan.slot_mapping, values)
+        attended = torch.empty_like(queries)
+        for part in plan.parts:
+            tokens = slice(part.start, part.stop)
+            seen = cached_keys[part.slots], cached_values[part.slots]
+            attended[tokens] = attend(queries[tokens], *seen, part.is_seen, plan.spec)
+        return attended
+
+
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_seen: torch.Tensor, spec: PagedKV
+) -> torch.Tensor:
+    """softmax(soft cap(scale * queries . keys)) . values, in float32. Vaswani et al., 2017; Ainslie et al., 2023.
+
+    Args:
+        queries: (q, num_heads, head_dim).
+        keys, values: (k, num_kv_heads, head_dim); each is read by num_heads / num_kv_heads neighbouring heads.
+        is_seen: (q, k).
+
+    Returns:
+        (q, num_heads, head_dim), float32.
+    """
+    grouped = queries.float().view(
+        len(queries), keys.shape[1], -1, keys.shape[2]
+    )  # (q, num_kv_heads, num_shared, head_dim)
+    scores = torch.einsum("qhsd,khd->hsqk", grouped, keys.float()) * spec.score_scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    weights = scores.masked_fill_(~is_seen, float("-inf")).softmax(-1)
+    return torch.einsum("hsqk,khd->qhsd", weights, values.float()).flatten(1, 2)
