@@ -32,6 +32,10 @@ LONG_CONTEXT = 98_304
 """Tokens: a request that may fill it outlasts any test, also on a fast machine."""
 
 
+ENGINE, SERVER = "weft.engine.run.process", "weft.server.run.process"
+"""Modules that the children of `weft serve` run."""
+
+
 @dataclass
 class LiveServer:
     """A running `weft serve`."""
