@@ -14,7 +14,7 @@ issues of vLLM and llama.cpp.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from typing_extensions import override
@@ -38,7 +38,8 @@ _MAX_HEADER = 512
 class _HarmonyParser(Scanner):
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._recipients = {spelled: tool.name for tool in tools for spelled in (tool.name, f"functions.{tool.name}")}
-        self._told: set[Kind] = set()
+        self._told: set[Kind] = set()  # kinds of the messages so far that have text
+        self._gap = ""  # told before the next text of this message
         super().__init__()
 
     def _read(self) -> Steps[None]:
@@ -67,12 +68,12 @@ class _HarmonyParser(Scanner):
             else:
                 self._give_back()
             return None
-        recipient = _RECIPIENT.search(header)
-        if recipient is not None:
+        if recipient := _RECIPIENT.search(header):
             return (yield from self._read_addressed(self._recipients.get(recipient[1])))
         self._release()
         self.region = Kind.REASONING if _ANALYSIS.search(opening + header) else Kind.CONTENT
-        return (yield from self._until((*_ENDS, _NEXT), self._message(self.region)))
+        self._gap = "\n" if self.region in self._told else ""
+        return (yield from self._until((*_ENDS, _NEXT), self._tell_message))
 
     def _read_header(self) -> Steps[str | None]:
         """Step over a header and `<|message|>`; None: it is no header, and nothing has been read."""
@@ -102,24 +103,18 @@ class _HarmonyParser(Scanner):
             return brace
         while (end := (yield from self._until(('"', *_ENDS), self._tell_arguments))) == '"':
             self._tell_arguments(end)
-            if not (yield from self._json_string(self._tell_arguments)):  # in which nothing is a marker
+            if not (yield from self._json_string(self._tell_arguments)):  # a string holds no marker
                 return None
         return end
 
-    def _message(self, kind: Kind) -> Callable[[str], None]:
-        """Make the sink of a new message's text; a line break separates two messages of one kind."""
-        gap = "\n" if kind in self._told else ""
-
-        def tell(text: str) -> None:
-            nonlocal gap
-            text, gap = gap + text, ""
-            self._told.add(kind)
-            if kind is Kind.CONTENT:
-                self._tell_content(text)
-            else:
-                self._tell(kind, text)
-
-        return tell
+    def _tell_message(self, text: str) -> None:
+        """Tell text of a message; a line break separates two messages of one kind."""
+        text, self._gap = self._gap + text, ""
+        self._told.add(self.region)
+        if self.region is Kind.CONTENT:
+            self._tell_content(text)
+        else:
+            self._tell(self.region, text)
 
 
 class Harmony(ToolFormat):

@@ -41,7 +41,7 @@ class ReasoningFormat:
     """How one family of models writes its reasoning.
 
     Attributes:
-        sign: Occurs in the chat templates of the family.
+        sign: Occurs in the chat templates of the family; "" stands for `end`.
         answer_begin, answer_end: Markers around the answer, which are not part of it; "" where there are none.
         behind_begin: What a template may write after `begin` besides newlines; the block is open then, too.
     """
@@ -49,7 +49,7 @@ class ReasoningFormat:
     name: str
     begin: str
     end: str
-    sign: str
+    sign: str = ""
     answer_begin: str = ""
     answer_end: str = ""
     behind_begin: str = ""
@@ -82,11 +82,9 @@ class ReasoningFormat:
         return f"reasoning: {begun}\n{rules}"
 
 
-THINK = ReasoningFormat("think", "<think>", "</think>", sign="</think>")
-MISTRAL = ReasoningFormat("mistral", "[THINK]", "[/THINK]", sign="[/THINK]")
-SEED = ReasoningFormat(
-    "seed", "<seed:think>", "</seed:think>", sign="</seed:think>", behind_begin="<seed:cot_budget_reflect>"
-)
+THINK = ReasoningFormat("think", "<think>", "</think>")
+MISTRAL = ReasoningFormat("mistral", "[THINK]", "[/THINK]")
+SEED = ReasoningFormat("seed", "<seed:think>", "</seed:think>", behind_begin="<seed:cot_budget_reflect>")
 GRANITE = ReasoningFormat(
     "granite", "<think>", "</think>", sign="<response></response>", answer_begin="<response>", answer_end="</response>"
 )
@@ -99,7 +97,7 @@ ALL = (GRANITE_PHRASES, GRANITE, SEED, MISTRAL, THINK)
 
 def reasoning_format(template: str) -> ReasoningFormat | None:
     """The format that models of this chat template use; None: the template shows none."""
-    return next((format for format in ALL if format.sign in template), None)
+    return next((format for format in ALL if (format.sign or format.end) in template), None)
 
 
 _SWITCHES: tuple[tuple[str, object, object], ...] = (
@@ -160,8 +158,14 @@ class ReasoningParser(Scanner):
         if self._is_open or (yield from self._next(format.begin)):
             self._release()
             self.region = Kind.REASONING
-            if (yield from self._read_reasoning()) is None:
+            self._drop_blanks()  # newlines at the beginning are markup
+            if (yield from self._until((format.end,), self._tell_reasoning)) is None:
+                self._tell_blanks(Kind.REASONING)
                 return
+            self._drop_blanks()
+            yield from self._run(_NEWLINES)
+            if format.answer_begin and (yield from self._next(format.answer_begin, skips_blanks=False)):
+                yield from self._run(_NEWLINES)
         self._feed_answer(self._release())
         if format.answer_end:
             while (yield from self._until((format.answer_end,), self._feed_answer)):
@@ -170,18 +174,8 @@ class ReasoningParser(Scanner):
             yield from self._run(_ANYTHING, self._feed_answer)
         self._pieces += self._answer.finish()
 
-    def _read_reasoning(self) -> Steps[str | None]:
-        """Read the block, and the marker and newlines before the answer; None: the output ended first."""
-        self._drop_blanks()  # newlines at the beginning are markup
-        end = yield from self._until((self._format.end,), lambda text: self._tell_trimmed(Kind.REASONING, text, "\n"))
-        if end is None:
-            self._tell_blanks(Kind.REASONING)
-            return None
-        self._drop_blanks()
-        yield from self._run(_NEWLINES)
-        if self._format.answer_begin and (yield from self._next(self._format.answer_begin, skips_blanks=False)):
-            yield from self._run(_NEWLINES)
-        return end
+    def _tell_reasoning(self, text: str) -> None:
+        self._tell_trimmed(Kind.REASONING, text, "\n")
 
     def _feed_answer(self, text: str) -> None:
         if text:
