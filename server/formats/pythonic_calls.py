@@ -47,7 +47,17 @@ class _PythonicParser(Scanner):
         while name is not None and (key := (yield from self._read_key())) is not None:
             self._begin_call(name)
             has_called = True
-            if key and not (yield from self._read_arguments(key)):
+            separator = ""
+            while key:
+                self._tell_arguments(f"{separator}{json_text(key)}: ")
+                if not (yield from self._read_value()):
+                    return True
+                separator = ", "
+                sign = yield from self._next(",", ")")
+                if sign == ")":
+                    break
+                key = (yield from self._read_key()) if sign else None
+            if key is None:
                 return True
             self._tell_arguments("}")
             if (yield from self._next(",", "]")) != ",":
@@ -66,46 +76,31 @@ class _PythonicParser(Scanner):
         key = yield from self._read_word(_KEY)
         return key if key and (yield from self._next("=")) is not None else None
 
-    def _read_arguments(self, key: str | None) -> Steps[bool]:
-        """Tell the arguments from the value of the first one on; True: up to the closing bracket."""
-        separator = ""
-        while key:
-            self._tell_arguments(f"{separator}{json_text(key)}: ")
-            if not (yield from self._read_value()):
-                return False
-            separator = ", "
-            sign = yield from self._next(",", ")")
-            if sign == ")":
-                return True
-            key = (yield from self._read_key()) if sign else None
-        return key == ""
-
     def _read_value(self) -> Steps[bool]:
         """Tell one literal; False: there is none, or it breaks off."""
         closers: list[str] = []  # of the brackets that are open
         is_key, gap = False, ""
         while True:
             sign = yield from self._next(*_QUOTES, *_CLOSERS, *closers[-1:])
-            if sign in _CLOSERS:
-                if is_key:
-                    return False
-                self._tell_arguments(gap + sign)
-                closers.append(_CLOSERS[sign])
-                is_key, gap = sign == "{", ""
-                continue
-            if sign in closers[-1:]:
-                if gap == ": ":
-                    return False
-                self._tell_arguments(closers.pop())
-                is_key = False
-            elif sign is None:
+            if sign is None:
                 word = yield from self._read_word(_WORD)
                 written = _WORDS.get(word) or _number(word)
                 if not written:
                     self._at -= len(word)
                     return False
                 self._tell_arguments(gap + (json_text(written) if is_key else written))
-            elif not (yield from self._read_string(gap, sign)):
+            elif sign in _QUOTES:
+                if not (yield from self._read_string(gap, sign)):
+                    return False
+            elif sign in _CLOSERS and not is_key:
+                self._tell_arguments(gap + sign)
+                closers.append(_CLOSERS[sign])
+                is_key, gap = sign == "{", ""
+                continue
+            elif sign in closers and gap != ": ":
+                self._tell_arguments(closers.pop())
+                is_key = False
+            else:
                 return False
             while closers and not is_key:
                 sign = yield from self._next(",", closers[-1])

@@ -36,8 +36,9 @@ from weft.server.formats.scanner import Scanner, Steps, json_text
 class _XmlParser(Scanner):
     def __init__(self, tools: Sequence[Tool], format: "XmlFormat") -> None:
         self._format = format
-        self._tools = {tool.name + format.after_name: tool for tool in tools}
-        self._value_ends = tuple(dict.fromkeys((format.value_end, format.after_value)))
+        self._tools = {tool.name + format.name_tags[1]: tool for tool in tools}
+        value_end = format.value_tags[1]
+        self._value_ends = tuple(dict.fromkeys((value_end, value_end.strip())))
         super().__init__()
 
     def _read(self) -> Steps[None]:
@@ -45,38 +46,40 @@ class _XmlParser(Scanner):
 
     def _read_call(self, opening: str) -> Steps[bool]:
         """Read what follows the opening; False: it is no call, and nothing has been told."""
-        format = self._format
-        if format.before_name and opening == format.openings[0] and not (yield from self._next(format.before_name)):
+        before_name, before_value = self._format.name_tags[0], self._format.value_tags[0]
+        before_key, after_key = self._format.key_tags
+        ends = self._format.ends
+        if before_name and opening == self._format.openings[0] and not (yield from self._next(before_name)):
             return False
         name = yield from self._next(*self._tools)
-        tag = name and (yield from self._next(format.before_key, *format.ends))
+        tag = name and (yield from self._next(before_key, *ends))
         if name is None or tag is None:
             return False
         tool = self._tools[name]
         properties = tool.parameters.get("properties") or {}
         self._begin_call(tool.name)
         separator = ""
-        while tag == format.before_key:
+        while tag == before_key:
             parts: list[str] = []
-            if (yield from self._until((format.after_key,), parts.append)) is None:
-                return True
-            if format.before_value and (yield from self._next(format.before_value)) is None:
+            if (yield from self._until((after_key,), parts.append)) is None:
                 return True
             key = "".join(parts)
+            if before_value and (yield from self._next(before_value)) is None:
+                return True
             self._tell_arguments(f"{separator}{json_text(key)}: ")
             if not (yield from self._read_value(types_of(properties.get(key), tool.parameters))):
                 return True
             separator = ", "
-            tag = yield from self._next(format.before_key, *format.ends)
+            tag = yield from self._next(before_key, *ends)
         if tag is not None:
             self._tell_arguments("}")
-            while tag in format.ends[:-1]:
-                tag = yield from self._next(*format.ends[format.ends.index(tag) + 1 :])
+            while tag in ends[:-1]:
+                tag = yield from self._next(*ends[ends.index(tag) + 1 :])
         return True
 
     def _read_value(self, types: list[str]) -> Steps[bool]:
         """Read a value and its end tag; False: the output ended first."""
-        if self._format.value_end.startswith("\n"):
+        if self._format.value_tags[1].startswith("\n"):
             yield from self._next("\n", skips_blanks=False)
         is_text = types[:1] == ["string"]  # which is told as it comes
         parts: list[str] = []
@@ -90,24 +93,21 @@ class _XmlParser(Scanner):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XmlFormat(ToolFormat):
-    """A format that is described by its tags, in the order of a call; "" where it has none.
+    """A format that is described by its tags.
 
     Attributes:
         line_break: Between the parts, in Lark.
         openings: A call begins with any of these; the first is the one that grammars ask for.
-        value_end: As the format itself writes `after_value`, with the line break before it.
+        name_tags, key_tags, value_tags: The tags before and after these; "" for none. A line break before the tag that
+            ends a value may be missing.
         ends: What closes a call; of several, the last may be missing.
     """
 
     line_break: str
     openings: tuple[str, ...]
-    before_name: str = ""
-    after_name: str = ""
-    before_key: str
-    after_key: str
-    before_value: str = ""
-    after_value: str
-    value_end: str
+    name_tags: tuple[str, str] = ("", "")
+    key_tags: tuple[str, str]
+    value_tags: tuple[str, str]
     ends: tuple[str, ...]
 
     @override
@@ -126,7 +126,7 @@ class XmlFormat(ToolFormat):
         else:
             rules.append(f"answer: PLAIN | before {calls}\nPLAIN: {lark.text_without(self.openings)}\n")
             rules.append(lark.text_up_to("before", opening, mark, others))
-        rules.append(lark.text_up_to("text", self.value_end, mark, (self.after_value,)))
+        rules.append(self._text("text", mark))
         rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}\n")
         for i, tool in enumerate(tools):
             rules += self._call(f"call_{i}", tool, mark)
@@ -134,20 +134,25 @@ class XmlFormat(ToolFormat):
 
     def _call(self, rule: str, tool: Tool, mark: Mark) -> list[str]:
         """The rule for what follows the opening of a call, and the rules that it needs."""
-        begin = "\n" if self.before_name else ""
-        parts = [self._spell(begin + self.before_name + tool.name + self.after_name, mark)]
+        begin = "\n" if self.name_tags[0] else ""
+        parts = [self._spell(begin + tool.name.join(self.name_tags), mark)]
         rules = []
         for i, (key, schema) in enumerate((tool.parameters.get("properties") or {}).items()):
-            head = self._spell(f"\n{self.before_key}{key}{self.after_key}\n{self.before_value}", mark)
+            head = self._spell(f"\n{key.join(self.key_tags)}\n{self.value_tags[0]}", mark)
             is_optional = key not in (tool.parameters.get("required") or ())
             value = self._value(schema, tool, mark)
             within = lark.string_of(resolve(schema, tool.parameters)) if value == "text" else None
             if within:
                 value = f"{rule}_{i}"
-                rules.append(lark.text_up_to(value, self.value_end, mark, (self.after_value,), within=within))
+                rules.append(self._text(value, mark, within))
             parts.append(f"({head} {value}){'?' if is_optional else ''}")
         parts.append(self._spell("".join(f"\n{end}" for end in self.ends), mark))
         return [f"{rule}: {' '.join(parts)}\n", *rules]
+
+    def _text(self, rule: str, mark: Mark, within: str | None = None) -> str:
+        """The rule for the text of a value and its end tag."""
+        end = self.value_tags[1]
+        return lark.text_up_to(rule, end, mark, (end.strip(),), within=within)
 
     def _spell(self, text: str, mark: Mark) -> str:
         """Write text of the format in Lark, with the format's line breaks."""
@@ -156,7 +161,7 @@ class XmlFormat(ToolFormat):
 
     def _value(self, schema: Any, tool: Tool, mark: Mark) -> str:
         """Write a value and its end tag in Lark; "text" is the rule for any string."""
-        end = lark.spell(self.value_end, self.markers, mark)
+        end = lark.spell(self.value_tags[1], self.markers, mark)
         resolved = resolve(schema, tool.parameters)
         if "enum" in resolved or "const" in resolved:
             values = resolved.get("enum", [resolved.get("const")])
@@ -174,12 +179,9 @@ QWEN3_CODER = XmlFormat(
     present=("<tool_call>", "<function=", "<parameter="),
     line_break='"\\n"',
     openings=("<tool_call>", "<function="),
-    before_name="<function=",
-    after_name=">",
-    before_key="<parameter=",
-    after_key=">",
-    after_value="</parameter>",
-    value_end="\n</parameter>",
+    name_tags=("<function=", ">"),
+    key_tags=("<parameter=", ">"),
+    value_tags=("", "\n</parameter>"),
     ends=("</function>", "</tool_call>"),
 )
 GLM = XmlFormat(
@@ -188,10 +190,7 @@ GLM = XmlFormat(
     present=("<tool_call>", "<arg_key>", "<arg_value>"),
     line_break='"\\n"?',
     openings=("<tool_call>",),
-    before_key="<arg_key>",
-    after_key="</arg_key>",
-    before_value="<arg_value>",
-    after_value="</arg_value>",
-    value_end="</arg_value>",
+    key_tags=("<arg_key>", "</arg_key>"),
+    value_tags=("<arg_value>", "</arg_value>"),
     ends=("</tool_call>",),
 )
