@@ -1,4 +1,4 @@
-"""Harmony, the format of gpt-oss: an output is one or more messages, whose headers tell what they are.
+"""Harmony, the format of gpt-oss: an output is one or more messages with headers.
 
     <|channel|>analysis<|message|>TEXT<|end|><|start|>assistant<|channel|>final<|message|>TEXT<|return|>
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{ARGUMENTS}<|call|>

@@ -1,4 +1,4 @@
-"""Reads calls whose arguments are JSON: an object of name and arguments, or a name in markup, then the arguments."""
+"""Reads calls with JSON arguments: an object of name and arguments, or a name in markup, then arguments."""
 
 import json
 import re

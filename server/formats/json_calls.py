@@ -1,4 +1,4 @@
-"""Tool formats whose calls have JSON arguments, as tables: the signs in their templates, the texts around a call.
+"""Tool formats whose calls have JSON arguments: tables of the signs in templates and the texts around calls.
 
 Sources: the chat templates of the checkpoints. Hermes 2 Pro, Qwen 2.5, Qwen 3 (`hermes`); Llama 3.1 to 3.3
 (`llama3_json`); Mistral 7B v0.3 to Small 3.1 write a list, Devstral, Magistral and Ministral 3 name and arguments with

@@ -1,4 +1,4 @@
-"""Writes Lark for `llguidance`: literals, free text that cannot hide a marker, the JSON arguments of a tool.
+"""Writes Lark for `llguidance`: literals, free text that cannot hide a marker, JSON of a schema.
 
 This relies on three facts. A string literal is read as JSON. A control token matches no text; a rule has to name it.
 A lexeme ends where no longer match is left, so free text and a literal after it must be one lazy lexeme, while free
@@ -99,6 +99,13 @@ def text_up_to(
 def json_value(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
     """A JSON value of the schema, whose `$ref` point into the schema itself; see `guided_schema`."""
     return f"%json {json.dumps(guided_schema(schema, is_lenient=is_lenient))}"
+
+
+def member_value(schema: Any, tool: Tool) -> str:
+    """A JSON value of a schema inside the tool's, in which `$ref` still reaches the definitions of the tool's."""
+    members = schema if isinstance(schema, dict) else {}
+    definitions = {key: value for key, value in tool.parameters.items() if key in ("$defs", "definitions")}
+    return json_value({**members, **definitions}, is_lenient=not tool.is_strict)
 
 
 def arguments(tool: Tool) -> str:

@@ -1,4 +1,4 @@
-"""Calls written as a Python list, as Llama 3.2 and Llama 4 do with the templates and system prompts made for it.
+"""Calls written as a Python list, as Llama 3.2 and Llama 4 do with suitable templates and system prompts.
 
     [get_weather(city="Paris", days=3), get_time()]
 
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from weft.server.formats import lark
 from weft.server.formats.parser import AnswerRules, OutputParser, Tool, ToolFormat
-from weft.server.formats.raw_values import resolve, types_of, with_definitions
+from weft.server.formats.raw_values import resolve, types_of, values_of
 from weft.server.formats.scanner import Scanner, Steps, json_text
 
 _START, _END = "<|python_start|>", "<|python_end|>"
@@ -210,10 +210,8 @@ def _arguments(rule: str, tool: Tool) -> str:
 def _value(schema: Any, tool: Tool) -> str:
     """The literals of a schema: JSON, the words that Python spells otherwise, and strings in single quotes."""
     resolved = resolve(schema, tool.parameters)
-    whole = with_definitions(schema if isinstance(schema, dict) else {}, tool.parameters)
-    options = [lark.json_value(whole, is_lenient=not tool.is_strict)]
-    if "enum" in resolved or "const" in resolved:
-        values = resolved.get("enum", [resolved.get("const")])
+    options = [lark.member_value(schema, tool)]
+    if (values := values_of(resolved)) is not None:
         options += [lark.literal(repr(value)) for value in values if isinstance(value, str | bool) or value is None]
     else:
         types = types_of(schema, tool.parameters)

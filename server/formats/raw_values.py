@@ -34,9 +34,9 @@ def resolve(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def with_definitions(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    """The schema as a root of its own, in which `$ref` still reaches the definitions of `root`."""
-    return {**schema, **{key: value for key, value in root.items() if key in ("$defs", "definitions")}}
+def values_of(schema: dict[str, Any]) -> list[Any] | None:
+    """The values that a schema without `$ref` lists as the only ones; None: it lists none."""
+    return schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
 
 
 def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
@@ -44,8 +44,8 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
     schema = resolve(schema, root)
     if (named := schema.get("type")) is not None:
         return [name for name in ([named] if isinstance(named, str) else named) if name in _CLASSES]
-    if "enum" in schema or "const" in schema:
-        classes = set(map(type, schema.get("enum", [schema.get("const")])))
+    if (values := values_of(schema)) is not None:
+        classes = set(map(type, values))
         return [name for name, fitting in _CLASSES.items() if not classes.isdisjoint(fitting)]
     if depth == _MAX_REFERENCES:
         return []

@@ -1,4 +1,4 @@
-"""Reasoning formats: how reasoning is found in a template, switched on and off, parsed and constrained.
+"""Reasoning formats: found in a template, switched on and off, parsed and constrained.
 
 A reasoning block lies between two markers; the newlines around the markers belong to them. It stands at the beginning
 of the output, unless the rendered prompt has already opened it (templates that end in `<think>`) or closed it (Qwen 3

@@ -1,8 +1,9 @@
 """The base of all parsers: reads text that is still arriving as if the whole of it were there.
 
 A parser is one generator. It waits (`yield`) where the text so far does not decide. The scanner owns the text that was
-fed and is not yet read, which is never more than what may still become a marker. What is read from the opening of a
-call until the call is certain is held as well. If no call follows, it is given back as content, exactly as written.
+fed and is not yet read, which is bounded: it may still become a marker, a header or a word. What is read from the
+opening of a call until the call is certain is held as well. If no call follows, it is given back as content, exactly as
+written.
 White space at the end of content is held until it is known that no call follows; white space after a call is dropped.
 Every decision depends on the text alone, never on how it was cut.
 """

@@ -1,4 +1,4 @@
-"""JSON schemas as `llguidance` enforces them on outputs: checked, closed, with one style of white space."""
+"""Prepares JSON schemas for `llguidance`: checks them, closes objects, fixes the white space."""
 
 import json
 from collections.abc import Collection, Iterator

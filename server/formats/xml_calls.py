@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from weft.server.formats import lark
 from weft.server.formats.parser import AnswerRules, Mark, OutputParser, Tool, ToolFormat
-from weft.server.formats.raw_values import raw_to_json, resolve, types_of, with_definitions
+from weft.server.formats.raw_values import raw_to_json, resolve, types_of, values_of
 from weft.server.formats.scanner import Scanner, Steps, json_text
 
 
@@ -163,14 +163,13 @@ class XmlFormat(ToolFormat):
         """Write a value and its end tag in Lark; "text" is the rule for any string."""
         end = lark.spell(self.value_tags[1], self.markers, mark)
         resolved = resolve(schema, tool.parameters)
-        if "enum" in resolved or "const" in resolved:
-            values = resolved.get("enum", [resolved.get("const")])
+        if (values := values_of(resolved)) is not None:
             words = [value if isinstance(value, str) else json_text(value) for value in values]
             return f"({' | '.join(f'{lark.literal(word)} {end}' if word else end for word in words)})"
         types = types_of(schema, tool.parameters)
         if not types or "string" in types:
             return "text"
-        return f"{lark.json_value(with_definitions(schema, tool.parameters), is_lenient=not tool.is_strict)} {end}"
+        return f"{lark.member_value(schema, tool)} {end}"
 
 
 QWEN3_CODER = XmlFormat(

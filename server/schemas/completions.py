@@ -1,4 +1,4 @@
-"""Wire shapes of POST /v1/completions: the body, and the answer, whose shape the chunks of a stream share."""
+"""Wire shapes of POST /v1/completions: the body, the answer, and the chunks, which have its shape."""
 
 from typing import Annotated, Literal
 

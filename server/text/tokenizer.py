@@ -1,4 +1,4 @@
-"""Turns text and messages into token ids, and ids into text, with a checkpoint's tokenizer.json and chat templates.
+"""Turns text and messages into token ids, and ids into text, with the files of a checkpoint.
 
 Owns the loaded vocabulary, the special tokens and the chat templates. Invariant: ids equal those of `transformers` for
 the same files, except that the text of a control token inside a message stays text (see `shield`). Several threads may
