@@ -97,14 +97,15 @@ class Scanner(OutputParser):
 
     def _take_pieces(self) -> list[Piece]:
         told, self._pieces = self._pieces, []
-        return joined(told)
+        return joined(told) if len(told) > 1 else told
 
     def _tell(self, kind: Kind, text: str) -> None:
         if text:
             self._pieces.append(Piece(kind, text))
 
     def _tell_arguments(self, text: str) -> None:
-        self._tell(Kind.ARGUMENTS, text)
+        if text:
+            self._pieces.append(Piece(Kind.ARGUMENTS, text))
 
     def _tell_string(self, text: str) -> None:
         """Tell a part of a JSON string, without its quotes."""
