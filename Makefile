@@ -78,7 +78,7 @@ gpu:
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f engine/native/*.so $(VENV)/.installed*
-	find server engine tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find server engine tests benchmarks demo_model -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV) $(CLIENTS)

@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer
 
 import server
-from benchmarks.demo_model import generate
-from benchmarks.demo_model.tokenizer import encode_conversation
+from demo_model import generate
+from demo_model.tokenizer import encode_conversation
 from engine.attention.backend import AttentionStep
 from engine.attention.sdpa import SdpaBackend
 from engine.cache_specs import group_layers, paged_groups
