@@ -33,8 +33,13 @@ from typing import ClassVar
 import msgspec
 from starlette.responses import Response
 
-from engine.protocol import RejectReason
-from server.engine_client import EngineDiedError, EngineLeftError, EngineUnavailableError, RequestRejectedError
+from weft.engine.shared.messages import RejectReason
+from weft.server.generate.engine_client import (
+    EngineDiedError,
+    EngineLeftError,
+    EngineUnavailableError,
+    RequestRejectedError,
+)
 
 MAX_MESSAGE_CHARS = 4000
 """Whoever writes a message bounds what it quotes of a request; templates and libraries do not."""

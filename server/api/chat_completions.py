@@ -8,31 +8,11 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.protocol import AddRequest, EngineInfo, Pin
-from server.answer import Order, Prompt
-from server.beam_search import beam_options
-from server.body import BodyRoute
-from server.cache_options import cache_policy, find_breakpoints, find_pins
-from server.chat_template import ChatTemplateError
-from server.context import ServerContext, get_context, system_fingerprint
-from server.errors import InvalidRequestError
-from server.fields import REFUSED_IN_CHAT, ignored_fields, ignored_header
-from server.long_text import Room
-from server.messages import template_messages, text_of
-from server.output_plan import OutputWishes, naming_the_grammar, plan_output, read_wishes
-from server.params import (
-    MAX_LOGPROBS,
-    build_sampling_params,
-    build_text_options,
-    check_common,
-    check_range,
-    num_to_look_at,
-    stop_list,
-)
-from server.prompt_report import num_prompt_logprobs
-from server.render import new_envelope, render_options
-from server.render_chat import ChatRenderer
-from server.respond import (
+from weft.engine.shared.messages import AddRequest, EngineInfo, Pin
+from weft.server.errors import InvalidRequestError
+from weft.server.generate.answer import Order, Prompt
+from weft.server.generate.output_plan import OutputWishes, naming_the_grammar, plan_output, read_wishes
+from weft.server.generate.respond import (
     cache_salt,
     check_context,
     checking_context,
@@ -44,10 +24,30 @@ from server.respond import (
     stream_response,
     tenant,
 )
-from server.schemas.chat_completions import ChatCompletionBody, Message
-from server.service_tier import service_of
-from server.template_options import TemplateOptions, honoured_by_template, template_options
-from server.truncation import truncated
+from weft.server.http.context import ServerContext, get_context, system_fingerprint
+from weft.server.render.chat import ChatRenderer
+from weft.server.render.common import new_envelope, render_options
+from weft.server.render.prompt_report import num_prompt_logprobs
+from weft.server.request.beam_search import beam_options
+from weft.server.request.body import BodyRoute
+from weft.server.request.cache_options import cache_policy, find_breakpoints, find_pins
+from weft.server.request.fields import REFUSED_IN_CHAT, ignored_fields, ignored_header
+from weft.server.request.messages import template_messages, text_of
+from weft.server.request.params import (
+    MAX_LOGPROBS,
+    build_sampling_params,
+    build_text_options,
+    check_common,
+    check_range,
+    num_to_look_at,
+    stop_list,
+)
+from weft.server.request.service_tier import service_of
+from weft.server.request.template_options import TemplateOptions, honoured_by_template, template_options
+from weft.server.request.truncation import truncated
+from weft.server.schemas.chat_completions import ChatCompletionBody, Message
+from weft.server.text.chat_template import ChatTemplateError
+from weft.server.text.long_text import Room
 
 router = APIRouter(route_class=BodyRoute)
 

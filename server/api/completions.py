@@ -9,30 +9,12 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.protocol import AddRequest, EngineInfo
-from server.answer import Answer, Order, Prompt
-from server.beam_search import beam_options
-from server.body import BodyRoute
-from server.cache_options import cache_policy
-from server.choice_stream import Delta
-from server.context import ServerContext, TextTokenizer, get_context, system_fingerprint
-from server.errors import InvalidRequestError
-from server.fields import REFUSED_IN_COMPLETIONS, ignored_fields, ignored_header
-from server.fim import FillIn, fill_in
-from server.output_plan import naming_the_grammar, structured_guidance
-from server.params import (
-    MAX_LOGPROBS,
-    build_sampling_params,
-    build_text_options,
-    check_common,
-    check_range,
-    num_to_look_at,
-    stop_list,
-)
-from server.prompt_report import PromptEcho, echo_prompt, num_prompt_logprobs
-from server.render import new_envelope, render_options
-from server.render_completions import CompletionRenderer
-from server.respond import (
+from weft.engine.shared.messages import AddRequest, EngineInfo
+from weft.server.errors import InvalidRequestError
+from weft.server.generate.answer import Answer, Order, Prompt
+from weft.server.generate.choice_stream import Delta
+from weft.server.generate.output_plan import naming_the_grammar, structured_guidance
+from weft.server.generate.respond import (
     cache_salt,
     check_context,
     check_token_ids,
@@ -45,11 +27,29 @@ from server.respond import (
     stream_response,
     tenant,
 )
-from server.schemas.completions import CompletionBody
-from server.service_tier import service_of
-from server.structured_output import structure_of
-from server.truncation import truncated
-from server.workers import LONG_SIZE
+from weft.server.http.context import ServerContext, TextTokenizer, get_context, system_fingerprint
+from weft.server.http.workers import LONG_SIZE
+from weft.server.render.common import new_envelope, render_options
+from weft.server.render.completions import CompletionRenderer
+from weft.server.render.prompt_report import PromptEcho, echo_prompt, num_prompt_logprobs
+from weft.server.request.beam_search import beam_options
+from weft.server.request.body import BodyRoute
+from weft.server.request.cache_options import cache_policy
+from weft.server.request.fields import REFUSED_IN_COMPLETIONS, ignored_fields, ignored_header
+from weft.server.request.fim import FillIn, fill_in
+from weft.server.request.params import (
+    MAX_LOGPROBS,
+    build_sampling_params,
+    build_text_options,
+    check_common,
+    check_range,
+    num_to_look_at,
+    stop_list,
+)
+from weft.server.request.service_tier import service_of
+from weft.server.request.structured_output import structure_of
+from weft.server.request.truncation import truncated
+from weft.server.schemas.completions import CompletionBody
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -7,8 +7,8 @@ import msgspec
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from server.context import ServerContext, get_context
-from server.schemas.models import Model, ModelList, SamplingDefaults
+from weft.server.http.context import ServerContext, get_context
+from weft.server.schemas.models import Model, ModelList, SamplingDefaults
 
 router = APIRouter()
 

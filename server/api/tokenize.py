@@ -7,18 +7,18 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.chat_completions import encode_messages
-from server.body import BodyRoute
-from server.context import ServerContext, get_context
-from server.errors import InvalidRequestError
-from server.fields import REFUSED_IN_TOKENIZE, ignored_fields, ignored_header
-from server.long_text import Room, TextTooLongError
-from server.params import check_range
-from server.respond import check_token_ids
-from server.schemas.chat_completions import ChatCompletionBody, Message
-from server.schemas.tokenize import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
-from server.template_options import checked_kwargs, prompt_end
-from server.tool_use import tool_use
+from weft.server.api.chat_completions import encode_messages
+from weft.server.errors import InvalidRequestError
+from weft.server.generate.respond import check_token_ids
+from weft.server.http.context import ServerContext, get_context
+from weft.server.request.body import BodyRoute
+from weft.server.request.fields import REFUSED_IN_TOKENIZE, ignored_fields, ignored_header
+from weft.server.request.params import check_range
+from weft.server.request.template_options import checked_kwargs, prompt_end
+from weft.server.request.tool_use import tool_use
+from weft.server.schemas.chat_completions import ChatCompletionBody, Message
+from weft.server.schemas.tokenize import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from weft.server.text.long_text import Room, TextTooLongError
 
 MIN_COUNTED_TOKENS = 1 << 16
 """So many tokens of a text are counted whatever the context, and else four times the context."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from server.checkpoint import DEMO_MODEL
+from weft.server.run.checkpoint import DEMO_MODEL
 
 if TYPE_CHECKING:  # what needs no browser does not wait for it
     from playwright.sync_api import Browser, Page
@@ -30,6 +30,10 @@ TIMEOUT_S = 500.0
 
 LONG_CONTEXT = 98_304
 """Tokens: a request that may fill it outlasts any test, also on a fast machine."""
+
+
+ENGINE, SERVER = "weft.engine.run.process", "weft.server.run.process"
+"""Modules that the children of `weft serve` run."""
 
 
 @dataclass
@@ -159,7 +163,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def live_server(tmp_path_factory: pytest.TempPathFactory, long_model: str) -> Iterator[LiveServer]:
     """The demo model in float32 with a long context, shared by all tests that leave it as they found it."""
-    log = tmp_path_factory.mktemp("live") / "server.log"
+    log = tmp_path_factory.mktemp("live") / "weft.server.log"
     with serving(log, long_model, "--dtype", "float32") as server:
         yield server
 

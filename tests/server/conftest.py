@@ -15,14 +15,14 @@ import httpx
 import pytest
 import uvicorn
 
-from engine.protocol import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs
-from engine.sampling_params import SamplingParams
-from engine.status_page import Status
-from server.app import create_app
-from server.chat_template import ChatTemplateError
-from server.engine_client import EngineUnavailableError
-from server.long_text import Room, fitted
-from server.settings import Settings
+from weft.engine.shared.messages import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.shared.status_page import Status
+from weft.server.generate.engine_client import EngineUnavailableError
+from weft.server.run.app import create_app
+from weft.server.settings import Settings
+from weft.server.text.chat_template import ChatTemplateError
+from weft.server.text.long_text import Room, fitted
 
 BOS, EOS, END = 256, 257, 258
 NO_KWARGS: dict[str, Any] = {}

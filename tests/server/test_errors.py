@@ -3,9 +3,14 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import RejectReason
-from server.engine_client import EngineDiedError, EngineLeftError, EngineUnavailableError, RequestRejectedError
-from server.errors import MAX_MESSAGE_CHARS, InvalidRequestError, as_api_error, error_body
+from weft.engine.shared.messages import RejectReason
+from weft.server.errors import MAX_MESSAGE_CHARS, InvalidRequestError, as_api_error, error_body
+from weft.server.generate.engine_client import (
+    EngineDiedError,
+    EngineLeftError,
+    EngineUnavailableError,
+    RequestRejectedError,
+)
 
 TABLE = [
     (RequestRejectedError(RejectReason.INVALID, "m"), 400, "invalid_request_error", "invalid_value", {}),

@@ -6,8 +6,8 @@ from typing import Any
 import openai
 import pytest
 
-from engine.protocol import RejectReason
-from server.engine_client import EngineDiedError, RequestRejectedError
+from weft.engine.shared.messages import RejectReason
+from weft.server.generate.engine_client import EngineDiedError, RequestRejectedError
 
 MODEL = "org/fake model"
 HI: Any = [{"role": "user", "content": "Hi"}]

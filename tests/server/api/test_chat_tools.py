@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import RejectReason
-from server.app import create_app
-from server.engine_client import RequestRejectedError
 from tests.chat_templates_for_tests import QWEN3
+from weft.engine.shared.messages import RejectReason
+from weft.server.generate.engine_client import RequestRejectedError
+from weft.server.run.app import create_app
 
 WEATHER: dict[str, Any] = {
     "name": "weather",

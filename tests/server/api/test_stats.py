@@ -1,9 +1,9 @@
 from dataclasses import replace
 from typing import Any
 
-from engine.status_page import Status
-from server.formats import choose_formats
 from tests.chat_templates_for_tests import QWEN3
+from weft.engine.shared.status_page import Status
+from weft.server.formats.detection import choose_formats
 
 ENGINE: Any = {
     "num_requests_running": 3,

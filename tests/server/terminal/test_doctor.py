@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from engine.protocol import MachineFacts
-from server.settings import Settings
-from server.terminal import doctor
+from weft.engine.shared.messages import MachineFacts
+from weft.server.settings import Settings
+from weft.server.terminal import doctor
 
 FACTS = MachineFacts(None, (), 8 * 10**9, ("avx2",), "avx2")
 
@@ -61,7 +61,7 @@ def test_what_is_missing_is_counted(
 
 
 def test_the_engine_tells_its_facts_and_the_command_ends_with_1(taken_port: int) -> None:
-    command = [sys.executable, "-m", "server", "doctor", "--port", str(taken_port), "--device", "cpu"]
+    command = [sys.executable, "-m", "weft.server", "doctor", "--port", str(taken_port), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stderr) == (1, "")
     assert re.search(r"^(ok|note) +native kernels ", done.stdout, re.MULTILINE)
