@@ -10,7 +10,7 @@ from weft.engine.cache.tier import CachedBlock
 
 
 class HostTier:
-    """`weft.engine.cache.tier.BlockTier`. What is to be loaded is written by `work`, so a test says how long it takes."""
+    """A `BlockTier`. What is to be loaded is written by `work`, so a test says how long it takes."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, bytes], list[torch.Tensor]] = {}
