@@ -23,6 +23,7 @@ from weft.engine.shared.messages import (
     FinishReason,
     RequestOutput,
     ToEngine,
+    TokensOutput,
 )
 from weft.engine.shared.status_page import Status, StatusPage
 
@@ -101,7 +102,7 @@ class FakeEngine:
             self._link.put_outputs(outputs)
 
     def _advance(self, request: Running) -> RequestOutput:
-        output = RequestOutput(request.request_id, 0, [self._token_id])
+        output = TokensOutput(request.request_id, 0, [self._token_id])
         if not request.has_begun:
             request.has_begun = True
             self._table.first_steps[request.seed] = self._num_steps

@@ -15,7 +15,7 @@ import time
 
 from weft.engine.core.engine import Engine
 from weft.engine.run.startup import start
-from weft.engine.shared.messages import AddRequest, EngineOptions, Guidance
+from weft.engine.shared.messages import AddRequest, EngineOptions, Guidance, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 
 MEAN_RUN = 8
@@ -36,7 +36,17 @@ def answer(engine: Engine, prompt: list[int], params: SamplingParams, prediction
     """The output ids, and tokens/s from the first token on."""
     # A salt of its own keeps the answer before this one out of the prefix cache.
     guidance = Guidance(prediction_token_ids=tuple(prediction))
-    engine.add(0, AddRequest(1, prompt, params, cache_salt=str(engine.num_steps), guidance=guidance))
+    salt = str(engine.scheduler.counters.num_steps)
+    engine.add(
+        0,
+        AddRequest(
+            TokensInput(prompt),
+            params,
+            cache_salt=salt,
+            guidance=guidance,
+            request_id=1,
+        ),
+    )
     token_ids: list[int] = []
     first_time = 0.0
     while engine.has_work:
@@ -78,11 +88,11 @@ def main() -> None:
     num_steps: dict[str, int] = {}
     for _ in range(arguments.runs):
         for name, prediction in predictions.items():
-            before = started.engine.num_steps
+            before = started.engine.scheduler.counters.num_steps
             token_ids, speed = answer(started.engine, prompt, params, prediction)
             assert token_ids == expected, f"{name} changed the answer"
             speeds[name].append(speed)
-            num_steps[name] = started.engine.num_steps - before
+            num_steps[name] = started.engine.scheduler.counters.num_steps - before
     print(f"{len(expected)} tokens, {len(set(expected))} different ones")
     for name, values in speeds.items():
         shown = ", ".join(f"{value:.1f}" for value in values)

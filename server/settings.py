@@ -350,25 +350,5 @@ def _suggest(name: str, spell: Callable[[str], str]) -> str:
 
 def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
     """What the engine is told; model is the resolved checkpoint folder."""
-    return EngineOptions(
-        model=str(model),
-        device=settings.device,
-        dtype=settings.dtype,
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        kv_cache_memory_bytes=settings.kv_cache_memory,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        prefill_attention=settings.prefill_attention,
-        block_size=settings.block_size,
-        prefix_caching=settings.prefix_caching,
-        pin_share=settings.pin_share,
-        load_format=settings.load_format,
-        quantization=settings.quantization,
-        speculative=settings.speculative,
-        itl_target_ms=settings.itl_target_ms,
-        deterministic=settings.deterministic,
-        max_num_waiting=settings.max_num_waiting,
-        stall_timeout_s=settings.stall_timeout_s,
-        log_format=settings.log_format,
-    )
+    names = set(EngineOptions.__struct_fields__) - {"model"}
+    return EngineOptions(model=str(model), **{name: getattr(settings, name) for name in names})

@@ -21,7 +21,7 @@ from benchmarks.gpu.models import Work, model_folder, read_work
 from benchmarks.gpu.report import ENGINE
 from weft.engine.core.engine import Engine
 from weft.engine.run.startup import Started, start
-from weft.engine.shared.messages import AddRequest, EngineOptions
+from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 
 Feature = Literal["graphs", "overlap"]
@@ -219,7 +219,7 @@ class Bench:
             params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=self._num_requests, ignore_eos=True)
             if is_sampled:
                 params = msgspec.structs.replace(params, temperature=1.0, top_k=50, top_p=0.95)
-            self._engine.add(0, AddRequest(self._num_requests, prompt, params))
+            self._engine.add(0, AddRequest(TokensInput(prompt), params, request_id=self._num_requests))
 
     @contextlib.contextmanager
     def _without(self, feature: Feature | None) -> Iterator[None]:

@@ -6,12 +6,14 @@ blocks without content come first, then the least recently freed, and those with
 operation is O(1) per block. Knows nothing of requests. Paged KV cache: Kwon et al., 2023, section 4.
 """
 
+from collections.abc import Callable
+
 NULL_BLOCK = 0
 """Stands for a block that fell out of a sliding window; never written, never read unmasked."""
 
 
 class BlockPool:
-    """Owner of all blocks of one cache group. Only `KVCacheManager` mutates it."""
+    """Owner of all blocks of one cache group. Mutated by `KVCacheManager` and by its helpers, `Pins` and `Offload`."""
 
     def __init__(self, num_blocks: int) -> None:
         """Make a pool of num_blocks (>= 2) blocks, the null block included; all others are free."""
@@ -28,6 +30,8 @@ class BlockPool:
         self._next = [(block + 1) % num_blocks for block in range(num_blocks)] + [num_blocks]
         self._previous = [(block - 1) % num_blocks for block in range(num_blocks)] + [num_blocks]
         self.num_free = num_blocks - 1
+        self.on_evict: Callable[[bytes, int], object] = lambda block_hash, block: None
+        """Told of cached content (hash, block) right before it is forgotten because the block is handed out."""
 
     @property
     def num_used(self) -> int:
@@ -44,7 +48,7 @@ class BlockPool:
         return self._references[block]
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """Take num_blocks free blocks, first in eviction order; their content is forgotten.
+        """Take num_blocks free blocks, first in eviction order; their content is evicted.
 
         Returns None and changes nothing when fewer are free.
         """
@@ -54,7 +58,9 @@ class BlockPool:
         for _ in range(num_blocks):
             block = self._next[NULL_BLOCK] or self._next[self._pinned_head]
             self._unlink(block)
-            self.unindex(block)
+            if (block_hash := self._hashes[block]) is not None:
+                self.on_evict(block_hash, block)
+                self.unindex(block)
             self._references[block] = 1
             blocks.append(block)
         return blocks

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool
 from weft.engine.cache.pins import Pins
 from weft.engine.cache.specs import CacheSpec
+from weft.engine.cache.tier import BlockTier, CachedBlock, Offload
 from weft.engine.core.request import Request
 
 _HASH_BYTES = 16
@@ -28,11 +29,14 @@ class StepBlocks:
     """What block bookkeeping one step brought: copies to make first, and index entries to undo if it fails."""
 
     copies: list[list[tuple[int, int]]]
-    indexed: list[tuple[BlockPool, int]] = field(default_factory=list)
+    indexed: list[CachedBlock] = field(default_factory=list)
 
 
 class KVCacheManager:
-    """Owner of the block pools and of every request's block tables. Called by the scheduler alone."""
+    """Owner of the block pools and of every request's block tables.
+
+    Mutated on the engine's thread only: while a step is scheduled, when steps fail, and when a draft model takes slots.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class KVCacheManager:
         prefix_caching: bool = True,
         max_num_pinned_blocks: int = 0,
         num_states: int = 0,
+        tier: BlockTier | None = None,
     ) -> None:
         """Make one pool for each cache group.
 
@@ -49,6 +54,7 @@ class KVCacheManager:
             num_blocks: Of tokens, the null block included, in each group that has such blocks.
             specs: One entry per group.
             num_states: Requests that may keep a state at a time.
+            tier: Keeps what is evicted; None: that is lost.
         """
         self.block_size = block_size
         self.specs = tuple(specs)
@@ -63,6 +69,8 @@ class KVCacheManager:
         self._windows = tuple(spec.sliding_window for spec in specs)
         self._has_windows = any(window is not None for window in self._windows)
         self._key = os.urandom(_HASH_BYTES)
+        self._lookups: tuple[Callable[[bytes], object], ...] = tuple(pool.lookup for pool in self.pools)
+        self._offload = Offload(tier, self.pools)
         self._leaders: dict[bytes, Request] = {}
         self.wake_followers: Callable[[bytes], object] = lambda block_hash: None
         self._step_blocks = StepBlocks([[] for _ in self.pools])
@@ -98,24 +106,45 @@ class KVCacheManager:
         Looks at the blocks that are hashed. At least one token is left to compute, since its logits are needed. A
         request whose prompt is still to be scored finds nothing. O(blocks found).
         """
+        return self._num_found_blocks(request, self._lookups) * self.block_size
+
+    def bring_back(self, request: Request) -> bytes | None:
+        """Begin to load what a tier has of a waiting request's prefix and the pools have not.
+
+        Returns:
+            The hash that `wake_followers` is told once it is there, or will not be; None when nothing is loaded.
+        """
+        if not self._offload.lookups:
+            return None
+        num_blocks = self._num_found_blocks(request, self._offload.lookups)
+        position = num_blocks * self.block_size
+        firsts = [self._first_visible_block(window, position) for window in self._windows]
+        return self._offload.begin([request.block_hashes[first:num_blocks] for first in firsts])
+
+    def finish_loads(self) -> None:
+        """Let what has been brought back be found, and wake those that wait for it."""
+        for block_hash in self._offload.take_done():
+            self.wake_followers(block_hash)
+
+    def _num_found_blocks(self, request: Request, lookups: Sequence[Callable[[bytes], object]]) -> int:
+        """Longest prefix, in blocks, of which lookups (one for each group) find all that the next token sees."""
         if _is_unscored(request):
             return 0
         hashes = request.block_hashes[: (request.num_tokens - 1) // self.block_size]
         num_blocks = len(hashes) + 1
         while num_blocks != len(hashes):  # groups may differ; shorten until all agree
             num_blocks = len(hashes)
-            for pool, window in zip(self.pools, self._windows, strict=True):
-                hashes = hashes[: self._num_found_blocks(pool, hashes, window)]
-        return num_blocks * self.block_size
+            for lookup, window in zip(lookups, self._windows, strict=True):
+                hashes = hashes[: self._longest_run(lookup, hashes, window)]
+        return num_blocks
 
-    def _num_found_blocks(self, pool: BlockPool, hashes: Sequence[bytes], window: int | None) -> int:
-        """Longest prefix, in blocks, of which the pool holds all that the next token sees."""
+    def _longest_run(self, lookup: Callable[[bytes], object], hashes: Sequence[bytes], window: int | None) -> int:
         if window is None:
-            return next((i for i, block_hash in enumerate(hashes) if pool.lookup(block_hash) is None), len(hashes))
+            return next((i for i, block_hash in enumerate(hashes) if lookup(block_hash) is None), len(hashes))
         num_needed = -(-(window - 1) // self.block_size)
         run = 0
         for block in reversed(range(len(hashes))):
-            run = run + 1 if pool.lookup(hashes[block]) is not None else 0
+            run = run + 1 if lookup(hashes[block]) is not None else 0
             if run >= num_needed:
                 return block + run
         return run
@@ -260,10 +289,11 @@ class KVCacheManager:
             return
         self.hash_blocks(request)
         for block in range(request.num_indexed_blocks, num_full):
-            for pool, table in zip(self.pools, request.block_tables, strict=True):
-                if table[block] != NULL_BLOCK and pool.index(table[block], request.block_hashes[block]):
-                    self._step_blocks.indexed.append((pool, table[block]))
-            self._stop_leading(request, request.block_hashes[block])
+            block_hash = request.block_hashes[block]
+            for group, (pool, table) in enumerate(zip(self.pools, request.block_tables, strict=True)):
+                if table[block] != NULL_BLOCK and pool.index(table[block], block_hash):
+                    self._step_blocks.indexed.append(CachedBlock(group, block_hash, table[block]))
+            self._stop_leading(request, block_hash)
         request.num_indexed_blocks = num_full
 
     def num_tokens_before_fork(self, request: Request, num_tokens: int) -> int:
@@ -316,8 +346,9 @@ class KVCacheManager:
         What was indexed since the last of them was scheduled goes, too: it may end in tokens that they computed.
         """
         for step_blocks in (*failed, self._step_blocks):
-            for pool, block in step_blocks.indexed:
-                pool.unindex(block)
+            for group, _, block in step_blocks.indexed:
+                self.pools[group].unindex(block)
+            self._offload.fail_steps(step_blocks.indexed)
         self._step_blocks.indexed.clear()
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
@@ -328,6 +359,8 @@ class KVCacheManager:
             for request in requests:
                 for block in request.block_tables[group] if request.block_tables else []:
                     counts[block] = counts.get(block, 0) + 1
+            for block in self._offload.references(pool):
+                counts[block] = counts.get(block, 0) + 1
             counts.pop(NULL_BLOCK, None)
             held = {b: pool.references(b) for b in range(1, pool.num_blocks) if pool.references(b)}
             assert counts == held, f"group {group}: tables hold {counts}, pool says {held}"

@@ -7,7 +7,7 @@ a bounded number of blocks, and goes on in the next. Who follows another's promp
 from collections.abc import Iterator
 
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.request import Request
+from weft.engine.core.request import Request, Status
 from weft.engine.core.waiting_queue import WaitingQueue
 
 BLOCKS_PER_STEP = 4096
@@ -33,7 +33,12 @@ def candidates(waiting: WaitingQueue, kv: KVCacheManager, running: list[Request]
         if awaited_hash is not None:
             waiting.park(request, awaited_hash)
         elif not kv.num_unhashed_blocks(request):
-            yield request, num_cached_tokens
+            loaded_hash = kv.bring_back(request)
+            if loaded_hash is None:
+                yield request, num_cached_tokens
+            else:
+                waiting.park(request, loaded_hash)
+                request.status = Status.LOADING
 
 
 def must_wait_alone(request: Request, running: list[Request]) -> bool:

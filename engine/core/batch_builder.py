@@ -56,6 +56,7 @@ def build_batch(
         row_indices=_row_indices(requests, query_start_locs),
         sampling=_sampling(requests, source_rows),
         scores=_scores(requests, query_start_locs),
+        adapters=_ints([s.request.adapter for s in requests]) if any(s.request.adapter for s in requests) else None,
     )
 
 

@@ -16,7 +16,14 @@ from weft.engine.core.beams import Beam, Beams
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.request import Request, RequestKey, Status
 from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep, Scheduler
-from weft.engine.shared.messages import AddRequest, BeamOptions, FinishReason, RequestOutput, TokenLogprobs
+from weft.engine.shared.messages import (
+    AddRequest,
+    BeamOptions,
+    FinishReason,
+    RequestOutput,
+    TokenLogprobs,
+    TokensOutput,
+)
 from weft.engine.shared.sampling_params import MAX_BEAMS, SamplingParams
 from weft.engine.step.step_result import StepResult
 
@@ -111,7 +118,7 @@ class BeamSearch:
         return output
 
     def _output(self, index: int, reason: FinishReason, message: str | None = None) -> RequestOutput:
-        return RequestOutput(self._requests[0].key.request_id, index, [], reason, message=message)
+        return TokensOutput(self._requests[0].key.request_id, index, [], reason, message=message)
 
     def _form(self, scheduler: Scheduler) -> None:
         """Let the requests be those of the live beams again."""

@@ -1,7 +1,7 @@
 """The stepper: schedule -> launch -> collect.
 
-With overlap, step n+1 is scheduled and launched before step n is collected; without, one at a time. No I/O and no
-clock but the one that times steps. Owns scheduler and executor.
+With overlap, step n+1 is scheduled and launched before step n is collected; without, one at a time. No I/O; reads
+the clock when requests arrive and when steps begin and end. Owns scheduler and executor.
 """
 
 import logging
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from weft.engine.core.batch_builder import build_batch
-from weft.engine.core.beam_search import BeamSearch, beam_fault, give_way
+from weft.engine.core.beam_search import BeamSearch, give_way
+from weft.engine.core.check_request import request_fault
 from weft.engine.core.output_collector import Outputs, collect, end, fail
 from weft.engine.core.request import Request, make_request
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
@@ -53,6 +54,7 @@ class Engine(Generic[Launched]):
         max_model_len: int,
         max_num_waiting: int,
         eos_token_ids: tuple[int, ...] = (),
+        adapters: Sequence[str] = (),
         overlap: bool = False,
         drafters: Sequence[Drafter] = (),
         grammars: PendingGrammars | None = None,
@@ -69,6 +71,7 @@ class Engine(Generic[Launched]):
             max_model_len: Most tokens of a request.
             max_num_waiting: Further requests are rejected.
             eos_token_ids: End an output unless the request ignores them.
+            adapters: Names of what the executor can add to the model; a batch names them by their place, from 1.
             overlap: Launch a step before the one before it is collected.
             drafters: Where guesses come from, the best first; empty for plain decoding.
             grammars: Where requests wait for their grammar; None rejects those that bring one.
@@ -82,6 +85,7 @@ class Engine(Generic[Launched]):
         self._max_model_len = max_model_len
         self._max_num_waiting = max_num_waiting
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._adapters = {name: index for index, name in enumerate(adapters, 1)}
         self._overlap = overlap
         self.grammars = grammars
         self._masks = masks
@@ -92,8 +96,6 @@ class Engine(Generic[Launched]):
         """Steps that the last call of `step` collected, or that failed in it."""
         self._last_end = 0.0
         self._num_arrivals = 0
-        self.num_steps = 0
-        self.step_seconds = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -133,6 +135,7 @@ class Engine(Generic[Launched]):
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._max_model_len,
             cache_seed=self.scheduler.kv.cache_seed(add.cache_salt, add.adapter, add.extra_hash_keys),
+            adapter=self._adapters[add.adapter] if add.adapter is not None else 0,
         )
         if request.edits.leave_nothing(0, add.sampling_params.min_tokens):
             message = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
@@ -248,8 +251,8 @@ class Engine(Generic[Launched]):
         now = time.perf_counter()
         seconds = now - max(launch_time, self._last_end)
         self._last_end = now
-        self.num_steps += 1
-        self.step_seconds += seconds if device_s is None else device_s
+        self.scheduler.counters.num_steps += 1
+        self.scheduler.counters.step_seconds += seconds if device_s is None else device_s
         self.scheduler.cost.observe(step.load, seconds)
         self.scheduler.token_budget.observe(step.load.num_tokens)
 
@@ -262,19 +265,9 @@ class Engine(Generic[Launched]):
             raise RejectedError(RejectReason.GRAMMAR, str(error)) from error
 
     def _check(self, add: AddRequest) -> None:
-        num_prompt, params = len(add.prompt_token_ids), add.sampling_params
-        if not add.prompt_token_ids:
-            raise RejectedError(RejectReason.INVALID, "the prompt must hold at least one token")
-        if add.num_choices < 1:
-            raise RejectedError(RejectReason.INVALID, f"num_choices must be at least 1, got {add.num_choices}")
-        if add.adapter is not None:
-            raise RejectedError(RejectReason.INVALID, f"adapter {add.adapter!r} is not loaded")
-        if add.beams is not None and (fault := beam_fault(add, self._vocab_size)) is not None:
+        num_prompt, params = len(add.input.token_ids), add.sampling_params
+        if (fault := request_fault(add, self._vocab_size, self._adapters)) is not None:
             raise RejectedError(RejectReason.INVALID, fault)
-        budget = add.guidance.reasoning_budget
-        if budget is not None and budget.max_tokens < 0:
-            message = f"reasoning_budget must be at least 0, got {budget.max_tokens}"
-            raise RejectedError(RejectReason.INVALID, message)
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:
             raise RejectedError(
@@ -282,25 +275,6 @@ class Engine(Generic[Launched]):
                 f"the context holds {self._max_model_len} tokens, but {num_prompt} in the prompt and {least} of output "
                 f"were asked for",
             )
-        listed = {"stop_token_ids": params.stop_token_ids, "allowed_token_ids": params.allowed_token_ids or ()}
-        for name, listed_ids in listed.items():
-            if len(listed_ids) > self._vocab_size:
-                message = f"{name} must hold at most {self._vocab_size} ids, got {len(listed_ids)}"
-                raise RejectedError(RejectReason.INVALID, message)
-        for name, ids in (
-            ("prompt", add.prompt_token_ids),
-            ("prediction", add.guidance.prediction_token_ids),
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-            ("allowed_token_ids", params.allowed_token_ids or ()),
-            ("logprob_token_ids", params.logprob_token_ids),
-            ("bad_words", [i for word in params.bad_words_token_ids for i in word]),
-            ("reasoning_budget", (budget.end_token_id,) if budget is not None else ()),
-        ):
-            for token_id in (min(ids), max(ids)) if ids else ():
-                if not 0 <= token_id < self._vocab_size:
-                    message = f"{name} must hold token ids from 0 to {self._vocab_size - 1}, got {token_id}"
-                    raise RejectedError(RejectReason.INVALID, message)
         if self.num_waiting >= self._max_num_waiting:
             message = f"{self.num_waiting} requests are waiting, at most {self._max_num_waiting} may"
             raise RejectedError(RejectReason.QUEUE_FULL, message)

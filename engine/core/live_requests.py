@@ -4,7 +4,7 @@ from weft.engine.core.request import Request, RequestKey
 
 
 class LiveRequests(dict[RequestKey, Request]):
-    """Requests by key. Written by the scheduler alone, item by item."""
+    """Requests by key. Only the scheduler adds and removes, item by item."""
 
     def __init__(self) -> None:
         """Start with none."""

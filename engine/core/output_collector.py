@@ -11,7 +11,7 @@ from weft.engine.core.batch_builder import scored_range
 from weft.engine.core.request import Request, Status
 from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from weft.engine.guidance.certain import certain_token_ids
-from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs
+from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
 from weft.engine.speculation.drafters import PredictionDrafter
 from weft.engine.step.step_result import StepResult
 
@@ -34,7 +34,7 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
         prompt_logprobs = [next(scores) for _ in scored_range(scheduled)]
         if request.is_finished:
             continue
-        output = RequestOutput(request.key.request_id, request.key.choice, [])
+        output = TokensOutput(request.key.request_id, request.key.choice, [])
         if request.params.prompt_logprobs is not None and prompt_logprobs:
             output.prompt_logprobs = prompt_logprobs
             request.num_scored_tokens += len(prompt_logprobs)
@@ -71,7 +71,7 @@ def end(scheduler: Scheduler, request: Request, reason: FinishReason, message: s
         return request.search.end(scheduler, reason, message)
     outputs: Outputs = []
     for index in [request.key.choice, *request.pending_indices]:
-        output = RequestOutput(request.key.request_id, index, [], finish_reason=reason, message=message)
+        output = TokensOutput(request.key.request_id, index, [], finish_reason=reason, message=message)
         outputs.append((request.key.connection, output))
     scheduler.finish(request)
     return outputs

@@ -2,7 +2,8 @@
 
 A request's tokens are `token_ids` (known to the host) followed by `num_placeholders` ids that a launched step samples
 and that the host has not seen yet. The one rule of scheduling: `num_computed_tokens` moves towards `num_tokens`.
-Only the scheduler and the KV cache manager mutate a request.
+Mutated on the engine's thread only, and each part by its owner: blocks by the KV cache manager, place and counters by
+scheduler and admission, output by the collector or the beam search, drafts by the speculator.
 """
 
 import enum
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 
 
 class Status(enum.Enum):
-    """The three places a request can be."""
+    """The places a request can be; LOADING is waiting until a part of its prefix has been brought back."""
 
     WAITING = "waiting"
+    LOADING = "loading"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -56,6 +58,7 @@ class Request:
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
+        adapter: Index of the adapter that it uses; 0 is the model itself.
         edits: What the parameters do to the logits of every row.
         num_lifts: Tiers that it has gained by waiting; changes only while it waits.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
@@ -92,6 +95,7 @@ class Request:
     max_num_tokens: int
     cache_seed: bytes
     edits: LogitEdits
+    adapter: int = 0
     caching: CachePolicy = USUAL_CACHING
     priority: int = 0
     num_lifts: int = 0
@@ -221,23 +225,25 @@ def make_request(
     eos_token_ids: frozenset[int],
     max_model_len: int,
     cache_seed: bytes,
+    adapter: int = 0,
 ) -> Request:
     """Turn a checked AddRequest into the request of its first choice; the others wait in `pending_indices`."""
     params = add.sampling_params
     max_num_tokens = max_model_len
     if params.max_tokens is not None:
-        max_num_tokens = min(max_model_len, len(add.prompt_token_ids) + params.max_tokens)
+        max_num_tokens = min(max_model_len, len(add.input.token_ids) + params.max_tokens)
     eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
     return Request(
         key=RequestKey(connection, add.request_id, 0),
         params=params,
-        prompt_token_ids=add.prompt_token_ids,
+        prompt_token_ids=add.input.token_ids,
         arrival=arrival,
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids,
         max_num_tokens=max_num_tokens,
         cache_seed=cache_seed,
         edits=make_edits(params, eos_token_ids | frozenset(params.stop_token_ids)),
+        adapter=adapter,
         caching=add.caching,
         priority=add.priority,
         deadline=add.deadline,

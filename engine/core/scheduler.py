@@ -3,7 +3,7 @@
 One rule: every step moves `num_computed_tokens` towards `num_tokens`. Running requests are served in order (priority,
 then arrival), so whoever is preempted has not been scheduled yet; decodes are charged to the budget first, what is
 left is shared by runs of known output ids, then by prefills, and waiting requests are admitted into the rest. Owns the
-queues, and with the KV cache manager every request's state; never touches a tensor. A step may be scheduled before the
+queues and says when requests change; never touches a tensor. A step may be scheduled before the
 one before it is collected.
 """
 
@@ -19,6 +19,7 @@ from weft.engine.core.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBu
 from weft.engine.core.step_cost import StepCostModel, StepLoad
 from weft.engine.core.token_budget import TokenBudget
 from weft.engine.core.waiting_queue import WaitingQueue
+from weft.engine.shared.status_page import Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +58,6 @@ class ScheduledStep:
     load: StepLoad = field(default_factory=StepLoad)
     num_rows: int = 0
     blocks: StepBlocks = field(default_factory=lambda: StepBlocks([]))
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the engine started; see `weft.engine.shared.status_page.Status`."""
-
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
 
 
 class Scheduler:
@@ -185,6 +170,7 @@ class Scheduler:
         """
         step = ScheduledStep()
         self.kv.pins.release_expired()
+        self.kv.finish_loads()
         self.waiting.age(time.monotonic())
         num_preemptions = self.counters.num_preemptions
         if not self.kv.can_rewind:
@@ -409,7 +395,7 @@ class Scheduler:
         assert {r.key for r in self.running} | {r.key for r in self.waiting} == set(self.requests)
         assert all(r in self.requests.choices_of(*key[:2]) for key, r in self.requests.items())
         assert all(r.status is Status.RUNNING and r.block_tables for r in self.running)
-        assert all(r.status is Status.WAITING and not r.block_tables for r in self.waiting)
+        assert all(r.status in (Status.WAITING, Status.LOADING) and not r.block_tables for r in self.waiting)
 
 
 def _is_run(request: Request) -> bool:

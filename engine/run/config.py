@@ -22,25 +22,22 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What the engine runs with.
+    """What the engine runs with: the options, and beside them what was decided where they leave a choice.
 
     Attributes:
+        options: As they were asked for; read from here where nothing is left to decide.
         dtype: Of weights and activations.
         max_model_len: Most tokens of a request, before the memory plan has its say.
         max_num_seqs: Most requests that run at once.
-        prefix_caching: Whether blocks are found by content.
-        pin_share: Share of the KV cache that requests may pin.
-        is_int8: Matrices are quantized to int8; activations and KV cache stay in dtype.
         itl_target_s: Longest predicted step while anything decodes; None follows the decodes (`LatencyTarget`).
         overlap: Whether a step is launched before the one before it is collected.
-        kv_cache_memory_bytes: Asked for by the user; None lets the plan decide.
-        is_deterministic: Whether a request's bits may not depend on what runs beside it.
         is_ngram: What an output repeats is guessed from the request's own tokens.
         draft_model: Folder of a model that guesses for this one; None for none.
         is_kv_cache_fp8: K and V are kept in one byte a value (e4m3) instead of in dtype.
         prefill_attention: auto, or what attends in fresh prompts on CUDA: triton or flash.
     """
 
+    options: EngineOptions
     model: Path
     device: torch.device
     dtype: torch.dtype
@@ -48,15 +45,8 @@ class EngineConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
-    prefix_caching: bool
-    pin_share: float
-    load_dummy: bool
-    is_int8: bool
     itl_target_s: float | None
-    max_num_waiting: int
     overlap: bool
-    kv_cache_memory_bytes: int | None
-    is_deterministic: bool = False
     is_ngram: bool = False
     draft_model: Path | None = None
     is_kv_cache_fp8: bool = False
@@ -91,13 +81,13 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
             f"got {max_model_len}"
         )
     dtype = _DTYPES.get(options.dtype, model.dtype)
-    is_int8 = options.quantization == "int8"
-    if is_int8 and (device.type != "cpu" or dtype != torch.bfloat16):
+    if options.quantization == "int8" and (device.type != "cpu" or dtype != torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         raise ModelError(f"quantization int8 needs device cpu and dtype bfloat16, got {device.type} and {name}")
     if options.prefill_attention != "auto" and not is_cuda:
         raise ModelError(f"prefill_attention {options.prefill_attention} needs device cuda, got {device.type}")
     return EngineConfig(
+        options=options,
         model=Path(options.model),
         device=device,
         dtype=dtype,
@@ -105,15 +95,8 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
-        prefix_caching=options.prefix_caching,
-        pin_share=options.pin_share,
-        load_dummy=options.load_format == "dummy",
-        is_int8=is_int8,
         itl_target_s=options.itl_target_ms / 1e3 if options.itl_target_ms else 0.05 if is_cuda else None,
-        max_num_waiting=options.max_num_waiting,
         overlap=is_cuda,  # on the CPU a launch already computes the step
-        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
-        is_deterministic=options.deterministic,
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
         is_kv_cache_fp8=_is_kv_cache_fp8(options, device),

@@ -49,18 +49,18 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     """
     native = library.load() if supports_layers(model, config.dtype, config.device) else None
     if native:
-        return NativeKit(native, config.is_int8)
-    if config.is_int8:
+        return NativeKit(native, config.options.quantization == "int8")
+    if config.options.quantization == "int8":
         raise ModelError(
             "quantization int8 needs Weft's native kernels, and they were not compiled or cannot compute this model"
         )
-    if config.is_deterministic and config.device.type == "cpu":
+    if config.options.deterministic and config.device.type == "cpu":
         raise ModelError(_NOT_DETERMINISTIC.format("layers"))
     if config.device.type == "cuda" and _has_triton(config.device):
         from weft.engine.kernels.triton.triton_kit import TritonKit  # not installed where there is no CUDA
 
-        return TritonKit(config.is_deterministic)
-    return torch_kit(config.device, config.dtype, config.is_deterministic)
+        return TritonKit(config.options.deterministic)
+    return torch_kit(config.device, config.dtype, config.options.deterministic)
 
 
 def make_caches(
@@ -100,7 +100,7 @@ def make_backend(
             num_heads=num_heads,
             limits=BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len),
             cache_dtype=config.kv_cache_dtype,
-            is_deterministic=config.is_deterministic,
+            is_deterministic=config.options.deterministic,
             fresh=flash.flash_attention if is_flash else None,
         )
     if config.is_kv_cache_fp8:
@@ -109,7 +109,7 @@ def make_backend(
     native = library.load() if supports_attention(groups, config.block_size, config.dtype, config.device) else None
     if native:
         return NativeBackend(*cache, native)
-    if config.is_deterministic:
+    if config.options.deterministic:
         raise ModelError(_NOT_DETERMINISTIC.format("attention"))
     return SdpaBackend(*cache)
 
@@ -128,7 +128,7 @@ def settle_prefill(groups: tuple[CacheGroup[CacheSpec], ...], config: EngineConf
             raise ModelError(f"prefill_attention {asked} needs Triton and a C compiler, which it runs at start-up")
         return config
     paged = paged_groups(groups)
-    can = bool(paged) and not config.is_deterministic and all(flash.supports(g.spec, config.dtype) for g in paged)
+    can = bool(paged) and not config.options.deterministic and all(flash.supports(g.spec, config.dtype) for g in paged)
     if asked == "flash" and not can:
         raise ModelError(
             "prefill_attention flash needs dtype bfloat16 or float16, heads of at most 256 values, a multiple of 8, "

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from weft.engine.shared.status_page import StatusPage
 

@@ -92,7 +92,7 @@ def make_plan(
     """
     block_bytes = sum(group.block_bytes(config.block_size, config.kv_cache_dtype) for group in groups)
     states_bytes = (config.max_num_seqs + 1) * sum(group.request_bytes for group in groups)
-    kv_bytes = config.kv_cache_memory_bytes
+    kv_bytes = config.options.kv_cache_memory
     if kv_bytes is None:
         kv_bytes = int(free_bytes * SHARE_OF_FREE_MEMORY[config.device.type])
         if config.device.type == "cpu":

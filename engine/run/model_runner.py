@@ -3,7 +3,7 @@
 `launch` queues a step on the device, with the way of its results to the host, and returns at once (on the CPU: when it
 is computed); `collect` waits for those results, not for what was launched since. Ids that the previous step sampled
 are taken from the device, so a step can be launched before the one before it is collected. Sees batches, never
-requests. The host waits for the device in `collect` only, and for the masks of grammars in `launch`.
+requests. The host waits for the device in `collect`, and in `launch` for the masks of grammars or when memory ran out.
 """
 
 import dataclasses

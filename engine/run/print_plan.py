@@ -48,7 +48,7 @@ def main() -> int:
         return 2
     dtype = str(config.dtype).removeprefix("torch.")
     print(f"model        {config.model.name} ({model.architecture})")
-    exceptions = ", matrices in int8" * config.is_int8 + ", KV cache in fp8" * config.is_kv_cache_fp8
+    exceptions = ", matrices in int8" * (options.quantization == "int8") + ", KV cache in fp8" * config.is_kv_cache_fp8
     print(f"device       {config.device.type}, {dtype}{exceptions}")
     if draft and config.draft_model:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")

@@ -92,14 +92,14 @@ class EngineProcess:
             self._answer_compiled()
             if self._engine.has_work:
                 idle_since, idle_s = time.monotonic(), 0.0
-                num_steps = self._engine.num_steps
+                num_steps = self._engine.scheduler.counters.num_steps
                 outputs = self._engine.step()
                 self._forget_ended(outputs)
                 if not self._engine.has_work:
                     self._record.end_step()
                 self._write_status()
                 self._link.put_outputs(outputs)
-                is_stuck = not self._engine.launched_steps and self._engine.num_steps == num_steps
+                is_stuck = not self._engine.launched_steps and self._engine.scheduler.counters.num_steps == num_steps
             else:
                 self._forget_ended([])
                 self._record.end_step()
@@ -177,7 +177,6 @@ class EngineProcess:
         scheduler = self._engine.scheduler
         predicted_s = [scheduler.cost.predict(step.load) for step in (*self._engine.launched_steps, *steps)]
         now = time.monotonic()
-        counters = scheduler.counters
         pools = scheduler.kv.pools
         self._page.write(
             Status(
@@ -191,18 +190,7 @@ class EngineProcess:
                 num_blocks=self._num_blocks - 1,
                 num_used_blocks=max(pool.num_used for pool in pools),
                 num_cached_blocks=max(pool.num_indexed for pool in pools),
-                prompt_tokens=counters.prompt_tokens,
-                generation_tokens=counters.generation_tokens,
-                prefix_cache_queries=counters.prefix_cache_queries,
-                prefix_cache_hits=counters.prefix_cache_hits,
-                num_preemptions=counters.num_preemptions,
-                num_steps=self._engine.num_steps,
-                step_seconds=self._engine.step_seconds,
-                num_drafts=counters.num_drafts,
-                num_draft_tokens=counters.num_draft_tokens,
-                num_accepted_tokens=counters.num_accepted_tokens,
-                prefill_tokens=counters.prefill_tokens,
-                decode_tokens=counters.decode_tokens,
+                **msgspec.structs.asdict(scheduler.counters),
             )
         )
 

@@ -130,7 +130,7 @@ def start(
         runner,
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
-        max_num_waiting=config.max_num_waiting,
+        max_num_waiting=config.options.max_num_waiting,
         eos_token_ids=model_config.eos_token_ids,
         overlap=config.overlap,
         grammars=PendingGrammars(GrammarCompiler(vocabulary)),
@@ -156,7 +156,7 @@ def _load(
         device=config.device,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
-        load_format="dummy" if config.load_dummy else "auto",
+        load_format=config.options.load_format,
         progress=progress,
     )
 
@@ -166,8 +166,8 @@ def _cache_manager(config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGr
         plan.num_blocks,
         config.block_size,
         [group.spec for group in groups],
-        config.prefix_caching,
-        max_num_pinned_blocks=int(config.pin_share * (plan.num_blocks - 1)),
+        config.options.prefix_caching,
+        max_num_pinned_blocks=int(config.options.pin_share * (plan.num_blocks - 1)),
         num_states=config.max_num_seqs,
     )
 

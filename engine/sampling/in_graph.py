@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from weft.engine.sampling import chunks
 from weft.engine.step.batch import Floats, SamplingBatch
 
 
@@ -39,7 +38,7 @@ class GreedySampler:
 
     def sample(self, logits: Tensor, parameters: Tensor, kind: int) -> Tensor:
         """See `GraphSampler`."""
-        return chunks.argmax(logits)
+        return logits.argmax(-1)
 
 
 def is_plain(batch: SamplingBatch) -> bool:

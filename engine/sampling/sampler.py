@@ -12,16 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.engine.sampling import chunks, filters
+from weft.engine.sampling import filters
 from weft.engine.sampling.logits_processors import ApplyPenalties, apply_penalties, edit_logits
 from weft.engine.sampling.logprobs import LogprobTensors, log_softmax, pick
 from weft.engine.step.batch import Floats, Ints, SamplingBatch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.transfer import to_device
-
-_LOWEST = -87.0
-_UNDERFLOW = 2e-38
-"""Above exp(_LOWEST): a weight that is relatively so small counts as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +38,15 @@ PickIds = Callable[[Tensor, SamplingBatch, RowMasks | None], Tensor]
 
 
 def pick_ids(logits: Tensor, batch: SamplingBatch, masks: RowMasks | None) -> Tensor:
-    """`PickIds` by torch, for any device. Rows are split by what they need: none pays for another's parameters."""
+    """`PickIds` by torch, for any device: plain, and what Weft's own samplers are compared with."""
     if masks is not None:
         masks.apply(logits)
-    is_empty = masks.are_empty(logits) if masks is not None and _has_bans(batch) else None
-    token_ids = _pick_allowed(logits, batch, masks is not None)
-    if masks is not None and is_empty is not None:
-        masks.withdraw(token_ids, is_empty)
+    token_ids = logits.argmax(-1)  # the lowest id among equals
+    if batch.temperatures.any():
+        is_random = to_device(batch.temperatures, logits.device) > 0
+        token_ids = torch.where(is_random, _draw(logits, batch, token_ids), token_ids)
+    if masks is not None:
+        masks.withdraw(token_ids, masks.are_empty(logits))
     return token_ids
 
 
@@ -86,71 +84,54 @@ def sample(
     or NO_TOKEN_ID where there is a mask.
 
     Args:
-        logits: (num_rows, vocab_size) float32, contiguous; overwritten.
+        logits: (num_rows, vocab_size) float32, contiguous; may be overwritten.
         previous_token_ids: (num_previous_rows,) int64, what the previous step sampled; None when nothing needs it.
         kit: Computes the penalties of step 2, and steps 3 to 8.
     """
     reporting = np.flatnonzero(batch.num_logprobs >= 0)
-    all_logprobs = log_softmax(filters.select_rows(logits, reporting)) if len(reporting) else None
+    all_logprobs = log_softmax(_rows(logits, reporting)) if len(reporting) else None
     edit_logits(logits, batch, previous_token_ids, kit.apply_penalties)
     token_ids = kit.pick_ids(logits, batch, masks)
     logprobs = None
     if all_logprobs is not None:
-        reported_ids = filters.select_rows(token_ids, reporting).clamp(min=0)  # NO_TOKEN_ID ends the request anyway
+        reported_ids = _rows(token_ids, reporting).clamp(min=0)  # NO_TOKEN_ID ends the request anyway
         num_logprobs = batch.num_logprobs[reporting]
         logprobs = pick(all_logprobs, reported_ids, reporting, num_logprobs, batch.asked_logprobs)
     return SampleResult(token_ids, logprobs)
 
 
-def _has_bans(batch: SamplingBatch) -> bool:
-    """Whether anything but a mask bans ids; by itself a mask always leaves some."""
-    return bool(len(batch.bias_ids) or len(batch.allowed_rows)) or batch.conditional_bans is not None
+def _rows(values: Tensor, rows: Ints) -> Tensor:
+    """The given rows, in rising order and each once; values itself, not a copy, when that is all of them."""
+    return values if len(rows) == len(values) else values.index_select(0, to_device(rows, values.device))
 
 
-def _pick_allowed(logits: Tensor, batch: SamplingBatch, is_masked: bool) -> Tensor:
-    is_random = batch.temperatures > 0
-    is_filtered = is_random & (
-        ((batch.top_ks > 0) & (batch.top_ks < logits.shape[-1])) | (batch.top_ps < 1) | (batch.min_ps > 0)
-    )
-    greedy, plain, filtered = map(np.flatnonzero, (~is_random, is_random & ~is_filtered, is_filtered))
-    groups: list[tuple[Ints, Tensor]] = []
-    if len(greedy):
-        groups.append((greedy, chunks.argmax(filters.select_rows(logits, greedy))))
-    for rows in (plain, filtered):
-        if len(rows):
-            groups.append((rows, _draw(filters.select_rows(logits, rows), batch, rows, is_masked)))
-    if len(groups) == 1:
-        return groups[0][1]
-    token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    for rows, ids in groups:
-        token_ids.index_copy_(0, to_device(rows, logits.device), ids)
-    return token_ids
-
-
-def _draw(logits: Tensor, batch: SamplingBatch, rows: Ints, is_masked: bool) -> Tensor:
-    """Steps 5 to 8 for the given rows of the batch; logits are theirs alone and are overwritten."""
+def _draw(logits: Tensor, batch: SamplingBatch, best: Tensor) -> Tensor:
+    """Steps 5 to 8 for every row, those of temperature 0 as well; best: (num_rows,) ids of the largest logits."""
 
     def column(values: Floats) -> Tensor:
-        return to_device(values[rows], logits.device)[:, None]
+        return to_device(values, logits.device)[:, None]
 
-    best = chunks.argmax(logits)[:, None]
     # The lower bound keeps rows where everything is banned from -inf - -inf = NaN.
-    maxima = logits.gather(-1, best).clamp(min=torch.finfo(torch.float32).min)  # (num_rows, 1)
-    top_ks, top_ps, min_ps = batch.top_ks[rows], batch.top_ps[rows], batch.min_ps[rows]
-    kept = None
-    if top_ks.any() or min_ps.any():
-        floors = filters.logit_floors(logits, maxima, batch.temperatures[rows], top_ks, min_ps)
-        kept = filters.at_least(logits, floors)
-    # Relative to the largest logit first, so that no temperature overflows; in place, for the sake of the CPU.
-    weights = logits.sub_(maxima).div_(column(batch.temperatures))
-    if is_masked:  # exp of -inf is many times slower than of a number
-        weights.clamp_(min=_LOWEST)
-    weights.exp_()
-    if is_masked:
-        torch.threshold_(weights, _UNDERFLOW, 0.0)
-    if kept is not None:
-        weights.mul_(kept)
-    weights.scatter_(-1, best, 1.0)  # true already, but where everything is banned
-    if (top_ps < 1).any():
-        weights.mul_(filters.at_least(weights, filters.nucleus_floors(weights, top_ps)))
-    return chunks.draw(weights, column(batch.uniforms)[:, 0])
+    maxima = logits.gather(-1, best[:, None]).clamp(min=torch.finfo(torch.float32).min)  # (num_rows, 1)
+    # Relative to the largest logit first, so that no temperature overflows.
+    temperatures = column(np.where(batch.temperatures > 0, batch.temperatures, np.float32(1)))
+    weights = logits.sub(maxima).div_(temperatures).exp_()
+    weights.scatter_(-1, best[:, None], 1.0)  # true already, but where everything is banned
+    if batch.top_ks.any() or batch.min_ps.any() or (batch.top_ps < 1).any():
+        weights.mul_(weights >= filters.weight_floors(weights, batch.top_ks, batch.top_ps, batch.min_ps))
+    return draw(weights, column(batch.uniforms))
+
+
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first id in vocabulary order whose cumulated weight exceeds uniform * total, so never one of weight 0.
+
+    Args:
+        weights: (num_rows, vocab_size) float32 >= 0, not normalised, with a positive total.
+        uniforms: (num_rows, 1) float32 in [0, 1).
+
+    Returns:
+        (num_rows,) int64; ids are in range even when a row is full of NaN.
+    """
+    cumulated = weights.cumsum(-1, dtype=torch.float64)
+    ids = torch.searchsorted(cumulated, uniforms.to(torch.float64) * cumulated[:, -1:], right=True)
+    return ids[:, 0].clamp(max=weights.shape[-1] - 1)

@@ -6,7 +6,9 @@ socket of frames: four bytes of length (little endian), then one MessagePack mes
 """
 
 import enum
+import itertools
 import struct
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -52,12 +54,14 @@ class RejectReason(enum.IntEnum):
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor asks of the engine process; None means that the engine decides.
 
+    Each but `model` is the setting of that name, whose value it gets (`weft.server.settings.engine_options`).
+
     Attributes:
         model: Local checkpoint folder in Hugging Face layout.
         device: auto, cpu or cuda.
         dtype: auto, bfloat16, float16 or float32.
         max_model_len: Most tokens of prompt and output together.
-        kv_cache_memory_bytes: Bytes for the KV cache.
+        kv_cache_memory: Bytes for the KV cache.
         kv_cache_dtype: auto, or fp8 for one byte a value.
         prefill_attention: auto, or what attends in fresh prompts on CUDA: triton or flash.
         prefix_caching: Whether full blocks are indexed by content.
@@ -76,13 +80,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    kv_cache_memory_bytes: int | None = None
+    kv_cache_memory: int | None = None
     kv_cache_dtype: str = "auto"
     prefill_attention: str = "auto"
     block_size: int | None = None
     prefix_caching: bool = True
     pin_share: float = 0.25
-    load_format: str = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
     quantization: str = "none"
     speculative: str | None = None
     itl_target_ms: float | None = None
@@ -193,12 +197,38 @@ class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     early_stopping: bool | Literal["never"] = False
 
 
+class TokensInput(msgspec.Struct, tag="tokens", frozen=True):
+    """A prompt of token ids; at least one."""
+
+    token_ids: list[int]
+
+    def fault(self, vocab_size: int) -> str | None:
+        """What is wrong with it for a model of so many ids; None when nothing is."""
+        if not self.token_ids:
+            return "the prompt must hold at least one token"
+        return id_fault("prompt", self.token_ids, vocab_size)
+
+
+RequestInput = TokensInput
+"""What a request may bring: a union of tagged structs. Each has the prompt's `token_ids` and finds its own `fault`."""
+
+
+def id_fault(name: str, token_ids: Collection[int], vocab_size: int) -> str | None:
+    """What is wrong with token ids that a caller lists under this name; None when all of them exist."""
+    for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
+        if not 0 <= token_id < vocab_size:
+            return f"{name} must hold token ids from 0 to {vocab_size - 1}, got {token_id}"
+    return None
+
+
+_request_ids = itertools.count(1)
+
+
 class AddRequest(msgspec.Struct, tag="add", frozen=True):
     """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
 
     Attributes:
-        request_id: Unique on this connection; the engine client counts.
-        prompt_token_ids: At least one id.
+        input: What is to be continued.
         sampling_params: How to sample; choice i draws from (seed, position, i).
         num_choices: Independent continuations; they share the blocks of the prompt.
         tenant: Who asks, empty when nobody is known. On the wire for fairness and accounting to come; no effect yet.
@@ -209,10 +239,10 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
         beams: The choices are the best outputs of a search as wide as they are many, and come whole, best first. Of the
             sampling parameters `logprobs` and those that end an output count. None: each choice is sampled.
+        request_id: Unique on its connection. Counted in each process, so a request is sent once.
     """
 
-    request_id: int
-    prompt_token_ids: list[int]
+    input: RequestInput
     sampling_params: SamplingParams
     num_choices: int = 1
     tenant: str = ""
@@ -224,6 +254,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     guidance: Guidance = UNGUIDED
     caching: CachePolicy = USUAL_CACHING
     beams: BeamOptions | None = None
+    request_id: int = msgspec.field(default_factory=_request_ids.__next__)
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
@@ -255,8 +286,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     top_logprobs: list[float]
 
 
-class RequestOutput(msgspec.Struct, array_like=True):
-    """What one choice gained since the last message; merged when the reader is slow.
+class TokensOutput(msgspec.Struct, array_like=True, tag=0):
+    """Tokens that one choice gained since the last message; merged when the reader is slow.
 
     Attributes:
         index: The choice, from 0.
@@ -285,7 +316,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     num_rejected_predictions: int = 0
 
     def merge(self, later: "RequestOutput") -> None:
-        """Append a later output of the same choice."""
+        """Append a later output of the same choice, which is of the same kind."""
         self.token_ids = self.token_ids + later.token_ids
         self.finish_reason = later.finish_reason
         self.stop_token_id = later.stop_token_id
@@ -300,6 +331,11 @@ class RequestOutput(msgspec.Struct, array_like=True):
             self.queue_time_s = later.queue_time_s
         self.num_accepted_predictions += later.num_accepted_predictions
         self.num_rejected_predictions += later.num_rejected_predictions
+
+
+RequestOutput = TokensOutput
+"""What a choice may gain. A union of structs, each with an integer as its tag; what carries outputs (`StepOutput`,
+`ServerLink`, the client's mailboxes) uses only their `request_id`, `index`, `finish_reason` and `merge`."""
 
 
 class StepOutput(msgspec.Struct, tag="step"):

@@ -1,22 +1,63 @@
 """A page of shared memory that says how the engine is, readable while its loop hangs or after its death.
 
 The engine process writes it around every step; servers and the supervisor read it for `/health`, `/ready` and
-`/metrics` without asking the engine. A version number that is odd while a write is under way makes a read
-consistent (seqlock). One file in the runtime directory; it outlives the engine process. Imports no torch.
+`/metrics` without asking the engine. What it holds is defined here once: the layout of the page, the metrics and
+`/stats` follow from `Status`. A version number that is odd while a write is under way makes a read consistent
+(seqlock). One file in the runtime directory; it outlives the engine process. Imports no torch.
 """
 
 import mmap
-import operator
 import os
 import pathlib
 import struct
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated, Final, get_origin, get_type_hints
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """One reading of the page. Counters run from the start of this engine process.
+class Shown:
+    """How a field of `Status` is shown.
+
+    Attributes:
+        text: What the metric says of itself; empty: there is none.
+        metric: Its name without prefix; empty: that of the field.
+        in_stats: Whether `/stats` has the field.
+    """
+
+    text: str = ""
+    metric: str = ""
+    in_stats: bool = True
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """Totals since this engine process started.
+
+    Attributes:
+        prefill_tokens: Computed by steps as prefill: with what was recomputed, without what the prefix cache held.
+        decode_tokens: Computed by steps as decodes, rejected drafts included.
+    """
+
+    prompt_tokens: Annotated[int, Shown("Prompt tokens processed.")] = 0
+    generation_tokens: Annotated[int, Shown("Output tokens generated.")] = 0
+    prefix_cache_queries: Annotated[int, Shown("Tokens looked up in the prefix cache.")] = 0
+    prefix_cache_hits: Annotated[int, Shown("Tokens found in the prefix cache.")] = 0
+    num_preemptions: Annotated[int, Shown("Times that a request lost its blocks.")] = 0
+    num_steps: Annotated[int, Shown("Steps of the engine.", "engine_steps")] = 0
+    num_drafts: Annotated[int, Shown("Drafts verified.", "spec_decode_num_drafts", in_stats=False)] = 0
+    num_draft_tokens: Annotated[int, Shown("Tokens of drafts.", "spec_decode_num_draft_tokens", in_stats=False)] = 0
+    num_accepted_tokens: Annotated[
+        int, Shown("Tokens of drafts accepted.", "spec_decode_num_accepted_tokens", in_stats=False)
+    ] = 0
+    step_seconds: Annotated[float, Shown("Seconds that the device spent on steps.", "engine_step_seconds")] = 0.0
+    prefill_tokens: Annotated[int, Shown("Tokens that steps computed as prefill.", "engine_prefill_tokens")] = 0
+    decode_tokens: Annotated[int, Shown("Tokens that steps computed as decodes.", "engine_decode_tokens")] = 0
+
+
+class Status(Counters):
+    """One reading of the page.
 
     Attributes:
         epoch_id: Changes with every engine process; 0 means that no engine has written yet.
@@ -24,8 +65,6 @@ class Status:
         progress_time: `time.monotonic` of the last sign of progress.
         has_work: 1 while requests run or wait.
         loaded_bytes, total_bytes: Of the weights, while they load; 0 before and after.
-        prefill_tokens: Computed by steps as prefill: with what was recomputed, without what the prefix cache held.
-        decode_tokens: Computed by steps as decodes, rejected drafts included.
         stall_time: `time.monotonic` from which on an engine that has written nothing more hangs; 0: it is not judged.
     """
 
@@ -33,25 +72,13 @@ class Status:
     is_ready: int = 0
     progress_time: float = 0.0
     has_work: int = 0
-    num_requests_running: int = 0
-    num_requests_waiting: int = 0
-    num_blocks: int = 0
-    num_used_blocks: int = 0
-    num_cached_blocks: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    num_steps: int = 0
-    step_seconds: float = 0.0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
+    num_requests_running: Annotated[int, Shown("Requests in the running batch.")] = 0
+    num_requests_waiting: Annotated[int, Shown("Requests that wait for room.")] = 0
+    num_blocks: Annotated[int, Shown()] = 0
+    num_used_blocks: Annotated[int, Shown()] = 0
+    num_cached_blocks: Annotated[int, Shown("Blocks that can be found by content.", "kv_cache_indexed_blocks")] = 0
     loaded_bytes: int = 0
     total_bytes: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
     stall_time: float = 0.0
 
     @property
@@ -65,10 +92,17 @@ class Status:
         return bool(self.is_ready) and not self.is_stalled
 
 
+_FIELDS = Status.__struct_fields__
+_HINTS = get_type_hints(Status, include_extras=True)
+SHOWN: Final[dict[str, Shown]] = {
+    name: _HINTS[name].__metadata__[0] for name in _FIELDS if get_origin(_HINTS[name]) is Annotated
+}
+"""The fields of a status that are shown to people."""
+
 _VERSION_BYTES = 8
-_BODY = struct.Struct("=" + "".join("d" if f.type in (float, "float") else "Q" for f in fields(Status)))
+_TYPES = get_type_hints(Status)
+_BODY = struct.Struct("=" + "".join("d" if _TYPES[name] is float else "Q" for name in _FIELDS))
 _SIZE = _VERSION_BYTES + _BODY.size
-_values = operator.attrgetter(*(f.name for f in fields(Status)))
 
 _NUM_SPINS = 100
 _NUM_TRIES = 200
@@ -92,7 +126,7 @@ class StatusPage:
 
     def write(self, status: Status) -> None:
         """Replace the whole reading."""
-        body = _BODY.pack(*_values(status))
+        body = _BODY.pack(*msgspec.structs.astuple(status))
         version = self._version[0] | 1  # odd: a write is under way (or the last writer died in one)
         self._version[0] = version
         self._map[_VERSION_BYTES:_SIZE] = body
@@ -107,7 +141,7 @@ class StatusPage:
             values = _BODY.unpack_from(self._map, _VERSION_BYTES)
             if before == self._version[0] and before % 2 == 0:
                 break
-        return Status(*values)
+        return Status(**dict(zip(_FIELDS, values, strict=True)))
 
     def close(self) -> None:
         """Unmap the page; the file stays."""

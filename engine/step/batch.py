@@ -145,6 +145,8 @@ class Batch:
         row_indices: (num_rows,) flat token index whose hidden state each sampled row uses.
         sampling: how the rows are sampled.
         scores: None when no prompt is scored.
+        adapters: (num_requests,) index of the adapter that each request uses among those that the engine was given,
+            from 1; 0 is the model itself. None when all requests use that.
     """
 
     token_ids: Ints
@@ -156,6 +158,7 @@ class Batch:
     row_indices: Ints
     sampling: SamplingBatch
     scores: ScoreBatch | None = None
+    adapters: Ints | None = None
 
     @property
     def num_tokens(self) -> int:

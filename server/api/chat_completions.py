@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.engine.shared.messages import AddRequest, EngineInfo, Pin
+from weft.engine.shared.messages import AddRequest, EngineInfo, Pin, TokensInput
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.answer import Order, Prompt
 from weft.server.generate.output_plan import OutputWishes, naming_the_grammar, plan_output, read_wishes
@@ -87,8 +87,7 @@ async def create_chat_completion(
         size, plan_output, wishes, context.formats, context.tokenizer, prompt.token_ids, prediction
     )
     engine_request = AddRequest(
-        0,  # the client numbers it
-        [],  # of each prompt
+        TokensInput(prompt.token_ids),
         sampling_params,
         num_choices=num_choices(body),
         tenant=tenant(request, body.safety_identifier, body.user),
@@ -99,7 +98,7 @@ async def create_chat_completion(
         caching=cache_policy(body.prompt_cache_options, pins),
         beams=beams,
     )
-    order = Order([prompt], engine_request)
+    order = Order([prompt], [engine_request])
     options = render_options(body, logprobs)
     text_options = build_text_options(
         body, track_tokens=logprobs is not None or options.token_ids or plan.counts_tokens

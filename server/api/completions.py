@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, cast
 
 import msgspec
@@ -9,7 +10,8 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.engine.shared.messages import AddRequest, EngineInfo
+from weft.engine.shared.messages import AddRequest, EngineInfo, TokensInput
+from weft.engine.shared.sampling_params import SamplingParams
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.answer import Answer, Order, Prompt
 from weft.server.generate.choice_stream import Delta
@@ -92,10 +94,8 @@ async def create_completion(
     structure = await workers.run_light(size, structure_of, body)
     prompts = [_fitted(prompt, body, max_tokens, info) for prompt in await _prompts(body, context, info, filling)]
     check_context(prompts, max_tokens, info, "prompt")
-    engine_request = AddRequest(
-        0,  # the client numbers it
-        [],  # of each prompt
-        sampling_params,
+    new_request = partial(
+        AddRequest,
         num_choices=best_of,
         tenant=tenant(request, body.user),
         priority=service.priority,
@@ -105,7 +105,9 @@ async def create_completion(
         caching=cache_policy(body.prompt_cache_options),
         beams=beams,
     )
-    order = Order(prompts, engine_request)
+    all_params = _params_of_each(sampling_params, body, len(prompts))
+    requests = [new_request(TokensInput(p.token_ids), params) for p, params in zip(prompts, all_params, strict=True)]
+    order = Order(prompts, requests)
     options = render_options(body, logprobs)
     text_options = build_text_options(body, track_tokens=logprobs is not None or options.token_ids)
     skip_special_tokens = body.skip_special_tokens is not False
@@ -151,8 +153,14 @@ def _filling(body: CompletionBody, context: ServerContext) -> FillIn | None:
 
 def _fitted(prompt: Prompt, body: CompletionBody, max_tokens: int, info: EngineInfo) -> Prompt:
     token_ids = truncated(prompt.token_ids, body.truncate_prompt_tokens, max_tokens, info)
-    seed = secrets.randbits(64) if body.seed is None else None  # equal prompts of a list are answered differently
-    return Prompt(token_ids, prompt.text if len(token_ids) == len(prompt.token_ids) else None, seed)
+    return Prompt(token_ids, prompt.text if len(token_ids) == len(prompt.token_ids) else None)
+
+
+def _params_of_each(params: SamplingParams, body: CompletionBody, num_prompts: int) -> list[SamplingParams]:
+    """The parameters of each prompt: without a seed of the caller's, equal prompts are answered differently."""
+    if body.seed is not None:
+        return [params] * num_prompts
+    return [msgspec.structs.replace(params, seed=secrets.randbits(64)) for _ in range(num_prompts)]
 
 
 def _best_of(body: CompletionBody, max_n: int) -> int:
@@ -168,7 +176,7 @@ def _best_of(body: CompletionBody, max_n: int) -> int:
 
 def _best(answer: Answer, n: int) -> list[int]:
     """The choices to show: of each prompt, the n with the highest mean log-probability, or all as they are."""
-    num_made = answer.order.request.num_choices
+    num_made = answer.order.requests[0].num_choices
     shown: list[int] = []
     for first in range(0, len(answer.choices), num_made):
         made = range(first, first + num_made)

@@ -7,9 +7,10 @@ import msgspec
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
+from weft.engine.shared.status_page import SHOWN, Status
 from weft.server.formats.reasoning import reasoning_switch
 from weft.server.http.context import VERSION, ServerContext, get_context
-from weft.server.schemas.stats import EngineStats, Stats, ThinkingSwitch
+from weft.server.schemas.stats import Stats, ThinkingSwitch
 
 router = APIRouter()
 
@@ -28,7 +29,12 @@ async def show_stats(context: Annotated[ServerContext, Depends(get_context)]) ->
         max_model_len=info.max_model_len if info else None,
         has_tools=context.formats.tools is not None,
         thinking=ThinkingSwitch(switch.on, switch.off) if switch else None,
-        engine=EngineStats(**{name: getattr(status, name) for name in EngineStats.__struct_fields__}),
+        engine=engine_stats(status),
     )
     headers = {"cache-control": "no-store"}
     return Response(msgspec.json.encode(stats), media_type="application/json", headers=headers)
+
+
+def engine_stats(status: Status) -> dict[str, float]:
+    """The part of a reading that is for everybody."""
+    return {name: getattr(status, name) for name, shown in SHOWN.items() if shown.in_stats}

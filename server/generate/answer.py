@@ -13,8 +13,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
-
 from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput, TokenLogprobs
 from weft.server.errors import ApiError, DeadlineError, EngineRestartingError, GrammarError, InternalError
 from weft.server.generate.choice_stream import ChoiceStream, Delta
@@ -32,20 +30,18 @@ class Prompt:
 
     Attributes:
         text: What the caller wrote; None when it came as token ids or as messages.
-        seed: Of its random numbers; None: that of the order, as for all its prompts.
     """
 
     token_ids: list[int]
     text: str | None = None
-    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked of the engine: `request` for each of the prompts."""
+    """What is asked of the engine: one request for each prompt, alike in all but input and seed."""
 
     prompts: Sequence[Prompt]
-    request: AddRequest
+    requests: Sequence[AddRequest]
 
 
 @dataclass(slots=True)
@@ -98,16 +94,12 @@ class Answer:
         """
 
         async def accept(index: int) -> None:
-            prompt, params = order.prompts[index], order.request.sampling_params
-            if prompt.seed is not None:
-                params = msgspec.structs.replace(params, seed=prompt.seed)
-            request = msgspec.structs.replace(order.request, prompt_token_ids=prompt.token_ids, sampling_params=params)
-            self._generations[index] = await engine_client.generate(request)
+            self._generations[index] = await engine_client.generate(requests[index])
 
-        order = self.order
+        requests = self.order.requests
         try:
             # Together, because each waits for the engine's answer, which comes between two steps.
-            accepts = (accept(index) for index in range(len(order.prompts)))
+            accepts = (accept(index) for index in range(len(requests)))
             results = await asyncio.gather(*accepts, return_exceptions=True)
             for result in results:
                 if result is not None:
@@ -141,7 +133,7 @@ class Answer:
         try:
             async with aclosing(_merged(self._generations)) as outputs:
                 async for prompt_index, output in outputs:
-                    index = prompt_index * self.order.request.num_choices + output.index
+                    index = prompt_index * self.order.requests[0].num_choices + output.index
                     self._note(index, prompt_index, output)
                     delta = self.choices[index].feed(output)
                     if delta is None:
@@ -175,7 +167,7 @@ class Answer:
         totals = [len(prompt.token_ids) for prompt in self.order.prompts]
         cached = [state.num_cached_tokens or 0 for state in self.prompts]
         block = (
-            self._cached_block_size if self.order.request.caching.is_used else 0
+            self._cached_block_size if self.order.requests[0].caching.is_used else 0
         )  # only whole blocks can be found again
         written = [max(0, t // block * block - c) if block else 0 for t, c in zip(totals, cached, strict=True)]
         num_output_tokens = sum(choice.num_output_tokens for choice in self.choices)

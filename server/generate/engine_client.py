@@ -11,7 +11,6 @@ may produce: outputs of a choice whose reader is slow are merged. Imports no ten
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import pathlib
 from collections.abc import AsyncIterator, Callable
@@ -107,7 +106,7 @@ class EngineClient(Protocol):
         """
 
     async def generate(self, request: AddRequest) -> Generation:
-        """Have one prompt continued; returns once the engine has accepted. The client numbers the request itself.
+        """Have one prompt continued; returns once the engine has accepted. Each request is sent once.
 
         Cancelling the waiting task aborts the request.
 
@@ -176,7 +175,6 @@ class SocketEngineClient:
         connection = self._connection
         if connection is None or connection.info is None or self._page.read().is_stalled:
             raise EngineUnavailableError("the engine is loading, hangs or is being restarted")
-        request = msgspec.structs.replace(request, request_id=connection.next_request_id())
         mailbox = connection.add(request)
         try:
             await mailbox.accepted
@@ -296,12 +294,9 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None  # None: not yet made, or lost
         self._frames = FrameReader()
         self._mailboxes: dict[int, _Mailbox] = {}
-        self._request_ids = itertools.count(1)
-
-    def next_request_id(self) -> int:
-        return next(self._request_ids)
 
     def add(self, request: AddRequest) -> _Mailbox:
+        assert request.request_id not in self._mailboxes, "a request is sent once"
         frame = encode(request)  # first: what cannot be written leaves nothing behind that waits for an answer
         mailbox = _Mailbox(self, request)
         self._mailboxes[request.request_id] = mailbox

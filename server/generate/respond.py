@@ -144,7 +144,7 @@ async def open_answer(
         kept_ids: Control tokens that stay in the text in any case.
         new_parser: Tells what of the text is content, which alone is searched for stop strings; None: all of it is.
     """
-    check_unguided(order.request)
+    check_unguided(order.requests[0])
 
     def choice(prompt: Prompt) -> ChoiceStream:
         detokenizer = context.tokenizer.detokenizer(skip_special_tokens, kept_ids)
@@ -156,7 +156,7 @@ async def open_answer(
             matcher = ContentStops(new_parser(), matcher)
         return ChoiceStream(detokenizer, matcher, text_options)
 
-    choices = [choice(prompt) for prompt in order.prompts for _ in range(order.request.num_choices)]
+    choices = [choice(prompt) for prompt in order.prompts for _ in range(order.requests[0].num_choices)]
     timer = RequestTimer(context.metrics, request.state.arrival_time, len(choices))
     block_size = context.engine_info.block_size if context.settings.prefix_caching else 0
     answer = Answer(order, choices, timer, block_size)

@@ -20,7 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from weft.engine.shared.messages import FinishReason, RequestOutput
-from weft.engine.shared.status_page import Status
+from weft.engine.shared.status_page import SHOWN, Counters, Status
 from weft.server.generate.engine_client import EngineClient
 from weft.server.http.shared_metrics import FOLDER_VARIABLE
 
@@ -45,25 +45,6 @@ _REQUEST_BUCKETS = (
 )
 _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
-_ENGINE_METRICS: tuple[tuple[str, type[CounterMetricFamily] | type[GaugeMetricFamily], str, str], ...] = (
-    ("num_requests_running", GaugeMetricFamily, "Requests in the running batch.", "num_requests_running"),
-    ("num_requests_waiting", GaugeMetricFamily, "Requests that wait for room.", "num_requests_waiting"),
-    ("prompt_tokens", CounterMetricFamily, "Prompt tokens processed.", "prompt_tokens"),
-    ("generation_tokens", CounterMetricFamily, "Output tokens generated.", "generation_tokens"),
-    ("prefix_cache_queries", CounterMetricFamily, "Tokens looked up in the prefix cache.", "prefix_cache_queries"),
-    ("prefix_cache_hits", CounterMetricFamily, "Tokens found in the prefix cache.", "prefix_cache_hits"),
-    ("num_preemptions", CounterMetricFamily, "Times that a request lost its blocks.", "num_preemptions"),
-    ("kv_cache_indexed_blocks", GaugeMetricFamily, "Blocks that can be found by content.", "num_cached_blocks"),
-    ("engine_steps", CounterMetricFamily, "Steps of the engine.", "num_steps"),
-    ("spec_decode_num_drafts", CounterMetricFamily, "Drafts verified.", "num_drafts"),
-    ("spec_decode_num_draft_tokens", CounterMetricFamily, "Tokens of drafts.", "num_draft_tokens"),
-    ("spec_decode_num_accepted_tokens", CounterMetricFamily, "Tokens of drafts accepted.", "num_accepted_tokens"),
-    ("engine_step_seconds", CounterMetricFamily, "Seconds that the device spent on steps.", "step_seconds"),
-    ("engine_prefill_tokens", CounterMetricFamily, "Tokens that steps computed as prefill.", "prefill_tokens"),
-    ("engine_decode_tokens", CounterMetricFamily, "Tokens that steps computed as decodes.", "decode_tokens"),
-)
-"""(name, kind, help, field of Status); the client library adds _total to counters."""
-
 
 class BatchHistogram(Histogram):
     """A histogram that takes many amounts at once: for what happens with every token, `observe` takes too long."""
@@ -85,8 +66,10 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """One reading of the status page as metrics."""
         status = self._engine_client.status()
-        for name, kind, text, field in _ENGINE_METRICS:
-            yield self._family(name, kind, text, getattr(status, field))
+        for name, shown in SHOWN.items():
+            if shown.text:
+                kind = CounterMetricFamily if name in Counters.__struct_fields__ else GaugeMetricFamily
+                yield self._family(shown.metric or name, kind, shown.text, getattr(status, name))
         yield self._family("kv_cache_usage_perc", GaugeMetricFamily, "Share of the KV cache in use.", _usage(status))
 
     def _family(

@@ -112,7 +112,7 @@ class CompletionRenderer:
 
     def _echo_of(self, index: int) -> PromptEcho:
         assert self._echoes is not None, "made whenever echo or logprobs were asked for"
-        return self._echoes[index // self._answer.order.request.num_choices]
+        return self._echoes[index // self._answer.order.requests[0].num_choices]
 
     def _add_prompt(self, choice: wire.CompletionChoice, index: int) -> None:
         """Show the prompt as ids and as text, as far as it was asked for."""
@@ -121,10 +121,10 @@ class CompletionRenderer:
         choice.prompt_text = prompt_text(token_ids, self._options, self._tokenizer)
 
     def _prompt_state(self, index: int) -> PromptState:
-        return self._answer.prompts[index // self._answer.order.request.num_choices]
+        return self._answer.prompts[index // self._answer.order.requests[0].num_choices]
 
     def _prompt_token_ids(self, index: int) -> list[int]:
-        return self._answer.order.prompts[index // self._answer.order.request.num_choices].token_ids
+        return self._answer.order.prompts[index // self._answer.order.requests[0].num_choices].token_ids
 
     def _prompt_rows(self, index: int) -> list[_Row]:
         if self._options.logprobs is None:

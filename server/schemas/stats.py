@@ -13,25 +13,6 @@ class ThinkingSwitch(msgspec.Struct):
     off: Mapping[str, Any]
 
 
-class EngineStats(msgspec.Struct):
-    """One reading of the engine's status page; its fields are those of `weft.engine.shared.status_page.Status`."""
-
-    num_requests_running: int
-    num_requests_waiting: int
-    num_blocks: int
-    num_used_blocks: int
-    num_cached_blocks: int
-    prompt_tokens: int
-    generation_tokens: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    num_preemptions: int
-    num_steps: int
-    step_seconds: float
-    prefill_tokens: int
-    decode_tokens: int
-
-
 class Stats(msgspec.Struct):
     """What the model can do, and the state of the engine.
 
@@ -39,6 +20,7 @@ class Stats(msgspec.Struct):
         max_model_len: Null while the engine loads.
         has_tools: Whether the chat template shows tools.
         thinking: How reasoning is switched; null: there is no switch.
+        engine: One reading of the status page, by the names of `weft.engine.shared.status_page.Status`.
     """
 
     model: str
@@ -47,4 +29,4 @@ class Stats(msgspec.Struct):
     max_model_len: int | None
     has_tools: bool
     thinking: ThinkingSwitch | None
-    engine: EngineStats
+    engine: Mapping[str, float]

@@ -9,7 +9,9 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from tests.engine.cache.host_tier import HostTier
 from tests.engine.paged import paged_specs
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.engine import Engine
@@ -147,8 +149,10 @@ def make_engine(
     eos_token_ids: tuple[int, ...] = (),
     overlap: bool = False,
     drafter: object = None,
+    tier: HostTier | None = None,
+    adapters: tuple[str, ...] = (),
 ) -> FakeEngine:
-    kv = KVCacheManager(num_blocks, block_size, paged_specs(*windows), prefix_caching, max_num_pinned_blocks)
+    kv = KVCacheManager(num_blocks, block_size, paged_specs(*windows), prefix_caching, max_num_pinned_blocks, tier=tier)
     scheduler = Scheduler(
         kv,
         StepCostModel(),
@@ -157,6 +161,8 @@ def make_engine(
         itl_target_s=itl_target_s,
     )
     runner = FakeRunner(list(windows), num_blocks, block_size, max_num_batched_tokens)
+    if tier is not None:
+        tier.caches = [[torch.from_numpy(cache.reshape(num_blocks, -1))] for cache in runner._caches]
     engine = Engine(
         scheduler,
         runner,  # type: ignore[arg-type]
@@ -164,6 +170,7 @@ def make_engine(
         max_model_len=min(max_model_len, (num_blocks - 1) * block_size),
         max_num_waiting=max_num_waiting,
         eos_token_ids=eos_token_ids,
+        adapters=adapters,
         overlap=overlap,
         drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.request import Request, make_request
 from weft.engine.core.step_cost import StepCostModel, StepLoad
-from weft.engine.shared.messages import AddRequest, Guidance, ReasoningBudget
+from weft.engine.shared.messages import AddRequest, Guidance, ReasoningBudget, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 
 
@@ -23,7 +23,7 @@ def add_request(
 ) -> AddRequest:
     return AddRequest(
         request_id=request_id,
-        prompt_token_ids=list(prompt),
+        input=TokensInput(list(prompt)),
         sampling_params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
         num_choices=num_choices,
         priority=priority,

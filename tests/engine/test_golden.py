@@ -28,7 +28,7 @@ from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
 from weft.engine.run.model_runner import ModelRunner
-from weft.engine.shared.messages import AddRequest, RequestOutput, TokenLogprobs
+from weft.engine.shared.messages import AddRequest, RequestOutput, TokenLogprobs, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 
 NUM_PROMPTS = 16
@@ -191,7 +191,7 @@ def run(engine: Engine, adds: list[AddRequest]) -> dict[tuple[int, int], Request
 
 def greedy(request_id: int, prompt: list[int], num_choices: int = 1, **params: object) -> AddRequest:
     sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS, **params)  # type: ignore[arg-type]
-    return AddRequest(request_id, prompt, sampling, num_choices=num_choices)
+    return AddRequest(TokensInput(prompt), sampling, num_choices=num_choices, request_id=request_id)
 
 
 @pytest.mark.parametrize(("name", "row"), CASES)
@@ -218,11 +218,11 @@ def test_greedy_ids_are_those_of_transformers(golden_root: Path, name: str, row:
     num_hits_before = counters.prefix_cache_hits
     adds = [
         AddRequest(
-            number,
-            expected.prompts[number],
+            TokensInput(expected.prompts[number]),
             SamplingParams(temperature=0, max_tokens=NUM_OUTPUT_TOKENS),
             num_choices=num_choices,
             cache_salt=str(number) if factors["prefix"] == "miss" else "",
+            request_id=number,
         )
         for number in numbers
     ]
@@ -260,7 +260,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(golden_root: Path, name: 
     results = run(engine, adds)
     assert [results[number, 0].token_ids for number in range(NUM_PROMPTS)] == expected.outputs
     # With overlap a request whose drafts are being verified sits out every second step.
-    assert engine.num_steps < NUM_OUTPUT_TOKENS + overlap
+    assert engine.scheduler.counters.num_steps < NUM_OUTPUT_TOKENS + overlap
 
 
 @pytest.mark.parametrize("chunk", [7, 4096])

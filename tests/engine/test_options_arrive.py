@@ -48,7 +48,7 @@ SEEN = {
     "max_model_len": Seen(100, lambda s: s.engine._max_model_len, 100),
     "max_num_seqs": Seen(3, lambda s: s.engine.scheduler._max_num_seqs, 3),
     "max_num_batched_tokens": Seen(77, lambda s: s.engine.scheduler.token_budget.max_num_tokens, 77),
-    "kv_cache_memory_bytes": Seen(100_000, lambda s: s.plan.kv_cache_bytes, 98_304),
+    "kv_cache_memory": Seen(100_000, lambda s: s.plan.kv_cache_bytes, 98_304),
     "block_size": Seen(16, lambda s: s.engine.scheduler.kv.block_size, 16),
     "prefix_caching": Seen(False, lambda s: s.engine.scheduler.kv.prefix_caching, False),
     "pin_share": Seen(0.5, lambda s: s.engine.scheduler.kv.pins._max_num_blocks, 7),

@@ -30,7 +30,7 @@ def start_engine(folder: Path, device: str, *, num_blocks: int = 400, dtype: str
         "model": str(folder),
         "device": device,
         "dtype": dtype,
-        "kv_cache_memory_bytes": num_blocks * block_bytes,
+        "kv_cache_memory": num_blocks * block_bytes,
         "itl_target_ms": 60_000.0,  # how fast the machine is, decides nothing
         **options,
     }

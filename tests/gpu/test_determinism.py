@@ -10,7 +10,7 @@ from tests.engine.test_golden import golden
 from tests.gpu.harness import DEVICES, Entry, bits, start_engine
 from weft.engine.core.engine import Engine
 from weft.engine.kernels.cpu import library
-from weft.engine.shared.messages import AddRequest, EngineOptions, RequestOutput
+from weft.engine.shared.messages import AddRequest, EngineOptions, RequestOutput, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 
 HAS_SETTING = "deterministic" in EngineOptions.__struct_fields__
@@ -28,7 +28,10 @@ def watched_requests() -> list[AddRequest]:
     common = {"max_tokens": 16, "logprobs": 5, "ignore_eos": True, "prompt_logprobs": 2}
     greedy = SamplingParams(temperature=0, **common)  # type: ignore[arg-type]
     sampled = SamplingParams(temperature=1.0, top_p=0.9, top_k=40, seed=11, **common)  # type: ignore[arg-type]
-    return [AddRequest(WATCHED, prompt, greedy), AddRequest(WATCHED + 1, prompt[10:], sampled)]
+    return [
+        AddRequest(TokensInput(prompt), greedy, request_id=WATCHED),
+        AddRequest(TokensInput(prompt[10:]), sampled, request_id=WATCHED + 1),
+    ]
 
 
 def observe(engine: Engine, num_neighbours: int) -> list[tuple[list[int], list[Entry], list[Entry]]]:
@@ -41,7 +44,7 @@ def observe(engine: Engine, num_neighbours: int) -> list[tuple[list[int], list[E
             params = SamplingParams(
                 temperature=generator.choice((0.0, 1.0)), max_tokens=generator.randint(8, 60), seed=number
             )
-            engine.add(0, AddRequest(number, random_prompt(generator, 150), params))
+            engine.add(0, AddRequest(TokensInput(random_prompt(generator, 150)), params, request_id=number))
 
     add_neighbours(0, num_neighbours // 2)
     for _ in range(3):

@@ -13,7 +13,7 @@ from tests.checkpoints import WIDE_CHECKPOINTS, load_reference
 from tests.engine.test_golden import NUM_OUTPUT_TOKENS, NUM_PROMPTS, Golden, golden, greedy, run
 from tests.gpu.harness import DEVICES, graphs, start_engine, without
 from weft.engine.core.engine import Engine
-from weft.engine.shared.messages import AddRequest
+from weft.engine.shared.messages import AddRequest, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 
 
@@ -52,7 +52,10 @@ def test_in_16_bits_log_probabilities_are_near_those_of_transformers(
     params = SamplingParams(
         temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True, logprobs=0, prompt_logprobs=0
     )
-    outputs = run(engine, [AddRequest(number, prompt, params) for number, prompt in enumerate(expected.prompts)])
+    outputs = run(
+        engine,
+        [AddRequest(TokensInput(prompt), params, request_id=number) for number, prompt in enumerate(expected.prompts)],
+    )
     reference, differences = load_reference(expected.folder), []
     for (number, _), output in outputs.items():
         token_ids = torch.tensor([*expected.prompts[number], *output.token_ids])
@@ -74,7 +77,9 @@ def test_graphs_and_overlap_change_nothing(golden_root: Path, features: tuple[st
     params = SamplingParams(
         temperature=0.9, top_p=0.95, seed=3, presence_penalty=0.5, logprobs=2, max_tokens=NUM_OUTPUT_TOKENS
     )
-    sampled = [AddRequest(number, prompt, params) for number, prompt in enumerate(expected.prompts)]
+    sampled = [
+        AddRequest(TokensInput(prompt), params, request_id=number) for number, prompt in enumerate(expected.prompts)
+    ]
     outputs = []
     for _ in range(2):  # the first time most steps run before there is a graph for them
         check(engine, expected, range(NUM_PROMPTS))

@@ -10,7 +10,7 @@ from tests.engine.test_golden import Golden, golden, greedy, run
 from tests.gpu.harness import DEVICES, start_engine
 from weft.engine.core.engine import Engine
 from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import AddRequest, FinishReason
+from weft.engine.shared.messages import AddRequest, FinishReason, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.step.batch import Batch
 
@@ -23,14 +23,14 @@ SPARE_BYTES = 6 << 20
 def test_a_cache_far_too_large_is_refused(golden_root: Path, device: str) -> None:
     folder = golden(golden_root, "qwen3-wide").folder
     with pytest.raises(ModelError, match=r"kv_cache_memory is [\d,]+\.\d\d GB, but only .* are free"):
-        start_engine(folder, device, kv_cache_memory_bytes=1 << 50)
+        start_engine(folder, device, kv_cache_memory=1 << 50)
 
 
 def large_requests() -> list[AddRequest]:
     """Prompts that want thousands of tokens in a step."""
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=0)
     return [
-        AddRequest(1000 + number, [(number + i) % VOCAB_SIZE for i in range(240)], params)
+        AddRequest(TokensInput([(number + i) % VOCAB_SIZE for i in range(240)]), params, request_id=1000 + number)
         for number in range(NUM_LARGE)
     ]
 

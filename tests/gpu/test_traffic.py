@@ -17,7 +17,7 @@ from tests.engine.test_golden import Golden, PreemptingScheduler, golden, greedy
 from tests.gpu.harness import start_engine
 from weft.engine.core.engine import Engine
 from weft.engine.run import startup
-from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput
+from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 
 MAX_NUM_OPEN = 40
@@ -71,11 +71,11 @@ class Traffic:
             prompt = (self._prefix[: self.random.choice((0, 0, 32, 70))] + tail)[:LONGEST_PROMPT]
             params = some(self.random, max_tokens=self.random.randint(0, LONGEST_OUTPUT), seed=request_id)
             add = AddRequest(
-                request_id,
-                prompt,
+                TokensInput(prompt),
                 params,
                 num_choices=self.random.choice((1, 1, 3)),
                 priority=self.random.choice((0, 1)),
+                request_id=request_id,
             )
         self._adds[request_id] = add
         self.engine.add(0, add)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import uvicorn
 
-from weft.engine.shared.messages import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs
+from weft.engine.shared.messages import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs, TokensOutput
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.shared.status_page import Status
 from weft.server.generate.engine_client import EngineUnavailableError
@@ -149,6 +149,10 @@ class Asked:
         return getattr(self.request, name)
 
     @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.request.input.token_ids
+
+    @property
     def params(self) -> SamplingParams:
         return self.request.sampling_params
 
@@ -196,7 +200,7 @@ class FakeEngine:
             raise self.refuse
         outputs: list[RequestOutput] = []
         for index in range(request.num_choices):
-            outputs += self._outputs(index, request.prompt_token_ids, request.sampling_params)
+            outputs += self._outputs(index, request.input.token_ids, request.sampling_params)
         outputs.sort(key=lambda output: len(outputs))  # stable: choices stay whole
         if self.error is not None:
             outputs = outputs[: self.error_after]
@@ -220,7 +224,7 @@ class FakeEngine:
         outputs = []
         for start in range(0, max(1, len(token_ids)), self.chunk):
             ids = token_ids[start : start + self.chunk]
-            output = RequestOutput(0, index, ids)
+            output = TokensOutput(0, index, ids)
             if params.logprobs is not None and ids:
                 output.logprobs = [self._logprobs(index, token_id, params.logprobs) for token_id in ids]
                 for entry in output.logprobs:

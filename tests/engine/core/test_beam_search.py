@@ -24,6 +24,7 @@ from weft.engine.shared.messages import (
     Guidance,
     ReasoningBudget,
     RequestOutput,
+    TokensInput,
 )
 from weft.engine.shared.sampling_params import SamplingParams
 
@@ -96,7 +97,9 @@ def test_beams_are_those_of_transformers(
         params = SamplingParams(max_tokens=12, stop_token_ids=STOP_IDS)
         beams = BeamOptions(length_penalty, early_stopping)
 
-        outputs = choices(engine, AddRequest(seed, prompt[0].tolist(), params, width, beams=beams))
+        outputs = choices(
+            engine, AddRequest(TokensInput(prompt[0].tolist()), params, width, beams=beams, request_id=seed)
+        )
         trimmed = [until_stop(row) for row in expected[:, prompt.shape[1] :].tolist()]
         assert [output.token_ids for output in outputs] == trimmed
         for output in outputs:
@@ -109,7 +112,7 @@ def test_beams_are_those_of_transformers(
 
 def search(num_tokens: int = 10, width: int = 4, max_tokens: int = 12, **options: Any) -> AddRequest:
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(20, 21))
-    return AddRequest(7, list(range(num_tokens)), params, width, beams=BeamOptions(), **options)
+    return AddRequest(TokensInput(list(range(num_tokens))), params, width, beams=BeamOptions(), **options, request_id=7)
 
 
 def plain(add: AddRequest) -> list[list[int]]:
@@ -118,7 +121,7 @@ def plain(add: AddRequest) -> list[list[int]]:
     assert params.max_tokens is not None and beams is not None
     return plain_beam_search(
         lambda context: next_logprobs(context, 2 * width),
-        add.prompt_token_ids,
+        add.input.token_ids,
         width,
         params.max_tokens,
         params.stop_token_ids,
@@ -145,7 +148,7 @@ def test_the_prompt_is_computed_and_counted_once(block_size: int, prefix_caching
     assert counters.prompt_tokens == counters.prefix_cache_queries == counters.prefill_tokens == 50
     assert fake.runner.num_computed_tokens == 50 + counters.decode_tokens
     assert counters.decode_tokens <= 4 * 11  # each beam computes one token a step, whatever is shared
-    assert fake.engine.num_steps <= 12
+    assert fake.engine.scheduler.counters.num_steps <= 12
 
 
 def test_outputs_are_counted_as_the_caller_is_told() -> None:
@@ -166,7 +169,7 @@ def test_log_probabilities_come_with_the_alternatives_that_were_asked_for(count:
     for output in outputs:
         assert output.logprobs is not None
         for i, (token_id, entry) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
-            row = next_logprobs(add.prompt_token_ids + output.token_ids[:i], 20)
+            row = next_logprobs(add.input.token_ids + output.token_ids[:i], 20)
             assert (entry.top_token_ids, entry.top_logprobs) == (row.top_token_ids[:count], row.top_logprobs[:count])
             assert entry.logprob == row.top_logprobs[row.top_token_ids.index(token_id)]
 
@@ -228,12 +231,12 @@ def test_searches_that_preempt_each_other_find_what_they_find_alone(monkeypatch:
 
 def test_a_neighbour_goes_on_beside_a_search() -> None:
     fake = make_engine(overlap=True)
-    fake.engine.add(0, AddRequest(1, [3], SamplingParams(max_tokens=100)))
+    fake.engine.add(0, AddRequest(TokensInput([3]), SamplingParams(max_tokens=100), request_id=1))
     fake.engine.add(0, search())
     while 7 in {key.request_id for key in fake.engine.scheduler.requests}:
         num_before = fake.engine.scheduler.counters.decode_tokens
         outputs = fake.step()
-        assert fake.engine.scheduler.counters.decode_tokens > num_before or fake.engine.num_steps < 2
+        assert fake.engine.scheduler.counters.decode_tokens > num_before or fake.engine.scheduler.counters.num_steps < 2
         fake.engine.scheduler.check_integrity()
     assert {output.request_id for _, output in outputs} == {1, 7}
 
@@ -248,7 +251,7 @@ def test_a_search_that_fails_ends_alone(
     caplog.set_level(logging.CRITICAL)
     fake = make_engine()
     fake.engine.add(0, search(width=3))
-    fake.engine.add(0, AddRequest(1, [3], SamplingParams(max_tokens=20)))
+    fake.engine.add(0, AddRequest(TokensInput([3]), SamplingParams(max_tokens=20), request_id=1))
     collect = output_collector.collect
 
     def broken_collect(*step: Any) -> output_collector.Outputs:

@@ -23,6 +23,7 @@ from weft.engine.shared.messages import (
     ReasoningBudget,
     RejectReason,
     RequestOutput,
+    TokensInput,
 )
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.speculation.pace import Pace
@@ -83,7 +84,7 @@ def test_steps_count_what_the_device_says_where_it_has_a_clock(monkeypatch: pyte
     monkeypatch.setattr(fake.runner, "collect", lambda step: dataclasses.replace(plain(step), device_s=1000.0))
     fake.engine.add(0, add_request([1, 2], max_tokens=3))
     finish(fake)
-    assert fake.engine.num_steps == 3 and fake.engine.step_seconds == 3000.0
+    assert fake.engine.scheduler.counters.num_steps == 3 and fake.engine.scheduler.counters.step_seconds == 3000.0
 
 
 def test_overlap_launches_a_step_before_the_last_one_is_collected() -> None:
@@ -98,7 +99,7 @@ def test_overlap_launches_a_step_before_the_last_one_is_collected() -> None:
     assert len(overlapped.runner.batches) == 2
     assert overlapped.runner.batches[1].placeholders.targets.tolist() == [0]
     finish(overlapped)
-    assert (plain.engine.num_steps, overlapped.engine.num_steps) == (1, 3)
+    assert (plain.engine.scheduler.counters.num_steps, overlapped.engine.scheduler.counters.num_steps) == (1, 3)
 
 
 def test_drafts_change_the_number_of_steps_and_nothing_else() -> None:
@@ -109,7 +110,7 @@ def test_drafts_change_the_number_of_steps_and_nothing_else() -> None:
     fake = make_engine(drafter=Oracle())
     fake.engine.add(0, add_request([1, 2, 3], max_tokens=10, temperature=0.0))
     assert finish(fake) == {(0, 0): greedy([1, 2, 3], 10)}
-    assert fake.engine.num_steps == 4  # 1 + 4 + 4 + 1 ids
+    assert fake.engine.scheduler.counters.num_steps == 4  # 1 + 4 + 4 + 1 ids
 
 
 def test_steps_are_told_before_they_are_launched() -> None:
@@ -145,7 +146,7 @@ def test_a_drafter_that_fails_is_left_out_for_a_while_and_costs_no_request_anyth
     assert caplog.messages == [
         f"drafting failed; the next {pause} steps go without" for pause in (FIRST_PAUSE, 2 * FIRST_PAUSE)
     ]
-    assert 3 * FIRST_PAUSE < fake.engine.num_steps < 3.5 * FIRST_PAUSE
+    assert 3 * FIRST_PAUSE < fake.engine.scheduler.counters.num_steps < 3.5 * FIRST_PAUSE
     assert max(batch.num_tokens for batch in fake.runner.batches[4:]) == 4
 
 
@@ -192,7 +193,7 @@ def test_a_draft_model_that_fails_leaves_the_other_drafters_alone(caplog: pytest
     fake.engine.add(0, add_request([1, 2, 3], max_tokens=60, temperature=0.0))
     assert finish(fake) == {(0, 0): greedy([1, 2, 3], 60)}
     assert caplog.messages == [f"the draft model failed; the next {FIRST_PAUSE} steps go without"]
-    assert fake.engine.num_steps < 30
+    assert fake.engine.scheduler.counters.num_steps < 30
 
 
 # --- what is rejected --------------------------------------------------------------------------------------------
@@ -205,7 +206,11 @@ NOTHING_LEFT = "allowed_token_ids must leave an id that bad_words and min_tokens
     [
         (add_request([]), RejectReason.INVALID, "the prompt must hold at least one token"),
         (add_request([1], num_choices=0), RejectReason.INVALID, "num_choices must be at least 1, got 0"),
-        (AddRequest(0, [1], SamplingParams(), adapter="x"), RejectReason.INVALID, "adapter 'x' is not loaded"),
+        (
+            AddRequest(TokensInput([1]), SamplingParams(), adapter="x", request_id=0),
+            RejectReason.INVALID,
+            "adapter 'x' is not loaded",
+        ),
         (
             add_request([1] * 30, max_tokens=11),
             RejectReason.CONTEXT_LENGTH,
@@ -219,7 +224,9 @@ NOTHING_LEFT = "allowed_token_ids must leave an id that bad_words and min_tokens
         (add_request([1, 50]), RejectReason.INVALID, "prompt must hold token ids from 0 to 49, got 50"),
         (add_request([-1, 3]), RejectReason.INVALID, "prompt must hold token ids from 0 to 49, got -1"),
         (
-            AddRequest(0, [1], SamplingParams(), guidance=Guidance(prediction_token_ids=(3, 51))),
+            AddRequest(
+                TokensInput([1]), SamplingParams(), guidance=Guidance(prediction_token_ids=(3, 51)), request_id=0
+            ),
             RejectReason.INVALID,
             "prediction must hold token ids from 0 to 49, got 51",
         ),

@@ -9,7 +9,7 @@ from weft.engine.core.output_collector import collect, end, fail
 from weft.engine.core.request import Request, Status
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.step_cost import StepCostModel
-from weft.engine.shared.messages import FinishReason, ReasoningBudget, RequestOutput, TokenLogprobs
+from weft.engine.shared.messages import FinishReason, ReasoningBudget, RequestOutput, TokenLogprobs, TokensOutput
 from weft.engine.speculation.drafters import PredictionDrafter
 from weft.engine.step.step_result import StepResult
 
@@ -49,7 +49,7 @@ def test_a_sampled_id_becomes_output_of_its_connection() -> None:
     assert (connection, output.request_id, output.index) == (0, 5, 0)
     assert (output.token_ids, output.finish_reason, output.num_cached_tokens) == ([9], None, 0)
     assert output.queue_time_s is not None
-    assert run(scheduler, 8) == [RequestOutput(5, 0, [8])]
+    assert run(scheduler, 8) == [TokensOutput(5, 0, [8])]
     assert scheduler.counters.generation_tokens == 2
 
 
@@ -100,7 +100,7 @@ def test_what_fails_for_one_request_ends_that_one_alone(caplog: pytest.LogCaptur
     broken.grammar = Broken()  # type: ignore[assignment]
     outputs = [output for _, output in collect(scheduler, step, StepResult([8, 9], {}, []))]
     scheduler.check_integrity()
-    assert outputs[0] == RequestOutput(0, 0, [], FinishReason.ERROR, message="the request failed: KeyError")
+    assert outputs[0] == TokensOutput(0, 0, [], FinishReason.ERROR, message="the request failed: KeyError")
     assert (outputs[-1].request_id, outputs[-1].token_ids) == (1, [9])
     assert broken.is_finished and not sound.is_finished
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.engine.cache.host_tier import HostTier
 from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_id, next_logprobs
 from tests.engine.plain_beam_search import plain_beam_search
 from weft.engine.core.request import Request, RequestKey
@@ -23,6 +24,7 @@ from weft.engine.shared.messages import (
     FinishReason,
     Pin,
     TokenLogprobs,
+    TokensInput,
 )
 from weft.engine.shared.sampling_params import SamplingParams
 
@@ -58,7 +60,7 @@ def expected_ids(
 ) -> list[int]:
     """Plain decoding, one token at a time, over the whole context."""
     params = add.sampling_params
-    context = list(add.prompt_token_ids)
+    context = list(add.input.token_ids)
     longest = None if None in fake.windows else max(w for w in fake.windows if w is not None)
     most = max_model_len - len(context) if params.max_tokens is None else params.max_tokens
     if add.beams is not None:
@@ -72,7 +74,7 @@ def expected_ids(
             add.beams,
         )[index]
     output: list[int] = []
-    while len(output) < min(most, max_model_len - len(add.prompt_token_ids)):
+    while len(output) < min(most, max_model_len - len(add.input.token_ids)):
         uniform = uniforms(np.array([params.seed], np.uint64), np.array([len(context)]), np.array([index]))[0]
         seen = context if longest is None else context[-longest:]
         token_id = next_id(seen, float(uniform), params.temperature)
@@ -126,12 +128,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_pinned_blocks=st.integers(0, 6),
         overlap=st.booleans(),
         drafts=st.booleans(),
+        offloads=st.booleans(),
     )
-    def start(self, drafts: bool, **options: object) -> None:
+    def start(self, drafts: bool, offloads: bool, **options: object) -> None:
+        self.tier = HostTier()
         drafter = GuessingDrafter()
         drafter.windows = list(options["windows"])  # type: ignore[call-overload]
         self.eos = (11,)
-        self.fake = make_engine(**options, drafter=drafter if drafts else None, eos_token_ids=self.eos)  # type: ignore[arg-type]
+        self.fake = make_engine(
+            **options,  # type: ignore[arg-type]
+            drafter=drafter if drafts else None,
+            tier=self.tier if offloads else None,
+            eos_token_ids=self.eos,
+        )
         self.max_model_len = self.fake.engine._max_model_len
         self.adds: dict[int, AddRequest] = {}
         self.outputs: dict[tuple[int, int], list[int]] = {}
@@ -176,7 +185,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         add = AddRequest(
             request_id=len(self.adds),
-            prompt_token_ids=prompt,
+            input=TokensInput(prompt),
             sampling_params=SamplingParams(
                 max_tokens=max_tokens,
                 temperature=temperature,
@@ -229,7 +238,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scores = [(s.top_token_ids[0], s.logprob) for s in self.scores[add.request_id, index]]
         is_scored = add.sampling_params.prompt_logprobs is not None
         if index == 0 or not is_scored:  # if choice 0 is aborted, which choice has them depends on when
-            assert scores == (list(itertools.pairwise(add.prompt_token_ids)) if is_scored else [])
+            assert scores == (list(itertools.pairwise(add.input.token_ids)) if is_scored else [])
 
     @rule(at_launch=st.booleans())
     def failing_step(self, at_launch: bool) -> None:
@@ -238,6 +247,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.fake.runner.fails_at_collect = not at_launch
         self.run_step(may_fail=True)
         self.fake.runner.fails_at_launch = self.fake.runner.fails_at_collect = False
+
+    @rule(loses_all=st.booleans())
+    def bring_back(self, loses_all: bool) -> None:
+        """What is to be loaded arrives only here, or is lost."""
+        if loses_all:
+            self.tier.break_down()
+        else:
+            self.tier.work()
 
     @rule(data=st.data(), whole=st.booleans())
     def abort(self, data: st.DataObject, whole: bool) -> None:
@@ -261,7 +278,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.fake.engine.has_work:
                 break
             self.step()
+            self.tier.work()
             self.is_consistent()
+        self.tier.work()
+        self.fake.engine.scheduler.kv.finish_loads()
         assert not self.fake.engine.has_work, "requests wait for ever"
         assert not self.open
         for pool in self.fake.engine.scheduler.kv.pools:

@@ -19,7 +19,7 @@ def make_demo_engine() -> Callable[..., Engine]:
     """Engines around the demo model."""
 
     def make(**options: object) -> Engine:
-        values = {"device": "cpu", "kv_cache_memory_bytes": 8 << 20, **options}
+        values = {"device": "cpu", "kv_cache_memory": 8 << 20, **options}
         return start(EngineOptions(model=str(DEMO_MODEL), **values), "test").engine  # type: ignore[arg-type]
 
     return make

@@ -11,7 +11,7 @@ from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
 from weft.engine.guidance.compiler import GrammarCompiler
 from weft.engine.guidance.matcher import GrammarMatcher
-from weft.engine.shared.messages import AddRequest, FinishReason, Guidance, RequestOutput
+from weft.engine.shared.messages import AddRequest, FinishReason, Guidance, RequestOutput, TokensInput
 
 DEMO_MODEL = Path(__file__).parents[3] / "server" / "demo_model"
 TOKENIZER = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
@@ -68,6 +68,7 @@ def run(engine: Engine, *adds: AddRequest) -> Answers:
 def guided(add: AddRequest, grammar: str | None, **more: object) -> AddRequest:
     """The request under a grammar."""
     return AddRequest(
-        add.request_id, add.prompt_token_ids, add.sampling_params, add.num_choices,
+        TokensInput(add.input.token_ids), add.sampling_params, add.num_choices,
         deadline=add.deadline, guidance=Guidance(grammar, **more),  # type: ignore[arg-type]
+        request_id=add.request_id,
     )  # fmt: skip

@@ -205,7 +205,7 @@ def test_forced_tokens_with_logprobs_are_computed_a_few_at_a_time(make_demo_engi
 def test_preemption_and_little_room_change_nothing(make_demo_engine: Callable[..., Engine]) -> None:
     options = {"max_num_seqs": 12, "max_num_batched_tokens": 64, "block_size": 16, "max_model_len": 160}
     roomy = make_demo_engine(**options)
-    tight = make_demo_engine(**options, kv_cache_memory_bytes=3 << 18)
+    tight = make_demo_engine(**options, kv_cache_memory=3 << 18)
     tight.scheduler.mean_output_tokens = 0.0  # it expects short outputs and admits too many
     expected, got = run(roomy, *mixed(24)), run(tight, *mixed(24))
     assert tight.scheduler.counters.num_preemptions > 0
@@ -281,10 +281,10 @@ def test_drafts_across_the_budget_change_nothing(make_demo_engine: Callable[...,
     engine = make_demo_engine()
     engine._speculator = None
     expected = run(engine, *adds)
-    num_steps = engine.num_steps
+    num_steps = engine.scheduler.counters.num_steps
     engine._speculator = Speculator(engine.scheduler, (Repeat(expected),), None)
     assert run(engine, *adds).token_ids == expected.token_ids
-    assert engine.num_steps - num_steps < num_steps
+    assert engine.scheduler.counters.num_steps - num_steps < num_steps
     for i in (1, 3, 5, 7):
         thought, _, answer = expected.text(i).partition("!")
         assert len(TOKENIZER.encode(thought).ids) <= 90

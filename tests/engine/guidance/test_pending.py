@@ -43,7 +43,7 @@ def test_others_run_while_a_grammar_is_compiled(compiler: SlowCompiler) -> None:
     assert [output.request_id for _, output in engine.step()] == [1]
     assert engine.step()[0][1].finish_reason is FinishReason.LENGTH
     assert engine.has_work
-    assert (engine.step(), engine.num_steps) == ([], 2)
+    assert (engine.step(), engine.scheduler.counters.num_steps) == ([], 2)
     compiler.finish("a")
     assert (faults(engine), engine.num_waiting) == ({0: None}, 1)
     assert [output.request_id for _, output in engine.step()] == [0]

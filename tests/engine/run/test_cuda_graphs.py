@@ -27,9 +27,9 @@ from weft.engine.run import cuda_graphs
 from weft.engine.run.cuda_graphs import DecodeGraphs, GraphKey, graph_sizes, pad
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.model_runner import ModelRunner
-from weft.engine.sampling import chunks
 from weft.engine.sampling.in_graph import GraphSampler
-from weft.engine.shared.messages import RequestOutput
+from weft.engine.sampling.sampler import draw
+from weft.engine.shared.messages import RequestOutput, TokensOutput
 from weft.engine.step.batch import Floats, SamplingBatch
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS = 40, 4, 6, 32
@@ -58,9 +58,9 @@ class PlainSampler:
     def sample(self, logits: torch.Tensor, parameters: torch.Tensor, kind: int) -> torch.Tensor:
         assert kind == 3
         temperatures, uniforms = parameters.unbind(0)
-        best = chunks.argmax(logits)
+        best = logits.argmax(-1)
         weights = (logits - logits.gather(1, best[:, None])).div_(temperatures[:, None]).exp_()
-        return torch.where(temperatures > 0, chunks.draw(weights, uniforms), best)
+        return torch.where(temperatures > 0, draw(weights, uniforms[:, None]), best)
 
 
 def make_runner(
@@ -103,7 +103,7 @@ def serve(runner: ModelRunner, overlap: bool) -> dict[int, RequestOutput]:
 
     def step() -> None:
         for _, output in engine.step():
-            whole = gained.setdefault(output.request_id, RequestOutput(output.request_id, 0, [], logprobs=[]))
+            whole = gained.setdefault(output.request_id, TokensOutput(output.request_id, 0, [], logprobs=[]))
             whole.token_ids += output.token_ids
             whole.logprobs += output.logprobs or []  # type: ignore[operator]
             assert output.message is None

@@ -10,11 +10,13 @@ from weft.engine.run import config as engine_config
 from weft.engine.run.config import EngineConfig, available_memory_bytes
 from weft.engine.run.memory_plan import MAX_CPU_CACHE_BYTES, MemoryPlan, make_plan
 from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineOptions
 
 GROUPS = group_layers((PagedKV(2, 8), PagedKV(2, 8, sliding_window=64), PagedKV(2, 8)))
 BLOCK_BYTES = 3 * 2 * 16 * 2 * 8 * 2  # layers, K and V, tokens, heads, head size, bytes of a bfloat16
 
 CONFIG = EngineConfig(
+    options=EngineOptions(model="model"),
     model=Path("model"),
     device=torch.device("cpu"),
     dtype=torch.bfloat16,
@@ -22,19 +24,17 @@ CONFIG = EngineConfig(
     max_num_seqs=4,
     max_num_batched_tokens=128,
     block_size=16,
-    prefix_caching=True,
-    pin_share=0.25,
-    load_dummy=False,
-    is_int8=False,
     itl_target_s=0.25,
-    max_num_waiting=10,
     overlap=False,
-    kv_cache_memory_bytes=None,
 )
 
 
-def plan(free_bytes: int, **changes: object) -> MemoryPlan:
-    config = dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type]
+def with_cache_memory(num_bytes: int | None) -> EngineConfig:
+    return dataclasses.replace(CONFIG, options=EngineOptions(model="model", kv_cache_memory=num_bytes))
+
+
+def plan(free_bytes: int, kv_cache_memory: int | None = None, **changes: object) -> MemoryPlan:
+    config = dataclasses.replace(with_cache_memory(kv_cache_memory), **changes)  # type: ignore[arg-type]
     return make_plan(config, GROUPS, weights_bytes=1_234_000_000, activations_bytes=56_700, free_bytes=free_bytes)
 
 
@@ -65,12 +65,12 @@ def test_a_cpu_cache_has_a_bound() -> None:
 
 
 def test_what_the_user_asks_for_is_taken_whole() -> None:
-    assert plan(50 * BLOCK_BYTES, kv_cache_memory_bytes=30 * BLOCK_BYTES + 5).num_blocks == 30
+    assert plan(50 * BLOCK_BYTES, kv_cache_memory=30 * BLOCK_BYTES + 5).num_blocks == 30
 
 
 def test_more_than_is_free_is_refused_with_both_numbers() -> None:
     with pytest.raises(ModelError, match=r"kv_cache_memory is 2\.00 GB, but only 1\.5 MB are free"):
-        plan(1_500_000, kv_cache_memory_bytes=2_000_000_000)
+        plan(1_500_000, kv_cache_memory=2_000_000_000)
 
 
 @pytest.mark.parametrize("free_bytes", [-5, 0, BLOCK_BYTES])
@@ -87,7 +87,7 @@ def test_a_length_that_does_not_fit_is_lowered_and_said(caplog: pytest.LogCaptur
 
 
 def test_concurrency_is_by_length_and_no_more_than_run_at_once() -> None:
-    result = plan(1 << 40, max_model_len=20_000, max_num_seqs=40, kv_cache_memory_bytes=2_501 * BLOCK_BYTES)
+    result = plan(1 << 40, max_model_len=20_000, max_num_seqs=40, kv_cache_memory=2_501 * BLOCK_BYTES)
     assert [result.num_requests(n) for n in (16, 17, 20_000)] == [2500, 1250, 2]
     assert result.concurrency(40) == (
         "at once      39 with 1,024 tokens each, 9 with 4,096 tokens each, 2 with 16,384 tokens each, "
@@ -119,13 +119,13 @@ def test_states_of_all_requests_that_may_run_come_first() -> None:
     """Four requests and the null slot, in two layers; the rest is blocks."""
     states = group_layers((StateSpec((3, 8), torch.float32),) * 2)
     states_bytes = 5 * 2 * 3 * 8 * 4
-    config = dataclasses.replace(CONFIG, kv_cache_memory_bytes=states_bytes + 9 * BLOCK_BYTES)
+    config = with_cache_memory(states_bytes + 9 * BLOCK_BYTES)
     sizes = {"weights_bytes": 0, "activations_bytes": 0, "free_bytes": 1 << 30}
     result = make_plan(config, (*GROUPS, *states), **sizes)
     assert (result.num_blocks, result.kv_cache_bytes) == (9, states_bytes + 9 * BLOCK_BYTES)
     alone = make_plan(config, states, **sizes)
     assert (alone.num_blocks, alone.max_model_len, alone.kv_cache_bytes) == (65, 256, states_bytes)
-    config = dataclasses.replace(CONFIG, kv_cache_memory_bytes=states_bytes - 1)
+    config = with_cache_memory(states_bytes - 1)
     with pytest.raises(
         ModelError, match="no memory is left for the KV cache: 959 B, a block takes 0 B, the states of 4"
     ):

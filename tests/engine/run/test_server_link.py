@@ -12,9 +12,9 @@ from weft.engine.shared.messages import (
     FinishReason,
     FrameReader,
     FromEngine,
-    RequestOutput,
     StepOutput,
     ToEngine,
+    TokensOutput,
     decode_from_engine,
     encode,
 )
@@ -90,7 +90,7 @@ def test_a_frame_may_arrive_in_pieces(link: ServerLink, connect: Callable[[], Se
 
 def test_a_step_is_one_message_to_each_connection(link: ServerLink, connect: Callable[[], Server]) -> None:
     first, second = connect(), connect()
-    a, b, c = RequestOutput(1, 0, [5]), RequestOutput(1, 0, [6]), RequestOutput(2, 0, [7])
+    a, b, c = TokensOutput(1, 0, [5]), TokensOutput(1, 0, [6]), TokensOutput(2, 0, [7])
     link.put_outputs([(0, a), (1, b), (0, c), (9, a)])
     assert first.read() == StepOutput([a, c])
     assert second.read() == StepOutput([b])
@@ -98,9 +98,9 @@ def test_a_step_is_one_message_to_each_connection(link: ServerLink, connect: Cal
 
 def test_outputs_go_before_what_is_queued_later(link: ServerLink, connect: Callable[[], Server]) -> None:
     server = connect()
-    link.put_outputs([(0, RequestOutput(1, 0, [5]))])
+    link.put_outputs([(0, TokensOutput(1, 0, [5]))])
     link.put(0, Accepted(2))
-    assert server.read() == StepOutput([RequestOutput(1, 0, [5])])
+    assert server.read() == StepOutput([TokensOutput(1, 0, [5])])
     assert server.read() == Accepted(2)
 
 
@@ -114,7 +114,7 @@ def test_outputs_merge_while_the_reader_is_slow_and_nothing_is_lost(
     num_steps, num_requests = 4000, 16
     for step in range(num_steps):
         reason = FinishReason.LENGTH if step == num_steps - 1 else None
-        link.put_outputs([(0, RequestOutput(r, 0, [step], reason)) for r in range(num_requests)])
+        link.put_outputs([(0, TokensOutput(r, 0, [step], reason)) for r in range(num_requests)])
     assert len(connection._outputs) == num_requests  # merged: no more than one entry for each choice
     assert len(connection._unsent) < 4096  # a step's frame at most
     received: dict[int, list[int]] = {r: [] for r in range(num_requests)}
@@ -139,13 +139,13 @@ def test_outputs_merge_while_the_reader_is_slow_and_nothing_is_lost(
 def test_a_dead_server_is_reported_once(link: ServerLink, connect: Callable[[], Server]) -> None:
     first, second = connect(), connect()
     first.sock.close()
-    link.put_outputs([(0, RequestOutput(1, 0, [5]))] * 2)
+    link.put_outputs([(0, TokensOutput(1, 0, [5]))] * 2)
     link.put(0, Accepted(1))
     assert poll(link) == [(0, None)]
     assert list(link.poll(0.0)) == []
-    link.put_outputs([(0, RequestOutput(1, 0, [5])), (1, RequestOutput(1, 0, [6]))])
+    link.put_outputs([(0, TokensOutput(1, 0, [5])), (1, TokensOutput(1, 0, [6]))])
     link.put(0, Accepted(1))
-    assert second.read() == StepOutput([RequestOutput(1, 0, [6])])
+    assert second.read() == StepOutput([TokensOutput(1, 0, [6])])
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x01\x00\x00\x00\xc1", encode(Accepted(1))])

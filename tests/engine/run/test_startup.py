@@ -109,7 +109,7 @@ def test_a_draft_model_takes_its_part_of_the_memory(checkpoint_folder: Callable[
             model=str(checkpoint_folder("qwen3")),
             device="cpu",
             dtype="float32",
-            kv_cache_memory_bytes=3_000_000,
+            kv_cache_memory=3_000_000,
             speculative=speculative,
         )
         return start(options, "epoch")
@@ -137,7 +137,7 @@ def test_a_tiny_cache_is_enough_to_start_and_to_serve(checkpoint_folder: Callabl
         device="cpu",
         dtype="float32",
         block_size=16,
-        kv_cache_memory_bytes=50_000,
+        kv_cache_memory=50_000,
     )
     started = start(options, "epoch")
     assert started.info.max_model_len == started.plan.num_tokens == 48

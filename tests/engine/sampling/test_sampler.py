@@ -15,7 +15,7 @@ from weft.engine.sampling import sampler
 from weft.engine.sampling.logits_processors import apply_penalties
 from weft.engine.sampling.logprobs import token_logprobs
 from weft.engine.sampling.random import uniforms
-from weft.engine.sampling.sampler import PickIds, SampleResult, SamplingKit, pick_ids
+from weft.engine.sampling.sampler import PickIds, SampleResult, SamplingKit, draw, pick_ids
 from weft.engine.step.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.step_result import NO_TOKEN_ID
@@ -366,3 +366,37 @@ def test_a_masked_row_with_everything_banned_yields_no_token(
     ids = sample(_logits(3), batch, None, masks).token_ids.tolist()
     assert 0 <= ids[0] < VOCAB_SIZE
     assert ids[1:] == [96, NO_TOKEN_ID]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 128, 1000, 32003])
+def test_draw_inverts_the_cumulated_weights(vocab_size: int) -> None:
+    generator = np.random.default_rng(vocab_size)
+    weights = torch.softmax(_logits(200, vocab_size), -1)
+    uniforms = generator.random(200, dtype=np.float32)
+    ids = draw(weights, torch.from_numpy(uniforms)[:, None]).numpy()
+    cumulated = weights.numpy().cumsum(-1, dtype=np.float64)
+    for row, (token_id, uniform) in enumerate(zip(ids, uniforms, strict=True)):
+        below = cumulated[row, token_id - 1] if token_id else 0.0
+        assert below - 1e-6 <= uniform * cumulated[row, -1] <= cumulated[row, token_id] + 1e-6
+
+
+@pytest.mark.parametrize("uniform", [0.0, 2.0**-24, 0.5, 1 - 2.0**-24])
+@pytest.mark.parametrize("vocab_size", [3, 128, 300, 5000])
+def test_an_id_without_weight_is_never_drawn(uniform: float, vocab_size: int) -> None:
+    generator = np.random.default_rng(0)
+    weights = generator.random((300, vocab_size), dtype=np.float32) ** 20  # spans the whole range of float32
+    weights[generator.random(weights.shape) < 0.8] = 0
+    weights[np.arange(300), generator.integers(vocab_size, size=300)] = 1
+    ids = draw(torch.from_numpy(weights), torch.full((300, 1), uniform)).numpy()
+    assert (weights[np.arange(300), ids] > 0).all()
+
+
+def test_the_ends_of_the_unit_interval_reach_the_first_and_last_id() -> None:
+    weights = torch.full((2, 1000), 1.0)
+    weights[:, :3] = 0
+    weights[:, -5:] = 0
+    assert draw(weights, torch.tensor([[0.0], [1 - 2.0**-24]])).tolist() == [3, 994]
+
+
+def test_what_is_drawn_from_a_nan_row_is_in_range() -> None:
+    assert 0 <= int(draw(torch.full((1, 130), float("nan")), torch.tensor([[0.5]]))) < 130

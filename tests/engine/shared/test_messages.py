@@ -13,10 +13,11 @@ from weft.engine.shared.messages import (
     FromEngine,
     Rejected,
     RejectReason,
-    RequestOutput,
     StepOutput,
     ToEngine,
     TokenLogprobs,
+    TokensInput,
+    TokensOutput,
     decode_from_engine,
     decode_to_engine,
     encode,
@@ -24,10 +25,10 @@ from weft.engine.shared.messages import (
 from weft.engine.shared.sampling_params import SamplingParams
 
 TO_ENGINE: list[ToEngine] = [
-    AddRequest(1, [1, 2, 3], SamplingParams()),
+    AddRequest(TokensInput([1, 2, 3]), SamplingParams(), request_id=1),
     AddRequest(
         request_id=2,
-        prompt_token_ids=[70_000],
+        input=TokensInput([70_000]),
         sampling_params=SamplingParams(
             max_tokens=5, seed=2**64 - 1, logit_bias={7: -100.0}, bad_words_token_ids=((1, 2), (3,)), logprobs=0
         ),
@@ -40,7 +41,7 @@ TO_ENGINE: list[ToEngine] = [
         extra_hash_keys=("a", "b"),
         beams=BeamOptions(-0.5, "never"),
     ),
-    AddRequest(4, [1], SamplingParams(), beams=BeamOptions(early_stopping=True)),
+    AddRequest(TokensInput([1]), SamplingParams(), beams=BeamOptions(early_stopping=True), request_id=4),
     AbortRequest(3),
     AbortRequest(3, 1),
 ]
@@ -50,8 +51,8 @@ FROM_ENGINE: list[FromEngine] = [
     Rejected(2, RejectReason.QUEUE_FULL, "full"),
     StepOutput(
         [
-            RequestOutput(1, 0, [5]),
-            RequestOutput(
+            TokensOutput(1, 0, [5]),
+            TokensOutput(
                 request_id=2,
                 index=1,
                 token_ids=[6, 7],
@@ -113,7 +114,12 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
         encode(Accepted(1))[4:],
         msgspec.msgpack.encode({"type": "abort", "request_id": "one"}),
         msgspec.msgpack.encode(
-            {"type": "add", "request_id": 1, "prompt_token_ids": [1], "sampling_params": {"temperature": 3.0}}
+            {
+                "type": "add",
+                "request_id": 1,
+                "input": {"type": "tokens", "token_ids": [1]},
+                "sampling_params": {"temperature": 3.0},
+            }
         ),
     ],
 )
@@ -126,10 +132,10 @@ def test_merging_outputs_equals_reading_them_one_by_one() -> None:
     def scored(value: float) -> TokenLogprobs:
         return TokenLogprobs(value, [], [])
 
-    output = RequestOutput(1, 0, [], prompt_logprobs=[scored(-1.0)])
-    output.merge(RequestOutput(1, 0, [4], logprobs=[scored(-2.0)], num_cached_tokens=0, queue_time_s=0.5))
-    output.merge(RequestOutput(1, 0, [5, 6], FinishReason.STOP, 6, logprobs=[scored(-3.0), scored(-4.0)]))
-    assert output == RequestOutput(
+    output = TokensOutput(1, 0, [], prompt_logprobs=[scored(-1.0)])
+    output.merge(TokensOutput(1, 0, [4], logprobs=[scored(-2.0)], num_cached_tokens=0, queue_time_s=0.5))
+    output.merge(TokensOutput(1, 0, [5, 6], FinishReason.STOP, 6, logprobs=[scored(-3.0), scored(-4.0)]))
+    assert output == TokensOutput(
         request_id=1,
         index=0,
         token_ids=[4, 5, 6],

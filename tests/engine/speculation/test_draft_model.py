@@ -18,7 +18,7 @@ from weft.engine.kernels.cpu import library
 from weft.engine.run.cuda_graphs import DecodeGraphs
 from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import AddRequest, EngineOptions
+from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.speculation import pace
 from weft.engine.speculation.draft_model import DraftModel, match_groups
@@ -59,7 +59,7 @@ def make_engine(
         max_model_len=256,
         max_num_seqs=16,
         speculative=str(draft) if draft else None,
-        kv_cache_memory_bytes=more.get("kv_cache_memory_bytes", 4_000_000),
+        kv_cache_memory=more.get("kv_cache_memory", 4_000_000),
         max_num_batched_tokens=more.get("max_num_batched_tokens", 512),
         itl_target_ms=1e6,  # or prompts are cut as time passes, and torch computes a row differently beside others
     )
@@ -74,10 +74,12 @@ def requests(temperature: float, num_tokens: int, vocab_size: int = VOCAB_SIZE) 
     prefix = [generator.randrange(4, vocab_size) for _ in range(40)]
     return [
         AddRequest(
-            number,
-            prefix[: 40 * (number % 2)] + [generator.randrange(4, vocab_size) for _ in range(5 + 7 * number)],
+            TokensInput(
+                prefix[: 40 * (number % 2)] + [generator.randrange(4, vocab_size) for _ in range(5 + 7 * number)]
+            ),
             SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=number, ignore_eos=True, logprobs=2),
             num_choices=1 + number % 2,
+            request_id=number,
         )
         for number in range(6)
     ]
@@ -106,7 +108,7 @@ def test_ids_are_those_of_plain_decoding(
 def test_a_small_cache_preempts_and_changes_nothing(checkpoint_folder: Callable[[str], Path], one_layer: Path) -> None:
     adds = requests(1.0, 60)
     plain = run(make_engine(checkpoint_folder("qwen3"), None), adds)
-    engine = make_engine(checkpoint_folder("qwen3"), one_layer, kv_cache_memory_bytes=400_000)
+    engine = make_engine(checkpoint_folder("qwen3"), one_layer, kv_cache_memory=400_000)
     engine.scheduler._expected_growth = lambda request: 0  # type: ignore[method-assign]
     check_equal(run(engine, adds), plain, is_exact=False)
     counters = engine.scheduler.counters
@@ -128,7 +130,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature: float, over
     check_equal(run(engine, adds), plain, is_exact=True)
     counters = engine.scheduler.counters
     assert counters.num_accepted_tokens == counters.num_draft_tokens > 200
-    assert engine.num_steps < plain_engine.num_steps / 2
+    assert engine.scheduler.counters.num_steps < plain_engine.scheduler.counters.num_steps / 2
 
 
 def test_small_steps_may_be_graphs(checkpoint_folder: Callable[[str], Path]) -> None:

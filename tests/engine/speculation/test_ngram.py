@@ -12,7 +12,7 @@ from weft import server
 from weft.engine.core.engine import Engine
 from weft.engine.kernels.cpu import library
 from weft.engine.run.startup import start
-from weft.engine.shared.messages import AddRequest, EngineOptions, Guidance
+from weft.engine.shared.messages import AddRequest, EngineOptions, Guidance, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.speculation.drafters import NgramDrafter
 
@@ -23,7 +23,7 @@ DEMO = Path(server.__file__).parent / "demo_model"
 
 def demo_engine(speculative: str | None) -> Engine:
     options = EngineOptions(
-        model=str(DEMO), device="cpu", max_model_len=256, kv_cache_memory_bytes=3_000_000, speculative=speculative
+        model=str(DEMO), device="cpu", max_model_len=256, kv_cache_memory=3_000_000, speculative=speculative
     )
     return start(options, "epoch").engine
 
@@ -37,12 +37,20 @@ def test_ids_and_log_probabilities_are_those_of_plain_decoding_bit_for_bit(tempe
     loop = [generator.randrange(10, 400) for _ in range(12)] * 4
     params = SamplingParams(temperature=temperature, max_tokens=60, seed=5, logprobs=3, ignore_eos=True)
     prompts = [loop + [generator.randrange(10, 400) for _ in range(n)] for n in range(8)]
-    adds = [AddRequest(n, prompt, params, num_choices=1 + n % 2) for n, prompt in enumerate(prompts)]
+    adds = [
+        AddRequest(TokensInput(prompt), params, num_choices=1 + n % 2, request_id=n) for n, prompt in enumerate(prompts)
+    ]
     plain = run(demo_engine(None), adds)
     # The demo model answers briefly and says the same again: its answers are predictions of each other, too.
     predicted = tuple(i if n != 9 else i + 1 for n, i in enumerate(plain[0, 0].token_ids))  # one id of it is wrong
     guided = [
-        AddRequest(a.request_id, a.prompt_token_ids, params, a.num_choices, guidance=Guidance(None, predicted))
+        AddRequest(
+            a.input,
+            params,
+            a.num_choices,
+            guidance=Guidance(None, predicted),
+            request_id=a.request_id,
+        )
         for a in adds[:4]
     ]
     engine = demo_engine("ngram")
@@ -61,5 +69,5 @@ def test_an_answer_that_repeats_itself_takes_fewer_steps(monkeypatch: pytest.Mon
     fake = make_engine(drafter=NgramDrafter())
     output = run(fake.engine, [add_request([1], max_tokens=60, temperature=0.0)])[0, 0]
     assert output.token_ids == [(2 + n) % 7 for n in range(60)]
-    assert fake.engine.num_steps < 20
+    assert fake.engine.scheduler.counters.num_steps < 20
     assert output.num_accepted_predictions == 0  # nobody predicted anything

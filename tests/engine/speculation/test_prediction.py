@@ -94,9 +94,9 @@ def test_a_right_prediction_saves_steps_and_is_counted(overlap: bool) -> None:
     fake = engine(overlap=overlap)
     output = run(fake.engine, [guided(add, answer)])[0, 0]
     assert output.token_ids == answer
-    assert fake.engine.num_steps < plain.engine.num_steps / 3
+    assert fake.engine.scheduler.counters.num_steps < plain.engine.scheduler.counters.num_steps / 3
     # Every step adds an id of its own to those that were accepted.
-    assert output.num_accepted_predictions == 40 - fake.engine.num_steps
+    assert output.num_accepted_predictions == 40 - fake.engine.scheduler.counters.num_steps
     assert output.num_rejected_predictions == 0
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_prediction_is_tried_once_and_counted() -> None:
     assert output.num_accepted_predictions == 0
     assert output.num_rejected_predictions == fake.engine.scheduler.counters.num_draft_tokens > 0
     assert fake.engine.scheduler.counters.num_drafts == 1
-    assert fake.engine.num_steps == 30
+    assert fake.engine.scheduler.counters.num_steps == 30
 
 
 def test_every_choice_has_a_pointer_of_its_own() -> None:
@@ -133,5 +133,5 @@ def test_plain_requests_stay_overlapped_beside_one_with_a_prediction() -> None:
     expected = ids(run(alone.engine, [plain])) | ids(run(engine().engine, [add]))
     fake = engine(overlap=True)
     assert ids(run(fake.engine, [plain, guided(add, expected[2, 0])])) == expected
-    assert fake.engine.num_steps == alone.engine.num_steps
+    assert fake.engine.scheduler.counters.num_steps == alone.engine.scheduler.counters.num_steps
     assert fake.engine.scheduler.counters.num_accepted_tokens > 15

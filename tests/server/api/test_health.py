@@ -1,4 +1,3 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ def test_well(site: Any, path: str, method: str) -> None:
     ],
 )
 def test_loading_or_hung(site: Any, path: str, change: Any, told: str) -> None:
-    site.engine.page = replace(Status(epoch_id=1, is_ready=1), **change)
+    site.engine.page = Status(**{"epoch_id": 1, "is_ready": 1} | change)
     reply = site.call("GET", path)
     assert reply.status == 503
     assert reply.error["code"] == "engine_restarting"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason, RequestOutput
+from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason, RequestOutput, TokensInput, TokensOutput
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.server.generate.answer import Answer, Order, Prompt
 from weft.server.generate.choice_stream import ChoiceStream, TextOptions
@@ -39,7 +39,7 @@ class Engine:
         self._answers = answers
 
     async def generate(self, request: AddRequest) -> Generation:
-        answer = self._answers[request.prompt_token_ids[0]]
+        answer = self._answers[request.input.token_ids[0]]
         if answer is None:
             await asyncio.sleep(60)
         if isinstance(answer, Exception):
@@ -52,7 +52,12 @@ def answer_for(site: Any, num_prompts: int) -> Answer:
     prompts = [Prompt([i]) for i in range(num_prompts)]
     choices = [ChoiceStream(site.tokenizer.detokenizer(), None, TextOptions()) for _ in prompts]
     timer = RequestTimer(site.app.state.context.metrics, 0.0, num_prompts)
-    return Answer(Order(prompts, AddRequest(0, [], SamplingParams())), choices, timer, 4)
+    return Answer(
+        Order(prompts, [AddRequest(TokensInput(prompt.token_ids), SamplingParams()) for prompt in prompts]),
+        choices,
+        timer,
+        4,
+    )
 
 
 def test_when_one_prompt_is_refused_the_others_are_given_up(site: Any) -> None:
@@ -88,11 +93,11 @@ def test_outputs_of_several_prompts_come_as_they_are_made(site: Any) -> None:
         seen = []
         deltas = answer.deltas()
         for generation, letter in ((second, "a"), (first, "b"), (second, "c")):
-            generation.put.put_nowait(RequestOutput(0, 0, [ord(letter)]))
+            generation.put.put_nowait(TokensOutput(0, 0, [ord(letter)]))
             index, delta = await anext(deltas)
             seen.append((index, delta.text))
         for generation in (first, second):
-            generation.put.put_nowait(RequestOutput(0, 0, [], FinishReason.LENGTH))
+            generation.put.put_nowait(TokensOutput(0, 0, [], FinishReason.LENGTH))
             generation.put.put_nowait(None)
         seen += [(index, str(delta.finish_reason)) async for index, delta in deltas]
         return seen
@@ -145,7 +150,7 @@ def test_what_did_not_finish_is_counted_once(site: Any, end: Exception | None, r
     async def run() -> None:
         answer = answer_for(site, 1)
         await answer.open(engine)
-        generation.put.put_nowait(RequestOutput(0, 0, [97]) if end is None else end)
+        generation.put.put_nowait(TokensOutput(0, 0, [97]) if end is None else end)
         try:
             await anext(answer.deltas())
         except EngineDiedError:

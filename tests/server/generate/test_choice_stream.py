@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs
+from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
 from weft.server.generate.choice_stream import ChoiceStream, Delta, Part, TextOptions, Token
 from weft.server.text.stop_strings import StopStrings
 
@@ -32,7 +32,7 @@ def output(
     ids: bytes | list[int], finish_reason: FinishReason | None = None, stop_token_id: int | None = None
 ) -> RequestOutput:
     logprobs = [TokenLogprobs(-float(token_id), [], []) for token_id in ids]
-    return RequestOutput(0, 0, list(ids), finish_reason, stop_token_id, logprobs=logprobs)
+    return TokensOutput(0, 0, list(ids), finish_reason, stop_token_id, logprobs=logprobs)
 
 
 def cut(

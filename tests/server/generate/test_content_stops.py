@@ -3,7 +3,7 @@
 import pytest
 
 from tests.server.conftest import ByteDetokenizer
-from weft.engine.shared.messages import FinishReason, RequestOutput
+from weft.engine.shared.messages import FinishReason, TokensOutput
 from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import OutputParser, Tool
 from weft.server.formats.reasoning import THINK, Block
@@ -26,7 +26,7 @@ def answer(text: str, stop: str, size: int, *, include: bool = False, min_tokens
     ids = list(text.encode())
     for start in range(0, len(ids), size):
         is_last = start + size >= len(ids)
-        output = RequestOutput(0, 0, ids[start : start + size], FinishReason.LENGTH if is_last else None)
+        output = TokensOutput(0, 0, ids[start : start + size], FinishReason.LENGTH if is_last else None)
         delta = stream.feed(output)
         if delta is None:
             continue

@@ -22,6 +22,8 @@ from weft.engine.shared.messages import (
     RequestOutput,
     StepOutput,
     ToEngine,
+    TokensInput,
+    TokensOutput,
     decode_to_engine,
     encode,
 )
@@ -125,7 +127,7 @@ async def disconnected(client: SocketEngineClient) -> None:
 
 
 async def accepted(client: SocketEngineClient, engine: FakeEngine, num_choices: int = 1) -> tuple[Generation, int]:
-    task = asyncio.create_task(client.generate(AddRequest(0, [1, 2], GREEDY, num_choices)))
+    task = asyncio.create_task(client.generate(AddRequest(TokensInput([1, 2]), GREEDY, num_choices)))
     request = await engine.hear_add()
     engine.say(Accepted(request.request_id))
     return await asyncio.wait_for(task, TIMEOUT_S), request.request_id
@@ -159,17 +161,17 @@ async def read_all(generation: Generation) -> AsyncIterator[RequestOutput]:
 
 def test_accepted_request_streams_to_its_end(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
-        task = asyncio.create_task(client.generate(AddRequest(0, [5, 6], GREEDY, 2, "t", 3, 9.5, "s")))
+        task = asyncio.create_task(client.generate(AddRequest(TokensInput([5, 6]), GREEDY, 2, "t", 3, 9.5, "s")))
         request = await engine.hear_add()
-        assert (request.prompt_token_ids, request.num_choices, request.sampling_params) == ([5, 6], 2, GREEDY)
+        assert (request.input.token_ids, request.num_choices, request.sampling_params) == ([5, 6], 2, GREEDY)
         assert (request.tenant, request.priority, request.deadline, request.cache_salt) == ("t", 3, 9.5, "s")
         await settle()
         assert not task.done()  # nothing is promised before the engine has answered
         engine.say(Accepted(request.request_id))
         generation = await task
         number = request.request_id
-        engine.say(step(RequestOutput(number, 0, [7]), RequestOutput(number, 1, [8], FinishReason.LENGTH)))
-        engine.say(step(RequestOutput(number, 0, [0], FinishReason.STOP, stop_token_id=0)))
+        engine.say(step(TokensOutput(number, 0, [7]), TokensOutput(number, 1, [8], FinishReason.LENGTH)))
+        engine.say(step(TokensOutput(number, 0, [0], FinishReason.STOP, stop_token_id=0)))
         outputs = [output async for output in read_all(generation)]
         ids = {index: [i for o in outputs if o.index == index for i in o.token_ids] for index in (0, 1)}
         assert ids == {0: [7, 0], 1: [8]}
@@ -190,7 +192,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: pathlib.Path) ->
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
         StatusPage(tmp_path / STATUS_NAME).write(Status(epoch_id=1, is_ready=1))
         with pytest.raises(OverflowError):
-            await client.generate(AddRequest(0, [5], GREEDY, priority=10**20))
+            await client.generate(AddRequest(TokensInput([5]), GREEDY, priority=10**20))
         await settle()
         assert not client.status().has_work
         assert engine.has_heard_all
@@ -228,7 +230,7 @@ def test_requests_on_one_connection_do_not_mix(tmp_path: pathlib.Path) -> None:
         second, two = await accepted(client, engine)
         assert one != two
         engine.say(
-            step(RequestOutput(two, 0, [2], FinishReason.STOP), RequestOutput(one, 0, [1], FinishReason.STOP)),
+            step(TokensOutput(two, 0, [2], FinishReason.STOP), TokensOutput(one, 0, [1], FinishReason.STOP)),
         )
         assert [o.token_ids async for o in read_all(first)] == [[1]]
         assert [o.token_ids async for o in read_all(second)] == [[2]]
@@ -238,7 +240,7 @@ def test_requests_on_one_connection_do_not_mix(tmp_path: pathlib.Path) -> None:
 
 def test_rejection_carries_reason_and_message(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
-        task = asyncio.create_task(client.generate(AddRequest(0, [1], GREEDY)))
+        task = asyncio.create_task(client.generate(AddRequest(TokensInput([1]), GREEDY)))
         request = await engine.hear_add()
         engine.say(Rejected(request.request_id, RejectReason.QUEUE_FULL, "1024 requests wait, at most 1024 may"))
         with pytest.raises(RequestRejectedError) as caught:
@@ -253,8 +255,8 @@ def test_slow_reader_gets_one_merged_output_per_choice(tmp_path: pathlib.Path) -
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
         generation, number = await accepted(client, engine, num_choices=2)
         for token_id in range(100):
-            engine.say(step(RequestOutput(number, 1, [token_id]), RequestOutput(number, 0, [token_id + 100])))
-        engine.say(step(*(RequestOutput(number, i, [], FinishReason.LENGTH) for i in (0, 1))))
+            engine.say(step(TokensOutput(number, 1, [token_id]), TokensOutput(number, 0, [token_id + 100])))
+        engine.say(step(*(TokensOutput(number, i, [], FinishReason.LENGTH) for i in (0, 1))))
         await settle()
         outputs = [output async for output in read_all(generation)]
         assert [o.index for o in outputs] == [1, 0]  # the one that waited longer comes first
@@ -268,12 +270,12 @@ def test_slow_reader_gets_one_merged_output_per_choice(tmp_path: pathlib.Path) -
 def test_abort_of_one_choice_leaves_the_others(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
         generation, number = await accepted(client, engine, num_choices=2)
-        engine.say(step(RequestOutput(number, 0, [1]), RequestOutput(number, 1, [2])))
+        engine.say(step(TokensOutput(number, 0, [1]), TokensOutput(number, 1, [2])))
         await settle()
         generation.abort(0)
         generation.abort(0)  # a second one says nothing
         assert await engine.hear() == AbortRequest(number, 0)
-        engine.say(step(RequestOutput(number, 0, [3]), RequestOutput(number, 1, [4], FinishReason.STOP)))
+        engine.say(step(TokensOutput(number, 0, [3]), TokensOutput(number, 1, [4], FinishReason.STOP)))
         outputs = [output async for output in read_all(generation)]
         assert {o.index for o in outputs} == {1}
         assert [i for o in outputs for i in o.token_ids] == [2, 4]
@@ -313,7 +315,7 @@ def test_close_aborts_once(tmp_path: pathlib.Path) -> None:
 
 def test_cancelled_while_waiting_for_the_answer_aborts(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
-        task = asyncio.create_task(client.generate(AddRequest(0, [1], GREEDY)))
+        task = asyncio.create_task(client.generate(AddRequest(TokensInput([1]), GREEDY)))
         request = await engine.hear_add()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -321,7 +323,7 @@ def test_cancelled_while_waiting_for_the_answer_aborts(tmp_path: pathlib.Path) -
         assert await engine.hear() == AbortRequest(request.request_id, None)
         engine.say(Accepted(request.request_id))  # crossed the abort on its way: nobody minds
         generation, number = await accepted(client, engine)
-        engine.say(step(RequestOutput(number, 0, [1], FinishReason.STOP)))
+        engine.say(step(TokensOutput(number, 0, [1], FinishReason.STOP)))
         assert len([output async for output in read_all(generation)]) == 1
 
     run(tmp_path, script)
@@ -332,7 +334,7 @@ def test_no_engine_is_said_at_once(tmp_path: pathlib.Path) -> None:
         async with SocketEngineClient(tmp_path) as client:
             assert client.info is None
             with pytest.raises(EngineUnavailableError):
-                await asyncio.wait_for(client.generate(AddRequest(0, [1], GREEDY)), TIMEOUT_S)
+                await asyncio.wait_for(client.generate(AddRequest(TokensInput([1]), GREEDY)), TIMEOUT_S)
 
     uvloop.run(main())
 
@@ -344,7 +346,7 @@ def test_an_engine_that_hangs_is_asked_nothing(tmp_path: pathlib.Path) -> None:
         page = StatusPage(tmp_path / STATUS_NAME)
         page.write(Status(is_ready=1, stall_time=time.monotonic() - 1))
         with pytest.raises(EngineUnavailableError):
-            await client.generate(AddRequest(0, [1], GREEDY))
+            await client.generate(AddRequest(TokensInput([1]), GREEDY))
         page.write(Status(is_ready=1, stall_time=time.monotonic() + 500))
         await accepted(client, engine)
 
@@ -354,9 +356,9 @@ def test_an_engine_that_hangs_is_asked_nothing(tmp_path: pathlib.Path) -> None:
 def test_death_mid_stream_hands_out_what_came_then_raises(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
         generation, number = await accepted(client, engine)
-        task = asyncio.create_task(client.generate(AddRequest(0, [1], GREEDY)))
+        task = asyncio.create_task(client.generate(AddRequest(TokensInput([1]), GREEDY)))
         await engine.hear_add()
-        engine.say(step(RequestOutput(number, 0, [1])))
+        engine.say(step(TokensOutput(number, 0, [1])))
         await settle()
         await engine.die()
         with pytest.raises(EngineUnavailableError):  # not accepted yet: it may be sent again
@@ -375,7 +377,7 @@ def test_death_mid_stream_hands_out_what_came_then_raises(tmp_path: pathlib.Path
 def test_finished_but_unread_survives_death(tmp_path: pathlib.Path) -> None:
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
         generation, number = await accepted(client, engine)
-        engine.say(step(RequestOutput(number, 0, [1], FinishReason.STOP)))
+        engine.say(step(TokensOutput(number, 0, [1], FinishReason.STOP)))
         await settle()
         await engine.die()
         await disconnected(client)
@@ -389,12 +391,12 @@ def test_reconnects_to_the_next_engine(tmp_path: pathlib.Path) -> None:
         await engine.die()
         await disconnected(client)
         with pytest.raises(EngineUnavailableError):
-            await client.generate(AddRequest(0, [1], GREEDY))
+            await client.generate(AddRequest(TokensInput([1]), GREEDY))
         successor = FakeEngine(tmp_path, "b")
         await successor.start()
         await connected(client, "b")
         generation, number = await accepted(client, successor)
-        successor.say(step(RequestOutput(number, 0, [9], FinishReason.STOP)))
+        successor.say(step(TokensOutput(number, 0, [9], FinishReason.STOP)))
         assert [o.token_ids async for o in read_all(generation)] == [[9]]
         await successor.die()
 
@@ -418,7 +420,7 @@ def test_disconnect_fails_what_runs(tmp_path: pathlib.Path) -> None:
 
     async def script(client: SocketEngineClient, engine: FakeEngine) -> None:
         generation, _ = await accepted(client, engine)
-        task = asyncio.create_task(client.generate(AddRequest(0, [1], GREEDY)))
+        task = asyncio.create_task(client.generate(AddRequest(TokensInput([1]), GREEDY)))
         await engine.hear_add()
         await client.disconnect()
         with pytest.raises(EngineLeftError):
@@ -426,7 +428,7 @@ def test_disconnect_fails_what_runs(tmp_path: pathlib.Path) -> None:
         with pytest.raises(EngineLeftError):
             await asyncio.wait_for(task, TIMEOUT_S)
         with pytest.raises(EngineLeftError):
-            await client.generate(AddRequest(0, [1], GREEDY))
+            await client.generate(AddRequest(TokensInput([1]), GREEDY))
         assert client.info is None
 
     run(tmp_path, script)

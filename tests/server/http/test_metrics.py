@@ -2,14 +2,13 @@ import os
 import pathlib
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from weft.engine.shared.messages import RequestOutput
+from weft.engine.shared.messages import TokensOutput
 from weft.engine.shared.status_page import Status
 from weft.server.http import metrics as metrics_module
 from weft.server.http.metrics import FLUSH_S, BatchHistogram, RequestTimer
@@ -24,8 +23,25 @@ def values(text: str) -> dict[str, float]:
 
 
 def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
-    site.engine.page = Status(1, 1, 0.0, 0, 3, 4, 100, 25, 10, 5, 6, 7, 8, 9, 11, 2.5, 12, 13, 14)
-    site.engine.page = replace(site.engine.page, prefill_tokens=15, decode_tokens=16)
+    site.engine.page = Status(
+        num_requests_running=3,
+        num_requests_waiting=4,
+        num_blocks=100,
+        num_used_blocks=25,
+        num_cached_blocks=10,
+        prompt_tokens=5,
+        generation_tokens=6,
+        prefix_cache_queries=7,
+        prefix_cache_hits=8,
+        num_preemptions=9,
+        num_steps=11,
+        step_seconds=2.5,
+        num_drafts=12,
+        num_draft_tokens=13,
+        num_accepted_tokens=14,
+        prefill_tokens=15,
+        decode_tokens=16,
+    )
     shown = values(site.call("GET", "/metrics").text)
     assert {name.removeprefix("weft:"): value for name, value in shown.items() if "_bucket" not in name}.items() >= {
         "num_requests_running": 3,
@@ -109,11 +125,11 @@ def test_latencies_of_a_long_stream_are_counted_while_it_runs(site: Any) -> None
         return sum(bucket.get() for bucket in metrics._inter_token._buckets)
 
     for now in (10.0, 10.1, 10.2, 10.3):
-        timer.note_output(0, RequestOutput(0, 0, [97]), now)
+        timer.note_output(0, TokensOutput(0, 0, [97]), now)
     assert num_counted() < 3
-    timer.note_output(0, RequestOutput(0, 0, [97]), 10.3 + FLUSH_S)
+    timer.note_output(0, TokensOutput(0, 0, [97]), 10.3 + FLUSH_S)
     assert num_counted() == 4
-    timer.note_output(0, RequestOutput(0, 0, [97]), 10.4 + FLUSH_S)
+    timer.note_output(0, TokensOutput(0, 0, [97]), 10.4 + FLUSH_S)
     assert num_counted() == 4
     assert values(site.call("GET", "/metrics").text)["weft:inter_token_latency_seconds_count"] == 5
 

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from weft.engine.shared.messages import AddRequest, BeamOptions, FinishReason, Guidance, ReasoningBudget, RejectReason
+from weft.engine.shared.messages import (
+    AddRequest,
+    BeamOptions,
+    FinishReason,
+    Guidance,
+    ReasoningBudget,
+    RejectReason,
+    TokensInput,
+)
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.engine_client import RequestRejectedError
@@ -49,9 +57,9 @@ def test_beams_follow_no_grammar(site: Any) -> None:
 
 def test_beams_keep_to_no_budget_for_reasoning() -> None:
     guidance = Guidance(reasoning_budget=ReasoningBudget(1, 2))
-    check_unguided(AddRequest(0, [1], SamplingParams(), guidance=guidance))
+    check_unguided(AddRequest(TokensInput([1]), SamplingParams(), guidance=guidance))
     with pytest.raises(InvalidRequestError, match="neither a grammar nor a budget"):
-        check_unguided(AddRequest(0, [1], SamplingParams(), guidance=guidance, beams=BeamOptions()))
+        check_unguided(AddRequest(TokensInput([1]), SamplingParams(), guidance=guidance, beams=BeamOptions()))
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ from weft.engine.shared.messages import (
     FinishReason,
     FrameReader,
     FromEngine,
-    RequestOutput,
     StepOutput,
+    TokensOutput,
     decode_to_engine,
     encode,
 )
@@ -90,7 +90,7 @@ class SmallEngine(threading.Thread):
                 self.may_end.wait()
             ended = FinishReason.LENGTH if number == last else None
             try:
-                self._say(StepOutput([RequestOutput(request.request_id, 0, [10], ended, num_cached_tokens=0)]))
+                self._say(StepOutput([TokensOutput(request.request_id, 0, [10], ended, num_cached_tokens=0)]))
             except OSError:  # the server is gone, and with it the request
                 return
 

@@ -6,7 +6,6 @@ import torch
 
 from tests.engine.paged import PagedRequest, PagedRequests
 from weft.engine.cache.specs import CacheGroup, PagedKV
-from weft.engine.kernels.torch import sdpa
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 
 NUM_BLOCKS = 200
@@ -152,33 +151,13 @@ def test_long_chunks_run_in_blocks_of_queries(window: int | None, soft_cap: floa
 
 
 @pytest.mark.parametrize("window", [None, 30])
-def test_decodes_of_unlike_contexts(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa, "_GATHERED_TOKENS", {"cpu": 200})
+def test_decodes_of_unlike_contexts(window: int | None) -> None:
     harness = Harness(window=window)
     requests = [harness.add(num_tokens) for num_tokens in (1, 300, 9, 120, 2, 118, 121, 250)]
     harness.step([(request, len(request.token_ids) - 1) for request in requests if len(request.token_ids) > 1])
     attended = harness.step([(request, 1) for request in requests])
     for request, rows in zip(requests, attended, strict=True):
         harness.check(request, rows)
-
-
-def test_decodes_of_like_contexts_run_together_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa, "_GATHERED_TOKENS", {"cpu": 256})
-    harness = Harness()
-    requests = [harness.add(num_tokens) for num_tokens in (100, 40, 90, 100)]
-    harness.step([(request, len(request.token_ids) - 1) for request in requests])
-    step = harness.backend.begin(harness.paged.make_batch([(request, 1) for request in requests]))
-    decodes = step._plans[0].decodes
-    assert [part.rows.tolist() for part in decodes] == [[0, 3], [2, 1]]
-    assert [part.mask is None for part in decodes] == [True, False]
-
-
-def test_a_whole_prompt_needs_no_mask() -> None:
-    harness = Harness()
-    step = harness.backend.begin(harness.paged.make_batch([(harness.add(1200), 1200)]))
-    (chunk,) = step._plans[0].chunks
-    assert chunk.slots is None
-    assert [block.mask for block in chunk.blocks] == [None]
 
 
 def test_the_rest_of_the_batch_changes_a_result_by_rounding_only() -> None:

@@ -31,7 +31,15 @@ from weft.engine.run import startup
 from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import AddRequest, BeamOptions, EngineOptions, FinishReason, Guidance, TokenLogprobs
+from weft.engine.shared.messages import (
+    AddRequest,
+    BeamOptions,
+    EngineOptions,
+    FinishReason,
+    Guidance,
+    TokenLogprobs,
+    TokensInput,
+)
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.step.batch import Batch
 from weft.engine.weights.reader import WeightReader
@@ -254,7 +262,10 @@ def test_beams_go_on_from_copies_of_the_state(
         return TokenLogprobs(0.0, top.indices.tolist(), top.values.tolist())
 
     prompt = golden.prompts[1]
-    results = run(engine, [AddRequest(0, prompt, SamplingParams(max_tokens=6), num_choices=3, beams=options)])
+    results = run(
+        engine,
+        [AddRequest(TokensInput(prompt), SamplingParams(max_tokens=6), num_choices=3, beams=options, request_id=0)],
+    )
     expected = plain_beam_search(best, prompt, 3, 6, (2, 3), options)
     assert [results[0, index].token_ids for index in range(3)] == expected
 
@@ -295,4 +306,4 @@ def test_memory_for_states_is_set_aside_first(make_engine: Callable[..., Engine]
     states = runner._caches.states.states.values()
     assert [state.shape[0] for state in states] == [21] * (1 + (place == "alone"))
     with pytest.raises(ModelError, match=r"no memory is left for the KV cache: 4 kB, a block takes .* 20 requests"):
-        make_engine(kv_cache_memory_bytes=4_000, max_num_seqs=20)
+        make_engine(kv_cache_memory=4_000, max_num_seqs=20)

@@ -1,0 +1,143 @@
+"""A second home for cached blocks, such as the memory of the host: it takes what the pools evict and gives it back.
+
+A prefix that a waiting request needs and that a tier has is brought back before the request is admitted. Meanwhile the
+request is LOADING and all others go on: no step waits for a copy. What is back is cached like any other block.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from weft.engine.cache.block_pool import BlockPool
+
+
+class CachedBlock(NamedTuple):
+    """A block of one cache group whose content has this hash."""
+
+    group: int
+    block_hash: bytes
+    block: int
+
+
+class BlockTier(Protocol):
+    """Keeps content by cache group and hash. Called between two launches, so every call returns at once."""
+
+    def keep(self, evicted: CachedBlock) -> None:
+        """The next step may overwrite this block: last chance to queue a copy of it, behind the launched steps."""
+
+    def has(self, group: int, block_hash: bytes) -> bool:
+        """Whether this content can be loaded."""
+
+    def load(self, blocks: Sequence[CachedBlock]) -> "Future[None]":
+        """Begin to write content into these blocks; done when every later step finds it there, or with an error."""
+
+    def forget(self, group: int, block_hash: bytes) -> None:
+        """What was kept under this hash, if anything, was never computed or cannot be loaded."""
+
+
+@dataclass(slots=True)
+class _Load:
+    done: "Future[None]"
+    blocks: list[CachedBlock]
+    held: list[tuple[BlockPool, int]]
+    is_trusted: bool = True
+
+
+class Offload:
+    """Between pools and tier. Owns one reference on each block of the prefixes that are being brought back.
+
+    Attributes:
+        lookups: By cache group, not None for content that the pool or the tier has; empty without a tier.
+    """
+
+    def __init__(self, tier: BlockTier | None, pools: Sequence[BlockPool]) -> None:
+        """Let the tier, if there is one, keep what the pools evict."""
+        self._tier = tier
+        self._pools = pools
+        self._loads: list[_Load] = []
+        self._hashes: set[bytes] = set()
+        self.lookups: tuple[Callable[[bytes], object], ...] = ()
+        if tier is not None:
+            self.lookups = tuple(partial(_find, tier, group, pool) for group, pool in enumerate(pools))
+            for group, pool in enumerate(pools):
+                pool.on_evict = partial(_keep, tier, group)
+
+    def begin(self, hashes_seen: Sequence[Sequence[bytes]]) -> bytes | None:
+        """Load what the pools lack of a prefix that pools and tier have together.
+
+        Args:
+            hashes_seen: By cache group, the blocks that the next token sees.
+
+        Returns:
+            A hash that is being loaded now, for this prefix or for another one that shares it; None when nothing is
+            missing, or when too few blocks are free.
+        """
+        assert self._tier is not None
+        held: list[tuple[BlockPool, int]] = []
+        blocks: list[CachedBlock] = []
+        for group, (pool, hashes) in enumerate(zip(self._pools, hashes_seen, strict=True)):
+            found = {block_hash: pool.lookup(block_hash) for block_hash in hashes}
+            for block in found.values():
+                if block is not None:
+                    pool.acquire(block)  # or room for what is missing would be made by evicting what is there
+                    held.append((pool, block))
+            missing = [block_hash for block_hash, block in found.items() if block is None]
+            on_their_way = self._hashes.intersection(missing)
+            new = None if on_their_way else pool.allocate(len(missing))
+            if new is None:
+                _free(held)
+                return next(iter(on_their_way), None)
+            held += [(pool, block) for block in new]
+            blocks += [CachedBlock(group, h, block) for h, block in zip(missing, new, strict=True)]
+        if not blocks:
+            _free(held)
+            return None
+        self._loads.append(_Load(self._tier.load(blocks), blocks, held))
+        self._hashes.update(block.block_hash for block in blocks)
+        return blocks[-1].block_hash
+
+    def take_done(self) -> list[bytes]:
+        """Put what has arrived into the index; the hashes that nobody needs to wait for any longer."""
+        over: list[bytes] = []
+        for load in [load for load in self._loads if load.done.done()]:
+            self._loads.remove(load)
+            if load.done.exception() is not None:
+                self._forget(load.blocks)
+            elif load.is_trusted:
+                for group, block_hash, block in load.blocks:
+                    self._pools[group].index(block, block_hash)
+            over += [block.block_hash for block in load.blocks]
+            _free(load.held)
+        self._hashes.difference_update(over)
+        return over
+
+    def fail_steps(self, blocks: Sequence[CachedBlock]) -> None:
+        """Forget content that failed steps should have written; loads under way may have begun from it."""
+        self._forget(blocks)
+        for load in self._loads:
+            load.is_trusted = False
+
+    def _forget(self, blocks: Sequence[CachedBlock]) -> None:
+        if self._tier is not None:
+            for group, block_hash, _ in blocks:
+                self._tier.forget(group, block_hash)
+
+    def references(self, pool: BlockPool) -> list[int]:
+        """Blocks of a pool that are held here, once for each reference."""
+        return [block for load in self._loads for holder, block in load.held if holder is pool]
+
+
+def _keep(tier: BlockTier, group: int, block_hash: bytes, block: int) -> None:
+    tier.keep(CachedBlock(group, block_hash, block))
+
+
+def _find(tier: BlockTier, group: int, pool: BlockPool, block_hash: bytes) -> object:
+    block = pool.lookup(block_hash)
+    return block if block is not None else tier.has(group, block_hash) or None
+
+
+def _free(held: list[tuple[BlockPool, int]]) -> None:
+    for pool, block in reversed(held):  # the end of a prefix is evicted before its beginning
+        pool.free(block)
