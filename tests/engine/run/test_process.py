@@ -16,9 +16,9 @@ from tests.engine.guidance.slow_compiler import SlowCompiler
 from tests.engine.requests_for_tests import add_request
 from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
+from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.core.scheduler import ScheduledStep
 from weft.engine.guidance.errors import GrammarError
-from weft.engine.guidance.pending import PendingGrammars
 from weft.engine.run import process
 from weft.engine.run.crash_record import CrashRecord, fingerprint
 from weft.engine.run.memory_plan import MemoryPlan

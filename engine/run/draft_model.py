@@ -8,7 +8,6 @@ equal distributions give equal ids.
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Sequence
 
@@ -16,12 +15,10 @@ import numpy as np
 import torch
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
-from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.core.batch_builder import build_batch
 from weft.engine.core.request import Request
 from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep
 from weft.engine.run.model_runner import ModelRunner
-from weft.engine.shared.errors import ModelError
 from weft.engine.speculation.pace import Pace
 from weft.engine.step.batch import Batch
 
@@ -128,25 +125,3 @@ class DraftModel:
     def _own(self, batch: Batch) -> Batch:
         """The batch with the tables that the draft model's groups use."""
         return dataclasses.replace(batch, groups=tuple(batch.groups[index] for index in self._group_indices))
-
-
-def match_groups(draft: Sequence[CacheGroup[CacheSpec]], served: Sequence[CacheGroup[CacheSpec]]) -> list[int]:
-    """For each cache group of the draft model, the index of a served group that keeps all the blocks it reads.
-
-    Raises:
-        ModelError: The served model gives blocks back that the draft model still reads, or one of the two keeps what
-            cannot be taken back behind a refused draft.
-    """
-    if not all(group.spec.can_rewind for group in (*draft, *served)):
-        raise ModelError("a draft model needs caches that can go back behind a refused draft, and a state cannot")
-
-    def reach(group: CacheGroup[CacheSpec]) -> float:
-        return group.spec.sliding_window or math.inf
-
-    farthest = max(range(len(served)), key=lambda index: reach(served[index]))
-    kept = reach(served[farthest])
-    for group in draft:
-        if reach(group) > kept:
-            attended = group.spec.sliding_window or "all"
-            raise ModelError(f"the draft model attends to {attended} tokens, but the model keeps only the last {kept}")
-    return [farthest] * len(draft)
