@@ -18,7 +18,7 @@ from weft.engine.core.pending_grammars import Compiled, PendingGrammars
 from weft.engine.core.request import Request, make_request
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.speculator import BatchDrafter, Drafter, Speculator
-from weft.engine.guidance.errors import GrammarError
+from weft.engine.guidance.compiler import GrammarError
 from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason
 from weft.engine.step.executor import Executor, Launched
 from weft.engine.step.out_of_memory import is_out_of_memory

@@ -18,7 +18,7 @@ from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.core.scheduler import ScheduledStep
-from weft.engine.guidance.errors import GrammarError
+from weft.engine.guidance.compiler import GrammarError
 from weft.engine.run import process
 from weft.engine.run.crash_record import CrashRecord, fingerprint
 from weft.engine.run.memory_plan import MemoryPlan
