@@ -1,4 +1,4 @@
-"""What a draft model takes and whether it fits the served one, known before anything is loaded."""
+"""Checks that a draft model fits the served model, and what it costs, before anything is loaded."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,11 @@ from weft.engine.shared.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A checked draft model; by its cache group, `group_indices` names the served group whose block tables it uses."""
+    """A checked draft model.
+
+    Attributes:
+        group_indices: For each of its cache groups, the served group whose block tables it uses.
+    """
 
     config: ModelConfig
     kit: LayerKit
@@ -56,8 +60,8 @@ def match_groups(draft: Sequence[CacheGroup[CacheSpec]], served: Sequence[CacheG
     """For each cache group of the draft model, the index of a served group that keeps all the blocks it reads.
 
     Raises:
-        ModelError: The served model gives blocks back that the draft model still reads, or one of the two keeps what
-            cannot be taken back behind a refused draft.
+        ModelError: The served model frees blocks that the draft model still reads, or one of the two has a cache that
+            cannot be rolled back behind a refused draft.
     """
     if not all(group.spec.can_rewind for group in (*draft, *served)):
         raise ModelError("a draft model needs caches that can go back behind a refused draft, and a state cannot")

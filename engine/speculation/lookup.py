@@ -2,8 +2,8 @@
 
 A lookup keeps a pointer into its text and advances it while the output equals the text. When they differ, the lookup
 searches the text for the longest n-gram (n >= 2) that the output ends with, and continues behind it. Places behind the
-lost pointer go first; of equal matches the nearest wins. The pairs of a text are indexed at the first search and as the text
-grows, so a step costs no more for a long text.
+lost pointer go first; of equal matches the nearest wins. The pairs of a text are indexed at the first search and as
+the text grows, so a step costs no more for a long text.
 """
 
 from bisect import bisect_left
