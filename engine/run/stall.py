@@ -1,6 +1,6 @@
-"""How long an engine may be silent before it counts as hung: one rule for probes, requests and the supervisor.
+"""How long an engine may be silent before it counts as hung.
 
-The engine writes that time to its status page with every sign of life, because it alone can predict its steps. An idle
+Probes, requests and the supervisor all follow this rule. The engine writes that time to its status page with every sign of life, because it alone can predict its steps. An idle
 engine still gives a sign of life every `heartbeat_s`, so that one that was stopped is noticed as well.
 """
 
