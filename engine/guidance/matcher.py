@@ -22,7 +22,7 @@ _SOURCE_LINE = re.compile(r"\s*(\d+ \||\^+\s*$|<)")
 _MAX_FAULT_CHARS = 300
 
 _NUM_RECENT = 16
-"""Last ids kept for the tokenizer: more than one of its pre-tokenized pieces holds."""
+"""Last ids kept for the tokenizer: more than a pre-tokenized piece of text has."""
 
 
 class GrammarMatcher:

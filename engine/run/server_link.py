@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
 
 
-class Connection:
+class ServerConnection:
     """One server process. Owned by `ServerLink`."""
 
     def __init__(self, number: int, sock: socket.socket) -> None:
@@ -90,7 +90,7 @@ class ServerLink:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._info = info
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._num_accepted = 0
 
     def poll(self, timeout: float | None) -> Iterator[tuple[int, ToEngine | None]]:
@@ -99,7 +99,7 @@ class ServerLink:
         None in place of a message means that the connection has ended.
         """
         for key, events in self._selector.select(timeout):
-            connection: Connection | None = key.data
+            connection: ServerConnection | None = key.data
             if connection is None:
                 self._accept()
                 continue
@@ -134,30 +134,30 @@ class ServerLink:
 
     def _accept(self) -> None:
         sock, _ = self._listener.accept()
-        connection = Connection(self._num_accepted, sock)
+        connection = ServerConnection(self._num_accepted, sock)
         self._num_accepted += 1
         self._connections[connection.number] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
         self.put(connection.number, self._info)
 
-    def _read(self, connection: Connection) -> list[ToEngine]:
+    def _read(self, connection: ServerConnection) -> list[ToEngine]:
         data = connection.sock.recv(_READ_BYTES)
         if not data:
             raise ConnectionResetError("end of file")
         return [decode_to_engine(body) for body in connection.reader.feed(data)]
 
-    def _send(self, connection: Connection) -> None:
+    def _send(self, connection: ServerConnection) -> None:
         try:
             connection.send()
         except OSError:
             return  # reading sees the end as well, and reports it
         self._watch(connection)
 
-    def _watch(self, connection: Connection) -> None:
+    def _watch(self, connection: ServerConnection) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_unsent else 0)
         self._selector.modify(connection.sock, events, connection)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: ServerConnection) -> None:
         self._selector.unregister(connection.sock)
         connection.sock.close()
         del self._connections[connection.number]

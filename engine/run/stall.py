@@ -1,7 +1,8 @@
 """How long an engine may be silent before it counts as hung.
 
-Probes, requests and the supervisor all follow this rule. The engine writes that time to its status page with every sign of life, because it alone can predict its steps. An idle
-engine still gives a sign of life every `heartbeat_s`, so that one that was stopped is noticed as well.
+Probes, requests and the supervisor follow this one rule. The engine writes the time to its status page with every sign
+of life, because it alone can predict its steps. An idle engine still gives a sign of life every `heartbeat_s`, so that
+one that was stopped is noticed as well.
 """
 
 _TIMES_PREDICTED = 10.0

@@ -13,7 +13,7 @@ _FIRST_RATE, _FIRST_WEIGHT = 0.7, 2.0
 """The rate assumed at first, and how many tokens of experience that assumption counts for."""
 
 _RECOVERY = 0.98
-"""Weight of experience after each step without a draft, so that drafts are tried again in the end."""
+"""Weight of experience after each step without a draft, so that drafting is tried again later."""
 
 
 class Pace:
@@ -36,7 +36,7 @@ class Pace:
         self._num_tried = self._num_tried * self._forgetting + num_accepted + (num_accepted < num_drafts)
 
     def num_drafts(self, price: float) -> int:
-        """Tokens to draft at this price. Each 0 fades experience a little, so that drafting resumes at some time."""
+        """Tokens to draft at this price. Each 0 fades experience a little, so that drafting resumes later."""
         number = best_num_drafts(self.rate, price)
         if not number:
             self._num_accepted *= _RECOVERY
