@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[1]
 MODEL_NAMES = {"weft.engine.models.families.registry"}
 """Which models there are: the one thing beside `engine/shared` that the server asks the engine's package."""
@@ -48,6 +50,12 @@ def test_the_server_imports_only_what_both_share() -> None:
 
 def test_what_both_share_imports_neither() -> None:
     assert {name for name in used_by("engine/shared", "weft.") if not name.startswith("weft.engine.shared.")} == set()
+
+
+@pytest.mark.parametrize("folder", ["guidance", "speculation", "sampling"])
+def test_what_the_core_builds_on_knows_nothing_of_it(folder: str) -> None:
+    climbs = used_by(f"engine/{folder}", "weft.engine.core.") | used_by(f"engine/{folder}", "weft.engine.run.")
+    assert climbs == set()
 
 
 def test_the_server_loads_neither_torch_nor_transformers() -> None:

@@ -13,15 +13,14 @@ from typing import Generic
 from weft.engine.core.batch_builder import build_batch
 from weft.engine.core.beam_search import BeamSearch, give_way
 from weft.engine.core.check_request import request_fault
+from weft.engine.core.grammar_masks import MaskComputer
 from weft.engine.core.output_collector import Outputs, collect, end, fail
+from weft.engine.core.pending_grammars import Compiled, PendingGrammars
 from weft.engine.core.request import Request, make_request
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
-from weft.engine.guidance.errors import GrammarError
-from weft.engine.guidance.masks import MaskComputer
-from weft.engine.guidance.pending import Compiled, PendingGrammars
+from weft.engine.core.speculator import BatchDrafter, Drafter, Speculator
+from weft.engine.guidance.compiler import GrammarError
 from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason
-from weft.engine.speculation.drafting import Drafter
-from weft.engine.speculation.speculator import BatchDrafter, Speculator
 from weft.engine.step.executor import Executor, Launched
 from weft.engine.step.out_of_memory import is_out_of_memory
 

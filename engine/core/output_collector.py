@@ -8,9 +8,9 @@ are concerned.
 import logging
 
 from weft.engine.core.batch_builder import scored_range
+from weft.engine.core.forced_ids import certain_token_ids
 from weft.engine.core.request import Request, Status
 from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep, Scheduler
-from weft.engine.guidance.certain import certain_token_ids
 from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
 from weft.engine.speculation.drafters import PredictionDrafter
 from weft.engine.step.step_result import StepResult

@@ -24,7 +24,7 @@ from weft.engine.shared.messages import (
     ReasoningBudget,
 )
 from weft.engine.shared.sampling_params import SamplingParams
-from weft.engine.speculation.drafting import Drafting
+from weft.engine.speculation.drafters import Drafting
 from weft.engine.speculation.lookup import Text
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Grammar texts -> matchers, beside the step loop.
+"""Compiles grammar texts into matchers, in threads beside the step loop.
 
-Owns the vocabulary, the threads and the cache of what was compiled, faults included. A text is compiled once, however
-many requests bring it at the same time, and its first mask is computed along with it, so that no step pays for that.
+Owns the vocabulary, the threads and a cache of matchers and faults. A text is compiled once, however many requests
+bring it at the same time. Its first mask is computed along with it, so that no step pays for that.
 """
 
 import json
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.engine.guidance.errors import GrammarError
 from weft.engine.guidance.forcing import Forcing
 from weft.engine.guidance.matcher import GrammarMatcher, one_line
 
@@ -21,23 +20,27 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_GRAMMAR_BYTES = 128 << 10
-"""Longest text. Time and memory to compile, and to compute a mask, grow with it."""
+"""Longest text. The time and memory to compile it and to compute masks grow with its length."""
 
 _MAX_CACHED = 64
 _MAX_CACHED_CHARS = 1 << 20
-"""Of all texts in the cache; a matcher takes up to some hundred times the memory of its text."""
+"""Total length of the texts in the cache. A matcher takes up to a few hundred times the memory of its text."""
 
 _NUM_THREADS = 2
 _STACK_BYTES = 256 << 20
-"""Stack of a compiling thread, address space until it is used: a chain of rules as long as a text can be is followed
-recursively, and overflowed the usual 8 MiB at some 5,000 rules, which ends the process."""
+"""Stack of a compiling thread; only address space until it is used. The library follows chains of rules recursively.
+About 5,000 rules overflow the usual 8 MiB, which ends the process."""
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be used; the message is one line that is fit for the caller."""
 
 
 class GrammarCompiler:
-    """Compiles what it is asked for; `compile` belongs to one thread."""
+    """Compiles grammars; only one thread may call `compile`."""
 
     def __init__(self, load_vocabulary: Callable[[], "LLTokenizer"]) -> None:
-        """Take where the vocabulary comes from; it is called once, in a thread, when the first grammar comes."""
+        """Load nothing yet; load_vocabulary is called once, by a compiling thread or by `prepare`."""
         self._load_vocabulary = load_vocabulary
         self._forcing: Forcing | None = None
         self._lock = threading.Lock()
@@ -45,10 +48,10 @@ class GrammarCompiler:
         self._cache: OrderedDict[str, Future[GrammarMatcher]] = OrderedDict()
 
     def compile(self, text: str) -> "Future[GrammarMatcher]":
-        """Compile a grammar, or find it; whoever follows it needs a copy of the matcher.
+        """Compile a grammar, or find it in the cache. Each output needs a copy of the matcher.
 
         Returns:
-            The matcher at the beginning of an output, or a GrammarError.
+            The matcher at the start of an output, or a GrammarError.
 
         Raises:
             GrammarError: The text is too long.
@@ -65,10 +68,10 @@ class GrammarCompiler:
         return future
 
     def prepare(self) -> Forcing:
-        """Load the vocabulary, which holds the interpreter lock: a second for 150,000 entries.
+        """Load the vocabulary. Holds the interpreter lock: about a second for 150,000 entries.
 
         Raises:
-            GrammarError: The checkpoint has none.
+            GrammarError: The checkpoint has no usable vocabulary.
         """
         with self._lock:
             if self._forcing is None:
@@ -76,7 +79,7 @@ class GrammarCompiler:
             return self._forcing
 
     def _submit(self, text: str) -> "Future[GrammarMatcher]":
-        before = threading.stack_size(_STACK_BYTES)  # the pool makes its threads in submit
+        before = threading.stack_size(_STACK_BYTES)  # the pool starts its threads in submit
         try:
             return self._pool.submit(self._compile, text)
         finally:
@@ -91,7 +94,7 @@ class GrammarCompiler:
         _check(matcher)
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         _check(matcher)
-        # Drafts need a matcher that can go back; the library finds out too late that some grammars cannot.
+        # Drafts need a matcher that can roll back. The library reports only here that some grammars cannot.
         probe = matcher.deep_copy()
         probe.consume_token(int(bits.argmax()))
         probe.rollback(1)
@@ -105,10 +108,10 @@ def _check(matcher: "LLMatcher") -> None:
 
 
 def _without_forcing(text: str) -> str:
-    """The grammar behind one of ours that turns the library's search for forced text off, whatever the others say.
+    """Wrap the grammar in one that turns off the library's own search for forced text.
 
-    That search ends where the forced text does, and masks contain it: a short schema took half a minute and gigabytes,
-    with the interpreter lock held. A line of options in Lark text would not do, for a later one undoes it.
+    That search has no bound, and computing a mask includes it: a short schema took half a minute and gigabytes with the
+    interpreter lock held. An option line in the caller's Lark text would not do, because a later line can undo it.
     """
     try:
         is_list = text.lstrip().startswith("{")
@@ -117,7 +120,7 @@ def _without_forcing(text: str) -> str:
         )
         grammars = [_without_gbnf(grammar) for grammar in document["grammars"]]
         grammars[0]["name"] = name = grammars[0].get("name") or "output"
-    except Exception as error:  # the text is a caller's, and the translator raises what it likes
+    except Exception as error:  # the text is a caller's, and the translator may raise anything
         raise GrammarError(f"the grammar cannot be used: {one_line(str(error))}") from error
     options = '%llguidance {"no_forcing": true}'
     return json.dumps({**document, "grammars": [{"lark_grammar": f"{options}\nstart: @{name}"}, *grammars]})

@@ -1,8 +1,8 @@
-"""Ids that a grammar leaves no choice about, found by a walk of bounded length.
+"""Finds the ids that a grammar forces, by a walk of bounded length.
 
-The library has such a search too, but a schema of 200 bytes forces text without end, and the library looks for the end
-of it, in its masks as well. So grammars are compiled without it (`guidance.compiler`), and this walk goes on from
-mask to mask, by the tokens that are single bytes, for as long as all allowed ids begin with the same byte.
+The library's own search has no bound: a schema of 200 bytes can force endless text, and computing a mask includes that
+search. So grammars are compiled without it (`guidance.compiler`). This walk goes from mask to mask, along tokens of a
+single byte, as long as all allowed ids begin with the same byte.
 """
 
 import codecs
@@ -10,27 +10,26 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
+
+from weft.engine.step.masks import Bits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-Bits = npt.NDArray[np.int32]
-
 MAX_FORCED_BYTES = 512
-"""How far the walk goes, 30 us a byte; behind the ids that it found it begins anew."""
+"""Longest walk; it takes 30 us a byte. Behind the ids that it found, a new walk begins."""
 
 
 class Forcing:
-    """The vocabulary as the walk needs it. Constant, so threads may share it."""
+    """The vocabulary as the walk needs it. Immutable, so threads may share it."""
 
     def __init__(self, vocabulary: "LLTokenizer") -> None:
-        """Read the text behind every id; that of 150,000 takes about 0.1 s."""
+        """Read the text of every id; takes about 0.1 s for 150,000."""
         self.vocabulary = vocabulary
         size = vocabulary.vocab_size
         self.num_words = -(-size // 32)
-        self._first_bytes = np.full(size, -1, np.int16)  # of special tokens too: nothing is forced where one is allowed
-        self._single_ids = np.full(256, -1, np.int64)  # a vocabulary may lack some, where the walk ends
+        self._first_bytes = np.full(size, -1, np.int16)  # -1: special, so nothing is forced where it is allowed
+        self._single_ids = np.full(256, -1, np.int64)  # -1 where the vocabulary lacks a byte: the walk ends there
         for token_id in range(size):
             text = b"" if vocabulary.is_special_token(token_id) else vocabulary.decode_bytes([token_id])
             if text:
@@ -43,15 +42,15 @@ class Forcing:
         self._others: Bits = ~np.packbits(begins, axis=1, bitorder="little").view(np.int32)  # (256, vocab_size / 32)
 
     def fill(self, matcher: "LLMatcher", recent: Sequence[int], mask: Bits) -> list[int]:
-        """Write which ids may follow, and tell those that have to; the matcher's state stays.
+        """Write which ids may follow, and find the forced ones. The matcher's state stays as it is.
 
         Args:
-            recent: Ids just before, which have a say in how text is cut into tokens.
-            mask: (vocab_size / 32,) allows nothing but the first forced id if there is one, so that an output is the
-                same whether forced ids are sampled or not.
+            recent: The last ids of the output; tokenization depends on them.
+            mask: (vocab_size / 32,) overwritten. Allows only the first forced id if there is one, so that the output is
+                the same whether forced ids are sampled or not.
 
         Returns:
-            Ids that have to follow, in the words of the tokenizer. Often none.
+            Forced ids, as the tokenizer splits the text. Often none.
         """
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._only_byte(mask) is None:
@@ -62,10 +61,10 @@ class Forcing:
         return forced
 
     def _walk(self, matcher: "LLMatcher", mask: Bits) -> tuple[bytes, bool]:
-        """The forced bytes behind a state with this mask, and whether the output ends with them."""
+        """The forced bytes from a state with this mask, and whether the output ends with them."""
         found = bytearray()
         mask = mask.copy()
-        ahead = matcher.deep_copy()  # it may come upon a dead end, which is no fault before the output is there
+        ahead = matcher.deep_copy()  # a copy: it may reach a dead end, which is no fault yet
         while len(found) < MAX_FORCED_BYTES and (byte := self._only_byte(mask)) is not None:
             if ahead.try_consume_tokens([int(self._single_ids[byte])]) == 0:
                 break
@@ -78,7 +77,7 @@ class Forcing:
         return bytes(found), ahead.is_stopped() and not ahead.is_error()
 
     def _only_byte(self, mask: Bits) -> int | None:
-        """The byte with which every allowed id begins; None if there are several, or no token for it alone."""
+        """The byte with which every allowed id begins; None if there are several, or it is no token by itself."""
         word = int((mask != 0).argmax())
         bits = int(mask[word])
         if bits == 0:
@@ -89,20 +88,20 @@ class Forcing:
         return byte
 
     def _tokens(self, found: bytes, is_end: bool, recent: Sequence[int]) -> list[int]:
-        """What the tokenizer makes of these bytes, whatever follows them."""
+        """The tokens of these bytes that hold whatever follows them."""
         try:
-            text = codecs.getincrementaldecoder("utf-8")().decode(found).encode()  # without the half of a character
-        except UnicodeDecodeError:  # it begins with one
+            text = codecs.getincrementaldecoder("utf-8")().decode(found).encode()  # drops a cut character
+        except UnicodeDecodeError:  # it begins inside a character
             return []
         token_ids, rest = self.vocabulary.tokenize_partial(text, recent_tokens=list(recent))
         if is_end:
             token_ids += self.vocabulary.tokenize_bytes(rest)
             rest = b""
-        # Some tokenizers put a space before every text.
+        # Some tokenizers put a space before every text; then nothing is forced.
         return token_ids if self.vocabulary.decode_bytes(token_ids) + rest == text else []
 
 
 def allow_only(token_id: int, mask: Bits) -> None:
-    """Let a mask allow a single id."""
+    """Make a mask allow a single id."""
     mask.fill(0)
     mask.view(np.uint32)[token_id // 32] = 1 << token_id % 32

@@ -1,7 +1,7 @@
-"""Where one output stands in its grammar.
+"""Follows one output through its grammar: which ids may come next, and which are forced.
 
-Owns the parser's state, which has consumed exactly the known output ids. Never raises for what a grammar or an output
-does: `accept` says in words that an output cannot go on.
+Owns the parser's state, which has consumed exactly the known output ids. Never raises because of a grammar or an
+output: `accept` returns a message when an output cannot go on.
 """
 
 import re
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.engine.guidance.forcing import Bits, Forcing, allow_only
+from weft.engine.guidance.forcing import Forcing, allow_only
+from weft.engine.step.masks import Bits
 from weft.engine.step.step_result import NO_TOKEN_ID
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _SOURCE_LINE = re.compile(r"\s*(\d+ \||\^+\s*$|<)")
 _MAX_FAULT_CHARS = 300
 
 _NUM_RECENT = 16
-"""Ids that are remembered for the tokenizer: more than the pieces have into which it cuts text before all else."""
+"""Last ids kept for the tokenizer: more than a pre-tokenized piece of text has."""
 
 
 class GrammarMatcher:
@@ -33,12 +34,12 @@ class GrammarMatcher:
         self._forcing = forcing
         self._recent: deque[int] = deque(maxlen=_NUM_RECENT)
         self._forced: deque[int] = deque()
-        """Ids that have to follow, as far as they were looked for: a run of them is computed once, from its start."""
+        """Forced ids, as far as they were searched: a run of them is computed once, from its start."""
         self._mask: Bits | None = None
-        """What may follow the known output; None where nobody asked yet."""
+        """What may follow the known output; None if it was not computed yet."""
 
     def copy(self) -> "GrammarMatcher":
-        """Return a matcher of its own in the same state."""
+        """Return an independent matcher in the same state."""
         other = GrammarMatcher(self._matcher.deep_copy(), self._forcing)
         other._recent, other._forced, other._mask = self._recent.copy(), self._forced.copy(), self._mask
         return other
@@ -49,7 +50,7 @@ class GrammarMatcher:
         return self._matcher.is_stopped()
 
     def accept(self, token_id: int) -> str | None:
-        """Move on by one sampled id; return why that cannot be, or None."""
+        """Consume one sampled id; return why the output cannot go on, or None."""
         if token_id == NO_TOKEN_ID:
             return "no token is left that both the grammar and the other parameters of the request allow"
         self._mask = None
@@ -61,7 +62,7 @@ class GrammarMatcher:
         return f"the grammar cannot be followed any further: {one_line(self._matcher.get_error())}"
 
     def forced_token_ids(self, most: int) -> list[int]:
-        """Up to `most` ids that have to follow: a mask allows nothing else at their positions. Often none."""
+        """Up to `most` forced ids: masks allow nothing else at their positions. Often none."""
         if not self._forced and self._mask is None and not self.is_stopped:
             self._look()
         return list(islice(self._forced, most))
@@ -74,12 +75,12 @@ class GrammarMatcher:
         return is_allowed
 
     def fill_masks(self, draft_token_ids: tuple[int, ...], masks: Bits) -> None:
-        """Write which ids may follow the output, and which may follow it behind each draft. Leaves the state alone.
+        """Write which ids may follow the output, and which may follow each draft. The state stays as it is.
 
         Args:
             draft_token_ids: Guesses for the next ids, in order.
-            masks: (1 + num_drafts, vocab_size / 32) one bit per id; C-contiguous. The rows behind a draft that the
-                grammar refuses, or with which it ends, stay as they are: nothing is sampled from them.
+            masks: (1 + num_drafts, vocab_size / 32) one bit per id; C-contiguous. Rows behind a draft that the
+                grammar refuses or ends with stay as they are: nothing is sampled from them.
         """
         num_consumed = 0
         forced = self.forced_token_ids(len(masks))
@@ -101,13 +102,13 @@ class GrammarMatcher:
             self._matcher.rollback(num_consumed)
 
     def _look(self) -> None:
-        """Find what may follow, and what has to."""
+        """Compute the mask and the forced ids behind the known output."""
         self._mask = np.full(self._forcing.num_words, -1, np.int32)
         self._forced.extend(self._forcing.fill(self._matcher, self._recent, self._mask))
 
 
 def one_line(fault: str) -> str:
-    """The library's words for a fault without the source that it quotes, which may be long."""
+    """The library's message for a fault, without the source that it quotes, which may be long."""
     lines = [line.strip() for line in fault.partition("<backtrace>")[0].splitlines() if not _SOURCE_LINE.match(line)]
     text = " ".join(filter(None, lines))
     return text if len(text) <= _MAX_FAULT_CHARS else f"{text[:_MAX_FAULT_CHARS]}..."

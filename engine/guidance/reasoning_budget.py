@@ -1,4 +1,4 @@
-"""When a model has to stop thinking: kept up to date with each id of the output, so that no step looks at all of it."""
+"""Tracks the reasoning of one choice, and tells when its budget forces it to end. O(1) for each output id."""
 
 import copy
 from collections.abc import Iterable
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from weft.engine.shared.messages import ReasoningBudget
 
 _MAX_BEFORE_BEGIN = 8
-"""Reasoning that has not begun within so many tokens is left out by the model."""
+"""If reasoning has not begun within this many tokens, the model skips it."""
 
 
 class ReasoningProgress:
-    """How far the reasoning of one choice is; `has_ended` says that it is over. Owned by the request."""
+    """Progress of the reasoning of one choice; `has_ended` once it is over. Owned by the request."""
 
     def __init__(self, budget: ReasoningBudget) -> None:
         """Start with no output."""
@@ -20,7 +20,7 @@ class ReasoningProgress:
         self.has_ended = False
 
     def append(self, token_id: int) -> None:
-        """Take in the next id of the output. O(1)."""
+        """Note the next id of the output."""
         self._num_output_tokens += 1
         if self._start is not None:
             self.has_ended = self.has_ended or token_id == self.budget.end_token_id
@@ -28,10 +28,7 @@ class ReasoningProgress:
             self._start = self._num_output_tokens
 
     def is_used_up(self, draft_token_ids: Iterable[int] = ()) -> bool:
-        """Whether reasoning goes on behind its last token, so that its end has to come; if these drafts are accepted.
-
-        O(drafts).
-        """
+        """Whether the end of reasoning must come next, if these drafts are accepted. O(drafts)."""
         progress = self
         for token_id in draft_token_ids:
             progress = copy.copy(self) if progress is self else progress

@@ -1,8 +1,8 @@
-"""The vocabulary of a checkpoint as grammars see it: the bytes behind every token id.
+"""Loads the vocabulary of a checkpoint for grammars: the bytes of every token id.
 
-The one place where the engine knows text. Special tokens are those that the server's tokenizer knows, so a grammar
-never takes one for its text. Reading 150,000 entries takes about 1.5 s and holds the interpreter lock, so it
-happens at the first grammar and not at start.
+The only place where the engine knows text. Special tokens are the same as in the server's tokenizer, so a grammar never
+matches one by its text. Reading 150,000 entries takes about 1.5 s and holds the interpreter lock, so it happens when
+the engine is idle or at the first grammar, not at start.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from weft.engine.guidance.errors import GrammarError
+from weft.engine.guidance.compiler import GrammarError
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -29,10 +29,10 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
-    """Read tokenizer.json, and what the files beside it declare special.
+    """Read tokenizer.json, and which tokens the files beside it declare special.
 
     Args:
-        vocab_size: Rows of the model's logits; ids without a text are never allowed.
+        vocab_size: Rows of the model's logits; ids without text are never allowed.
         eos_token_ids: Allowed where a grammar accepts.
 
     Raises:
@@ -51,7 +51,7 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
 
 
 def _declared(folder: Path) -> Iterator[str]:
-    """Texts that special_tokens_map.json and tokenizer_config.json call special tokens."""
+    """Texts of the tokens that special_tokens_map.json and tokenizer_config.json declare special."""
     declared: dict[str, object] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
@@ -66,7 +66,7 @@ def _declared(folder: Path) -> Iterator[str]:
 
 
 def _declare_special(text: str, declared: list[str]) -> str:
-    """The tokenizer.json with those tokens special that only the other files call so. Never grows the vocabulary."""
+    """The tokenizer.json with these tokens marked special. Never grows the vocabulary."""
     added = {token.content for token in msgspec.json.decode(text, type=_TokenizerFile).added_tokens}
     missing = [content for content in dict.fromkeys(declared) if content not in added]
     if not missing:

@@ -1,12 +1,12 @@
-"""Which requests a step held when the engine died: the suspects.
+"""Records which requests a step holds, so that those of a crash can be found: the suspects.
 
-Before a step is launched, the fingerprints of its requests are written to shared memory in the runtime directory,
-which outlives the process. The next engine process reads them at start: each suspect then runs alone once, and is
-refused only if the engine dies while it runs alone. A suspect that survives is cleared. Fingerprints say what is
-computed (prompt and parameters), not who asked, so a retry by the same client is recognised.
+Before a step is launched, the fingerprints of its requests are written to shared memory in the runtime directory, which
+outlives the process. The next engine process reads them at start. Each suspect then runs alone once. If the engine dies
+meanwhile, the request is condemned and refused; otherwise it is cleared. A fingerprint depends on what is computed
+(prompt and parameters), not on the sender, so a retry is recognised.
 
-Nobody is suspect or condemned for longer than `EXPIRY_S`. The supervisor removes the files: the step's when it was not
-the engine's fault that it died (a SIGKILL from outside), the suspects' when its operator asks for that.
+Suspicion and condemnation end after `EXPIRY_S`. The supervisor removes the file of the step when the crash was not the
+engine's fault (a SIGKILL from outside), and that of the suspects when its operator asks for it.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from weft.engine.shared.messages import STEP_NAME, SUSPECTS_NAME, AddRequest
 Fingerprint = bytes
 
 EXPIRY_S = 600.0
-"""After this long without another crash of its own, a request runs like any other."""
+"""A request that caused no crash for this long runs like any other."""
 
 _FINGERPRINT_BYTES = 16
 _MAX_IN_STEP = 4096
@@ -36,16 +36,17 @@ logger = logging.getLogger(__name__)
 
 
 class _Memory(msgspec.Struct):
-    """What is known of earlier crashes: survives in a small file, so that a second crash can tell.
+    """What is known of earlier crashes, kept in a small file.
 
-    By fingerprint the time of the crash, on the clock of `time.monotonic`, which all processes share; the oldest first.
+    Maps a fingerprint to the time of its crash, the oldest first, on the clock of `time.monotonic`, which all processes
+    share.
     """
 
     suspects: dict[bytes, float] = {}
     condemned: dict[bytes, float] = {}
 
     def add(self, kind: dict[bytes, float], requests: Iterable[Fingerprint], now: float) -> None:
-        """Note a crash of some requests; the oldest are forgotten beyond a bound."""
+        """Note a crash of these requests; beyond a bound the oldest are forgotten."""
         for request in requests:
             kind.pop(request, None)
             kind[request] = now
@@ -54,14 +55,14 @@ class _Memory(msgspec.Struct):
 
 
 def fingerprint(add: AddRequest) -> Fingerprint:
-    """16 bytes that are equal for requests that compute the same thing, whatever their seed and sender."""
+    """16 bytes, equal for requests that compute the same, whatever their seed and sender."""
     params = msgspec.structs.replace(add.sampling_params, seed=0)
     content = msgspec.msgpack.encode((add.input, params, add.num_choices, add.guidance, add.beams))
     return hashlib.blake2b(content, digest_size=_FINGERPRINT_BYTES).digest()
 
 
 class CrashRecord:
-    """Owner of the record. One engine process at a time."""
+    """Owner of the record; one engine process at a time."""
 
     def __init__(self, runtime_dir: pathlib.Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -75,34 +76,34 @@ class CrashRecord:
         self.end_step()
 
     def is_suspect(self, request: Fingerprint) -> bool:
-        """Whether it was in the step in which an engine died, so that it must run alone."""
+        """Whether the request was in a step in which an engine died, so that it must run alone."""
         self._forget()
         return request in self._memory.suspects
 
     def is_condemned(self, request: Fingerprint) -> bool:
-        """Whether an engine died while this request ran alone."""
+        """Whether an engine died while the request ran alone."""
         self._forget()
         return request in self._memory.condemned
 
     def begin_step(self, requests: Sequence[Fingerprint]) -> None:
-        """Write down whose step is about to be launched; a memory copy, nothing is flushed."""
+        """Record the requests of the step about to be launched: a memory copy, nothing is flushed."""
         listed = requests[:_MAX_IN_STEP]
         data = b"".join(listed)
         self._map[_COUNT.size : _COUNT.size + len(data)] = data
         _COUNT.pack_into(self._map, 0, len(listed))
 
     def end_step(self) -> None:
-        """Nothing is launched any more: an engine that dies now leaves no suspects."""
+        """Record that no step runs: an engine that dies now leaves no suspects."""
         _COUNT.pack_into(self._map, 0, 0)
 
     def clear(self, request: Fingerprint) -> None:
-        """A suspect ran while the engine lived."""
+        """Clear a suspect that ran without a crash."""
         if self.is_suspect(request):
             del self._memory.suspects[request]
             self._save()
 
     def _forget(self) -> None:
-        """Drop what is too old, or all of it if somebody has removed the file."""
+        """Drop what has expired, or everything if the file was removed."""
         if self._has_file and not self._memory_path.exists():
             self._memory = _Memory()
         least = self._clock() - EXPIRY_S
@@ -118,7 +119,7 @@ class CrashRecord:
         else:
             self._memory.add(self._memory.suspects, step, now)
         self._save()
-        self._has_file = self._memory_path.exists()  # else there is nothing that somebody could remove
+        self._has_file = self._memory_path.exists()  # if it could not be written, its absence means nothing
 
     def _read_step(self) -> list[Fingerprint]:
         (count,) = _COUNT.unpack_from(self._map)
@@ -137,7 +138,7 @@ class CrashRecord:
 
 
 def _map_file(path: pathlib.Path, size: int) -> mmap.mmap:
-    """Memory that outlives this process in a file; where there is no room for it, memory that does not."""
+    """Memory backed by a file, which outlives this process; if there is no room for it, memory that does not."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:

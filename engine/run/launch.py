@@ -1,7 +1,8 @@
 """Runs a module as a child of the supervisor: `python -m weft.engine.run.launch MODULE ARGUMENT...`.
 
-What fails for want of memory, files or threads, be it while the module is imported, is one line on stderr and exit code
-2: no traceback, and no second try before the first one has served. All else is as without it.
+A failure for lack of memory, files or threads, even while the module is imported, gives one line on stderr and exit
+code 2 in place of a traceback; the supervisor gives up if that happens at the first start. Everything else is as with
+`python -m MODULE`.
 """
 
 import os
@@ -14,7 +15,7 @@ EXIT_LIMIT = 2
 
 
 def main() -> None:
-    """Run the module, which sees its own name and arguments."""
+    """Run the module with its own name and arguments."""
     del sys.argv[0]
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -23,7 +24,7 @@ def main() -> None:
         if fault is None:
             raise
         print(f"weft: error: {sys.argv[0]}: {fault}", file=sys.stderr, flush=True)
-        os._exit(EXIT_LIMIT)  # at once: what is half made would say more at its end
+        os._exit(EXIT_LIMIT)  # at once: half-built objects would print more while they are torn down
 
 
 if __name__ == "__main__":

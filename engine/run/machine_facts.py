@@ -1,4 +1,4 @@
-"""Prints as JSON what only torch and the native kernels know of this machine. Run by `weft doctor`; loads no model."""
+"""Prints as JSON what torch and the native kernels know of this machine, for `weft doctor`; loads no model."""
 
 import sys
 

@@ -13,11 +13,11 @@ from weft.engine.cache.specs import group_layers
 from weft.engine.models.config import load_model_config
 from weft.engine.models.layout import decoder_spec
 from weft.engine.run import config as engine_config
+from weft.engine.run.draft_checkpoint import find_draft_checkpoint
 from weft.engine.run.kernel_choice import choose_kit
 from weft.engine.run.memory_plan import check_fit, estimate_activations_bytes, format_size, make_plan
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
-from weft.engine.speculation.draft_checkpoint import find_draft_checkpoint
 
 
 def main() -> int:

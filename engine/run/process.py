@@ -1,9 +1,9 @@
-"""The engine process: sockets in, steps, sockets out.
+"""The engine process: takes requests from the sockets, runs steps, sends outputs.
 
-Between two steps it takes what the servers sent; it blocks only when there is nothing to do, and then still gives a
-sign of life every second. A direct child of the supervisor, it dies with it and leaves SIGINT and SIGTERM to it; it is
-ended with SIGKILL, since it holds nothing that must be saved. Exit code 2: the model cannot be loaded, and one line on
-stderr says why.
+Messages are taken between two steps. The process blocks only when there is nothing to do, and even then gives a sign of
+life every second. It is a direct child of the supervisor, dies with it, and ignores SIGINT and SIGTERM. The supervisor
+ends it with SIGKILL, since it holds nothing that must be saved. Exit code 2 means that the model cannot be loaded; one
+line on stderr says why.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ import sys
 import time
 
 import msgspec
+from msgspec.structs import replace
 
 from weft.engine.core.engine import RejectedError
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.scheduler import ScheduledStep
 from weft.engine.run.crash_record import CrashRecord, Fingerprint, fingerprint
-from weft.engine.run.load_progress import LoadProgress
 from weft.engine.run.server_link import ServerLink
 from weft.engine.run.stall import StallRule
 from weft.engine.run.startup import Started, start
@@ -48,10 +48,12 @@ EXIT_CANNOT_LOAD = 2
 _PR_SET_PDEATHSIG = 1
 _STUCK_POLL_S = 0.005
 """Pause when requests wait but none can run, which only another message can change."""
+_LOG_EVERY_S = 5.0
+"""How often the log says how far loading is."""
 
 
 class EngineProcess:
-    """Glue between sockets, engine, status page and crash record."""
+    """Connects sockets, engine, status page and crash record."""
 
     def __init__(self, runtime_dir: pathlib.Path, options: EngineOptions) -> None:
         """Load the model; servers can connect when this returns.
@@ -63,11 +65,12 @@ class EngineProcess:
         self._page = StatusPage(runtime_dir / STATUS_NAME)
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
-        self._have_run: set[tuple[int, int]] = set()  # which of them were in a step that has ended
-        self._left: set[tuple[int, int]] = set()  # which of them, or a choice of them, ended
-        self._page.write(Status(epoch_id=self._epoch_id, progress_time=time.monotonic()))
-        progress = LoadProgress(self._page)
-        started = start(options, f"{self._epoch_id:016x}", progress=progress, before_launch=self._before_launch)
+        self._have_run: set[tuple[int, int]] = set()  # those of them that were in a step that has ended
+        self._left: set[tuple[int, int]] = set()  # those of them that ended, or a choice of which ended
+        self._progress_logged = time.monotonic()
+        self._page.write(Status(epoch_id=self._epoch_id, progress_time=self._progress_logged))
+        epoch = f"{self._epoch_id:016x}"
+        started = start(options, epoch, progress=self._show_progress, before_launch=self._before_launch)
         _announce(started, options)
         self._engine = started.engine
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
@@ -80,7 +83,7 @@ class EngineProcess:
         heartbeat_s = self._stall_rule.heartbeat_s
         is_stuck = False
         idle_since = time.monotonic()
-        idle_s: float | None = 0.0  # until it can get ready for what it may be asked later
+        idle_s: float | None = 0.0  # until `Engine.prepare` has something to do; None: never
         while True:
             waits = [seconds for seconds in (idle_s, heartbeat_s) if seconds is not None]
             timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else min(waits, default=None)
@@ -90,20 +93,17 @@ class EngineProcess:
             if idle_s is not None and not messages and not self._engine.has_work:
                 idle_s = self._engine.prepare(time.monotonic() - idle_since)
             self._answer_compiled()
+            outputs: Outputs = []
             if self._engine.has_work:
                 idle_since, idle_s = time.monotonic(), 0.0
                 num_steps = self._engine.scheduler.counters.num_steps
                 outputs = self._engine.step()
-                self._forget_ended(outputs)
-                if not self._engine.has_work:
-                    self._record.end_step()
-                self._write_status()
-                self._link.put_outputs(outputs)
                 is_stuck = not self._engine.launched_steps and self._engine.scheduler.counters.num_steps == num_steps
-            else:
-                self._forget_ended([])
+            self._forget_ended(outputs)
+            if not self._engine.has_work:
                 self._record.end_step()
-                self._write_status()
+            self._write_status()
+            self._link.put_outputs(outputs)
 
     def _apply(self, connection: int, message: ToEngine | None) -> None:
         if message is None:
@@ -131,7 +131,7 @@ class EngineProcess:
             self._write_suspects()
 
     def _answer_compiled(self) -> None:
-        """Tell the servers whose grammars are compiled, and whose cannot be."""
+        """Tell the servers which requests have their grammar now, and which are refused."""
         for compiled in self._engine.take_compiled():
             connection, request_id, _ = compiled.request.key
             if compiled.fault is None:
@@ -139,7 +139,7 @@ class EngineProcess:
             else:
                 self._link.put(connection, Rejected(request_id, compiled.reason, compiled.fault))
                 self._left.add((connection, request_id))
-        if self._engine.grammars:  # others may be being compiled now
+        if self._engine.grammars:  # other compilations may have begun
             self._write_suspects()
 
     def _before_launch(self, step: ScheduledStep) -> None:
@@ -147,7 +147,7 @@ class EngineProcess:
         self._write_status(step)
 
     def _write_suspects(self, *steps: ScheduledStep) -> None:
-        """Record the steps that are about to be launched or run on the device, and whose grammar is at work."""
+        """Record the requests of launched steps and of these, and those whose grammar is being compiled."""
         requests = [s.request for step in (*self._engine.launched_steps, *steps) for s in step.requests]
         if self._engine.grammars is not None:
             requests += self._engine.grammars.requests
@@ -155,10 +155,10 @@ class EngineProcess:
         self._record.begin_step([self._fingerprints[key] for key in keys if key in self._fingerprints])
 
     def _forget_ended(self, outputs: Outputs) -> None:
-        """Drop the fingerprints of requests that are gone.
+        """Drop the fingerprints of requests that have ended.
 
-        A suspect is cleared once it ran, whoever ended it: a stop string of its server or a client that left is no
-        fault of it. One that is still on the device stays on record, and is cleared when its last step has ended.
+        A suspect that ran is cleared, whoever ended it: its server may have found a stop string, or its client may have
+        left. A request that is still on the device stays on record until its last step has ended.
         """
         self._have_run |= _keys(self._engine.ended_steps) & self._fingerprints.keys()
         self._left |= {(c, o.request_id) for c, o in outputs if o.finish_reason is not None}
@@ -172,8 +172,16 @@ class EngineProcess:
                 self._record.clear(mark)
         self._left &= on_device
 
+    def _show_progress(self, done: int, total: int) -> None:
+        """Show how many bytes of the weights are loaded: on the status page, and now and then in the log."""
+        now = time.monotonic()
+        self._page.write(replace(self._page.read(), progress_time=now, loaded_bytes=done, total_bytes=total))
+        if now - self._progress_logged >= _LOG_EVERY_S:
+            self._progress_logged = now
+            logger.info("loading weights: %d of %d MB", done // 1_000_000, total // 1_000_000)
+
     def _write_status(self, *steps: ScheduledStep) -> None:
-        """Give a sign of life, and say how long it may take until the next; steps are about to be launched."""
+        """Give a sign of life, with the time until the next is due; `steps` are about to be launched."""
         scheduler = self._engine.scheduler
         predicted_s = [scheduler.cost.predict(step.load) for step in (*self._engine.launched_steps, *steps)]
         now = time.monotonic()
@@ -196,27 +204,24 @@ class EngineProcess:
 
 
 def _keys(steps: list[ScheduledStep]) -> set[tuple[int, int]]:
-    """Whose requests they hold, as pairs of connection and request id."""
+    """Connection and request id of all requests in these steps."""
     return {s.request.key[:2] for step in steps for s in step.requests}
 
 
 def _announce(started: Started, options: EngineOptions) -> None:
     info = started.info
-    lines = [
-        f"model        {pathlib.Path(options.model).name} ({info.architecture})",
-        f"device       {info.device}, {info.dtype}, attention {info.attention_backend}",
-        *started.plan.lines(),
-        f"limits       {info.max_num_seqs} requests at once, {info.max_num_batched_tokens} tokens a step",
-    ]
-    for line in lines:
+    logger.info("model        %s (%s)", pathlib.Path(options.model).name, info.architecture)
+    logger.info("device       %s, %s, attention %s", info.device, info.dtype, info.attention_backend)
+    for line in started.plan.lines():
         logger.info(line)
+    logger.info("limits       %d requests at once, %d tokens a step", info.max_num_seqs, info.max_num_batched_tokens)
 
 
 def main(runtime_dir: pathlib.Path) -> int:
-    """Run the engine that the supervisor describes on standard input."""
+    """Run the engine with the options that the supervisor writes to standard input."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # the parent died before prctl took effect
         return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

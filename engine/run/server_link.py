@@ -1,8 +1,8 @@
 """The engine's end of the sockets to the server processes.
 
-Reads are taken between steps; writes never wait: what a slow reader has not taken yet is merged per choice, so an
-outbox is bounded by the tokens of that connection's requests. End of file means that the server is dead. Knows
-messages and bytes, nothing of scheduling.
+Sockets are read between steps. Writes never wait: outputs that a slow reader has not taken are merged per choice, so an
+outbox is bounded by the tokens of that connection's requests. End of file means that the server is dead. Knows messages
+and bytes, nothing of scheduling.
 """
 
 import logging
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
 
 
-class Connection:
+class ServerConnection:
     """One server process. Owned by `ServerLink`."""
 
     def __init__(self, number: int, sock: socket.socket) -> None:
@@ -42,7 +42,7 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether anything waits for the reader."""
+        """Whether anything waits to be sent."""
         return bool(self._unsent or self._outputs)
 
     def put(self, message: FromEngine) -> None:
@@ -51,16 +51,13 @@ class Connection:
         self._unsent += encode(message)
 
     def put_output(self, output: RequestOutput) -> None:
-        """Queue what a choice gained; merged with what is still queued for it."""
-        key = (output.request_id, output.index)
-        queued = self._outputs.get(key)
-        if queued is None:
-            self._outputs[key] = output
-        else:
+        """Queue an output; merge it with the one still queued for the same choice."""
+        queued = self._outputs.setdefault((output.request_id, output.index), output)
+        if queued is not output:
             queued.merge(output)
 
     def send(self) -> None:
-        """Send what the socket takes now.
+        """Send as much as the socket takes now.
 
         Raises:
             OSError: The peer is gone.
@@ -84,7 +81,7 @@ class ServerLink:
     """Owner of the listening socket and of all connections."""
 
     def __init__(self, path: pathlib.Path, info: EngineInfo) -> None:
-        """Listen at path, replacing the socket of an engine that is gone; greet every server with info."""
+        """Listen at path, in place of the socket of an earlier engine; send info to every server that connects."""
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -93,16 +90,16 @@ class ServerLink:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._info = info
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._num_accepted = 0
 
     def poll(self, timeout: float | None) -> Iterator[tuple[int, ToEngine | None]]:
         """Wait up to timeout seconds (None: for ever) for traffic, and yield (connection, message).
 
-        None instead of a message says that the connection has ended.
+        None in place of a message means that the connection has ended.
         """
         for key, events in self._selector.select(timeout):
-            connection: Connection | None = key.data
+            connection: ServerConnection | None = key.data
             if connection is None:
                 self._accept()
                 continue
@@ -118,7 +115,7 @@ class ServerLink:
                 yield connection.number, None
 
     def put(self, number: int, message: FromEngine) -> None:
-        """Send a small message, or queue it; a connection that has ended takes nothing."""
+        """Send or queue a small message; a connection that has ended is ignored."""
         connection = self._connections.get(number)
         if connection is not None:
             connection.put(message)
@@ -137,30 +134,30 @@ class ServerLink:
 
     def _accept(self) -> None:
         sock, _ = self._listener.accept()
-        connection = Connection(self._num_accepted, sock)
+        connection = ServerConnection(self._num_accepted, sock)
         self._num_accepted += 1
         self._connections[connection.number] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
         self.put(connection.number, self._info)
 
-    def _read(self, connection: Connection) -> list[ToEngine]:
+    def _read(self, connection: ServerConnection) -> list[ToEngine]:
         data = connection.sock.recv(_READ_BYTES)
         if not data:
             raise ConnectionResetError("end of file")
         return [decode_to_engine(body) for body in connection.reader.feed(data)]
 
-    def _send(self, connection: Connection) -> None:
+    def _send(self, connection: ServerConnection) -> None:
         try:
             connection.send()
         except OSError:
-            return  # the read side sees the end as well, and reports it
+            return  # reading sees the end as well, and reports it
         self._watch(connection)
 
-    def _watch(self, connection: Connection) -> None:
+    def _watch(self, connection: ServerConnection) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_unsent else 0)
         self._selector.modify(connection.sock, events, connection)
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: ServerConnection) -> None:
         self._selector.unregister(connection.sock)
         connection.sock.close()
         del self._connections[connection.number]

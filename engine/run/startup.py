@@ -15,11 +15,13 @@ import torch
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
 from weft.engine.core.engine import Engine
+from weft.engine.core.forced_ids import ForcedTokens
+from weft.engine.core.grammar_masks import MaskComputer
+from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
+from weft.engine.core.speculator import Drafter
 from weft.engine.core.step_cost import StepCostModel, StepLoad
 from weft.engine.guidance.compiler import GrammarCompiler
-from weft.engine.guidance.masks import MaskComputer
-from weft.engine.guidance.pending import PendingGrammars
 from weft.engine.guidance.vocabulary import load_vocabulary
 from weft.engine.kernels.caches import Caches
 from weft.engine.layers.kit import LayerKit
@@ -30,6 +32,8 @@ from weft.engine.models.loading import load_weights
 from weft.engine.run import config as engine_config
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.cuda_graphs import DecodeGraphs
+from weft.engine.run.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
+from weft.engine.run.draft_model import DraftModel
 from weft.engine.run.dummy_batch import dummy_batch, going_on, largest_batch
 from weft.engine.run.kernel_choice import (
     choose_graph_sampler,
@@ -43,10 +47,7 @@ from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activati
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineInfo, EngineOptions
-from weft.engine.speculation.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
-from weft.engine.speculation.draft_model import DraftModel
-from weft.engine.speculation.drafters import ForcedTokens, NgramDrafter, PredictionDrafter
-from weft.engine.speculation.drafting import Drafter
+from weft.engine.speculation.drafters import NgramDrafter, PredictionDrafter
 
 logger = logging.getLogger(__name__)
 

@@ -1,48 +1,49 @@
-"""The seam to samplers that a CUDA graph can hold: parameters in memory that stays in place, then logits to ids.
+"""The seam for samplers inside a CUDA graph, and the greedy one.
 
-For rows whose logits stay as the model gave them and of which nothing is reported but the id; others are sampled
-behind the graph.
+A graph samples rows whose logits are not edited and that report nothing but the id. All other rows are sampled after
+the graph. Parameters are copied into memory that stays in place.
 """
 
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from weft.engine.step.batch import Floats, SamplingBatch
 
 
 class GraphSampler(Protocol):
-    """Samples in a graph what `PickIds` samples outside of it, id for id."""
+    """Samples in a graph the same ids as `PickIds` outside of it."""
 
     def kind(self, batch: SamplingBatch) -> int | None:
-        """Which work samples such rows: batches of one kind share graphs. None when no graph does."""
+        """The kind of sampling that these rows need; batches of one kind share graphs. None if no graph can."""
 
     def parameters(self, batch: SamplingBatch, num_rows: int) -> Floats:
-        """What `sample` has to know of each row, (n, num_rows); those behind the batch's own are padding."""
+        """What `sample` needs of each row, (n, num_rows); rows beyond the batch's own are padding."""
 
     def sample(self, logits: Tensor, parameters: Tensor, kind: int) -> Tensor:
-        """Logits (num_rows, vocab_size) float32, which it may overwrite -> (num_rows,) int64; waits for nothing."""
+        """Logits (num_rows, vocab_size) float32, may be overwritten -> (num_rows,) int64. Never waits."""
 
 
-class GreedySampler:
-    """The most probable ids, which need no parameters."""
+class GreedySampler(GraphSampler):
+    """Picks the most probable ids; needs no parameters."""
 
+    @override
     def kind(self, batch: SamplingBatch) -> int | None:
-        """See `GraphSampler`."""
         return None if batch.temperatures.any() else 0
 
+    @override
     def parameters(self, batch: SamplingBatch, num_rows: int) -> Floats:
-        """See `GraphSampler`."""
         return np.zeros((0, num_rows), np.float32)
 
+    @override
     def sample(self, logits: Tensor, parameters: Tensor, kind: int) -> Tensor:
-        """See `GraphSampler`."""
         return logits.argmax(-1)
 
 
 def is_plain(batch: SamplingBatch) -> bool:
-    """Whether no logit is edited and nothing reported but ids. Masks are not part of a batch."""
+    """Whether no logit is edited and only ids are reported. Grammar masks are not part of a batch."""
     others = (batch.penalties, batch.conditional_bans, batch.asked_logprobs)
     is_edited = len(batch.bias_rows) or len(batch.allowed_rows) or any(other is not None for other in others)
     return not is_edited and bool((batch.num_logprobs < 0).all())

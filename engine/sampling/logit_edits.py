@@ -1,6 +1,6 @@
-"""What the parameters of a request do to the logits of each of its rows, as arrays that are made once.
+"""The logit edits that a request asks for, as arrays made once per request.
 
-Such a list may name the whole vocabulary: a step copies arrays, and builds none from Python numbers.
+A list may name the whole vocabulary. So a step only copies arrays, and never builds one from Python numbers.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,11 +17,11 @@ class LogitEdits:
     """Shared by the choices of a request.
 
     Attributes:
-        bias_ids, bias_values: (b,) added in every row; -inf bans, as it does the bad words of one id.
-        stop_ids, stop_bans: (s,) added until there are min_tokens.
-        allowed_ids: (a,) rising, each once; None allows all.
-        words: Bad words of two ids and more.
-        longest_word: Ids of the longest of them.
+        bias_ids, bias_values: (b,) added in every row; -inf bans. Bad words of one id are among them.
+        stop_ids, stop_bans: (s,) added until there are min_tokens output tokens.
+        allowed_ids: (a,) ascending and unique; None allows all.
+        words: Bad words of two ids or more.
+        longest_word: Number of ids in the longest of them.
     """
 
     bias_ids: Ints
@@ -33,7 +33,7 @@ class LogitEdits:
     longest_word: int
 
     def leave_nothing(self, num_output_tokens: int, min_tokens: int, context: Sequence[int] = ()) -> bool:
-        """Whether nothing can be sampled behind the context; only where allowed ids are given this may be."""
+        """Whether these edits ban every id behind the context. Only possible with allowed ids."""
         if self.allowed_ids is None:
             return False
         banned = {int(i) for i in self.bias_ids[np.isneginf(self.bias_values)]}
@@ -44,7 +44,7 @@ class LogitEdits:
 
 
 def make_edits(params: SamplingParams, stop_ids: Collection[int]) -> LogitEdits:
-    """Make the arrays of a request; stop_ids are the caller's and the model's."""
+    """Make the arrays of a request; stop_ids are those of the caller and of the model."""
     single = [word[0] for word in params.bad_words_token_ids if len(word) == 1]
     words = tuple(word for word in params.bad_words_token_ids if len(word) > 1)
     allowed = params.allowed_token_ids

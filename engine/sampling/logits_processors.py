@@ -1,7 +1,7 @@
-"""What a request's parameters do to its logits before anything is drawn.
+"""Applies penalties, biases, allowed ids and bans to the logits before sampling.
 
-Owns the order of the edits. They are sparse (row, id) writes: their cost grows with the ids that are named, never
-with rows x vocabulary. -inf bans an id; no edit can turn it into NaN. Nothing here waits for the device.
+Owns the order of the edits. They are sparse (row, id) writes: their cost grows with the ids named, not with rows x
+vocabulary. -inf bans an id; no edit can turn it into NaN. Nothing here waits for the device.
 """
 
 from collections.abc import Callable
@@ -10,22 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.engine.step.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
+from weft.engine.step.batch import ConditionalBans, Ints, PenaltyBatch, SamplingBatch
 from weft.engine.step.transfer import to_device
 
 ApplyPenalties = Callable[[Tensor, PenaltyBatch, Tensor | None], None]
-"""Step 1 of `edit_logits`, in place; its arguments are those of `edit_logits`."""
+"""Step 1 of `edit_logits`, in place: logits, penalties, previous_token_ids as there."""
 
 
 def apply_penalties(logits: Tensor, penalties: PenaltyBatch, previous_token_ids: Tensor | None) -> None:
-    """`ApplyPenalties` by torch, for any device.
+    """`ApplyPenalties` in torch, for any device.
 
-    1. Repetition, for each different id of prompt and output: a positive logit is divided, a negative one
+    1. Repetition, for each distinct id of prompt and output: a positive logit is divided, a negative one
        multiplied. Keskar et al., "CTRL", 2019, section 4.1.
-    2. Presence, for each different id of the output: subtracted once.
-    3. Frequency, for each id of the output: subtracted times its count.
+    2. Presence, for each distinct id of the output: subtracted once.
+    3. Frequency, for each distinct id of the output: subtracted times its count.
 
-    What the previous step sampled counts as output.
+    Ids that the previous step sampled count as output.
     """
     device = logits.device
     entries = to_device(np.repeat(np.arange(len(penalties.rows)), np.diff(penalties.starts)), device)
@@ -45,10 +45,10 @@ def apply_penalties(logits: Tensor, penalties: PenaltyBatch, previous_token_ids:
 def _with_placeholders(
     entries: Tensor, ids: Tensor, counts: Tensor, penalties: PenaltyBatch, previous_token_ids: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Append what the previous step sampled. An id that the entry has already gets the same count in both places."""
-    placeholders = penalties.placeholders
-    targets = to_device(placeholders.targets, ids.device)
-    sampled_ids = _sampled_before(placeholders, previous_token_ids)
+    """Append the ids that the previous step sampled. An id listed already gets the same count in both places."""
+    assert previous_token_ids is not None, "placeholders need the ids of the previous step"
+    targets = to_device(penalties.placeholders.targets, ids.device)
+    sampled_ids = previous_token_ids[to_device(penalties.placeholders.rows, ids.device)]
     is_sampled = ids == ids.new_full((len(penalties.rows),), -1).index_copy_(0, targets, sampled_ids)[entries]
     known_counts = counts.new_zeros(len(penalties.rows)).index_add_(0, entries, counts * is_sampled)[targets]
     return (
@@ -69,23 +69,18 @@ def edit_logits(
     1. Penalties (`apply_penalties`). They come first because repetition depends on the sign of the model's own
        logit, which a bias must not flip.
     2. Bias: added; -inf bans.
-    3. Allowed ids: every other id of such a row becomes -inf. Bans among the allowed ids stay.
-    4. Conditional bans.
+    3. Allowed ids: every other id of the row becomes -inf. Bans among the allowed ids stay.
+    4. Conditional bans: -inf where the previous step sampled a certain id.
 
     Args:
         logits: (num_rows, vocab_size) float32, contiguous.
-        previous_token_ids: (num_previous_rows,) int64, what the previous step sampled; None when nothing needs it.
+        previous_token_ids: (num_previous_rows,) int64, ids that the previous step sampled; None if no row needs them.
         apply_penalties: Computes step 1.
     """
     if batch.penalties is not None:
         apply_penalties(logits, batch.penalties, previous_token_ids)
     if len(batch.bias_ids):
-        _add(
-            logits,
-            to_device(batch.bias_rows, logits.device),
-            to_device(batch.bias_ids, logits.device),
-            to_device(batch.bias_values, logits.device),
-        )
+        _add(logits, batch.bias_rows, batch.bias_ids, to_device(batch.bias_values, logits.device))
     if len(batch.allowed_rows):
         _keep_only_allowed(logits, batch)
     if batch.conditional_bans is not None:
@@ -106,14 +101,10 @@ def _apply_conditional_bans(logits: Tensor, bans: ConditionalBans, previous_toke
     assert previous_token_ids is not None, "conditional bans need the ids of the previous step"
     is_met = previous_token_ids[to_device(bans.source_rows, device)] == to_device(bans.required_ids, device)
     values = torch.zeros(is_met.shape, device=device).masked_fill_(is_met, float("-inf"))
-    _add(logits, to_device(bans.rows, device), to_device(bans.ids, device), values)
+    _add(logits, bans.rows, bans.ids, values)
 
 
-def _sampled_before(placeholders: Placeholders, previous_token_ids: Tensor | None) -> Tensor:
-    assert previous_token_ids is not None, "placeholders need the ids of the previous step"
-    return previous_token_ids[to_device(placeholders.rows, previous_token_ids.device)]
-
-
-def _add(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
-    """Add to (row, id) in place; an id that is named several times gets the sum."""
-    logits.index_put_((rows, ids), values, accumulate=True)
+def _add(logits: Tensor, rows: Ints, ids: Ints, values: Tensor) -> None:
+    """Add to (row, id) in place; a pair that is named several times gets the sum."""
+    places = to_device(rows, logits.device), to_device(ids, logits.device)
+    logits.index_put_(places, values, accumulate=True)

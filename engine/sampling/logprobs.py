@@ -1,12 +1,12 @@
-"""Log-probabilities of ids that were sampled, or of prompt ids that are scored, and their best alternatives.
+"""Log-probabilities of sampled or scored ids, with their most probable alternatives.
 
-Owns the way from a row of logits to `TokenLogprobs`. They are always of the model's own distribution: before
-penalties, bans and temperature. `token_logprobs` would wait for tensors that are still on the device.
+Owns the way from a row of logits to `TokenLogprobs`. The log-probabilities are those of the model's own distribution:
+before penalties, bans and temperature. Only `token_logprobs` reads tensors, which must be on the host by then.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -20,55 +20,54 @@ from weft.engine.step.transfer import to_device
 _NONE = np.empty(0, np.int64)
 
 _ALIGNED_VALUES = 4
-"""Values of float32 in 16 bytes."""
+"""float32 values in 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """Log-probabilities of n tokens, on the device or brought to the host; what the host knew before is in arrays.
+    """Log-probabilities of n tokens: arrays that the host knows, and tensors on the device or copied to the host.
 
     Attributes:
-        rows: (n,) host, row that entry i belongs to, rising.
-        num_logprobs: (n,) host, alternatives that entry i asked for.
+        rows: (n,) row that entry i belongs to, ascending.
+        num_logprobs: (n,) alternatives that entry i asked for.
+        asked_entries, asked_ids: (q,) entry that asks for an id, and the id.
         logprobs: (n,) float32, of the tokens themselves.
         top_ids: (n, max_num_logprobs) int64, most probable first, the lower id first among equals.
         top_logprobs: (n, max_num_logprobs) float32.
-        asked_entries, asked_ids: (q,) host, entry that asks for an id, and the id.
         asked_logprobs: (q,) float32.
     """
 
     rows: Ints
     num_logprobs: Ints
+    asked_entries: Ints
+    asked_ids: Ints
     logprobs: Tensor
     top_ids: Tensor
     top_logprobs: Tensor
-    asked_entries: Ints
-    asked_ids: Ints
     asked_logprobs: Tensor
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What has to be brought to the host."""
+        """The tensors to copy to the host."""
         return self.logprobs, self.top_ids, self.top_logprobs, self.asked_logprobs
 
     def on_host(self, tensors: Iterator[Tensor]) -> "LogprobTensors":
-        """The same with the next tensors, those of `tensors` on the host."""
-        logprobs, top_ids, top_logprobs, asked_logprobs = (next(tensors) for _ in self.tensors)
-        return dataclasses.replace(
-            self, logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs, asked_logprobs=asked_logprobs
-        )
+        """The same with the next of these tensors, the copies of its own on the host."""
+        copies = islice(tensors, len(self.tensors))
+        return LogprobTensors(self.rows, self.num_logprobs, self.asked_entries, self.asked_ids, *copies)
 
 
 def score(logits: Tensor, scores: ScoreBatch) -> LogprobTensors:
-    """Log-probabilities of prompt tokens from the model's own logits (num_scores, vocab_size) float32, not changed."""
+    """Log-probabilities of prompt tokens, from the model's logits (num_scores, vocab_size) float32, left unchanged."""
     target_ids = to_device(scores.target_ids, logits.device)
     return pick(log_softmax(logits), target_ids, np.arange(len(logits)), scores.num_logprobs)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities (num_rows, vocab_size) of logits of that shape, each row's bits from that row alone.
+    """Log-probabilities of logits (num_rows, vocab_size), in that shape; a row's bits depend on that row alone.
 
-    torch's kernel for CUDA adds up a row from where 16 bytes are aligned, in another order if not all rows begin there.
+    torch's CUDA kernel sums a row in another order if the row does not begin at a multiple of 16 bytes. So rows are
+    padded to a multiple.
     """
     num_missing = -logits.shape[-1] % _ALIGNED_VALUES
     if not num_missing or not logits.is_cuda:
@@ -80,13 +79,13 @@ def log_softmax(logits: Tensor) -> Tensor:
 def pick(
     all_logprobs: Tensor, token_ids: Tensor, rows: Ints, num_logprobs: Ints, asked: AskedLogprobs | None = None
 ) -> LogprobTensors:
-    """What to report out of whole rows of log-probabilities.
+    """Select what to report from whole rows of log-probabilities.
 
     Args:
         all_logprobs: (n, vocab_size) float32.
         token_ids: (n,) int64 on the device.
         rows: (n,) row that each entry belongs to.
-        num_logprobs: (n,) alternatives asked for, >= 0; more than vocab_size gives vocab_size.
+        num_logprobs: (n,) alternatives asked for, >= 0; at most vocab_size are given.
         asked: Ids to report whatever their rank; its rows are among `rows`.
     """
     asked_entries, asked_ids, asked_logprobs = _NONE, _NONE, all_logprobs.new_empty(0)
@@ -102,28 +101,21 @@ def pick(
     return LogprobTensors(
         rows=rows,
         num_logprobs=num_logprobs,
+        asked_entries=asked_entries,
+        asked_ids=asked_ids,
         logprobs=all_logprobs.gather(-1, token_ids[:, None])[:, 0],
         top_ids=top_ids,
         top_logprobs=top_logprobs,
-        asked_entries=asked_entries,
-        asked_ids=asked_ids,
         asked_logprobs=asked_logprobs,
     )
 
 
 def token_logprobs(tensors: LogprobTensors) -> list[TokenLogprobs]:
     """The entries as messages, in the order of `tensors.rows`."""
-    entries = zip(
-        tensors.num_logprobs.tolist(),
-        tensors.logprobs.tolist(),
-        tensors.top_ids.tolist(),
-        tensors.top_logprobs.tolist(),
-        strict=True,
-    )
+    logprobs, top_ids, top_logprobs, asked_logprobs = (tensor.tolist() for tensor in tensors.tensors)
+    entries = zip(tensors.num_logprobs.tolist(), logprobs, top_ids, top_logprobs, strict=True)
     results = [TokenLogprobs(logprob, ids[:count], values[:count]) for count, logprob, ids, values in entries]
-    asked = zip(
-        tensors.asked_entries.tolist(), tensors.asked_ids.tolist(), tensors.asked_logprobs.tolist(), strict=True
-    )
+    asked = zip(tensors.asked_entries.tolist(), tensors.asked_ids.tolist(), asked_logprobs, strict=True)
     for entry, token_id, logprob in asked:
         results[entry].top_token_ids.append(token_id)
         results[entry].top_logprobs.append(logprob)

@@ -1,7 +1,7 @@
-"""Counter-based random numbers: a row's number depends on who draws and where, never on when or beside whom.
+"""Counter-based random numbers: one per (seed, position, choice), whatever the load.
 
-Owns the map (seed, position, choice) -> uniform number, which must never change: the same request with the same
-seed gives the same ids in every release. Holds no state and imports no torch.
+This map must never change: the same request with the same seed gives the same ids in every release. Holds no state and
+imports no torch.
 """
 
 import numpy as np

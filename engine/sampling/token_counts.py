@@ -1,7 +1,7 @@
-"""How often each token of a request is in its output, kept up to date so that no step has to count.
+"""Counts how often each token occurs in the output of a request, for penalties. O(1) for each output id.
 
-Owned by the request. Ids are in the order in which they came, each once; numbers are 64-bit, so that a batch copies
-them as they are.
+Owned by the request. Ids are unique and in order of first occurrence. Arrays are 64-bit, so that a batch copies them as
+they are.
 """
 
 from array import array
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class TokenCounts:
-    """Different ids of prompt and output, and how often each is in the output: 0 for those of the prompt alone."""
+    """The distinct ids of prompt and output, with their counts in the output; 0 for ids only in the prompt."""
 
     def __init__(self, prompt_ids: Iterable[int]) -> None:
         """Start with no output."""
@@ -19,7 +19,7 @@ class TokenCounts:
         self._counts = array("q", bytes(self._ids.itemsize * len(self._ids)))
 
     def add(self, token_id: int) -> None:
-        """Count one more id of the output. O(1)."""
+        """Count one more id of the output."""
         place = self._places.setdefault(token_id, len(self._ids))
         if place == len(self._ids):
             self._ids.append(token_id)
@@ -27,7 +27,7 @@ class TokenCounts:
         self._counts[place] += 1
 
     def behind(self, draft_token_ids: tuple[int, ...]) -> tuple["array[int]", "array[int]"]:
-        """Ids and counts as they are if these drafts are accepted; copies. O(different ids)."""
+        """Copies of ids and counts, as they will be if these drafts are accepted. O(distinct ids)."""
         ids, counts = self._ids[:], self._counts[:]
         for token_id, count in Counter(draft_token_ids).items():
             place = self._places.get(token_id)

@@ -1,5 +1,5 @@
-"""Why a model folder cannot be served."""
+"""The error for a model that cannot be served."""
 
 
 class ModelError(Exception):
-    """The model folder cannot be served; the message is one line that names the fault."""
+    """The model cannot be served; the message is one line that names the fault."""

@@ -1,16 +1,16 @@
-"""When Python looks for garbage: rarely, and not among what was there before the first request."""
+"""Makes Python's garbage collector run rarely, and skip start-up objects."""
 
 import gc
 
 THRESHOLD = 10_000
-"""New objects before a collection: at Python's 700, hundreds of streams, at some 300 objects each in a server process,
-bring on a full one every second."""
+"""New objects before a collection. At Python's 700, hundreds of streams (about 300 objects each in a server process)
+cause a full collection every second."""
 
 
 def collect_rarely() -> None:
-    """Spare the streams the garbage collector, which stops them all while it looks at what it knows to stay.
+    """Freeze start-up objects; collect rarely. Call it once everything is loaded.
 
-    To be called when everything is loaded. A full collection over what torch alone brings along takes 80 ms.
+    A collection stops all streams. A full one over the objects of torch alone takes 80 ms.
     """
     gc.collect()
     gc.freeze()

@@ -1,6 +1,7 @@
-"""What the machine lets a process have, in words: for the line that says why something cannot start.
+"""Names the resource limits of this machine, and the limit behind an error.
 
-Both sides of Weft use it. Imports only the standard library, so that it works where little else does.
+Both packages use it, for the line that says why something cannot start. Imports only the standard library, so that it
+works where little else does.
 """
 
 import errno
@@ -8,11 +9,11 @@ import pathlib
 import resource
 
 _NO_MEMORY_WORDS = ("failed to map segment", "annot allocate memory", "an't allocate memory", "bad_alloc")
-"""Of the dynamic loader, libc, torch and C++, which raise errors of any kind."""
+"""In messages of the dynamic loader, libc, torch and C++, whose errors have any type."""
 
 
 def explain(error: BaseException | None) -> str | None:
-    """One line if a limit is behind an error, or behind what was being handled when it arose; else None."""
+    """One line if a limit is behind an error, its cause or its context; else None."""
     while error is not None:
         number = error.errno if isinstance(error, OSError) else None
         text = str(error)
@@ -27,12 +28,12 @@ def explain(error: BaseException | None) -> str | None:
 
 
 def describe() -> str:
-    """All limits that a process may meet while it starts."""
+    """All limits that a process may reach while it starts."""
     return f"{memory()}; {_files()}; {_processes()}"
 
 
 def memory() -> str:
-    """The limits of memory that are set, and what is free."""
+    """The memory limits that are set, and free memory."""
     facts = []
     for name, what, flag in ((resource.RLIMIT_AS, "address space", "v"), (resource.RLIMIT_DATA, "data", "d")):
         if (soft := resource.getrlimit(name)[0]) != resource.RLIM_INFINITY:
@@ -53,7 +54,7 @@ def _processes() -> str:
 
 
 def _read(path: str) -> str:
-    """A file's text; empty without one, or without a free number for it."""
+    """A file's text; empty if it cannot be opened, perhaps because too many files are open."""
     try:
         return pathlib.Path(path).read_text()
     except OSError:

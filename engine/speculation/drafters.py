@@ -1,33 +1,44 @@
-"""Drafters that need no model: what has to follow, what the caller expects, and what was said before."""
+"""Drafters that read a text: the caller's prediction, or the request's own tokens (prompt lookup)."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from weft.engine.guidance.certain import needs_rows
 from weft.engine.speculation.lookup import Lookup, Text
-from weft.engine.speculation.pace import MAX_NUM_DRAFTS
-
-if TYPE_CHECKING:
-    from weft.engine.core.request import Request
+from weft.engine.speculation.pace import MAX_NUM_DRAFTS, Pace
 
 
-class ForcedTokens:
-    """Proposes what a grammar leaves no choice about, to requests that need a row for each id all the same.
+@dataclass(slots=True)
+class Drafting:
+    """What speculation keeps for one choice of a request; every choice starts anew.
 
-    For the others such ids are no guesses: they have them already (`weft.engine.guidance.certain`).
+    Attributes:
+        drafter: The source of the drafts that are verified now; None before the first.
+        pace: Learns from their verification; None for a drafter that never guesses wrong.
+        lookups: The position of each drafter in the text that it reads.
     """
 
-    def propose(self, request: "Request") -> list[int]:
-        """Return forced ids behind the known output."""
-        if request.grammar is None or not needs_rows(request):
-            return []
-        return request.grammar.forced_token_ids(MAX_NUM_DRAFTS)
+    drafter: object | None = None
+    pace: Pace | None = None
+    lookups: dict[object, Lookup] = field(default_factory=dict)
+
+
+class DraftedRequest(Protocol):
+    """What these drafters read of a request; see `weft.engine.core.request.Request`."""
+
+    token_ids: list[int]
+    prediction: Text | None
+    drafting: Drafting
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens given."""
 
 
 class PredictionDrafter:
     """Proposes what comes next in the prediction of a request (`Guidance.prediction_token_ids`), if it has one."""
 
-    def propose(self, request: "Request") -> list[int]:
-        """Ids of the prediction; it is assumed to begin where the output begins."""
+    def propose(self, request: DraftedRequest) -> list[int]:
+        """Ids of the prediction, which is assumed to begin where the output begins."""
         if request.prediction is None:
             return []
         lookup = request.drafting.lookups.get(self)
@@ -37,9 +48,9 @@ class PredictionDrafter:
 
 
 class NgramDrafter:
-    """Prompt lookup (`--speculative ngram`): proposes what followed the last ids where they occurred before."""
+    """Proposes what followed the last ids where they occurred before (`--speculative ngram`)."""
 
-    def propose(self, request: "Request") -> list[int]:
+    def propose(self, request: DraftedRequest) -> list[int]:
         """Ids of the prompt or of the output so far."""
         lookup = request.drafting.lookups.get(self)
         if lookup is None:

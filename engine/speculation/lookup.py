@@ -1,9 +1,9 @@
-"""Finds in a text what an output will probably go on with.
+"""Finds in a text how an output will probably continue.
 
-A lookup keeps a pointer into its text and moves it along while the output says the same. When the output says
-something else, the longest recent n-gram of the output that occurs in the text (n of 2 or more) tells where to go on:
-behind the place where the pointer was lost if it occurs there, else anywhere, the nearest of equals. The pairs of a
-text are indexed when the first one is looked for, once, and as the text grows; a step costs no more for a long text.
+A lookup keeps a pointer into its text and advances it while the output equals the text. When they differ, the lookup
+searches the text for the longest n-gram (n >= 2) that the output ends with, and continues behind it. Places behind the
+lost pointer go first; of equal matches the nearest wins. The pairs of a text are indexed at the first search and as
+the text grows, so a step costs no more for a long text.
 """
 
 from bisect import bisect_left
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from weft.engine.speculation.pace import Pace
 
 _MAX_CANDIDATES = 16
-"""Occurrences of a pair that are compared; in a monotonous text there are thousands."""
+"""Occurrences of a pair that are compared; a repetitive text has thousands."""
 
 _MAX_MATCH = 16
-"""Ids before the pair that are compared; a longer match says no more."""
+"""Most ids of a match that are compared; a longer match says no more."""
 
 
 class Text:
-    """Token ids in which pairs are found. It may grow at its end, and may serve many lookups."""
+    """Token ids with an index of their pairs. May grow at its end, and may serve many lookups."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.token_ids = token_ids
@@ -27,7 +27,7 @@ class Text:
         self._num_indexed = 1
 
     def ends(self, first: int, second: int) -> list[int]:
-        """Positions right behind each occurrence of a pair, ascending; not the end of the text."""
+        """Positions right behind each occurrence of a pair, ascending, without the end of the text."""
         end = len(self.token_ids) - 1
         if self._num_indexed < end:
             start = self._num_indexed - 1
@@ -42,11 +42,11 @@ class Lookup:
     """Follows one output through a text."""
 
     def __init__(self, text: Text, num_tokens: int, pointer: int | None) -> None:
-        """Start level with the first num_tokens ids of the request.
+        """Start behind the first num_tokens ids of the request.
 
         Args:
-            text: Where to look; the ids of the request themselves for prompt lookup.
-            pointer: Where in the text the output should begin; None if it is to be found.
+            text: Where to search; for prompt lookup the ids of the request itself.
+            pointer: Where in the text the output should begin; None if that must be searched.
         """
         self.pace = Pace()
         self._text = text
@@ -55,7 +55,7 @@ class Lookup:
         self._lost_at = num_tokens if pointer is None else pointer
 
     def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
-        """Up to `most` ids that may follow token_ids, the request's; empty when nothing like its end is in the text."""
+        """Up to `most` ids that may follow token_ids, those of the request; empty if the text has no match."""
         self._follow(token_ids)
         if self._pointer is None:
             self._pointer = self._find(token_ids)
@@ -63,14 +63,14 @@ class Lookup:
         if self._pointer is None or self._pointer >= len(text):
             return []
         draft = list(text[self._pointer : self._pointer + most])
-        if text is token_ids:  # the text goes on with the draft itself, so a short loop gives a long draft
+        if text is token_ids:  # the text continues with the draft itself, so a short loop gives a long draft
             period = len(text) - self._pointer
             while len(draft) < most:
                 draft.append(draft[-period])
         return draft
 
     def _follow(self, token_ids: Sequence[int]) -> None:
-        """Move the pointer along the ids that are new; None once they differ."""
+        """Advance the pointer over the new ids; it becomes None where they differ."""
         text = self._text.token_ids
         for position in range(self._num_followed, len(token_ids)):
             if self._pointer is None:
@@ -91,7 +91,7 @@ class Lookup:
         return max(nearest, key=lambda end: self._num_equal(end, token_ids), default=None)
 
     def _num_equal(self, end: int, token_ids: Sequence[int]) -> int:
-        """How many ids before `end` in the text are those at the end of the output, as far as is compared."""
+        """How many ids before `end` in the text equal the last ids of the output; at most _MAX_MATCH."""
         most = min(end, len(token_ids), _MAX_MATCH)
         text = self._text.token_ids
         return next((n for n in range(2, most) if text[end - 1 - n] != token_ids[-1 - n]), most)

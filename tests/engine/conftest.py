@@ -1,10 +1,13 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import llguidance
 import pytest
 import torch
 
 from tests.checkpoints import CHECKPOINTS, WIDE_CHECKPOINTS, write_checkpoint
+from tests.engine.guidance.demo import DEMO_MODEL
+from weft.engine.core import speculator
 from weft.engine.kernels.cpu.library import NativeLibrary, load, runnable_variants
 
 
@@ -29,3 +32,14 @@ def library(request: pytest.FixtureRequest) -> Iterator[NativeLibrary]:
     assert loaded is not None
     yield loaded
     loaded.set_num_threads(torch.get_num_threads())
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer((DEMO_MODEL / "tokenizer.json").read_text(), eos_token=[0])
+
+
+@pytest.fixture
+def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A price that does not depend on how fast this machine is at the moment."""
+    monkeypatch.setattr(speculator, "price_of_drafts", lambda cost, contexts: (0.05, 1.0))

@@ -10,10 +10,11 @@ from tests.engine.fake_runner import FakeEngine, make_engine, next_id
 from tests.engine.guidance.demo import guided
 from tests.engine.requests_for_tests import add_request
 from weft.engine.core.engine import RejectedError
+from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.core.request import Request
+from weft.engine.core.speculator import Speculator
 from weft.engine.core.token_budget import FIRST_TRIAL
 from weft.engine.guidance.compiler import GrammarCompiler
-from weft.engine.guidance.pending import PendingGrammars
 from weft.engine.shared.messages import (
     AddRequest,
     CachePolicy,
@@ -28,7 +29,6 @@ from weft.engine.shared.messages import (
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.speculation.pace import Pace
 from weft.engine.speculation.pause import FIRST_PAUSE
-from weft.engine.speculation.speculator import Speculator
 
 
 def finish(fake: FakeEngine) -> dict[tuple[int, int], list[int]]:

@@ -1,17 +1,11 @@
 from collections.abc import Callable
 
-import llguidance
 import pytest
 
 from tests.engine.guidance.demo import DEMO_MODEL
 from weft.engine.core.engine import Engine
 from weft.engine.run.startup import start
 from weft.engine.shared.messages import EngineOptions
-
-
-@pytest.fixture(scope="session")
-def vocabulary() -> llguidance.LLTokenizer:
-    return llguidance.LLTokenizer((DEMO_MODEL / "tokenizer.json").read_text(), eos_token=[0])
 
 
 @pytest.fixture(scope="session")

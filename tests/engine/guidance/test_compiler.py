@@ -7,8 +7,7 @@ import llguidance
 import pytest
 
 from tests.engine.guidance.demo import json_grammar
-from weft.engine.guidance.compiler import MAX_GRAMMAR_BYTES, GrammarCompiler
-from weft.engine.guidance.errors import GrammarError
+from weft.engine.guidance.compiler import MAX_GRAMMAR_BYTES, GrammarCompiler, GrammarError
 
 TIMEOUT_S = 120.0
 """Of what is waited for; only a failure takes so long."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.guidance.demo import DEMO_MODEL, VOCAB_SIZE
-from weft.engine.guidance.errors import GrammarError
+from weft.engine.guidance.compiler import GrammarError
 from weft.engine.guidance.vocabulary import load_vocabulary
 
 

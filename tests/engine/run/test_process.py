@@ -1,6 +1,7 @@
 """The glue, around a fake model and without its endless loop."""
 
 import io
+import logging
 import pathlib
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -16,9 +17,9 @@ from tests.engine.guidance.slow_compiler import SlowCompiler
 from tests.engine.requests_for_tests import add_request
 from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
+from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.core.scheduler import ScheduledStep
-from weft.engine.guidance.errors import GrammarError
-from weft.engine.guidance.pending import PendingGrammars
+from weft.engine.guidance.compiler import GrammarError
 from weft.engine.run import process
 from weft.engine.run.crash_record import CrashRecord, fingerprint
 from weft.engine.run.memory_plan import MemoryPlan
@@ -35,7 +36,7 @@ from weft.engine.shared.messages import (
     Rejected,
     RejectReason,
 )
-from weft.engine.shared.status_page import StatusPage
+from weft.engine.shared.status_page import Status, StatusPage
 
 INFO = EngineInfo("epoch", "Fake", 50, 128, (), "cpu", "float32", "fake", 4, 64, 8, 64)
 
@@ -272,6 +273,24 @@ def test_the_status_page_says_how_the_engine_is(start: Start, tmp_path: pathlib.
     step(p)
     p._write_status()
     assert StatusPage(tmp_path / "status").read().decode_tokens == 1
+
+
+def test_the_page_says_how_far_loading_is_and_the_log_now_and_then(
+    start: Start, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = start()
+    page = StatusPage(tmp_path / "status")
+    page.write(Status(epoch_id=7))
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    p._show_progress(1_000_000, 4_000_000)
+    status = page.read()
+    assert (status.epoch_id, status.loaded_bytes, status.total_bytes) == (7, 1_000_000, 4_000_000)
+    assert status.progress_time > 0
+    assert caplog.messages == []
+    monkeypatch.setattr(process, "_LOG_EVERY_S", 0.0)
+    p._show_progress(2_000_000, 4_000_000)
+    assert caplog.messages == ["loading weights: 2 of 4 MB"]
 
 
 def test_idle_time_is_counted_anew_after_work(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

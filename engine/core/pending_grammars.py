@@ -1,7 +1,7 @@
-"""Requests that wait for their grammar, outside the scheduler's queues. The step loop asks; nothing here waits.
+"""Requests that wait for their grammar, outside the scheduler's queues.
 
-Compilations begin in the order in which they were asked for, so only the first ones can have begun, and a call of the
-step loop looks at no more than those, and at what has ended.
+The step loop polls; nothing here blocks. Compilations begin in the order of submission, so only the first ones can have
+begun. A poll looks only at those and at the ones that have ended, however many wait.
 """
 
 import contextlib
@@ -14,21 +14,20 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from weft.engine.core.request import Request
-from weft.engine.guidance.compiler import GrammarCompiler
-from weft.engine.guidance.errors import GrammarError
+from weft.engine.guidance.compiler import GrammarCompiler, GrammarError
 from weft.engine.guidance.matcher import GrammarMatcher
 from weft.engine.shared.messages import RejectReason
 
 logger = logging.getLogger(__name__)
 
 COMPILE_LIMIT_S = 10.0
-"""What compiles for longer is refused; the thread goes on, and a later request finds what it made."""
+"""Longest compilation. The request is then refused; the thread goes on, and a later request finds its result."""
 
 QUEUE_LIMIT_S = 60.0
-"""Who has waited longer behind the grammars of others is sent away, to come again."""
+"""Longest wait for a compilation to begin. The request is then refused, to be tried again."""
 
 _NUM_AT_WORK = 4
-"""Compilations that a crash may be blamed on: the two that run, and those that begin before the record is written."""
+"""Compilations that a crash may be blamed on: the two that run, and two that may begin before the next record."""
 
 _Key = tuple[int, int]
 
@@ -47,12 +46,13 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The end of the wait.
+    """A request whose wait is over.
 
     Attributes:
         request: Has its grammar, unless there is a fault.
-        fault: Why the request is not taken in; None if it is.
-        aborted_choices: Choices that the caller gave up meanwhile.
+        fault: Why the request is refused; None if it is not.
+        reason: The kind of fault.
+        aborted_choices: Choices that the caller aborted meanwhile.
     """
 
     request: Request
@@ -68,16 +68,16 @@ class PendingGrammars:
         self._compiler = compiler
         self._limit_s = limit_s
         self._waiting: dict[_Key, _Waiting] = {}  # in order of arrival
-        self._compilations: dict[Future[GrammarMatcher], dict[_Key, _Waiting]] = {}  # as they begin: who waits for each
-        self._start_times: dict[Future[GrammarMatcher], float] = {}  # of those that have begun
-        self._done: deque[Future[GrammarMatcher]] = deque()  # filled by the threads that compile
+        self._compilations: dict[Future[GrammarMatcher], dict[_Key, _Waiting]] = {}  # as they begin, with who waits
+        self._start_times: dict[Future[GrammarMatcher], float] = {}  # of compilations that have begun
+        self._done: deque[Future[GrammarMatcher]] = deque()  # filled by the compiling threads
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def requests(self) -> list[Request]:
-        """Those whose grammars are being compiled, or are the next ones; however many wait behind these."""
+        """Requests whose grammar is being compiled or is among the next. O(these), however many wait behind them."""
         at_work = dict.fromkeys([*self._start_times, *islice(self._compilations, _NUM_AT_WORK)])
         return [waiting.request for matcher in at_work for waiting in self._compilations[matcher].values()]
 
@@ -86,12 +86,12 @@ class PendingGrammars:
         return (connection, request_id) in self._waiting
 
     def prepare(self) -> None:
-        """Do now, while nobody waits, what the first grammar would take a second for; without a vocabulary nothing."""
+        """Load the vocabulary while the engine is idle: the first grammar would wait a second for it."""
         with contextlib.suppress(GrammarError):
             self._compiler.prepare()
 
     def submit(self, request: Request, text: str) -> None:
-        """Let a request wait for its grammar.
+        """Compile the grammar of a request, which waits for it.
 
         Raises:
             GrammarError: The text is too long.
@@ -100,13 +100,13 @@ class PendingGrammars:
         matcher = waiting.matcher
         if matcher not in self._compilations:
             self._compilations[matcher] = {}
-            if matcher.running():  # for somebody who has left: out of order
+            if matcher.running():  # for a request that has left since: begun out of order
                 self._start_times[matcher] = waiting.submit_time
             matcher.add_done_callback(self._done.append)
         self._waiting[waiting.key] = self._compilations[matcher][waiting.key] = waiting
 
     def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
-        """Forget a request, or note that one of its choices is not wanted any more."""
+        """Forget a request, or note that one of its choices was aborted."""
         waiting = self._waiting.get((connection, request_id))
         if waiting is not None and index is not None:
             waiting.aborted_choices.append(index)
@@ -118,7 +118,7 @@ class PendingGrammars:
         self._drop([waiting for key, waiting in self._waiting.items() if key[0] == connection])
 
     def take_ready(self) -> list[Compiled]:
-        """Give out those whose wait is over, in order of arrival."""
+        """Remove and return the requests whose wait is over, in order of arrival."""
         now = time.monotonic()
         self._note_starts(now)
         over = {waiting.key: waiting for waiting in self._late(now)}
@@ -137,7 +137,7 @@ class PendingGrammars:
                 self._start_times[matcher] = now
 
     def _late(self, now: float) -> list[_Waiting]:
-        """Those whose compilation has taken too long, and those for whom it should have begun long ago."""
+        """Requests whose compilation takes too long, or has not begun in time."""
         slow = [matcher for matcher, start_time in self._start_times.items() if now > start_time + self._limit_s]
         late = [waiting for matcher in slow for waiting in self._compilations[matcher].values()]
         for waiting in self._waiting.values():
@@ -148,7 +148,7 @@ class PendingGrammars:
         return late
 
     def _drop(self, leaving: Sequence[_Waiting]) -> None:
-        """Forget some that wait; what nobody waits for any more need not begin to be compiled."""
+        """Forget some requests. A compilation that nobody waits for is cancelled unless it has begun."""
         for waiting in leaving:
             del self._waiting[waiting.key]
             others = self._compilations[waiting.matcher]

@@ -12,11 +12,11 @@ from tests.engine.fake_runner import make_engine
 from tests.engine.guidance.demo import Answers, guided
 from tests.engine.guidance.slow_compiler import SlowCompiler
 from tests.engine.requests_for_tests import add_request
+from weft.engine.core import pending_grammars as pending_module
 from weft.engine.core.engine import Engine, RejectedError
-from weft.engine.guidance import pending as pending_module
-from weft.engine.guidance.errors import GrammarError
+from weft.engine.core.pending_grammars import PendingGrammars
+from weft.engine.guidance.compiler import GrammarError
 from weft.engine.guidance.matcher import GrammarMatcher
-from weft.engine.guidance.pending import PendingGrammars
 from weft.engine.shared.messages import FinishReason, RejectReason
 
 

@@ -1,53 +1,46 @@
-"""A smaller model of the same vocabulary guesses what the served model will say (`--speculative PATH`).
+"""Drafts with a smaller model of the same vocabulary (`--speculative PATH`).
 
-Its cache has the blocks of the served model's under the same ids, and it computes every batch that the served model
-computes. So what holds for blocks holds for both: shared prefixes, copies, preemption, roll-back. Drafts are then
-decoded in a few small steps over all requests at once, into slots that the requests hold already; the step that
-verifies them writes these slots again. It draws with the random numbers that the served model will draw with, so that
-equal distributions give equal ids.
+Its cache has the same block ids as the served model's, and it computes every batch that the served model computes. So
+whatever holds for blocks holds for both: shared prefixes, copies, preemption, roll-back. Drafts are decoded in a few
+small steps over all requests at once, into slots that the requests already hold. The step that verifies them writes
+these slots again. Both models draw with the same random numbers, so equal distributions give equal ids.
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
-from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.core.batch_builder import build_batch
 from weft.engine.core.request import Request
 from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep
-from weft.engine.run.model_runner import ModelRunner
-from weft.engine.shared.errors import ModelError
+from weft.engine.run.model_runner import Follower, ModelRunner
 from weft.engine.speculation.pace import Pace
 from weft.engine.step.batch import Batch
 
 _FORGETTING = 0.98
-"""Many requests share the experience, so one draft of one request says little."""
+"""Weight of a draft one draft later. All requests share the experience, so a single draft says little."""
 
 _GAIN = 0.1
-"""How fast the measured time of a small step follows."""
+"""How fast the average time of a small step follows new measurements."""
 
 _AGEING = 0.998
-"""What a measured time still counts for one step later, so that drafts which once took too long are tried again."""
+"""Factor on that average for each step, so that drafts which once took too long are tried again."""
 
 
-class DraftModel:
+class DraftModel(Follower):
     """Owner of the draft model and its cache; follows the served model's runner and proposes to its engine."""
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        kv: KVCacheManager,
-        group_indices: Sequence[int],
-    ) -> None:
+    def __init__(self, runner: ModelRunner, kv: KVCacheManager, group_indices: Sequence[int]) -> None:
         """Take over a loaded model with a cache of as many blocks as kv has.
 
         Args:
-            kv: Hands out the blocks; the served model's.
+            runner: Of the draft model.
+            kv: The served model's cache manager.
             group_indices: For each cache group of the draft model, the group of the served model whose tables it uses.
         """
         self.pace = Pace(_FORGETTING)
@@ -57,31 +50,32 @@ class DraftModel:
         self._small_step_s = 0.0
         self._device_s = 0.0
 
+    @override
     def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
-        """Write the K/V of a batch of the served model."""
         unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None)
         self._runner.forward(token_ids, unread)
 
+    @override
     def prepare(self) -> bool:
-        """See `ModelRunner.prepare`."""
         return self._runner.prepare()
 
+    @override
     def give_up_memory(self) -> None:
-        """See `ModelRunner.give_up_memory`."""
         self._runner.give_up_memory()
 
+    @override
     def take_device_s(self) -> float:
-        """See `Follower.take_device_s`: of the small steps; what follows a batch is part of its step."""
+        # Of the small steps alone: `follow` is part of the step that it follows.
         taken, self._device_s = self._device_s, 0.0
         return taken
 
     def price(self, step_s: float) -> float:
-        """What one small step takes, as a part of a step of step_s seconds; 0 before either is known."""
+        """Time of one small step, as a fraction of a step of step_s seconds; 0 before either is known."""
         self._small_step_s *= _AGEING
         return self._small_step_s / step_s if step_s else 0.0
 
     def propose(self, requests: Sequence[Request], num_drafts: int) -> list[list[int]]:
-        """Decode up to num_drafts ids for each request: fewer where it needs no more or holds no slots for them."""
+        """Decode up to num_drafts ids for each request; fewer if it needs fewer or holds too few slots."""
         began = time.perf_counter()
         rooms = [self._kv.reserve(r, min(num_drafts, r.num_remaining_tokens - 1)) for r in requests]
         previous = None
@@ -104,7 +98,7 @@ class DraftModel:
     def _next_batch(
         self, requests: list[Request], offset: int, previous: ScheduledStep | None
     ) -> tuple[ScheduledStep, Batch]:
-        """A step that computes one token of each request: the last known one, or what the previous step drafted."""
+        """A step that computes one token of each request: the last known one, or the one that `previous` drafted."""
         step = ScheduledStep(num_rows=len(requests), blocks=StepBlocks([[] for _ in self._kv.pools]))
         step.requests = [
             ScheduledRequest(
@@ -122,31 +116,9 @@ class DraftModel:
         ]
         batch = build_batch(step, previous, self._kv.block_size, self._kv.specs)
         nothing = np.full(len(requests), -1, np.int64)
-        sampling = dataclasses.replace(batch.sampling, num_logprobs=nothing)  # nobody reads those of a guess
+        sampling = dataclasses.replace(batch.sampling, num_logprobs=nothing)  # nobody reads those of drafts
         return step, self._own(dataclasses.replace(batch, sampling=sampling))
 
     def _own(self, batch: Batch) -> Batch:
         """The batch with the tables that the draft model's groups use."""
         return dataclasses.replace(batch, groups=tuple(batch.groups[index] for index in self._group_indices))
-
-
-def match_groups(draft: Sequence[CacheGroup[CacheSpec]], served: Sequence[CacheGroup[CacheSpec]]) -> list[int]:
-    """For each cache group of the draft model, the index of a served group that keeps all the blocks it reads.
-
-    Raises:
-        ModelError: The served model gives blocks back that the draft model still reads, or one of the two keeps what
-            cannot be taken back behind a refused draft.
-    """
-    if not all(group.spec.can_rewind for group in (*draft, *served)):
-        raise ModelError("a draft model needs caches that can go back behind a refused draft, and a state cannot")
-
-    def reach(group: CacheGroup[CacheSpec]) -> float:
-        return group.spec.sliding_window or math.inf
-
-    farthest = max(range(len(served)), key=lambda index: reach(served[index]))
-    kept = reach(served[farthest])
-    for group in draft:
-        if reach(group) > kept:
-            attended = group.spec.sliding_window or "all"
-            raise ModelError(f"the draft model attends to {attended} tokens, but the model keeps only the last {kept}")
-    return [farthest] * len(draft)

@@ -2,10 +2,9 @@ import llguidance
 
 from tests.engine.guidance.demo import matcher
 from tests.engine.requests_for_tests import request
+from weft.engine.core.forced_ids import ForcedTokens, certain_token_ids
 from weft.engine.core.request import Request
-from weft.engine.guidance.certain import certain_token_ids
 from weft.engine.shared.messages import ReasoningBudget
-from weft.engine.speculation.drafters import ForcedTokens
 from weft.engine.speculation.pace import MAX_NUM_DRAFTS
 
 

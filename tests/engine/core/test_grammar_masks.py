@@ -3,9 +3,9 @@ import torch
 
 from tests.engine.guidance.demo import VOCAB_SIZE, matcher
 from tests.engine.requests_for_tests import request
+from weft.engine.core.grammar_masks import MaskComputer
 from weft.engine.core.request import Request
 from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep
-from weft.engine.guidance.masks import MaskComputer
 
 
 def scheduled(asked: Request, first_row: int, num_rows: int, drafts: tuple[int, ...] = ()) -> ScheduledRequest:

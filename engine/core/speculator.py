@@ -1,32 +1,41 @@
-"""Gives the requests of a step their drafts, after it is collected.
+"""Gives the requests of a step their drafts, after the step was collected.
 
-Asks the drafters in order; the first with a guess has the request. What none of them guesses is left to the draft
-model, if there is one, for all requests at once. A guess is cut to the length that pays (`Pace`). Drafts need the last
-id on the host: with overlap, a request for which there is a guess waits for it (`awaits_ids`), and all others go on.
-What fails here costs no request anything but time, and is left out for a while (`Pause`): the drafters, or the draft
-model, whose memory may be missing.
+The drafters are asked in order, and the first draft wins. The requests that get none are left to the draft model, if
+there is one, all in one call. A draft is cut to the length that pays (`Pace`). Drafting needs the last id on the host.
+With overlap, a request for which there is a draft waits for that id (`awaits_ids`); all others go on. A drafter or a
+draft model that fails, for want of memory perhaps, costs requests only time and is left out for a while (`Pause`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from weft.engine.core.request import Request, Status
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
-from weft.engine.speculation.drafting import Drafter
-from weft.engine.speculation.pace import Pace, price_of_drafts
+from weft.engine.core.step_cost import StepCostModel, StepLoad
+from weft.engine.speculation.pace import Pace
 from weft.engine.speculation.pause import Pause
+
+_LEAST_PRICE = 0.02
+"""Rows cost the host something even where the device computes them for nothing."""
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of a request, to be verified in its next step."""
+
+    def propose(self, request: Request) -> list[int]:
+        """Token ids that may follow request.token_ids; empty for no guess."""
 
 
 class BatchDrafter(Protocol):
-    """Guesses for many requests in one go; `pace` is experience with all its drafts."""
+    """Guesses for many requests in one call; `pace` is the experience with all its drafts."""
 
     pace: Pace
 
     def price(self, step_s: float) -> float:
-        """What it takes to draft one more token for each request, as a part of a step of step_s seconds."""
+        """Time to draft one more token for each request, as a fraction of a step of step_s seconds."""
 
     def propose(self, requests: Sequence[Request], num_drafts: int) -> list[list[int]]:
-        """Up to num_drafts (>= 1) ids for each request; all their ids are known."""
+        """Up to num_drafts (>= 1) ids for each request; all ids of the requests are known."""
 
 
 class Speculator:
@@ -40,7 +49,7 @@ class Speculator:
         self._model_pause = Pause("the draft model")
 
     def draft(self, step: ScheduledStep) -> None:
-        """Propose for every request of the step that decodes next, but for a while after a failure."""
+        """Propose for every request of the step that decodes next."""
         for scheduled in step.requests:
             scheduled.request.awaits_ids = False
         requests = [s.request for s in step.requests if _can_draft(s.request)]
@@ -51,7 +60,7 @@ class Speculator:
     def _guarded(
         self, pause: Pause, ask: Callable[[list[Request]], list[Request]], requests: list[Request]
     ) -> list[Request]:
-        """Ask for drafts, if there is no pause, and return for whom there is none. What fails begins a pause."""
+        """Ask for drafts outside a pause, and return the requests that got none. A failure begins a pause."""
         if pause.is_on() or not requests:
             return requests
         try:
@@ -71,7 +80,7 @@ class Speculator:
         price, _ = price_of_drafts(self._scheduler.cost, [r.num_computed_tokens for r in requests])
         others = []
         for request, drafter, draft in proposals:
-            lookup = request.drafting.lookups.get(drafter) if drafter else None
+            lookup = request.drafting.lookups.get(drafter)
             if lookup is not None:
                 draft = draft[: lookup.pace.num_drafts(price)]
             if draft:
@@ -100,8 +109,27 @@ class Speculator:
         return []
 
 
+def price_of_drafts(cost: StepCostModel, contexts: Iterable[int]) -> tuple[float, float]:
+    """What one more token for each decoding request costs.
+
+    Args:
+        contexts: Computed tokens of each request that decodes.
+
+    Returns:
+        The price, as a fraction of the step that computes one token for each, and the seconds of that step (0 before
+        anything was measured).
+    """
+    plain, longer = StepLoad(), StepLoad()
+    for context in contexts:
+        plain.add(1, context)
+        longer.add(2, context)
+    seconds = cost.predict(plain)
+    price = cost.predict(longer) / seconds - 1.0 if seconds else 0.0
+    return max(price, _LEAST_PRICE), seconds
+
+
 def _can_draft(request: Request) -> bool:
-    """Whether its next step computes one token and samples one that is not the last; a search has no next id."""
+    """Whether its next step computes one token and samples one that is not the last. Beams have no single next id."""
     is_decoding = request.status is Status.RUNNING and request.num_new_tokens == 1 and request.search is None
     return is_decoding and request.num_remaining_tokens > 1
 

@@ -16,12 +16,13 @@ from weft.engine.core.engine import Engine
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu import library
 from weft.engine.run.cuda_graphs import DecodeGraphs
+from weft.engine.run.draft_checkpoint import match_groups
+from weft.engine.run.draft_model import DraftModel
 from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.speculation import pace
-from weft.engine.speculation.draft_model import DraftModel, match_groups
 
 DEMO = Path(server.__file__).parent / "demo_model"
 CPU = torch.device("cpu")

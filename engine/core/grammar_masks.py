@@ -1,4 +1,4 @@
-"""The masks of a step, computed by a thread while the device computes the forward pass."""
+"""Computes the grammar masks of a step in a thread, while the device computes the forward pass."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -9,18 +9,16 @@ from weft.engine.step.masks import RowMasks
 
 
 class MaskComputer:
-    """Owner of that thread, which touches a matcher only between `begin` and the end of its future."""
+    """Owner of the thread. It uses a matcher only between `begin` and the end of the future."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._pool = ThreadPoolExecutor(1, "masks")
 
     def begin(self, step: ScheduledStep) -> "Future[RowMasks] | None":
-        """Start on the masks of a step that is about to be launched; None when no row follows a grammar."""
+        """Start to compute the masks of a step that is about to be launched; None if no row has a grammar."""
         guided = [s for s in step.requests if s.request.grammar is not None and s.num_rows]
-        if not guided:
-            return None
-        return self._pool.submit(self._compute, guided)
+        return self._pool.submit(self._compute, guided) if guided else None
 
     def _compute(self, guided: list[ScheduledRequest]) -> RowMasks:
         rows = np.concatenate([np.arange(s.first_row, s.first_row + s.num_rows) for s in guided])

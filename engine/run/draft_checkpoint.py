@@ -1,5 +1,7 @@
-"""What a draft model takes and whether it fits the served one, known before anything is loaded."""
+"""Checks that a draft model fits the served model, and what it costs, before anything is loaded."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
@@ -10,12 +12,15 @@ from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import choose_kit
 from weft.engine.run.memory_plan import estimate_activations_bytes
 from weft.engine.shared.errors import ModelError
-from weft.engine.speculation.draft_model import match_groups
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A checked draft model; by its cache group, `group_indices` names the served group whose block tables it uses."""
+    """A checked draft model.
+
+    Attributes:
+        group_indices: For each of its cache groups, the served group whose block tables it uses.
+    """
 
     config: ModelConfig
     kit: LayerKit
@@ -49,3 +54,25 @@ def find_draft_checkpoint(config: EngineConfig, served: ModelConfig) -> DraftChe
         weights_bytes=decoder_spec(draft).weights_bytes(kit, config.dtype),
         activations_bytes=estimate_activations_bytes(draft, config),
     )
+
+
+def match_groups(draft: Sequence[CacheGroup[CacheSpec]], served: Sequence[CacheGroup[CacheSpec]]) -> list[int]:
+    """For each cache group of the draft model, the index of a served group that keeps all the blocks it reads.
+
+    Raises:
+        ModelError: The served model frees blocks that the draft model still reads, or one of the two has a cache that
+            cannot be rolled back behind a refused draft.
+    """
+    if not all(group.spec.can_rewind for group in (*draft, *served)):
+        raise ModelError("a draft model needs caches that can go back behind a refused draft, and a state cannot")
+
+    def reach(group: CacheGroup[CacheSpec]) -> float:
+        return group.spec.sliding_window or math.inf
+
+    farthest = max(range(len(served)), key=lambda index: reach(served[index]))
+    kept = reach(served[farthest])
+    for group in draft:
+        if reach(group) > kept:
+            attended = group.spec.sliding_window or "all"
+            raise ModelError(f"the draft model attends to {attended} tokens, but the model keeps only the last {kept}")
+    return [farthest] * len(draft)
