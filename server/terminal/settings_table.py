@@ -1,6 +1,6 @@
-"""Settings as text: `weft config`, the help of the flags, and the table of the README.
+"""Settings as text: `weft config`, the help of the flags, and the settings table of the documentation.
 
-Invariant: nothing here ever shows a secret.
+Invariant: no secret is ever shown.
 """
 
 from weft.server.settings import FLAGS, SECRETS, SIZES, Resolved, Settings, flag_name
@@ -11,7 +11,7 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
 
 
 def describe(resolved: Resolved) -> str:
-    """One line for each setting: name, value and where the value came from. API keys are counted, not printed."""
+    """One line per setting: name, value and the origin of the value. API keys are counted, not shown."""
     rows = []
     for name, origin in resolved.origins.items():
         value = getattr(resolved.settings, name)
@@ -22,7 +22,7 @@ def describe(resolved: Resolved) -> str:
 
 
 def render_table() -> str:
-    """The settings table of the README, in Markdown."""
+    """The settings table of the documentation, in Markdown."""
     lines = ["| setting | flag | values | default | meaning |", "|---|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
         flag = "MODEL" if name == "model" else f"`{flag_name(name)}`" if name in FLAGS else ""
@@ -32,11 +32,11 @@ def render_table() -> str:
 
 
 def describe_values(name: str) -> str:
-    """Which values a setting takes: its choices, or its type and bounds."""
+    """The values that a setting takes: its choices, or its type and bounds."""
     if name in SIZES:
         return "size"
     schema = _SCHEMA[name]
-    schema = schema.get("anyOf", [schema])[0]  # of "or null", the first half
+    schema = schema.get("anyOf", [schema])[0]  # the first of "or null"
     if "enum" in schema:
         return ", ".join(schema["enum"])
     bounds = ", ".join(f"{sign} {schema[key]:g}" for key, sign in _BOUNDS.items() if key in schema)
