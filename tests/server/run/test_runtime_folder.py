@@ -27,14 +27,13 @@ def parent(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
 
 def no_room(monkeypatch: pytest.MonkeyPatch, *full: str) -> None:
     """Let these folders have no room."""
-    statvfs = runtime_folder.os.statvfs
+    disk_usage = runtime_folder.shutil.disk_usage
 
     def say(path: str) -> object:
-        real = statvfs(path)
-        fields = {name: getattr(real, name) for name in ("f_bavail", "f_frsize")}
-        return type("Usage", (), fields | ({"f_bavail": (MIN_FREE_BYTES - 1) // real.f_frsize} if path in full else {}))
+        real = disk_usage(path)
+        return real._replace(free=MIN_FREE_BYTES - 1) if path in full else real
 
-    monkeypatch.setattr(runtime_folder.os, "statvfs", say)
+    monkeypatch.setattr(runtime_folder.shutil, "disk_usage", say)
 
 
 def test_the_folder_is_private_and_goes_away(parent: pathlib.Path) -> None:
