@@ -75,5 +75,5 @@ class Connections:
         now = time.monotonic()
         if now >= self._next_log_time:
             fields = {"num_requests": self._num_refused, "last": error.message}
-            _log.warning("Refused what broke HTTP or its limits", extra=fields)
+            _log.warning("Refused requests that are malformed or exceed a limit", extra=fields)
             self._num_refused, self._next_log_time = 0, now + LOG_EVERY_S

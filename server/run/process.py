@@ -51,7 +51,8 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     """Serve with the settings on standard input until SIGTERM; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the whole group; the supervisor decides
     settings = Settings.model_validate_json(sys.stdin.buffer.read())
-    _forget_stdin()
+    with open(os.devnull, "rb") as nothing:  # close the file with the keys: /proc shows it while it is open
+        os.dup2(nothing.fileno(), 0)
     logs.configure(settings.log_format, "server")
     assert settings.model is not None, "the supervisor fills it in"
     try:
@@ -63,13 +64,6 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     listener = socket.socket(fileno=listen_fd)
     uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))
     return 0
-
-
-def _forget_stdin() -> None:
-    """Close the file that held the settings and their keys: /proc shows it while it is open."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
 
 
 async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.Path, listener: socket.socket) -> None:

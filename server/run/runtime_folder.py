@@ -48,7 +48,7 @@ def runtime_folder() -> Iterator[pathlib.Path]:
             else:
                 yield path
                 return
-    raise StartError(f"no room for a runtime folder ({'; '.join(faults)}); set XDG_RUNTIME_DIR to one that has")
+    raise StartError(f"no room for a runtime folder ({'; '.join(faults)}); set XDG_RUNTIME_DIR to a folder with room")
 
 
 def runtime_parents() -> list[str]:

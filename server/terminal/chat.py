@@ -138,10 +138,9 @@ class _ReceivedAnswer:
                         self.first_s = self.first_s or self.last_s
                         self.num_deltas += 1
                         self.content += delta.content
-                        if delta.reasoning:
-                            display.add(delta.reasoning, is_reasoning=True)
-                        if delta.content:
-                            display.add(delta.content)
+                        for text, is_reasoning in ((delta.reasoning, True), (delta.content, False)):
+                            if text:
+                                display.add(text, is_reasoning=is_reasoning)
                     self.num_tokens = delta.num_tokens if delta.num_tokens is not None else self.num_tokens
                     self.finish_reason = delta.finish_reason or self.finish_reason
         except ChatError as error:

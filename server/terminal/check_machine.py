@@ -7,7 +7,7 @@ MIN_FREE_BYTES = 10**9
 MIN_SHARED_BYTES = 64 << 20
 MIN_RUNTIME_BYTES = 10 << 20
 _NUM_RUNNING = 64
-_HUB_ADVICE = {401: "set HF_TOKEN", 403: "accept its terms on the hub and set HF_TOKEN", 404: "see how it is spelled"}
+_HUB_ADVICE = {401: "set HF_TOKEN", 403: "accept its terms on the hub and set HF_TOKEN", 404: "check the spelling"}
 
 
 def check_memory(free_bytes: int, weights_bytes: int) -> Finding:
@@ -15,10 +15,10 @@ def check_memory(free_bytes: int, weights_bytes: int) -> Finding:
     detail = f"{gigabytes(free_bytes)} free"
     if weights_bytes >= free_bytes:
         detail += f", and the files of the weights take {gigabytes(weights_bytes)}"
-        advice = "serve a smaller model, or end what else runs; weft plan says what a model takes"
+        advice = "serve a smaller model, or stop other programs; weft plan says what a model needs"
         return Finding("memory", "note", detail, advice)
     if free_bytes < MIN_FREE_BYTES:
-        return Finding("memory", "note", detail, "end what else runs, or give the container more")
+        return Finding("memory", "note", detail, "stop other programs, or give the container more")
     return Finding("memory", "ok", detail)
 
 
@@ -27,7 +27,7 @@ def check_port(host: str, port: int, fault: str | None, owner: str | None) -> Fi
     if fault is None:
         return Finding("port", "ok", f"{host} port {port} is free")
     has_it = f", {owner} has it" if owner else ""
-    return Finding("port", "missing", f"{fault}{has_it}", "end that process, or choose another with --port")
+    return Finding("port", "missing", f"{fault}{has_it}", "stop that process, or choose another port with --port")
 
 
 def check_folder(folder: str, names: list[str]) -> Finding:
@@ -46,7 +46,7 @@ def check_hub(model: str, answer: int | str, is_cached: bool) -> Finding:
         return Finding("model", "ok", f"{model} is on the hub{' and in the cache' if is_cached else ''}")
     if is_cached:
         detail = f"{model} is in the cache; the hub says {answer}"
-        return Finding("model", "note", detail, "weft plan says whether it can be read")
+        return Finding("model", "note", detail, "weft plan says whether Weft can run it")
     if isinstance(answer, str):
         advice = "check network, proxy and HF_ENDPOINT, or name a local folder"
         return Finding("model", "missing", f"{model}: the hub cannot be reached ({answer})", advice)

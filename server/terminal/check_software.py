@@ -38,10 +38,10 @@ def check_kernels(facts: MachineFacts) -> Finding:
     """Weft's own kernels for the CPU."""
     if facts.native:
         others = ", ".join(name for name in facts.compiled if name != facts.native)
-        return Finding("native kernels", "ok", f"{facts.native} is used (compiled, too: {others or 'none'})")
-    slower = "models on the CPU take torch's operations, which are slower"
+        return Finding("native kernels", "ok", f"{facts.native} is used (also compiled: {others or 'none'})")
+    slower = "models on the CPU use torch's operations, which are slower"
     if facts.compiled:
-        advice = "where the CPU has AVX2 or more, install Weft again: their source may have changed since"
+        advice = "if the CPU has AVX2, install Weft again: the compiled kernels may be out of date"
         return Finding("native kernels", "note", f"none of {', '.join(facts.compiled)} runs here: {slower}", advice)
     advice = f"{_COMPILER_ADVICE}, then install Weft again"
     return Finding("native kernels", "note", f"not compiled: {slower}", advice)
@@ -54,7 +54,7 @@ def check_compiler(compiler: str | None, has_headers: bool, facts: MachineFacts)
     if not lacking:
         return Finding("compiler", "ok", f"{compiler}, with Python's headers")
     if facts.native and not facts.cuda_devices:
-        return Finding("compiler", "ok", f"{' and '.join(lacking)}, and no need: the native kernels are compiled")
+        return Finding("compiler", "ok", f"{' and '.join(lacking)}, not needed: the native kernels are compiled")
     return Finding("compiler", "note", " and ".join(lacking), _COMPILER_ADVICE)
 
 

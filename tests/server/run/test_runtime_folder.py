@@ -82,7 +82,7 @@ def test_no_room_anywhere_is_one_line(parent: pathlib.Path, monkeypatch: pytest.
         pass
     assert str(caught.value) == (
         f"no room for a runtime folder ({parent}: less than 1 MiB are left; /tmp: less than 1 MiB are left); "
-        "set XDG_RUNTIME_DIR to one that has"
+        "set XDG_RUNTIME_DIR to a folder with room"
     )
 
 

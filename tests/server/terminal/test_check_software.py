@@ -53,7 +53,7 @@ def test_packages_that_lack_or_are_too_old_are_named() -> None:
 
 
 def test_kernels_are_used_or_not_and_why() -> None:
-    assert check_kernels(CPU) == Finding("native kernels", "ok", "avx2 is used (compiled, too: amx)")
+    assert check_kernels(CPU) == Finding("native kernels", "ok", "avx2 is used (also compiled: amx)")
     unfit = check_kernels(MachineFacts(None, (), 1, ("amx",), None))
     assert unfit.status == "note"
     assert unfit.detail.startswith("none of amx runs here")
