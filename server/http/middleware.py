@@ -1,4 +1,4 @@
-"""Middleware around every request: id and timing headers, errors of last resort, draining, the bound on bodies.
+"""Middleware for every request: id and timing headers, last-resort errors, draining, body limit.
 
 Plain ASGI: streams pass through untouched. Order, from the outside: request headers, origin, last resort,
 authentication, drain, body.

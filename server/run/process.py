@@ -1,4 +1,4 @@
-"""A server process: `python -m weft.server.run.process RUNTIME_DIR LISTEN_FD`, started by the supervisor.
+"""A server process, started by the supervisor: `python -m weft.server.run.process RUNTIME_DIR LISTEN_FD`.
 
 Owns the event loop, uvicorn on the inherited socket, the connection to the engine, and the drain:
 

@@ -63,8 +63,9 @@ ENGINE_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=2000000000:
 user's own value wins."""
 
 _POLL_S = 0.05
+_LONGEST_WAIT_S = 1e6
 _STOP = {signal.SIGTERM, signal.SIGINT}
-# nohup ignores SIGHUP; once blocked, sigwaitinfo would return it all the same.
+# nohup ignores SIGHUP; once blocked, sigtimedwait would return it all the same.
 if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
     _STOP.add(signal.SIGHUP)
 _FORGET = signal.SIGUSR1
@@ -209,14 +210,14 @@ class Supervisor:
                 except OSError as error:
                     self._failed(child, f"cannot be started ({limits.explain(error) or error})")
 
-    def _next_wait_s(self) -> float | None:
-        """How long to sleep if no signal comes; None: without a limit."""
+    def _next_wait_s(self) -> float:
+        """How long to sleep if no signal comes."""
         waits = [max(child.due_time - time.monotonic(), 0.0) for child in self._children if child.due_time is not None]
         if not self._is_ready:
             waits.append(_POLL_S)
         if not self._has_killed_engine and (wait_s := self._watchdog.wait_s()) is not None:
             waits.append(wait_s)
-        return min(waits, default=None)
+        return min(waits, default=_LONGEST_WAIT_S)
 
     def _watch_folder(self) -> None:
         """Log once that the runtime folder was removed. Running children go on without it."""
@@ -306,9 +307,7 @@ class Supervisor:
         return code
 
 
-def _wait(timeout_s: float | None) -> int | None:
+def _wait(timeout_s: float) -> int | None:
     """Sleep until one of _AWAITED arrives and return it; None after timeout_s."""
-    if timeout_s is None:
-        return signal.sigwaitinfo(_AWAITED).si_signo
     info = signal.sigtimedwait(_AWAITED, timeout_s)
     return info.si_signo if info else None
