@@ -31,7 +31,7 @@ def raise_file_limit() -> int:
     return limit
 
 
-class Connection(Protocol):
+class CountedConnection(Protocol):
     """A connection, as far as it is counted."""
 
     def drop(self) -> None:
@@ -47,12 +47,12 @@ class Connections:
         share = max(1, int(max_num_files * SHARE_OF_FILES))
         self.max_num = min(settings.max_connections or share, share)
         self._max_num_extra = max(1, min(MAX_NUM_EXTRA, max_num_files // 16))
-        self._regular: set[Connection] = set()
-        self._extra: dict[Connection, None] = {}  # the oldest first
+        self._regular: set[CountedConnection] = set()
+        self._extra: dict[CountedConnection, None] = {}  # the oldest first
         self._num_refused = 0
         self._next_log_time = 0.0
 
-    def open(self, connection: Connection) -> bool:
+    def open(self, connection: CountedConnection) -> bool:
         """Count in. False: the limit is reached, and only probes may be served."""
         if len(self._regular) < self.max_num:
             self._regular.add(connection)
@@ -64,7 +64,7 @@ class Connections:
         self._extra[connection] = None
         return False
 
-    def close(self, connection: Connection) -> None:
+    def close(self, connection: CountedConnection) -> None:
         """Count out."""
         self._regular.discard(connection)
         self._extra.pop(connection, None)

@@ -24,7 +24,7 @@ class ChatError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class ChatDelta:
     """What one event of a stream adds. num_tokens counts the whole answer; only the last event has it, if any."""
 
     reasoning: str = ""
@@ -88,7 +88,7 @@ class ChatClient:
             models = msgspec.json.decode(response.content, type=_Body).data or []
             return [strip_controls(str(model.get("id"))) for model in models]
 
-    def stream(self, body: Mapping[str, object], *, has_usage: bool = True) -> Generator[Delta, None, None]:
+    def stream(self, body: Mapping[str, object], *, has_usage: bool = True) -> Generator[ChatDelta, None, None]:
         """Request one answer and yield it as it arrives. Closing the iterator ends the request.
 
         Args:
@@ -145,14 +145,14 @@ def _events(response: httpx.Response) -> Iterator[bytes]:
                 data = []
 
 
-def _read(event: bytes) -> Delta:
+def _read(event: bytes) -> ChatDelta:
     chunk = msgspec.json.decode(event, type=_Body)
     if chunk.error:
         raise ChatError(_sentence(chunk.error))
     choice = chunk.choices[0] if chunk.choices else _PartOfChoice()
     part = choice.delta or choice.message or _Part()
     num_tokens = (chunk.usage or {}).get("completion_tokens")
-    return Delta(
+    return ChatDelta(
         reasoning=strip_controls(part.reasoning_content or part.reasoning or ""),
         content=strip_controls(part.content or ""),
         finish_reason=choice.finish_reason,
