@@ -1,9 +1,9 @@
 """Every flag, environment variable and YAML key, in one frozen model.
 
-Owns names, defaults, bounds and meaning of the settings, and where each value came from: a flag beats the environment
-(`WEFT_PORT`), the environment beats the YAML file (`port:`), and that beats the default. A name that does not exist
-is an error, wherever it stands. "auto" and None mean that the engine decides. Holds secrets: never print a
-`Settings`, print what `settings_table` makes of it.
+Owns names, defaults, bounds and meaning of the settings, and the origin of each value. A flag beats the environment
+(`WEFT_PORT`), the environment beats the YAML file (`port:`), and the file beats the default. An unknown name is an
+error everywhere. With "auto" and None the engine decides. Holds secrets: never print a `Settings`; print the output of
+`settings_table` instead.
 """
 
 import difflib
@@ -20,21 +20,21 @@ from weft.engine.shared.messages import EngineOptions
 
 ENV_PREFIX = "WEFT_"
 CONFIG_ENV = "WEFT_CONFIG"
-"""Names the YAML file where no --config does; not a setting itself."""
+"""Names the YAML file if there is no --config. Not a setting itself."""
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 EVERYBODY = "*"
-"""Among `priority_keys`: who has no key, too."""
+"""In `priority_keys`: every client, with or without a key."""
 
 
 class StartError(Exception):
-    """Weft cannot start as asked; the message is one line that names the fault. Exit code 2."""
+    """Weft cannot start with these settings; the message is one line that names the fault. Exit code 2."""
 
 
 def _parse_size(value: object) -> object:
-    """4GiB, 512MB or plain bytes -> bytes; anything that is no text is left to pydantic."""
+    """4GiB, 512MB or plain bytes -> bytes. Leaves values that are not text to pydantic."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
@@ -44,7 +44,7 @@ def _parse_size(value: object) -> object:
 
 
 def _split_names(value: object) -> object:
-    """Text with commas (environment, YAML) -> names. An empty name is refused."""
+    """Text with commas (environment, YAML) -> names. Refuses an empty name."""
     names = value.split(",") if isinstance(value, str) else value
     if isinstance(names, list):
         names = [name.strip() if isinstance(name, str) else name for name in names]
@@ -54,7 +54,7 @@ def _split_names(value: object) -> object:
 
 
 def _each(pattern: str, meaning: str) -> AfterValidator:
-    """Refuses names that do not look like the pattern."""
+    """A validator that refuses names that do not match the pattern."""
 
     def check(names: tuple[str, ...]) -> tuple[str, ...]:
         if not all(re.fullmatch(pattern, name) for name in names):
@@ -79,116 +79,118 @@ Origins = Annotated[
 
 
 class Settings(BaseModel):
-    """What the operator decided. Field names are the YAML keys; upper-cased and with WEFT_, the variables."""
+    """The operator's decisions. A field is a YAML key, and in capitals after WEFT_ an environment variable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str | None = Field(
         default=None,
-        description="Checkpoint: a local folder in Hugging Face layout or a hub id; the demo model if not given.",
+        description="Checkpoint: a local folder in Hugging Face layout or a hub id. Default: the demo model.",
     )
-    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 means every interface.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     served_model_name: Names = Field(
         default=(),
-        description="Name of the model in the API; repeat it for aliases. Without it, the hub id or folder name.",
+        description="Name of the model in the API; repeat it for aliases. Default: the hub id or folder name.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        default="auto", description="Type of weights and activations; auto follows the checkpoint and the device."
+        default="auto", description="Data type of weights and activations; auto follows the checkpoint and the device."
     )
     max_model_len: int | None = Field(
         default=None,
         ge=1,
-        description="Most tokens of prompt and output together; what the checkpoint says if not given.",
+        description="Maximum tokens of prompt and output together. Default: the checkpoint's limit.",
     )
     max_num_seqs: int | None = Field(
-        default=None, ge=1, description="Most requests that run at once; chosen by device if not given."
+        default=None, ge=1, description="Maximum requests that run at once. Default: depends on the device."
     )
     max_num_batched_tokens: int | None = Field(
-        default=None, ge=1, description="Most tokens in one step; chosen by device if not given."
+        default=None, ge=1, description="Maximum tokens in one step. Default: depends on the device."
     )
     kv_cache_memory: Size | None = Field(
-        default=None, description="Memory for the KV cache (4GiB, 512MB, bytes); a share of what is free if not given."
+        default=None, description="Memory for the KV cache (4GiB, 512MB, bytes). Default: a share of the free memory."
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         default="auto",
-        description="Type of the KV cache; auto is the model's, fp8 (e4m3) takes half of 16 bits, on CUDA only.",
+        description="Data type of the KV cache; auto: the model's. fp8 (e4m3) is half as large as 16 bits; CUDA only.",
     )
     prefill_attention: Literal["auto", "triton", "flash"] = Field(
         default="auto",
-        description="What attends in prompts that nothing is cached of, on CUDA: Weft's own kernel or torch's "
-        "FlashAttention 2; auto measures both when the server starts.",
+        description="Attention kernel for prompts without cached tokens, on CUDA: Weft's own or torch's "
+        "FlashAttention 2; auto measures both at start-up.",
     )
     block_size: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="Tokens in a block of the KV cache; 16 on CUDA, 32 on a CPU if not given.",
+        description="Tokens per block of the KV cache. Default: 16 on CUDA, 32 on a CPU.",
     )
-    prefix_caching: bool = Field(default=True, description="Let requests share the blocks of equal prefixes.")
+    prefix_caching: bool = Field(default=True, description="Let requests share the KV blocks of equal prefixes.")
     load_format: Literal["auto", "dummy"] = Field(
-        default="auto", description="How weights load; dummy makes random ones."
+        default="auto", description="How to load weights; dummy makes random ones."
     )
     quantization: Literal["none", "int8"] = Field(
-        default="none", description="How matrices are kept; int8 halves what a CPU reads for each token."
+        default="none", description="How to store matrices; int8 halves the bytes that a CPU reads for each token."
     )
     tool_format: ToolFormatName = Field(
-        default="auto", description="How the model writes tool calls; auto reads it off the chat template."
+        default="auto", description="How the model writes tool calls; auto detects it from the chat template."
     )
     speculative: str | None = Field(
         default=None,
-        description="Guess tokens ahead, which makes answers faster and changes none: ngram finds what an answer "
-        "repeats; a folder or hub id is a smaller model of the same vocabulary.",
+        description="Speculative decoding: faster, with the same answers. ngram guesses tokens that repeat "
+        "earlier text; a folder or hub id names a smaller model with the same vocabulary.",
     )
     itl_target_ms: float | None = Field(
         default=None,
         gt=0,
-        description="Milliseconds between two tokens of a stream that prefill of others may cost at most; "
-        "unless set, 50 on CUDA; on a CPU 1.8 times what they take alone, but up to 2,000 where prompts that are as "
-        "many as the streams go first.",
+        description="Maximum milliseconds between two tokens of a stream while other prompts are prefilled. "
+        "Default: 50 on CUDA; on a CPU 1.8 times the time without prefill, but up to 2,000 while at least as many "
+        "prompts wait as streams run.",
     )
     deterministic: bool = Field(
         default=False,
-        description="Let the bits of an answer depend on the request alone, not on what runs beside it, at a cost in "
-        "speed; on a CPU Weft's own kernels do so anyway.",
+        description="Make answers bit-identical whatever other requests run, at a cost in speed. "
+        "On a CPU Weft's own kernels always do so.",
     )
     api_key: Names = Field(
         default=(),
         repr=False,
-        description="Key that clients must send; repeat it for several. Without one, all who reach the server may ask.",
+        description="Key that clients must send; repeat it for several. Without one, everybody may send requests.",
     )
     api_keys_file: str | None = Field(
         default=None,
-        description="File with more of these keys, one a line; empty lines and those that begin with # are none.",
+        description="File with more API keys, one per line; empty lines and lines that begin with # are ignored.",
     )
     priority_keys: Names = Field(
         default=(),
         repr=False,
-        description="API keys whose requests may take the tier priority (or fast) and a negative priority; `*` lets "
-        "everybody. Those of others are served in the tier default.",
+        description="API keys whose requests may use the service tier priority (or fast) and a negative priority; `*` "
+        "allows everybody. All other requests are served in the tier default.",
     )
     allowed_hosts: Hosts = Field(
         default=(),
-        description="Names under which requests may address the server (Host), besides loopback names and host; * for "
-        "any. If not given, Host is checked only where no key is set and host is a loopback address.",
+        description="Host names that requests may use for the server (Host), besides loopback names and host; * for "
+        "any. Default: Host is checked only if no key is set and host is a loopback address.",
     )
     cors_origins: Origins = Field(
         default=(),
         description="Origins of web pages that may use the server from a browser, such as https://chat.example.com; "
         "* for any.",
     )
-    server_processes: int = Field(default=1, ge=1, le=64, description="Processes that speak HTTP.")
-    log_format: Literal["text", "json"] = Field(default="text", description="How log lines look.")
+    server_processes: int = Field(default=1, ge=1, le=64, description="Number of processes that serve HTTP.")
+    log_format: Literal["text", "json"] = Field(default="text", description="Format of log lines.")
     strict_params: bool = Field(
-        default=False, description="Refuse unknown request fields with 400 instead of naming them in x-ignored-params."
+        default=False, description="Refuse unknown request fields with 400 instead of listing them in x-ignored-params."
     )
-    any_model_name: bool = Field(default=False, description="Answer to any model name in requests.")
-    max_n: int = Field(default=32, ge=1, le=1024, description="Most choices (n, best_of) of one request.")
+    any_model_name: bool = Field(default=False, description="Accept any model name in requests.")
+    max_n: int = Field(default=32, ge=1, le=1024, description="Maximum choices (n, best_of) of one request.")
     max_num_waiting: int = Field(
-        default=1024, ge=1, description="Most requests that wait; beyond it the answer is 503."
+        default=1024, ge=1, description="Maximum waiting requests; beyond it the answer is 503."
     )
-    max_body_bytes: Size = Field(default=32 << 20, description="Longest request body; beyond it the answer is 413.")
+    max_body_bytes: Size = Field(
+        default=32 << 20, description="Maximum bytes of a request body; beyond it the answer is 413."
+    )
     header_timeout_s: float = Field(
         default=10.0, gt=0, description="Seconds for the headers of a request to arrive; beyond it the answer is 408."
     )
@@ -201,24 +203,24 @@ class Settings(BaseModel):
     max_connections: int | None = Field(
         default=None,
         ge=1,
-        description="Most open connections of a server process; beyond it the answer is 503, but not to probes. "
-        "Three quarters of the file limit if not given, and never more.",
+        description="Maximum open connections of a server process; beyond it the answer is 503, except to probes. "
+        "Default: three quarters of the file limit, which is also the upper bound.",
     )
     drain_timeout_s: float = Field(
         default=30.0, ge=0, description="Seconds that running requests may take to finish after SIGTERM."
     )
     pin_share: float = Field(
-        default=0.25, ge=0, le=1, description="Share of the KV cache that prompt_cache_breakpoint may keep."
+        default=0.25, ge=0, le=1, description="Share of the KV cache that prompt_cache_breakpoint may pin."
     )
-    metrics_auth: bool = Field(default=False, description="Whether /metrics asks for an API key, too.")
+    metrics_auth: bool = Field(default=False, description="Require an API key for /metrics.")
     stall_timeout_s: float = Field(
         default=120.0,
         ge=0,
-        description="Seconds without a sign of life after which the engine is killed and restarted, at the latest; ten "
-        "times the time that its step is predicted to take, but at least 10, or 30 on CUDA, are enough. 0 for never.",
+        description="Upper bound on the seconds without a sign of life after which the engine is killed and restarted. "
+        "The bound of a step is ten times its predicted time, but at least 10 s, or 30 s on CUDA. 0: never.",
     )
     sse_ping_s: float = Field(
-        default=50.0, ge=0, description="Seconds of silence in a stream before a keep-alive comment; 0 for none."
+        default=50.0, ge=0, description="Seconds of silence in a stream before a keep-alive comment; 0: none."
     )
 
 
@@ -228,25 +230,25 @@ FLAGS = (
     *("quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key", "api_keys_file"),
     *("server_processes", "log_format"),
 )
-"""The settings that have a flag, in the order of the help text; the others are for YAML and environment only."""
+"""The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
 SECRETS = frozenset({"api_key", "priority_keys"})
 DOORS = frozenset({"api_key", "api_keys_file"})
-"""The settings that must not be given without a value: a variable that somebody forgot to fill would open the door."""
+"""The settings that must not be empty: a variable that somebody forgot to fill would open the server to all."""
 SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
-"""The settings in bytes, which may be written with a unit."""
+"""The settings in bytes; they accept a unit."""
 
 _FIELDS = Settings.model_fields
 
 
 def flag_name(name: str) -> str:
-    """The flag of a setting in FLAGS; what is on by default has a flag that turns it off."""
+    """The flag of a setting in FLAGS. A setting that is on by default has a flag that turns it off."""
     return ("--no-" if _FIELDS[name].default is True else "--") + name.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings, and where each came from: the flag, the variable, file:line, or "default"."""
+    """Settings, and the origin of each: the flag, the variable, file:line, or "default"."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -256,12 +258,12 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
     """Merge flags, environment and YAML file.
 
     Args:
-        flags: By setting, only what was given on the command line; "model" is the positional argument.
-        environ: The environment; an empty variable counts as not set, and is refused for DOORS.
-        config: The YAML file; None takes the one that WEFT_CONFIG names, if any.
+        flags: The values on the command line, by setting; "model" is the positional argument.
+        environ: The environment. An empty variable counts as not set, but is refused for DOORS.
+        config: The YAML file; None: the one that WEFT_CONFIG names, if any.
 
     Raises:
-        StartError: A file cannot be read, a name does not exist, or a value is out of its bounds.
+        StartError: A file cannot be read, a name is unknown, or a value is out of bounds.
     """
     if config is None and environ.get(CONFIG_ENV):
         config = pathlib.Path(environ[CONFIG_ENV])
@@ -290,7 +292,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
 
 
 def _read_keys(path: pathlib.Path, origin: str) -> list[str]:
-    """The keys in a file. Raises StartError if there is none: an empty file must not open the door."""
+    """The keys in a file. Raises StartError if there are none: an empty file must not open the server to all."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -315,7 +317,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str
 
 
 def _read_yaml(path: pathlib.Path) -> dict[str, tuple[object, str]]:
-    """By setting: value and file:line. Keys may be written with dashes, as the flags are."""
+    """Value and file:line by setting. Keys may have dashes, as flags do."""
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
@@ -349,6 +351,6 @@ def _suggest(name: str, spell: Callable[[str], str]) -> str:
 
 
 def engine_options(settings: Settings, model: pathlib.Path) -> EngineOptions:
-    """What the engine is told; model is the resolved checkpoint folder."""
+    """The engine's share of the settings, by name. `model` is the resolved checkpoint folder."""
     names = set(EngineOptions.__struct_fields__) - {"model"}
     return EngineOptions(model=str(model), **{name: getattr(settings, name) for name in names})

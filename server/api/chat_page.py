@@ -1,7 +1,7 @@
-"""GET /: the chat page, and the files that it consists of. They need no key; what they ask of the API does.
+"""GET /: the chat page and its files. They need no API key; their requests to the API do.
 
-The policy lets the page load these files and talk to this server, and nothing else. Trusted types without a policy
-make the browser refuse every string that a script would turn into HTML.
+The content security policy lets the page load these files and talk to this server, and nothing else. Trusted types
+without a policy make the browser refuse every string that a script would turn into HTML.
 """
 
 import hashlib
@@ -41,13 +41,13 @@ _FILES: Final = {
 }
 
 PATHS: Final = frozenset(_FILES)
-"""What a browser loads before anybody has entered a key."""
+"""Paths that a browser loads before a key is entered."""
 
 router = APIRouter()
 
 
 async def show_file(request: Request) -> Response:
-    """One file; 304 when the browser has this very one."""
+    """Send one file, or 304 if the browser has this version."""
     kind, content = _FILES[request.scope["path"]]
     headers = {**_HEADERS, "etag": f'"{hashlib.blake2s(content, digest_size=8).hexdigest()}"'}
     if request.headers.get("if-none-match") == headers["etag"]:

@@ -1,6 +1,6 @@
-"""GET /docs: every route with its fields, as one page made from the OpenAPI description.
+"""GET /docs: every route and its fields on one page, generated from the OpenAPI description.
 
-No script, nothing from another host: it works without a network, and its policy lets a browser load nothing.
+It has no script and nothing from another host, so it works offline; its policy forbids the browser to load anything.
 """
 
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ router = APIRouter()
 
 @router.get("/docs", include_in_schema=False)
 async def show_docs(request: Request) -> HTMLResponse:
-    """The page."""
+    """Every route and its fields, as HTML."""
     return HTMLResponse(render_docs(request.app.openapi()), headers=_HEADERS)
 
 
 def render_docs(openapi: _Schema) -> str:
-    """HTML from an OpenAPI 3.1 description: its routes, then the objects that bodies are made of."""
+    """HTML from an OpenAPI 3.1 description: the routes, then the schemas of their bodies."""
     title = escape(f"{openapi['info']['title']} {openapi['info']['version']}")
     schemas = openapi.get("components", {}).get("schemas", {})
     parts = [

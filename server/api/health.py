@@ -1,7 +1,7 @@
-"""GET /health and /ready, for probes and load balancers, open to everybody; and /version, which asks for a key.
+"""GET /health and /ready for probes and load balancers, without an API key; and /version, with one.
 
-Healthy means that the engine lives, as its status page in shared memory says; a server process that merely answers
-proves nothing. Ready means healthy, and not about to stop.
+Healthy means that the engine lives, according to its status page in shared memory: an answering server process alone
+proves nothing. Ready means healthy and not draining.
 """
 
 import time

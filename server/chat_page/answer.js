@@ -1,6 +1,6 @@
-// An answer that is arriving: chunks -> a message, with its times. Times are milliseconds.
+// Builds a message from the chunks of an answer, with its times in milliseconds.
 
-const MIN_MS = 20; // a rate over less says nothing
+const MIN_MS = 20; // a shorter time gives no meaningful rate
 
 /** @returns {import("./store.js").Message} */
 export function newAnswer() {
@@ -14,7 +14,7 @@ export class Answer {
     this.message = message;
     this.start = performance.now();
     this.first = null;
-    this.decoder = new TextDecoder(); // of tokens: a character may take several of them
+    this.decoder = new TextDecoder(); // for tokens: a character may be split over several
   }
 
   /** @param {object} chunk of a streamed chat completion */
@@ -23,7 +23,7 @@ export class Answer {
     const { message } = this;
     const [choice] = chunk.choices ?? [];
     if (choice) this.addDelta(choice.delta ?? {}, now);
-    const shown = choice?.delta?.content ? choice.logprobs?.content : null; // not those of reasoning and calls
+    const shown = choice?.delta?.content ? choice.logprobs?.content : null; // no tokens of reasoning and calls
     for (const { token, logprob, bytes, top_logprobs: top } of shown ?? []) {
       const text = this.decoder.decode(Uint8Array.from(bytes), { stream: true });
       message.tokens.push([token, logprob, top.map((other) => [other.token, other.logprob]), text]);
@@ -50,11 +50,11 @@ export class Answer {
     }
   }
 
-  /** Tokens and their rate, from the server's own count: an event may hold several. */
+  /** Update the number of tokens and their rate from the server's count: an event may hold several tokens. */
   count(usage, now) {
     const { stats } = this.message;
     if (this.first === null || usage.completion_tokens === stats.tokens) return;
-    if (stats.tokens === undefined) this.numFirst = usage.completion_tokens; // which came with the first event
+    if (stats.tokens === undefined) this.numFirst = usage.completion_tokens; // of the first event
     stats.tokens = usage.completion_tokens;
     stats.prompt = usage.prompt_tokens;
     stats.cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
@@ -64,10 +64,10 @@ export class Answer {
 
 const seconds = (ms) => (ms < 995 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(ms < 9950 ? 1 : 0)} s`);
 
-/** How long the model thought, in words. */
+/** The duration of the reasoning, in words. */
 export const thoughtFor = (stats) => (stats.thought > 50 ? `Thought for ${seconds(stats.thought)}` : "Thought");
 
-/** What is known of an answer's speed, as short texts. */
+/** The known figures of an answer's speed, as short texts. */
 export function describe(stats) {
   const parts = [];
   if (stats.first !== undefined) parts.push(`${seconds(stats.first)} to first token`);

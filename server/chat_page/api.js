@@ -1,9 +1,9 @@
-// The server's API: JSON, and a chat completion as a stream of chunks. Addresses are relative, so that the page works
-// behind a proxy that serves it under a path.
+// Client of the server's API: JSON, and chat completions as a stream of chunks. URLs are relative, so that the page
+// works behind a proxy that serves it under a path.
 
 import { key } from "./store.js";
 
-/** What the server, or the way to it, says is wrong. `status` is 0 when there was no answer. */
+/** An error from the server or the network. `status` is 0 if there was no response. */
 export class ApiError extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -12,7 +12,7 @@ export class ApiError extends Error {
 }
 
 function headers() {
-  const bytes = new TextEncoder().encode(key.read()); // a header holds bytes, which strings stand for one by one
+  const bytes = new TextEncoder().encode(key.read()); // fetch wants one character per byte of a header
   return bytes.length ? { authorization: `Bearer ${String.fromCharCode(...bytes)}` } : {};
 }
 
@@ -34,7 +34,7 @@ export async function readStats() {
   return (await request("stats", { cache: "no-store" })).json();
 }
 
-/** GET /v1/models: the sampling that a request without wishes gets. */
+/** GET /v1/models: the sampling parameters of a request that sets none. */
 export async function readSamplingDefaults() {
   const models = await (await request("v1/models", {})).json();
   return models.data[0]?.default_sampling_params ?? {};
@@ -43,9 +43,9 @@ export async function readSamplingDefaults() {
 /**
  * POST /v1/chat/completions, streamed.
  * @param {object} body
- * @param {AbortSignal} signal ends the stream and, with it, the request
+ * @param {AbortSignal} signal ends the stream and the request
  * @yields {object} chunks
- * @throws {ApiError} before the first chunk or between two
+ * @throws {ApiError} before the first chunk or between two chunks
  */
 export async function* streamChat(body, signal) {
   const response = await request("v1/chat/completions", {
@@ -63,7 +63,7 @@ export async function* streamChat(body, signal) {
   throw new ApiError("The connection was lost before the answer was complete.");
 }
 
-/** The data of server-sent events; comments and other fields are left out. */
+/** The data of server-sent events, without comments and other fields. */
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,4 +1,4 @@
-// The open conversation: its messages on the page, and the one request that may run for it.
+// The open conversation: its messages on the page, and its request, if one is running.
 
 import { Answer, newAnswer } from "./answer.js";
 import { ApiError, streamChat } from "./api.js";
@@ -11,12 +11,12 @@ import { current, newConversation, newName, settings, writeConversation } from "
 
 const NEAR_END = 48;
 const TITLE_LENGTH = 48;
-const PAUSE = 4; // from one drawing to the next, in times that the last one took
+const PAUSE = 4; // between two redraws, in multiples of the duration of the last one
 
 export class Chat {
   /**
    * @param {object} hooks
-   * @param {() => void} hooks.onChange after anything that the list of conversations shows
+   * @param {() => void} hooks.onChange after a change that the list of conversations shows
    * @param {(isRunning: boolean) => void} hooks.onRun
    * @param {(message: object) => void} hooks.onEdit
    * @param {(example: object) => void} hooks.onExample
@@ -48,8 +48,8 @@ export class Chat {
   // --- asking ------------------------------------------------------------------------------------------------------
 
   /**
-   * Ask for an answer to these messages, which become the conversation's.
-   * @throws {Fault} nothing has been sent, and the conversation is as it was
+   * Request an answer to these messages, which replace the conversation's.
+   * @throws {Fault} before anything is sent or changed
    */
   ask(messages) {
     const body = buildBody(messages, this.stats);
@@ -95,7 +95,7 @@ export class Chat {
     this.abort?.abort();
   }
 
-  /** Keep what has come of an answer when the page goes away. */
+  /** Save the part of the answer that has arrived, when the page is closed. */
   leave() {
     if (!this.abort || this.abort.signal.aborted) return;
     const { message } = this.liveView;
@@ -103,12 +103,12 @@ export class Chat {
     this.save(this.conversation, message);
   }
 
-  /** Answer the last message of the user, or the last results, anew. */
+  /** Request another answer to the user's last message or the last results. */
   retry() {
     if (!this.abort) this.attempt(() => this.ask(this.messages.slice(0, -1)));
   }
 
-  /** Do what may be refused because of a field of the panel, and go to this field. */
+  /** Run an action; if a field of the panel is invalid, go to that field. Returns whether the action succeeded. */
   attempt(action) {
     try {
       action();
@@ -126,17 +126,17 @@ export class Chat {
     this.attempt(() => this.ask([...this.messages, ...answers]));
   }
 
-  /** Store a conversation after its answer `message` has changed. */
+  /** Save a conversation after a change of its answer `message`. */
   save(conversation, message) {
     if (conversation.isDeleted) return;
-    conversation.time = message.changed = Math.max(Date.now(), conversation.time + 1); // whatever the clock does
+    conversation.time = message.changed = Math.max(Date.now(), conversation.time + 1); // even if the clock goes back
     if (!writeConversation(conversation)) {
-      byId("announcer").textContent = "The browser has no room left: this conversation is not kept.";
+      byId("announcer").textContent = "The browser's storage is full: this conversation is not saved.";
     }
     this.hooks.onChange();
   }
 
-  /** Take in what another tab has stored; not while something would be disturbed, for whatever ends that stores again. */
+  /** Merge what another tab has saved. Not during an answer or while results are typed: those end with a save anyway. */
   sync() {
     const isWriting = [...this.log.querySelectorAll("textarea")].some((area) => area.value);
     if (this.abort || isWriting || !this.messages.length) return;
@@ -146,7 +146,7 @@ export class Chat {
 
   // --- showing -----------------------------------------------------------------------------------------------------
 
-  /** Show all messages; `live` is the one that is still growing. */
+  /** Show all messages; `live` is the one that is still growing, if any. */
   show(live = null) {
     const results = new Map(this.messages.filter((m) => m.role === "tool").map((m) => [m.call_id, m.content]));
     const last = this.messages.at(-1);
@@ -175,7 +175,7 @@ export class Chat {
     if (this.sticks) this.scrollToEnd();
   }
 
-  /** Show what has arrived, once a frame; where that is much, as in long code, seldom enough to leave time for the rest. */
+  /** Redraw at most once a frame; if redrawing is slow, as for long code, less often, to leave time for other work. */
   draw(message) {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
@@ -208,7 +208,7 @@ function titleOf(messages) {
   return text.length > TITLE_LENGTH ? `${text.slice(0, TITLE_LENGTH)}…` : text || "Chat";
 }
 
-/** Read out what came, once it is whole: a live region that grows token by token cannot be followed. */
+/** Announce the complete answer to screen readers; one that grows token by token cannot be followed. */
 function announce(message) {
   const calls = message.calls.map((call) => `Call of ${call.name}.`).join(" ");
   const isCut = message.finish === "stopped" ? "Stopped. " : "";

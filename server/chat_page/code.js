@@ -1,5 +1,5 @@
-// Code as a block with its language and a copy button, lightly coloured. Colours are guesses by shape: strings,
-// comments, numbers and words that most languages reserve.
+// Code blocks with language, copy button and simple highlighting: strings, comments, numbers, and words that are
+// reserved in many languages.
 
 import { copy, el, iconButton } from "./dom.js";
 
@@ -19,7 +19,7 @@ const MAX_COLOURED = 20_000;
 
 /**
  * @param {string} code
- * @param {string} info what is written behind the fence, the language first; may be empty
+ * @param {string} info the text after the fence, the language first; may be empty
  * @returns {HTMLElement}
  */
 export function codeBlock(code, info) {

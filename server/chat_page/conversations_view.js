@@ -9,7 +9,7 @@ import { deleteConversation, readConversations, writeConversation } from "./stor
  * @param {{onOpen: (conversation: object) => void, onGone: (id: string) => void, onRename: (conversation: object) => void}} actions
  */
 export function showConversations(currentId, actions) {
-  if (byId("conversations").querySelector("input")) return; // a title is being written, and the list comes after it
+  if (byId("conversations").querySelector("input")) return; // a title is being edited; the list is updated after that
   const refresh = () => showConversations(currentId, actions);
   byId("conversations").replaceChildren(
     ...readConversations().map((conversation) => {

@@ -1,4 +1,4 @@
-// DOM nodes from plain values. Strings only ever become text nodes or attribute values.
+// Builds DOM nodes. Strings only become text nodes or attribute values, never HTML.
 
 const ICONS = {
   plus: "M12 5v14M5 12h14",
@@ -20,8 +20,8 @@ const ICONS = {
 /**
  * Make an element.
  * @param {string} tag
- * @param {Object<string, any>} attributes "on..." are listeners, true and false switch an attribute, null leaves it out.
- * @param {...(Node|string|null|Array)} children or lists of them, which may be longer than a call takes arguments
+ * @param {Object<string, any>} attributes "on..." adds a listener, true an empty attribute; false and null add none
+ * @param {...(Node|string|null|Array)} children or lists of them; a list may exceed the limit on arguments of a call
  * @returns {HTMLElement}
  */
 export function el(tag, attributes = {}, ...children) {
@@ -38,7 +38,7 @@ export function el(tag, attributes = {}, ...children) {
 /** @param {string} id */
 export const byId = (id) => document.getElementById(id);
 
-/** A line drawing, hidden from assistive technology: its button has the name. */
+/** An icon, hidden from assistive technology: its button has the name. */
 export function icon(name) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
@@ -49,16 +49,16 @@ export function icon(name) {
   return svg;
 }
 
-/** A button with an icon, whose accessible name and tooltip is `label`. */
+/** A button with an icon; `label` is its accessible name and tooltip. */
 export function iconButton(name, label, onclick) {
   return el("button", { type: "button", class: "icon", "aria-label": label, title: label, onclick }, icon(name));
 }
 
-/** Copy text, and show on the button that it is done. */
+/** Copy text, and confirm it on the button. */
 export async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // without permission, or over plain HTTP from another host, there is no clipboard
+  } catch { // there is no clipboard without permission, or over plain HTTP from another host
     const area = el("textarea");
     area.value = text;
     document.body.append(area);

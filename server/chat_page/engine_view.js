@@ -1,18 +1,18 @@
-// A live picture of the engine, from GET /stats twice a second while anybody can see it. The KV cache is drawn as a
-// cloth: one cell stands for the same number of blocks everywhere, used ones first, then those kept for reuse.
+// A live picture of the engine, from GET /stats twice a second while the page is visible. The KV cache is drawn as a
+// cloth: all cells stand for the same number of blocks, first those in use, then those cached.
 
 import { readStats } from "./api.js";
 import { byId } from "./dom.js";
 
 const PAUSE_MS = 500;
-const MAX_PAUSE_MS = 5000; // while the server is away: the browser writes a line for each request that fails
+const MAX_PAUSE_MS = 5000; // while the server is away: the browser's console gets a line for every failed request
 const NUM_READINGS = 60;
 const CELL = 7;
 
 export class EngineView {
   /**
    * @param {(stats: object) => void} onStats with every reading
-   * @param {(error: import("./api.js").ApiError) => Promise<void>} onRefused waits until a key is there
+   * @param {(error: import("./api.js").ApiError) => Promise<void>} onRefused waits until a key is entered
    */
   constructor(onStats, onRefused) {
     Object.assign(this, { onStats, onRefused, last: null, rate: 0, steps: [] });
@@ -21,7 +21,7 @@ export class EngineView {
     document.addEventListener("visibilitychange", () => this.wake?.());
   }
 
-  /** Read and draw, for ever. */
+  /** Read and draw until the page is closed. */
   async run() {
     for (let pause = PAUSE_MS; ; ) {
       if (document.hidden) await new Promise((resolve) => (this.wake = resolve));
@@ -41,7 +41,7 @@ export class EngineView {
   take(stats, now) {
     const { engine } = stats;
     const before = this.last?.engine;
-    // Counters begin anew with every engine process.
+    // Counters start at 0 in every engine process.
     const since = (name) => (before && engine[name] >= before[name] ? engine[name] - before[name] : 0);
     const numSteps = since("num_steps");
     if (before) this.rate = (since("generation_tokens") / (now - this.time)) * 1000;
@@ -76,7 +76,7 @@ export class EngineView {
     else this.showState("idle", "good");
     const blocks = `${engine.num_used_blocks} of ${engine.num_blocks} KV blocks in use, ${engine.num_cached_blocks} cached`;
     byId("cloth").setAttribute("aria-label", blocks);
-    byId("steps").setAttribute("aria-label", `Tokens a step: ${brief(prefill)} prefill, ${brief(decode)} decode`);
+    byId("steps").setAttribute("aria-label", `Tokens per step: ${brief(prefill)} prefill, ${brief(decode)} decode`);
     this.draw();
   }
 
@@ -99,13 +99,13 @@ export class EngineView {
     const numColumns = Math.floor(width / CELL);
     const numCells = Math.min(numColumns * Math.floor(height / CELL), Math.max(total, 1));
     const perCell = Math.max(total, 1) / numCells;
-    const kept = Math.max(cached, used); // blocks in use are found by content, too, once they are full
+    const kept = Math.max(cached, used); // full blocks in use are cached, too
     const cell = (blocks) => (blocks ? Math.max(1, Math.round(blocks / perCell)) : 0);
     const [usedEnd, keptEnd] = [cell(used), cell(kept)];
     for (let at = 0; at < numCells; at++) {
       context.fillStyle = colours[at < usedEnd ? 0 : at < keptEnd ? 1 : 2];
       const [x, y] = [(at % numColumns) * CELL, Math.floor(at / numColumns) * CELL];
-      const isOver = (at + Math.floor(at / numColumns)) % 2; // over and under, as in a cloth
+      const isOver = (at + Math.floor(at / numColumns)) % 2; // over and under, as threads in a cloth
       context.beginPath();
       if (isOver) context.roundRect(x + 0.5, y + 1.5, CELL - 1, CELL - 3, 2);
       else context.roundRect(x + 1.5, y + 0.5, CELL - 3, CELL - 1, 2);
@@ -117,7 +117,7 @@ export class EngineView {
     const { context, width, height } = surface("steps");
     const [above, below, line] = ["prefill", "decode", "free"].map(colour);
     const most = Math.max(8, ...this.steps.map(([prefill, decode]) => prefill + decode));
-    // By the square root: a decode is one token, a prefill may be a thousand.
+    // Square roots: a decode is one token, a prefill may be a thousand.
     const scaled = (tokens) => Math.sqrt(tokens / most) * (height - 2);
     const step = width / NUM_READINGS;
     const offset = NUM_READINGS - this.steps.length;
@@ -136,10 +136,10 @@ export class EngineView {
 
 const brief = (number) => (number >= 10 || Number.isInteger(number) ? Math.round(number) : number.toFixed(1));
 
-/** The colour that the legend gives to a name. */
+/** The colour of a name in the legend. */
 const colour = (name) => getComputedStyle(document.querySelector(`.legend .${name}`), "::before").backgroundColor;
 
-/** A cleared canvas in CSS pixels, sharp on any screen. */
+/** A cleared canvas with CSS pixels as units, sharp on any screen. */
 function surface(id) {
   const canvas = byId(id);
   const [width, height] = [canvas.clientWidth, canvas.clientHeight];

@@ -1,4 +1,4 @@
-// What a newcomer can try: prompts, a tool and a schema.
+// Examples for new users: prompts, a tool and a schema.
 
 export const TOOLS = [
   {
@@ -26,10 +26,10 @@ export const SCHEMA = {
 
 const plain = { tools_on: false, schema_on: false };
 
-/** A title, a prompt, and the settings that it wants. */
+/** A title, a prompt, and the settings that it needs. */
 export const EXAMPLES = [
   { title: "Explain", prompt: "What is a KV cache?", settings: plain },
-  { title: "Reckon", prompt: "What is 27 + 58?", settings: plain },
+  { title: "Calculate", prompt: "What is 27 + 58?", settings: plain },
   { title: "Sort", prompt: "Sort pear, apple, fig", settings: plain },
   { title: "Tell", prompt: "Tell me a story about Mia and a fox", settings: plain },
   {

@@ -1,14 +1,14 @@
-// The part of Markdown inside a line: emphasis, code, links. Links lead to http, https and mailto only; pictures are
-// shown as links, since loading one would tell another host who reads. What is no markup for certain stays as it is.
+// Inline Markdown: emphasis, code, links. Links may lead only to http, https and mailto. Images become links, since
+// loading one would tell another host about the reader. Ambiguous text stays as it is.
 
 import { el } from "./dom.js";
 
 const MAX_DEPTH = 6;
-const MAX_PARENTHESES = 8; // inside of an address
-const MAX_ADDRESS = 2000; // characters of one that is not marked as a link
+const MAX_PARENTHESES = 8; // nested in a URL
+const MAX_ADDRESS = 2000; // characters of a bare URL
 const IS_WORD = /[\p{L}\p{N}_]/u;
-const IS_ESCAPED = /[!-+\-.\/<-@[-`|~]/; // punctuation but , : ; { }, which TeX writes with a backslash as well
-const IS_OPERAND = /[A-Za-z0-9)\]]/; // a * behind it multiplies, rather than to begin emphasis
+const IS_ESCAPED = /[!-+\-.\/<-@[-`|~]/; // punctuation except , : ; { }, which TeX also writes after a backslash
+const IS_OPERAND = /[A-Za-z0-9)\]]/; // a * after it multiplies and begins no emphasis
 const IS_ASCII = /[!-~]/;
 const URL_START = /^https?:\/\/[^\s<>"'`*|\\]+/;
 const TITLE = /(?:\s+(?:"([^"]*)"|'([^']*)'|\(([^()]*)\)))?\s*\)/y;
@@ -20,7 +20,7 @@ const TAGS = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "del" };
  */
 export const inline = (text) => parse(text, 0, false);
 
-/** @param {boolean} isLabel of a link: there is none in another one */
+/** @param {boolean} isLabel whether text is the label of a link, which contains no other link */
 function parse(text, depth, isLabel) {
   const nodes = [];
   const state = { ...survey(text), depth, isLabel };
@@ -45,10 +45,10 @@ function parse(text, depth, isLabel) {
 }
 
 /**
- * Look through a text once for what binds tighter than emphasis.
+ * Find the markup that binds tighter than emphasis, in one pass.
  * @returns {{codes: Map<number, number>, links: Map<number, object>, isFixed: Uint8Array, absent: Set<string>}}
- * codes: where code begins -> behind its end. links: where one begins -> see `readTarget`. isFixed: what is escaped, code
- * or a link closes no emphasis. absent: marks that nothing closes from here on, not searched for again.
+ * codes: start of code -> its end. links: start of a link -> see `readTarget`. isFixed: characters that are escaped, code
+ * or a link and close no emphasis. absent: marks that have no closing mark in the rest, not searched for again.
  */
 function survey(text) {
   const [codes, links, isFixed] = [new Map(), new Map(), new Uint8Array(text.length)];
@@ -102,7 +102,7 @@ function readMarkup(text, at, state) {
   }
 }
 
-/** The next occurrence at or behind `from`; what is absent once is absent for the rest of the text. */
+/** The next occurrence at or after `from`; remembers that a mark is absent from the rest of the text. */
 function find(text, mark, from, absent) {
   if (absent.has(mark)) return -1;
   const end = text.indexOf(mark, from);
@@ -116,7 +116,7 @@ function runLength(text, at) {
   return end - at;
 }
 
-/** Behind the run of as many backticks as stand between `from` and `to`; -1 if there is none. */
+/** The end of the next run with as many backticks as between `from` and `to`; -1 if there is none. */
 function endOfCode(text, from, to, absent) {
   const marks = text.slice(from, to);
   let at = find(text, marks, to, absent);
@@ -136,7 +136,7 @@ function readCode(text, at, { codes }) {
   return { node: el("code", {}, isPadded ? code.slice(1, -1) : code), end };
 }
 
-/** Whether a run of marks can begin emphasis: a word or a product goes on through it. */
+/** Whether a run of marks can begin emphasis: not inside a word or a product. */
 function canOpen(text, at, length) {
   const [before, behind] = [text[at - 1] ?? " ", text[at + length] ?? " "];
   if (length > 3 || !behind.trim()) return false;
@@ -153,9 +153,9 @@ function readEmphasis(text, at, { absent, isFixed, depth, isLabel }) {
     if (isFixed[end]) continue;
     const run = runLength(text, end);
     const isCloser = text[end - 1].trim() && !(mark[0] === "_" && IS_WORD.test(text[end + run] ?? ""));
-    const isOther = mark.length === 1 && run === 2; // a ** inside of *
+    const isOther = mark.length === 1 && run === 2; // a ** inside *
     if (isCloser && !isOther) {
-      const close = end + (run > mark.length && run <= 3 ? run - mark.length : 0); // the inner of *** closes first
+      const close = end + (run > mark.length && run <= 3 ? run - mark.length : 0); // the inner emphasis of *** closes first
       return { node: el(tag, {}, parse(text.slice(from, close), depth + 1, isLabel)), end: close + mark.length };
     }
     if (isOther) end++;
@@ -165,8 +165,8 @@ function readEmphasis(text, at, { absent, isFixed, depth, isLabel }) {
 }
 
 /**
- * Read what follows `](`: an address, maybe a title, and `)`.
- * @returns {{href: string, address: string, title: string|undefined, end: number} | null} null if no link may lead there
+ * Read what follows `](`: a URL, an optional title, and `)`.
+ * @returns {{href: string, address: string, title: string|undefined, end: number} | null} null if the URL is not allowed
  */
 function readTarget(text, at) {
   let open = 1;
@@ -194,13 +194,13 @@ function readAddress(text, at) {
   if (!isBracketed && IS_WORD.test(text[at - 1] ?? "")) return null;
   const found = URL_START.exec(text.slice(at + isBracketed, at + MAX_ADDRESS))?.[0];
   if (!found || (isBracketed && text[at + 1 + found.length] !== ">")) return null;
-  if (found.length > MAX_ADDRESS - 2) return { node: found, end: at + found.length }; // where it ends is not known
+  if (found.length > MAX_ADDRESS - 2) return { node: found, end: at + found.length }; // its end is not known
   const address = isBracketed ? found : found.slice(0, endOfAddress(found));
   const href = safeAddress(address);
   return href ? { node: link(href, [document.createTextNode(address)]), end: at + address.length + 2 * isBracketed } : null;
 }
 
-/** An address ends before the punctuation of the sentence around it; a parenthesis that it opens is its own. */
+/** A bare URL ends before the punctuation of its sentence, but keeps the closing parenthesis of one that it opens. */
 function endOfAddress(address) {
   let surplus = address.split(")").length - address.split("(").length;
   let end = address.length;

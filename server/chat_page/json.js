@@ -1,12 +1,12 @@
-// JSON with line breaks and indentation, for reading. No more of it changes: written anew from its values, a long number
+// Adds line breaks and indentation to JSON. The tokens stay as they are: written again from parsed values, a long number
 // would lose digits, and a repeated name its first value.
 
 const TOKEN = /"[^"\\]*(?:\\.[^"\\]*)*"|[{}[\],:]|[^\s{}[\],:"]+/g;
-const MAX_INDENT = 40; // levels; work is linear in the text
+const MAX_INDENT = 40; // levels; keeps the work linear in the text
 
 /**
  * @param {string} text
- * @returns {{text: string, isValid: boolean}} as it is where it is no JSON
+ * @returns {{text: string, isValid: boolean}} the text unchanged if it is not JSON
  */
 export function pretty(text) {
   try {

@@ -1,4 +1,4 @@
-// The page's wiring: composer, keyboard, drawers, and who tells whom.
+// Connects the parts of the page: composer, keyboard, drawers, and the hooks between them.
 
 import { readSamplingDefaults } from "./api.js";
 import { Chat } from "./chat.js";
@@ -9,7 +9,7 @@ import { askForKey, bindSettings, bindTheme, change, showDefaults } from "./sett
 import { current, draft, isKept, key, newConversation, readConversations, watchOtherTabs } from "./store.js";
 
 const input = byId("input");
-let edited = null; // the message that the composer replaces, if any
+let edited = null; // the message that is being edited, if any
 
 const chat = new Chat({
   onChange: listConversations,
@@ -17,7 +17,7 @@ const chat = new Chat({
     const { activeElement: focused } = document;
     byId("stop").hidden = !isRunning;
     byId("send").hidden = isRunning;
-    // Whose button has gone finds the next one; on a phone, the keyboard stays away.
+    // Move the focus from a hidden button to the visible one; on a phone, do not open the keyboard.
     if (isRunning && focused === document.body) byId("stop").focus();
     else if (focused === byId("stop") && matchMedia("(hover: hover)").matches) input.focus();
   },
@@ -52,7 +52,7 @@ function forgetConversation(id) {
 
 function openConversation(conversation) {
   closeDrawer();
-  if (conversation.id !== chat.conversation.id) { // the open one may be growing, and what is stored of it is older
+  if (conversation.id !== chat.conversation.id) { // the open one may be growing, and its stored copy is older
     edited = null;
     chat.open(conversation);
     fit();
@@ -75,7 +75,7 @@ function write(text) {
   input.focus();
 }
 
-/** Send what is written; it stays where it is if the panel holds something that cannot be sent. */
+/** Send the text; keep it in the composer if a field of the panel is invalid. */
 function submit() {
   const text = input.value;
   if (!text.trim() || chat.abort) return;
@@ -111,7 +111,7 @@ byId("new-chat").addEventListener("click", () => openConversation(newConversatio
 
 const DRAWERS = { sidebar: matchMedia("(max-width: 760px)"), panel: matchMedia("(max-width: 1120px)") };
 
-/** A drawer is beside the page where there is room, else over it; what cannot be seen cannot be reached either. */
+/** Show a drawer beside the page if there is room, else over it; a hidden drawer cannot be focused. */
 function showDrawers() {
   const open = document.body.dataset.drawer;
   for (const [name, isNarrow] of Object.entries(DRAWERS)) {
@@ -180,9 +180,9 @@ const engine = new EngineView(
 for (const element of document.querySelectorAll("[data-icon]")) element.prepend(icon(element.dataset.icon));
 bindSettings();
 bindTheme();
-byId("change-key").addEventListener("click", () => askForKey("Sent with every request of this page."));
+byId("change-key").addEventListener("click", () => askForKey("The page sends it with every request."));
 showDrawers();
-if (!isKept) byId("kept").textContent = "This browser blocks storage: all is gone with the page.";
+if (!isKept) byId("kept").textContent = "This browser blocks storage: conversations are lost when the page is closed.";
 chat.open(readConversations().find(({ id }) => id === current.read()) ?? newConversation());
 write(draft.read());
 engine.run();

@@ -1,6 +1,5 @@
-// Markdown -> DOM nodes. Every character of the input ends as a text node, as target or title of a checked link, or as
-// markup that is dropped; HTML in the input is text like any other. Work is linear in the input but for nesting, which
-// ends at MAX_DEPTH.
+// Markdown -> DOM nodes. Every character of the input becomes text, the target or title of a checked link, or dropped
+// markup; HTML in the input is plain text. Work is linear in the input, times the depth of nesting, at most MAX_DEPTH.
 
 import { el } from "./dom.js";
 import { codeBlock } from "./code.js";
@@ -13,10 +12,10 @@ const RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|(?:0|[1-9]\d{0,8})[.)])( {1,4}|$)/;
 
-/** @typedef {{raw: string, build: () => Node}} Block raw is the source: equal sources are equal nodes. */
+/** @typedef {{raw: string, build: () => Node}} Block raw is the source: equal sources make equal nodes. */
 
 /**
- * Show text in an element; blocks that have not changed keep their nodes, so that a stream does not disturb them.
+ * Show text in an element. Unchanged blocks keep their nodes, so that a stream does not disturb them.
  * @param {HTMLElement & {blocks?: string[]}} element
  * @param {string} text
  */
@@ -30,7 +29,7 @@ export function showMarkdown(element, text) {
   element.blocks = blocks.map((block) => block.raw);
 }
 
-/** Lines, with tabs as four spaces where they may be markup; code keeps them, unless it is inside of a list or a quote. */
+/** Split into lines, with tabs as four spaces; code keeps its tabs, except in a list or a quote. */
 function linesOf(text) {
   let marks = ""; // of the fence that is open
   return text.split(/\r?\n/).map((line) => {
@@ -61,7 +60,7 @@ function readBlocks(lines, depth) {
 
 const nodes = (lines, depth) => readBlocks(lines, depth).map((block) => block.build());
 
-/** @returns {[number, () => Node]} the line behind the block, and what makes its node */
+/** @returns {[number, () => Node]} the line after the block, and a function that makes its node */
 function readBlock(lines, at, depth) {
   const line = lines[at];
   const fence = FENCE.exec(line);
@@ -94,7 +93,7 @@ function beginsBlock(lines, at, depth) {
   return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || nests || isTable(lines, at);
 }
 
-/** Whether a line begins a list in the middle of a text: "in\n1984. It was" does not. */
+/** Whether a line may begin a list within a paragraph: "in\n1984. It was" may not. */
 function isFirstItem(line) {
   const item = ITEM.exec(line);
   return item && line.length > item[0].length && (/[-*+]/.test(item[2]) || /^1\D/.test(item[2]));
@@ -103,7 +102,7 @@ function isFirstItem(line) {
 const isFenceEnd = (line, marks) => line.trim().length >= marks.length && line.trim().replaceAll(marks[0], "") === "";
 
 function readCode(lines, at, [, indent, marks, info]) {
-  const end = endOf(lines, at + 1, (line) => !isFenceEnd(line, marks)); // an unclosed fence goes on to the end
+  const end = endOf(lines, at + 1, (line) => !isFenceEnd(line, marks)); // an unclosed fence extends to the end
   const code = lines.slice(at + 1, end).map((line) => (line.startsWith(indent) ? line.slice(indent.length) : line));
   return [Math.min(end + 1, lines.length), () => codeBlock(code.join("\n"), info.trim())];
 }
@@ -137,13 +136,13 @@ function readList(lines, at, depth) {
 
 const isBlank = (line) => !line.trim();
 
-/** Behind the blank lines at `at`, if the line that follows them belongs into an item whose content begins at this column. */
+/** The line after the blank lines at `at`, if it belongs to an item whose content begins at this column; else `at`. */
 function endOfInner(lines, at, column) {
   const next = endOf(lines, at, isBlank);
   return next < lines.length && lines[next].startsWith(" ".repeat(column)) ? next : at;
 }
 
-/** Numbers are those that were written. */
+/** Keeps the numbers of the source. */
 function orderedList(items, depth) {
   const numbers = items.map(({ number }) => number);
   const [first] = numbers;
@@ -161,7 +160,7 @@ function orderedList(items, depth) {
 function listItem(lines, depth) {
   const children = nodes(lines, depth + 1);
   const [first, ...others] = children;
-  return el("li", {}, first?.tagName === "P" ? [...first.childNodes, ...others] : children); // a tight list has no paragraphs
+  return el("li", {}, first?.tagName === "P" ? [...first.childNodes, ...others] : children); // the first paragraph becomes plain text
 }
 
 const cells = (line) => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());

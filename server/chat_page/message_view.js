@@ -1,4 +1,4 @@
-// One message on the page. `update` brings it up to date with its message, which may have grown.
+// Shows one message on the page. `update` shows its current state.
 
 import { describe, thoughtFor } from "./answer.js";
 import { codeBlock } from "./code.js";
@@ -9,20 +9,20 @@ import { showTokens, watchTokens } from "./tokens_view.js";
 
 const ENDS = { length: "Cut off at the token limit.", stopped: "Stopped." };
 
-/** What the user wrote. */
+/** A user's message. */
 export function userView(message, { onEdit }) {
   const button = iconButton("copy", "Copy message", () => copy(message.content, button));
   const actions = el("div", { class: "actions" }, button, onEdit && iconButton("edit", "Edit message", onEdit));
   return el("article", { class: "user", "aria-label": "You" }, el("div", { class: "bubble" }, message.content), actions);
 }
 
-/** What the model wrote: reasoning, content, calls, what went wrong, and how fast it came. */
+/** An answer: reasoning, content, calls, error and speed. */
 export class AnswerView {
   /**
    * @param {import("./store.js").Message} message
    * @param {object} options
    * @param {Map<string, string>} options.results of calls, by id
-   * @param {((results: Map<string, string>) => void)|null} options.onResults null when calls cannot be answered any more
+   * @param {((results: Map<string, string>) => void)|null} options.onResults null if calls can no longer be answered
    * @param {(() => void)|null} options.onRetry
    */
   constructor(message, { results, onResults, onRetry }) {
@@ -40,7 +40,7 @@ export class AnswerView {
     this.showsTokens = message.tokens?.length > 0;
   }
 
-  /** @param {boolean} isLive whether more may come */
+  /** @param {boolean} isLive whether the message may still grow */
   update(isLive) {
     const { message } = this;
     const isThinking = isLive && !message.content && !message.calls?.length;
@@ -76,7 +76,7 @@ export class AnswerView {
   }
 
   watch() {
-    const list = el("div", { class: "tokens", role: "group", "aria-label": "Tokens, arrow keys move" });
+    const list = el("div", { class: "tokens", role: "group", "aria-label": "Tokens; arrow keys move between them" });
     watchTokens(list);
     this.content.append(list);
   }
@@ -85,14 +85,14 @@ export class AnswerView {
     const { message, content } = this;
     if (isLive) return void content.replaceChildren(codeBlock(message.content, "json"));
     const { text, isValid } = pretty(message.content);
-    const label = isValid ? "✓ valid JSON" : "✗ not complete JSON";
+    const label = isValid ? "✓ valid JSON" : "✗ incomplete JSON";
     content.replaceChildren(codeBlock(text, "json"), el("span", { class: isValid ? "badge" : "badge bad" }, label));
   }
 
   showCalls(isLive) {
     const calls = (this.message.calls ?? []).filter(Boolean);
     this.calls.hidden = !calls.length;
-    const isOpen = calls.every((call) => !this.results.has(call.id) && pretty(call.arguments).isValid); // not cut off
+    const isOpen = calls.every((call) => !this.results.has(call.id) && pretty(call.arguments).isValid); // all arguments are complete
     const canAnswer = !isLive && isOpen && this.onResults;
     this.calls.replaceChildren(...calls.map((call) => this.callView(call, canAnswer)));
     if (canAnswer) {

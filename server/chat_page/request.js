@@ -1,8 +1,8 @@
-// A conversation and the settings -> the body of a chat completion. What cannot be sent is a Fault that names its field.
+// Makes the body of a chat completion from a conversation and the settings. An invalid field is a Fault that names it.
 
 import { settings } from "./store.js";
 
-/** Numbers of a request. An empty field is left out, and the model's own default holds. */
+/** Numeric parameters. An empty field is not sent, so the model's default holds. */
 export const SAMPLING = [
   { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, fallback: 1 },
   { name: "top_p", label: "Top p", min: 0, max: 1, step: 0.05, fallback: 1 },
@@ -14,7 +14,7 @@ export const SAMPLING = [
   { name: "seed", label: "Seed", step: 1, fallback: "random" },
 ];
 
-/** Something in a field of the page that is no JSON, or not what it should be. */
+/** A field of the page has invalid content. */
 export class Fault extends Error {
   constructor(section, message) {
     super(message);
@@ -71,7 +71,7 @@ export function buildBody(messages, stats) {
   if (stop.length) body.stop = stop;
   if (settings.tools_on && stats?.has_tools !== false) {
     body.tools = readTools(settings.tools);
-    // Required again after a result, the model would never come to an answer in words.
+    // If a call were required after a result, too, the model could never answer in words.
     body.tool_choice = messages.at(-1)?.role === "tool" ? "auto" : settings.tool_choice;
   }
   if (settings.schema_on) {

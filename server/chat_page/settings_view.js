@@ -1,4 +1,4 @@
-// The panel's fields and the composer's chips, bound to the settings; and the dialog that asks for the API key.
+// Binds the panel's fields and the composer's chips to the settings. Also the dialog for the API key.
 
 import { byId, el } from "./dom.js";
 import { SCHEMA, TOOLS } from "./examples.js";
@@ -7,7 +7,7 @@ import { key, settings, theme, writeSettings } from "./store.js";
 
 const CHECKS = { tools: readTools, schema: readSchema };
 
-/** Make the fields, and keep settings and page in step. */
+/** Create the fields, and keep settings and page in sync. */
 export function bindSettings() {
   for (const { name, label, fallback, ...range } of SAMPLING) {
     const input = el("input", { type: "number", "data-setting": name, ...range, placeholder: fallback });
@@ -45,7 +45,7 @@ function toggle(chip) {
   if (settings[name] && section && !settings[section].trim()) showSection(section);
 }
 
-/** Say what is wrong with a field while it is in use. */
+/** Show the fault of a field while it is in use. */
 function check(section) {
   const fault = byId(`${section}-fault`);
   fault.textContent = "";
@@ -65,7 +65,7 @@ export function showSection(section) {
   document.querySelector(`[data-setting=${section}]`).focus();
 }
 
-/** Show what the model itself asks for where a field is empty. */
+/** Show the model's defaults in empty fields. */
 export function showDefaults(defaults) {
   for (const { name, fallback } of SAMPLING) {
     document.querySelector(`[data-setting=${name}]`).placeholder = defaults[name] ?? fallback;
@@ -74,7 +74,7 @@ export function showDefaults(defaults) {
 
 const THEMES = { auto: "light", light: "dark", dark: "auto" };
 
-/** Auto follows the system; the button goes round. */
+/** The button switches auto, light, dark in turn; auto follows the system. */
 export function bindTheme() {
   const button = byId("theme");
   const show = () => {
@@ -92,10 +92,10 @@ export function bindTheme() {
   show();
 }
 
-let asking = null; // the answer to the dialog that is open
+let asking = null; // the promise of the open dialog
 
 /**
- * Ask for the API key; tells the document "key" once one is entered.
+ * Ask for the API key; dispatches "key" on the document once one is entered.
  * @param {string} reason why
  * @returns {Promise<boolean>} whether one was entered
  */

@@ -1,12 +1,12 @@
-// What is kept in the browser: conversations, settings, the draft and the API key. Nothing here leaves it. Several tabs
-// may write one conversation: what is written is merged with what is stored.
+// Stores conversations, settings, the draft and the API key in the browser. Several tabs may write one conversation: a
+// write is merged with the stored version.
 
 import { merge, nameTurns } from "./merge.js";
 
 const PREFIX = "weft:";
 const CONVERSATION = `${PREFIX}conversation:`;
 
-/** As long as the page lives: where the browser blocks storage, as it may for all sites or inside of others. */
+/** Storage until the page is closed, for browsers that block storage, always or in frames of other sites. */
 class Memory {
   getItem(name) {
     return this[name] ?? null;
@@ -19,7 +19,7 @@ class Memory {
   }
 }
 
-/** The browser's storage of this name; asking for one that is blocked may throw or give null. */
+/** The browser's storage of this name. Access to blocked storage may throw or return null. */
 function open(name) {
   try {
     return window[name] ?? new Memory();
@@ -31,7 +31,7 @@ function open(name) {
 const local = open("localStorage");
 const session = open("sessionStorage");
 
-/** Whether anything outlives the page. */
+/** Whether stored values outlive the page. */
 export const isKept = !(local instanceof Memory);
 
 function read(name, fallback) {
@@ -61,20 +61,20 @@ function write(storage, name, value) {
  * @property {string} [call_id] of the call that a tool message answers
  * @property {[string, number, [string, number][], string][]} [tokens] name, log-probability, alternatives, shown text
  * @property {object} [stats] see `Answer`
- * @property {string} [finish] why it ended
+ * @property {string} [finish] why the answer ended
  * @property {string} [error]
- * @property {boolean} [is_json] held to a schema
+ * @property {boolean} [is_json] whether a schema was enforced
  * @property {string} [turn] name of the turn that a user's message begins
  * @property {number} [changed] when an answer was last stored, in milliseconds
  *
  * @typedef {{id: string, title: string, titled?: number, time: number, messages: Message[]}} Conversation
- * `titled` is when somebody gave it its title.
+ * `titled` is when a user last renamed it.
  */
 
-/** A name that no other tab gives. */
+/** A unique name, across tabs too. */
 export const newName = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 8);
 
-/** @returns {Conversation} not stored before it has a message */
+/** @returns {Conversation} stored only once it has a message */
 export function newConversation() {
   return { id: newName(), title: "", time: 0, messages: [] };
 }
@@ -92,8 +92,8 @@ export function readConversations() {
 }
 
 /**
- * Store a conversation, which takes in what other tabs have added to it. When the browser's room is used up,
- * probabilities go first.
+ * Store a conversation, and merge what other tabs have added into it. If the browser's storage is full, probabilities
+ * are left out.
  * @param {Conversation} conversation
  * @returns {boolean} false if there is no room
  */
@@ -108,7 +108,7 @@ export function writeConversation(conversation) {
 export const deleteConversation = (id) => local.removeItem(CONVERSATION + id);
 
 /**
- * Hear of what other tabs do.
+ * Call `onConversation` when another tab changes or deletes a conversation.
  * @param {(id: string, isDeleted: boolean) => void} onConversation
  */
 export function watchOtherTabs(onConversation) {
@@ -129,11 +129,11 @@ const DEFAULTS = {
   probabilities: false,
 };
 
-/** Settings are read once and written with every change; sampling is absent where the model's default holds. */
+/** Settings are read once and written at every change. A sampling parameter is absent if the model's default holds. */
 export const settings = { ...DEFAULTS, ...read(`${PREFIX}settings`, {}) };
 export const writeSettings = () => write(local, `${PREFIX}settings`, JSON.stringify(settings));
 
-/** A short text under a name; "" removes it. */
+/** A stored text; "" removes it. */
 const text = (storage, name) => ({
   read: () => storage.getItem(PREFIX + name) ?? "",
   write: (value) => void (value ? write(storage, PREFIX + name, value) : storage.removeItem(PREFIX + name)),
@@ -144,7 +144,7 @@ export const theme = text(local, "theme");
 
 const [kept, passing] = [text(local, "key"), text(session, "key")];
 
-/** The API key: for this tab, or kept until it is removed. */
+/** The API key, for this tab only or kept until it is removed. */
 export const key = {
   read: () => passing.read() || kept.read(),
   isKept: () => Boolean(kept.read()),

@@ -1,4 +1,4 @@
-// Before the first paint, so that a chosen theme does not flash: the one script that is no module.
+// Sets the theme before the first paint, so that no other theme flashes; therefore not a module.
 try {
   document.documentElement.dataset.theme = localStorage.getItem("weft:theme") ?? "auto";
-} catch { /* this browser keeps nothing: the theme is that of the system */ }
+} catch { /* storage is blocked: the theme follows the system */ }

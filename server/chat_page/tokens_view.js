@@ -1,5 +1,5 @@
-// Tokens shaded by their probability, with the alternatives on hover and focus. One of them is in the tab order; the
-// arrow keys move between them.
+// Shows tokens shaded by their probability, with alternatives on hover and focus. One token is in the tab order; the
+// arrow keys move between tokens.
 
 import { byId, el } from "./dom.js";
 
@@ -8,11 +8,11 @@ const percent = (logprob) => {
   return value >= 99.95 ? "100 %" : `${value.toFixed(value < 10 ? 2 : 1)} %`;
 };
 
-/** White space that can be seen, for a token on its own. */
+/** A token with visible white space. */
 const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "∅";
 
 /**
- * Show tokens in an element; those that it shows already stay.
+ * Show tokens in an element; the ones already shown stay.
  * @param {HTMLElement} element
  * @param {import("./store.js").Message["tokens"]} tokens
  */
@@ -25,7 +25,7 @@ export function showTokens(element, tokens) {
   }
 }
 
-/** Let an element show the alternatives of its tokens. */
+/** Show alternatives of an element's tokens on hover and focus. */
 export function watchTokens(element) {
   element.addEventListener("mouseover", (event) => show(event.target));
   element.addEventListener("focusin", (event) => show(event.target));

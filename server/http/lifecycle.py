@@ -1,7 +1,7 @@
-"""Whether this server process still takes work, and how many requests it serves at the moment.
+"""Whether a server process still takes requests, and how many it is serving.
 
-Owned by the app (`app.state.lifecycle`), which counts requests in and out; set to draining by the process that
-runs it. Draining is never taken back. Lives on one event loop; knows neither signals nor HTTP.
+Owned by the app (`app.state.lifecycle`), which counts requests in and out. The process sets `draining`, which is never
+reset. Lives on one event loop; knows neither signals nor HTTP.
 """
 
 import asyncio
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Lifecycle:
-    """Draining flag, and the requests between `enter` and `leave`, streams included until their last byte."""
+    """The draining flag, and the number of requests; a stream counts until its last byte."""
 
     def __init__(self) -> None:
         self.draining = False
         self.num_active = 0
         self.unanswered: set[asyncio.Task[Any]] = set()
-        """What works on requests of which no answer has begun; each task is put in and taken out by who awaits it."""
+        """Tasks of requests whose answer has not begun. Whoever awaits a task adds and removes it."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -32,12 +32,12 @@ class Lifecycle:
             self._idle.set()
 
     def cut(self) -> None:
-        """Cancel what is unanswered."""
+        """Cancel the requests whose answer has not begun."""
         for task in self.unanswered:
             task.cancel()
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no request is in flight; False when some still are after timeout_s seconds."""
+        """Wait until no request is being served; False if some still are after timeout_s seconds."""
         if self.num_active == 0:
             return True
         try:

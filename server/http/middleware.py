@@ -1,4 +1,4 @@
-"""What surrounds every request: its id and timing headers, the last resort for errors, the drain, the body limit.
+"""Middleware for every request: id and timing headers, last-resort errors, draining, body limit.
 
 Plain ASGI: streams pass through untouched. Order, from the outside: request headers, origin, last resort,
 authentication, drain, body.
@@ -8,6 +8,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Awaitable
 from urllib.parse import quote
 
 from fastapi import HTTPException
@@ -15,28 +16,41 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.server.errors import BodyTooLargeError, ShuttingDownError, as_api_error, error_response
-from weft.server.http.auth import METRICS_PATH, OPEN_PATHS
 from weft.server.http.lifecycle import Lifecycle
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
+OPEN_PATHS = frozenset({"/health", "/ready"})
+METRICS_PATH = "/metrics"
 
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
 _LOOKING = OPEN_PATHS | {METRICS_PATH, "/stats"}
 
 _log = logging.getLogger(__name__)
 
 
-class RequestHeadersMiddleware:
+class HttpMiddleware:
+    """Base class: `serve` gets HTTP requests, everything else goes straight to the app."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one request. Not a coroutine itself: every one would slow down each event of a stream."""
+        return (self.serve if scope["type"] == "http" else self._app)(scope, receive, send)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve or refuse one HTTP request."""
+        raise NotImplementedError
+
+
+class RequestHeadersMiddleware(HttpMiddleware):
     """Puts x-request-id, openai-processing-ms and openai-model on every response."""
 
     def __init__(self, app: ASGIApp, model_name: str) -> None:
-        self._app = app
+        super().__init__(app)
         self._model_name = quote(model_name, safe="/:@+ ").encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request, with the headers on its response."""
         start_time = time.perf_counter()
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
@@ -56,14 +70,11 @@ class RequestHeadersMiddleware:
         await self._app(scope, receive, send_with_headers)
 
 
-class LastResortMiddleware:
-    """Answers for whatever fails before its response has begun, and logs it under the request's id."""
+class LastResortMiddleware(HttpMiddleware):
+    """Answers for unexpected failures before the response has begun, and logs them under the request's id."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request, and answer if it fails."""
         is_started = False
 
         async def send_noted(message: Message) -> None:
@@ -74,53 +85,48 @@ class LastResortMiddleware:
         try:
             await self._app(scope, receive, send_noted)
         except Exception as exc:
-            if is_started or scope["type"] != "http":
+            if is_started:
                 raise
             _log.exception("request %s failed", scope["state"]["request_id"])
             await error_response(as_api_error(exc))(scope, receive, send)
 
 
-class DrainMiddleware:
+class DrainMiddleware(HttpMiddleware):
     """Counts requests in and out, and refuses new ones while draining.
 
-    Those that only look are neither counted nor refused: a page that is open asks for /stats twice a second.
+    Probes and the chat page's /stats, which comes twice a second, are neither counted nor refused.
     """
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
-        self._app = app
+        super().__init__(app)
         self._lifecycle = lifecycle
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve or refuse one request."""
-        if scope["type"] != "http" or scope["path"] in _LOOKING:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count, or refuse, the request."""
+        if scope["path"] in _LOOKING:
             await self._app(scope, receive, send)
-            return
-        if self._lifecycle.draining:
+        elif self._lifecycle.draining:
             await error_response(ShuttingDownError("the server is shutting down"))(scope, receive, send)
-            return
-        self._lifecycle.enter()
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._lifecycle.leave()
+        else:
+            self._lifecycle.enter()
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._lifecycle.leave()
 
 
-class BodyLimitMiddleware:
-    """Refuses a body that is too long before it is parsed: at once if its length is declared, else while it comes."""
+class BodyLimitMiddleware(HttpMiddleware):
+    """Refuses a body that is too long before it is parsed: at once if its length is declared, else while it arrives."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
-        self._app = app
+        super().__init__(app)
         self._max_body_bytes = max_body_bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve or refuse one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the request, or serve it with a bound on its body."""
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_body_bytes:
-            error = BodyTooLargeError(self._message(f"got {declared}"))
-            await error_response(error)(scope, receive, send)
+            await error_response(BodyTooLargeError(self._message(f"got {declared}")))(scope, receive, send)
             return
         num_bytes = 0
 
@@ -129,7 +135,7 @@ class BodyLimitMiddleware:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
-                # The one kind of exception that FastAPI lets through while it reads a body.
+                # The only exception that FastAPI does not replace while it reads a body.
                 raise HTTPException(413, self._message("got more"))
             return message
 

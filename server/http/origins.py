@@ -1,10 +1,10 @@
-"""Which web pages may use this server: the check of `Host` and `Origin`, and CORS.
+"""Decides which web pages may use this server: checks `Host` and `Origin`, and answers CORS preflights.
 
-A page whose name is rebound to a loopback address sends requests to it under the page's own name, and any page can send
-simple ones under this server's. So without a key, on a loopback address, `Host` must be a loopback name, `host` or one
-of `allowed_hosts`, and `Origin` one of these, too, or one of `cors_origins`. Elsewhere who may ask is decided by the
-key and the network, and `Host` is checked only if `allowed_hosts` says against what. Browsers send both headers; what
-lacks one is none. A preflight asks for no key: browsers send none with it.
+Two attacks reach a server on a loopback address. A page can rebind its own name to that address (DNS rebinding), and
+any page can send simple requests to this server's name. So on a loopback address without an API key, `Host` must be a
+loopback name, `host` or one of `allowed_hosts`, and `Origin` one of these or of `cors_origins`. Otherwise the key and
+the network decide who may ask, and `Host` is checked only if `allowed_hosts` is set. A request without these headers
+does not come from a browser. A preflight needs no key, since browsers send none with it.
 """
 
 import ipaddress
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.server.errors import OriginError, error_response
+from weft.server.http.middleware import HttpMiddleware
 from weft.server.settings import Settings
 
 ANY = "*"
@@ -24,19 +25,19 @@ METHODS = "GET, POST, PUT, PATCH, DELETE"
 PREFLIGHT_AGE_S = 600
 
 CONTAINERS_HOST = frozenset({"host.docker.internal", "host.containers.internal"})
-"""What containers on this machine call it. Nobody can own a name under `.internal`, so none can be rebound."""
+"""Names of this machine inside its containers. Nobody can own a name under `.internal`, so none can be rebound."""
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::\d*)?", re.IGNORECASE)
 
 
 def host_name(host: str) -> str:
-    """The name or address of a `Host` header, in lower case; empty when it is none."""
+    """The name or address in a `Host` header, in lower case; empty if it is malformed."""
     match = _HOST.fullmatch(host)
     return match[1].lower().strip("[]").removesuffix(".") if match else ""
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or an address means this machine, whatever a name server says."""
+    """Whether a name or an address means this machine, without asking a name server."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -47,7 +48,7 @@ def is_loopback(name: str) -> bool:
 
 
 def listens_on_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach `host`."""
+    """Whether only this machine can reach `host`."""
     name = host.lower()
     if not is_loopback(name):
         try:
@@ -57,21 +58,18 @@ def listens_on_loopback(host: str) -> bool:
     return is_loopback(name)
 
 
-class OriginMiddleware:
-    """Refuses pages that may not ask, and tells browsers which may read the answers."""
+class OriginMiddleware(HttpMiddleware):
+    """Refuses requests from other web pages, and tells browsers which pages may read the answers."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
+        super().__init__(app)
         self._is_guarded = not settings.api_key and listens_on_loopback(settings.host)
         self._checks_host = (self._is_guarded or bool(settings.allowed_hosts)) and ANY not in settings.allowed_hosts
         self._hosts = {host_name(name) or name for name in (settings.host.lower(), *settings.allowed_hosts)}
         self._cors_origins = frozenset(settings.cors_origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve or refuse one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the request, answer a preflight, or let the request through."""
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if self._cors_origins:
@@ -98,12 +96,13 @@ class OriginMiddleware:
     def _is_known(self, name: str) -> bool:
         return is_loopback(name) or (bool(name) and (name in self._hosts or name in CONTAINERS_HOST))
 
-    def _may_read(self, origin: str) -> bool:
-        return origin in self._cors_origins or ANY in self._cors_origins
+    def _may_read(self, origin: str | None) -> bool:
+        """Whether `cors_origins` has the origin; never without one."""
+        return origin is not None and not self._cors_origins.isdisjoint((origin, ANY))
 
     def _is_preflight(self, scope: Scope, headers: Headers) -> bool:
         is_asked = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
-        return is_asked and "origin" in headers and self._may_read(headers["origin"])
+        return is_asked and self._may_read(headers.get("origin"))
 
     def _preflight(self, headers: Headers) -> dict[str, str]:
         answer = {"access-control-allow-methods": METHODS, "access-control-max-age": str(PREFLIGHT_AGE_S)}
@@ -119,7 +118,7 @@ class OriginMiddleware:
                 headers = MutableHeaders(scope=message)
                 if ANY not in self._cors_origins:
                     headers.add_vary_header("Origin")
-                if origin is not None and self._may_read(origin):
+                if origin and self._may_read(origin):
                     headers["access-control-allow-origin"] = ANY if ANY in self._cors_origins else origin
                     headers["access-control-expose-headers"] = EXPOSED
             await send(message)
@@ -128,6 +127,6 @@ class OriginMiddleware:
 
 
 def _page_host(origin: str) -> str:
-    """The name in an origin; empty for `null` and for what is no page of the web."""
+    """The host name in an origin; empty for `null` and for other schemes than http and https."""
     scheme, _, host = origin.partition("://")
     return host_name(host) if scheme in ("http", "https") else ""

@@ -1,7 +1,7 @@
-"""Server-sent events as OpenAI frames them: `data: ` + one line of JSON, comments as keep-alive, `[DONE]`.
+"""Server-sent events as OpenAI frames them: `data: ` and one line of JSON, keep-alive comments, `[DONE]`.
 
-Before the first byte an error is a status; from then on it is an event with the same body, after which the stream
-ends in order. Whatever way a stream ends, also when its body was never begun, its answer is closed.
+Before the first byte an error is a status. After it an error is an event with the same body, and the stream then ends
+as usual. However a stream ends, even before its first byte, its answer is closed.
 """
 
 import logging
@@ -20,8 +20,8 @@ DONE = b"data: [DONE]\n\n"
 
 _PING = b": ping\n\n"
 _END_OF_PING = b":\n\n"
-"""Goes before the event after a comment, in one chunk with it. Some clients (`vllm bench serve`) strip each chunk, so
-the comment reaches their parser without its end, and would swallow the event."""
+"""Sent before the event after a comment, in one chunk with it. Some clients (`vllm bench serve`) strip each chunk: the
+comment reaches their parser without its end, and would swallow the event."""
 
 _LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 _MARK = "\0text\0"
@@ -32,19 +32,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event(message: msgspec.Struct) -> bytes:
-    """One event. Text stays as it is, but for characters that some clients take for the end of a line."""
+    """One event. Escapes only characters that some clients take for line breaks."""
     return _frame(_encode(message))
 
 
 class TextEvent:
-    """An event that comes with every token: encoded once, and from then on only its text."""
+    """The event for every token: encoded once, after that only its text is."""
 
     def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
-        """`make` builds the message around a text, after which only what this server chose itself may follow."""
+        """`make` builds the message from a text. Only strings that the server chose may follow the text."""
         self._head, _, self._tail = event(make(_MARK)).rpartition(_encode(_MARK))
 
     def fill(self, text: str) -> bytes:
-        """What `event` would return for the message with this text."""
+        """The result of `event` for the message with this text."""
         return self._head + _one_line(_encode(text)) + self._tail
 
 
@@ -67,7 +67,7 @@ def _error_event(exc: Exception) -> bytes:
 
 
 class EventStream(EventSourceResponse):
-    """The response; calls `close` once it is over, however it ends."""
+    """The response. Calls `close` at its end, however it ends."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class EventStream(EventSourceResponse):
         ping_s: float,
         close: Callable[[], None],
     ) -> None:
-        """Stream encoded events, then what `end` returns, with a keep-alive comment after ping_s of silence (0: none).
+        """Stream encoded events, then the result of `end`, with a keep-alive comment after ping_s of silence (0: none).
 
-        A stream that flows gets no comments: some clients' parsers stumble over them.
+        There are no comments without silence: some clients' parsers fail on them.
         """
         self._events = events
         self._end = end
@@ -91,7 +91,7 @@ class EventStream(EventSourceResponse):
         self._close = close
 
     async def _stream_response(self, send: Send) -> None:
-        """Send the events as they are; the base class's own loop spends a timer, a copy and a log call on each."""
+        """Send the events. The base class's loop would spend a timer, a copy and a log call on each."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with aclosing(self._events) as events:
@@ -101,7 +101,7 @@ class EventStream(EventSourceResponse):
             end = self._end() + DONE
         except Exception as exc:
             end = _error_event(exc) + DONE
-        async with self._send_lock:  # pings are sent by a task of their own, and none may follow the end
+        async with self._send_lock:  # the task of pings must not send one after the end
             self.active = False
             await send({"type": "http.response.body", "body": self._after_ping(end), "more_body": False})
 
@@ -112,7 +112,7 @@ class EventStream(EventSourceResponse):
         return data
 
     async def _ping(self, send: Send) -> None:
-        """Break silences; the base class sends whether the stream is silent or not."""
+        """Send comments into silences; the base class would send them always."""
         while self.active:
             silent_s = time.monotonic() - self._last_send_time
             if silent_s < self._ping_s:
@@ -124,9 +124,9 @@ class EventStream(EventSourceResponse):
                     await send({"type": "http.response.body", "body": _PING, "more_body": True})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it all."""
+        """Send everything, then close the answer."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # The generator's own `finally` does not run when the client left before its first event.
+            # The generator's own `finally` does not run if the client leaves before the first event.
             self._close()

@@ -1,8 +1,8 @@
-"""Threads for work that would hold the event loop up, which has streams to feed.
+"""Threads for work that would block the event loop, and with it every stream.
 
-Owns two pools. Long work has threads of its own, so that it delays only what is as long; it waits in a queue that is
-bounded, and whoever is cancelled while it waits takes it out of the queue, with all that it holds. What a thread has
-begun goes on to its end, which nobody waits for. What a long piece of work leaves behind is given back to the system.
+Owns two pools. Long work has threads of its own, so that it delays only other long work. It waits in a bounded queue;
+cancelling the waiter removes it, and all that it holds, from the queue. Work that has begun runs to its end even if
+its waiter is cancelled. Memory that long work has freed is returned to the system.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from weft.server.errors import QueueFullError
 from weft.server.text.memory import return_free_memory
 
 SHORT_SIZE = 4096
-"""Characters, or bytes: what is shorter is worked on where it is asked for."""
+"""Characters or bytes. Work on shorter input runs on the event loop."""
 LIGHT_SIZE = 64 << 10
-"""The same for light work."""
+"""The same bound for light work."""
 LONG_SIZE = 256 << 10
-"""From here on work is long."""
+"""Work on input of this size or more is long."""
 MAX_NUM_LONG = 64
-"""Most pieces of long work that somebody waits for."""
+"""Most pieces of long work at a time."""
 
 T = TypeVar("T")
 
@@ -36,10 +36,10 @@ class Workers:
         self._num_long = 0
 
     async def run(self, size: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function on input of that size, in a thread unless it is short.
+        """Call a function on input of `size` characters or bytes, in a thread unless the input is short.
 
         Raises:
-            QueueFullError: Too much long work waits already.
+            QueueFullError: Too much long work is waiting.
         """
         if size < SHORT_SIZE:
             return function(*args, **kwargs)
@@ -55,12 +55,12 @@ class Workers:
             self._num_long -= 1
 
     async def run_light(self, size: int, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """The same for work that takes little time for its size, such as parsing."""
+        """`run` for work that takes little time for its size, such as parsing."""
         return await self.run(size if size >= LIGHT_SIZE else 0, function, *args, **kwargs)
 
 
 async def _run(threads: ThreadPoolExecutor, call: Callable[[], T]) -> T:
-    calls = [call]  # the pool's queue keeps cancelled work, and so must not hold it
+    calls = [call]  # the pool's queue keeps cancelled work, so it must not hold the call itself
     del call
     try:
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: calls.pop()())

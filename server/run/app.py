@@ -1,6 +1,6 @@
-"""The application: routes, error handlers and middleware around one engine client. No globals; it starts nothing.
+"""Builds the FastAPI application: routes, error handlers and middleware. Uses no globals and starts nothing.
 
-`app.state.context` is what routes see, `app.state.lifecycle` what the process drains.
+Routes use `app.state.context`; the process drains `app.state.lifecycle`.
 """
 
 import pathlib
@@ -44,15 +44,15 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
     """Build the application.
 
     Args:
-        engine_client: Connected or not; requests get 503 while it is not.
+        engine_client: Need not be connected yet; until then requests get 503.
         settings: With at least one `served_model_name`; `model` is the checkpoint folder, where the model's own
-            sampling defaults lie, or None for none.
+            sampling defaults lie, or None if there are none.
     """
     model_names = settings.served_model_name
     if not model_names:
         raise ValueError("settings.served_model_name must hold at least one name, got none")
     defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
-    # "default" also keeps out FastAPI's own description of a 422, which this server never answers with.
+    # "default" also keeps FastAPI from describing a 422, which this server never sends.
     failure = {"description": "An error", "content": {"application/json": {"schema": ERROR_SCHEMA}}}
     app = FastAPI(title="Weft", version=VERSION, docs_url=None, redoc_url=None, responses={"default": failure})
     app.state.lifecycle = Lifecycle()
@@ -70,7 +70,7 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
     )
     for module in (chat_completions, completions, models, tokenize, health, metrics, stats, docs, chat_page):
         app.include_router(module.router)
-    # The last one added is the outermost.
+    # The last one is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(DrainMiddleware, lifecycle=app.state.lifecycle)
     app.add_middleware(
@@ -84,7 +84,7 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
 
 
 def _install_error_handlers(app: FastAPI) -> None:
-    """Every failure that has a meaning; the others end in the outermost middleware as an internal error."""
+    """Handle every expected failure; `LastResortMiddleware` makes the others an internal error."""
 
     async def on_error(request: Request, exc: Exception) -> Response:
         return error_response(as_api_error(exc))
@@ -95,7 +95,7 @@ def _install_error_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, exc: Any) -> Response:
         if exc.status_code == 413:
             return error_response(BodyTooLargeError(exc.detail))
-        if isinstance(exc.__cause__, ApiError):  # FastAPI says of every fault in a body that it could not be parsed
+        if isinstance(exc.__cause__, ApiError):  # FastAPI reports every fault in a body as a parse error
             return error_response(exc.__cause__)
         if exc.status_code in (404, 405):
             what = "no such route" if exc.status_code == 404 else "method not allowed"

@@ -1,8 +1,8 @@
-"""Where the weights lie: turns MODEL into a local folder, downloading from the hub when it is no folder.
+"""Turns MODEL into a local checkpoint folder, downloading it from the hub if needed.
 
-Fetches only what is read: configuration, tokenizer, chat template and safetensors, never code or pickles. What was
-downloaded once serves without a network. Refuses at once, and before weights are downloaded, what config.json shows to
-be no model that the engine has; the engine reads the rest.
+Downloads only configuration, tokenizer, chat template and safetensors; never code or pickles. A cached model needs no
+network. Refuses a model whose config.json names an architecture that the engine lacks, before its weights are
+downloaded. The engine checks everything else.
 """
 
 import pathlib
@@ -15,9 +15,9 @@ from weft.server.settings import StartError
 DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
 DEMO_NAME = "weft-demo"
 PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
-"""Files that are fetched from the hub, those in folders inside the repository left out."""
+"""Files to download from the hub; those in subfolders are left out."""
 CONFIG_PATTERNS = ["config.json", "generation_config.json"]
-"""Files that say what a model takes and nothing else: a few kB."""
+"""Files that tell how much memory a model takes: a few kB."""
 
 _WANTED = "a folder with config.json and safetensors, or a hub id such as Qwen/Qwen3-0.6B"
 
@@ -27,11 +27,11 @@ def resolve(model: str | None, setting: str = "model", *, is_plan: bool = False)
 
     Args:
         model: A local folder, a hub id, or None for the demo model of the package.
-        setting: What a fault is told of.
-        is_plan: Of a hub id fetch the configuration alone, which is not enough to serve it.
+        setting: The name of the setting, for errors.
+        is_plan: Download only the configuration, which is not enough to serve.
 
     Raises:
-        StartError: There is no such folder, or it is no checkpoint that the engine has, or the hub does not give it.
+        StartError: There is no such folder, the engine cannot run the checkpoint, or the download fails.
     """
     if model is None:
         return _check(DEMO_MODEL, setting)
@@ -50,17 +50,17 @@ def resolve(model: str | None, setting: str = "model", *, is_plan: bool = False)
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether this can be the id of a model on the hub."""
+    """Whether this has the form of a hub id."""
     return re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", model, re.ASCII) is not None
 
 
 def is_gguf(model: str) -> bool:
-    """Whether the name is that of a file in llama.cpp's format, or of a repository of such."""
+    """Whether the name is that of a GGUF file or of a repository of such files."""
     return model.lower().endswith((".gguf", "-gguf"))
 
 
 def served_name(model: str | None) -> str:
-    """What the model is called in the API when no name was set: hub id as it is, folder by its own name."""
+    """The default of `served_model_name`: the hub id, or the folder's own name."""
     if model is None:
         return DEMO_NAME
     folder = pathlib.Path(model).expanduser()
@@ -68,13 +68,13 @@ def served_name(model: str | None) -> str:
 
 
 def resolve_draft(speculative: str | None, *, is_plan: bool = False) -> str | None:
-    """The same for the setting `speculative`, which may also name no folder at all."""
+    """`resolve` for the setting `speculative`, which may also be "ngram" or None."""
     is_model = speculative not in (None, "ngram")
     return str(resolve(speculative, "speculative", is_plan=is_plan)) if is_model else speculative
 
 
 def _check(folder: pathlib.Path, setting: str) -> pathlib.Path:
-    """The folder again, if the engine has such models."""
+    """Return the folder if the engine can run its model."""
     if any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors")):
         raise _no_gguf(str(folder), setting)
     if not (folder / "config.json").is_file():
@@ -97,7 +97,7 @@ def _is_cached(model: str) -> bool:
 
 
 def _download(model: str, setting: str, patterns: list[str]) -> pathlib.Path:
-    from huggingface_hub import snapshot_download  # slow to import, and needed only here
+    from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:

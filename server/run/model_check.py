@@ -1,7 +1,7 @@
-"""Whether a checkpoint's tokenizer and chat template fit its model: read off the files, in milliseconds.
+"""Checks that a checkpoint's tokenizer and chat template fit its model, in milliseconds.
 
-`weft serve` says it before it starts anything, `weft plan` and `weft doctor` in the same words. What the tokenizer
-library makes of the files is its own business.
+Reads only the files. `weft serve` does this before it starts anything, `weft plan` and `weft doctor` report the same.
+Whether the tokenizer library can load the files is not checked here.
 """
 
 import pathlib
@@ -28,13 +28,13 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def check_tokenizer(folder: pathlib.Path) -> list[str]:
-    """What the operator should know of it, a sentence each; nothing of files that are missing or broken.
+    """What the operator should know, one sentence each. Missing and broken files are not reported here.
 
     Args:
-        folder: A checkpoint that `checkpoint.resolve` has found good.
+        folder: A checkpoint that `checkpoint.resolve` has accepted.
 
     Raises:
-        StartError: It is another model's tokenizer.
+        StartError: The tokenizer has more tokens than the model.
     """
     vocab_size = identify(folder).fields.optional_integer("vocab_size")
     try:
@@ -49,7 +49,7 @@ def check_tokenizer(folder: pathlib.Path) -> list[str]:
 
 
 def _compare(tokenizer: _TokenizerFile, vocab_size: int) -> list[str]:
-    """Some fine-tuned models lack tokens that were added and do without; none lacks a part of the vocabulary."""
+    """Some fine-tuned models lack added tokens and still work. A model that lacks a part of the vocabulary does not."""
     added = {token.id for token in tokenizer.added_tokens}
     vocab = tokenizer.model.vocab
     ids = set(vocab.values() if isinstance(vocab, dict) else range(len(vocab))) - added

@@ -1,11 +1,14 @@
-"""A server process: `python -m weft.server.run.process RUNTIME_DIR LISTEN_FD`, started by the supervisor.
+"""A server process, started by the supervisor: `python -m weft.server.run.process RUNTIME_DIR LISTEN_FD`.
 
-Owns the event loop, uvicorn on the inherited socket, the connection to the engine, and the drain: on SIGTERM new
-requests are refused (by the app, which reads `Lifecycle.draining`), and those whose body is still to come; running ones
-go on to their end; after drain_timeout_s their connection to the engine ends, which clients are told; then the process
-exits with 0. A second SIGTERM changes nothing: service managers send it to every process of a group, so it comes twice;
-the supervisor, which can tell, sends CUT_SIGNAL when it is forced, and requests are cut at once. Exit code 2 when the
-checkpoint's tokenizer cannot be read.
+Owns the event loop, uvicorn on the inherited socket, the connection to the engine, and the drain:
+
+- At SIGTERM it refuses new requests (the app reads `Lifecycle.draining`) and those whose body is incomplete. Running
+  requests go on. Those that still run after drain_timeout_s lose their engine, and their clients are told. Then the
+  process exits with 0.
+- A second SIGTERM changes nothing: service managers signal every process of a group, so it arrives twice.
+- At CUT_SIGNAL, which the supervisor sends when it is forced to end, requests are cut at once.
+
+Exit code 2: the checkpoint's tokenizer cannot be read.
 """
 
 import asyncio
@@ -21,6 +24,7 @@ from functools import partial
 
 import uvicorn
 import uvloop
+from typing_extensions import override
 
 from weft.engine.shared import logs
 from weft.engine.shared.garbage import collect_rarely
@@ -36,18 +40,19 @@ from weft.server.settings import Settings
 from weft.server.text.tokenizer import Tokenizer, TokenizerError
 
 KEEP_ALIVE_S = 65
-"""Longer than the idle time after which clients and load balancers usually close a connection: they close first."""
+"""Longer than the idle timeout of most clients and load balancers, so that they close a connection first."""
 CUT_S = 1
-"""Seconds for the last words of requests that were cut."""
+"""Seconds in which clients are told that their requests are cut."""
 
 logger = logging.getLogger("weft.server.run.process")
 
 
 def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     """Serve with the settings on standard input until SIGTERM; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the supervisor decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the whole group; the supervisor decides
     settings = Settings.model_validate_json(sys.stdin.buffer.read())
-    _forget_stdin()
+    with open(os.devnull, "rb") as nothing:  # close the file with the keys: /proc shows it while it is open
+        os.dup2(nothing.fileno(), 0)
     logs.configure(settings.log_format, "server")
     assert settings.model is not None, "the supervisor fills it in"
     try:
@@ -59,13 +64,6 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     listener = socket.socket(fileno=listen_fd)
     uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))
     return 0
-
-
-def _forget_stdin() -> None:
-    """Let go of what the settings came in: it holds the keys, and /proc would show it as long as it is open."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
 
 
 async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.Path, listener: socket.socket) -> None:
@@ -80,10 +78,10 @@ async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, which tells when it accepts, and which leaves signals alone.
+    """uvicorn that tells when it accepts connections, and leaves signals alone.
 
-    Its own handler would stop at the first signal, and sse-starlette ends every stream when it sees that handler
-    called; here only `should_exit` stops it, once the requests are through.
+    uvicorn's own handler would stop at the first signal, and sse-starlette ends every stream once that handler has run.
+    Here only `should_exit` stops it, after the last request.
     """
 
     def __init__(self, app: Callable[..., object], connections: Connections, on_started: Callable[[], None]) -> None:
@@ -91,7 +89,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(WeftProtocol, connections=connections),  # type: ignore[arg-type]  # called, nothing else
+                http=partial(WeftProtocol, connections=connections),  # type: ignore[arg-type]  # uvicorn only calls it
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -103,26 +101,26 @@ class HttpServer(uvicorn.Server):
         )
         self._on_started = on_started
 
+    @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to accept."""
         await super().startup(sockets)
         collect_rarely()
         self._on_started()
 
     def stop_receiving(self) -> None:
-        """Refuse requests whose body is not here yet."""
+        """Refuse requests whose body is incomplete."""
         for connection in list(self.server_state.connections):
             assert isinstance(connection, WeftProtocol)
             connection.stop_receiving()
 
     @contextlib.contextmanager
+    @override
     def capture_signals(self) -> Generator[None, None, None]:
-        """Capture none."""
         yield
 
 
 class Drain:
-    """The way to the end of a server process; owned by its event loop."""
+    """How a server process ends. Lives on its event loop."""
 
     def __init__(
         self, server: HttpServer, lifecycle: Lifecycle, engine_client: SocketEngineClient, timeout_s: float
@@ -131,15 +129,15 @@ class Drain:
         self._lifecycle = lifecycle
         self._engine_client = engine_client
         self._timeout_s = timeout_s
-        self._task: asyncio.Task[None] | None = None  # None: no signal yet
+        self._task: asyncio.Task[None] | None = None  # None: not draining
 
     def on_signal(self) -> None:
-        """Refuse what is new and wait for the rest; only the first signal counts."""
+        """Refuse new requests and wait for the others. Only the first signal counts."""
         if self._task is None:
             self._begin(self._timeout_s)
 
     def on_cut(self) -> None:
-        """Wait for the rest no longer."""
+        """Cut the requests that still run."""
         if self._task is not None:
             self._task.cancel()
         self._begin(0.0)

@@ -1,8 +1,8 @@
 """The runtime folder, in which the processes of one `weft serve` meet: sockets, status page, metrics. Never a secret.
 
-Owns where it is made, its lock and its end. The supervisor holds a lock on it as long as it lives, also where it is
-killed: so a folder with the mark that nobody has locked was left by a dead one, and the next supervisor removes it.
-Cleaners of temporary folders leave a locked one alone.
+Owns its place, its lock and its end. The supervisor locks the folder as long as it lives, and the kernel unlocks it
+even after a SIGKILL. So a marked folder without a lock was left by a dead supervisor, and the next one removes it.
+Cleaners of temporary folders leave a locked folder alone.
 """
 
 import contextlib
@@ -24,84 +24,74 @@ METRICS_NAME = "metrics"
 MARK_NAME = "supervisor"
 """An empty file, made once the folder is locked."""
 MIN_FREE_BYTES = 1 << 20
-"""What the processes put there takes some hundred kB."""
+"""The processes write some hundred kB there."""
 
 _PREFIX = "weft-"
-_MAX_SOCKET_PATH = 107  # sun_path, less the closing zero
+_MAX_SOCKET_PATH = 107  # sun_path without the closing zero
 
 
 @contextlib.contextmanager
 def runtime_folder() -> Iterator[pathlib.Path]:
-    """A fresh folder for this user alone, with an empty status page in it; removed at the end.
+    """A new folder that only this user can read, with an empty status page in it; removed at the end.
 
     Raises:
-        StartError: There is no place with room for it.
+        StartError: No place has room for it.
     """
     faults = []
     for parent in runtime_parents():
         sweep(parent)
-        try:
-            path, lock = _make(parent)
-        except OSError as error:
-            faults.append(f"{parent}: {limits.explain(error) or error.strerror or error}")
-        else:
-            break
-    else:
-        raise StartError(f"no room for a runtime folder ({'; '.join(faults)}); set XDG_RUNTIME_DIR to one that has")
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+        with contextlib.ExitStack() as stack:
+            try:
+                path = stack.enter_context(_folder_in(parent))
+            except OSError as error:
+                faults.append(f"{parent}: {limits.explain(error) or error.strerror or error}")
+            else:
+                yield path
+                return
+    raise StartError(f"no room for a runtime folder ({'; '.join(faults)}); set XDG_RUNTIME_DIR to a folder with room")
 
 
 def runtime_parents() -> list[str]:
-    """Where runtime folders may be made, the best first: paths in them are short enough for a socket."""
+    """Where runtime folders may be made, the best place first. Paths in them are short enough for a socket."""
     parent = os.environ.get("XDG_RUNTIME_DIR", "")
     too_long = len(f"{parent}/{_PREFIX}12345678/{SOCKET_NAME}".encode()) > _MAX_SOCKET_PATH
     return ["/tmp"] if too_long or not os.access(parent, os.W_OK | os.X_OK) else [parent, "/tmp"]
 
 
 def is_there(folder: pathlib.Path) -> bool:
-    """Whether nobody has removed a folder in use: a logout takes XDG_RUNTIME_DIR with it."""
+    """False if a folder in use was removed, for example XDG_RUNTIME_DIR at a logout."""
     return (folder / MARK_NAME).exists()
 
 
 def sweep(parent: str) -> None:
     """Remove this user's runtime folders whose supervisors are dead."""
     for folder in pathlib.Path(parent).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, no folder, or in use
-            lock = _lock(folder)
-            try:
-                if os.fstat(lock).st_uid == os.getuid() and is_there(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+        with contextlib.suppress(OSError), _locked(folder) as lock:  # fails if another user's, a file, or in use
+            if os.fstat(lock).st_uid == os.getuid() and is_there(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _make(parent: str) -> tuple[pathlib.Path, int]:
-    """The new folder and its lock."""
-    usage = os.statvfs(parent)
-    if usage.f_bavail * usage.f_frsize < MIN_FREE_BYTES:
+@contextlib.contextmanager
+def _folder_in(parent: str) -> Iterator[pathlib.Path]:
+    if shutil.disk_usage(parent).free < MIN_FREE_BYTES:
         raise OSError(errno.ENOSPC, f"less than {MIN_FREE_BYTES >> 20} MiB are left")
     path = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 700
-    with contextlib.ExitStack() as undo:
-        undo.callback(shutil.rmtree, path, ignore_errors=True)
-        lock = _lock(path)
-        undo.callback(os.close, lock)
-        (path / METRICS_NAME).mkdir(mode=0o700)
-        StatusPage(path / STATUS_NAME).close()
-        (path / MARK_NAME).touch(mode=0o600)
-        undo.pop_all()
-    return path, lock
+    try:
+        with _locked(path):
+            (path / METRICS_NAME).mkdir(mode=0o700)
+            StatusPage(path / STATUS_NAME).close()
+            (path / MARK_NAME).touch(mode=0o600)
+            yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def _lock(folder: pathlib.Path) -> int:
-    """Lock a folder; the number of the file that holds the lock. Raises OSError if another process has it."""
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[int]:
+    """Hold the lock on a folder, as its file descriptor. Raises OSError if another process holds it."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        yield file
+    finally:
         os.close(file)
-        raise
-    return file

@@ -1,8 +1,8 @@
-"""The terminal of `weft serve`: log lines, and below them one line that says what the engine does, redrawn in place.
+"""Draws the terminal of `weft serve`: log lines, and below them one status line, redrawn in place.
 
-A process of its own, and the only one that writes to the terminal: the supervisor and its children write their log into
-a pipe, which ends when the last of them does. So no line is garbled, nothing of the terminal has to be restored, and
-the supervisor need not poll. Counters come from the status page; the engine is never asked.
+Runs as a process of its own, the only one that writes to the terminal: the supervisor and its children log into a pipe,
+which ends when the last of them ends. So lines never mix, the terminal needs no restoring, and the supervisor need not
+poll. Counters come from the status page; the engine is never asked.
 
 `python -m weft.server.run.status_line STATUS_PAGE`, with the pipe as standard input.
 """
@@ -21,13 +21,13 @@ from collections.abc import Iterator
 
 from weft.engine.shared.status_page import Status, StatusPage
 from weft.server.run.child import python_command
-from weft.server.terminal.text import strip_controls
+from weft.server.text.controls import strip_controls
 
 DRAW_EVERY_S = 0.5
 RATE_OVER_S = 2.0
-"""Rates are over this time: long enough to be read."""
+"""Rates are averages over this time, so that they are steady enough to read."""
 _END_S = 5.0
-"""The last lines of a busy machine take a while; where nobody else holds the pipe, this is never waited for in full."""
+"""Longest wait for the last lines at the end; reached only if another process holds the pipe."""
 _BAR_WIDTH = 20
 
 _LOG_LINE = re.compile(r"(\d\d:\d\d:\d\d) (\w+) +([\w ]+): (.*)")
@@ -36,13 +36,13 @@ _CLEAR = "\r\x1b[K"
 
 
 def is_wanted(log_format: str) -> bool:
-    """Whether the log goes to a terminal that can redraw a line, for people to read."""
+    """Whether the log is text and goes to a terminal that can redraw a line."""
     return log_format == "text" and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 @contextlib.contextmanager
 def shown(page: pathlib.Path) -> Iterator[None]:
-    """Let what this process and its children write go through the status line, until all of them are done."""
+    """Send the output of this process and its children through the status line, until all of them have ended."""
     source, sink = os.pipe()
     terminal = os.dup(2)
     command = python_command("weft.server.run.status_line", str(page))
@@ -61,19 +61,19 @@ def shown(page: pathlib.Path) -> Iterator[None]:
         os.close(terminal)
         try:
             drawing.wait(_END_S)
-        except subprocess.TimeoutExpired:  # somebody else holds the pipe
+        except subprocess.TimeoutExpired:  # another process holds the pipe
             drawing.kill()
             drawing.wait()
 
 
 class Readings:
-    """The latest readings of the status page, and what they say together."""
+    """The latest readings of the status page, and the line made from them."""
 
     def __init__(self) -> None:
         self._readings: deque[tuple[float, Status]] = deque()
 
     def add(self, now: float, status: Status) -> None:
-        """Take another reading at the time now, in seconds; those of an engine that is gone are forgotten."""
+        """Add a reading at the time `now`, in seconds. A new engine drops the readings of the one before it."""
         if self._readings and self._readings[-1][1].epoch_id != status.epoch_id:
             self._readings.clear()
         self._readings.append((now, status))
@@ -81,7 +81,7 @@ class Readings:
             self._readings.popleft()
 
     def describe(self) -> list[str]:
-        """The line in parts, the most important first."""
+        """The parts of the line, the most important first."""
         (then, first), (now, last) = self._readings[0], self._readings[-1]
         if not last.is_ready and last.loaded_bytes < last.total_bytes:
             share = last.loaded_bytes / last.total_bytes
@@ -100,7 +100,7 @@ class Readings:
 
 
 def fit(parts: list[str], columns: int) -> str:
-    """As many parts as fit into a terminal of so many columns; the last column stays free."""
+    """Join as many parts as fit into `columns`; the last column stays free."""
     line = parts[0]
     for part in parts[1:]:
         if len(line) + len(part) + 3 >= columns:
@@ -110,10 +110,9 @@ def fit(parts: list[str], columns: int) -> str:
 
 
 def paint(line: str, *, has_colour: bool) -> str:
-    """A log line for people: what is ordinary shows time and message, the rest keeps its level and process."""
+    """Shorten and colour a log line: INFO keeps time and message, other levels keep everything."""
     line = strip_controls(line)
-    match = _LOG_LINE.fullmatch(line)
-    if match is None:
+    if not (match := _LOG_LINE.fullmatch(line)):
         return line
     moment, level, _, message = match.groups()
     head = moment if level == "INFO" else line.removesuffix(message).rstrip()
@@ -122,21 +121,21 @@ def paint(line: str, *, has_colour: bool) -> str:
 
 
 class _Terminal:
-    """Writes log lines and the status line below them."""
+    """Writes log lines, and the status line below them."""
 
     def __init__(self) -> None:
         self._has_colour = not os.environ.get("NO_COLOR")
         self._drawn = ""
         self._columns = 0
 
-    def log(self, lines: list[str]) -> None:
+    def log(self, lines: list[bytes]) -> None:
         """Put lines above the status line."""
-        painted = "".join(f"{paint(line, has_colour=self._has_colour)}\n" for line in lines)
-        self._write(f"{_CLEAR}{painted}{self._drawn}")
+        texts = [paint(line.decode("utf-8", "replace"), has_colour=self._has_colour) for line in lines]
+        self._write(_CLEAR + "\n".join([*texts, self._drawn]))
 
     def draw(self, parts: list[str]) -> None:
-        """Show these parts, unless they are what is shown."""
-        columns = os.get_terminal_size(1).columns or 80  # some say 0
+        """Show these parts, unless the line would be the same."""
+        columns = os.get_terminal_size(1).columns or 80  # some terminals say 0
         line = fit(parts, columns)
         if (line, columns) != (self._drawn, self._columns):
             self._drawn, self._columns = line, columns
@@ -148,9 +147,9 @@ class _Terminal:
 
 
 def main(page_path: pathlib.Path) -> int:
-    """Show what comes until nothing more can."""
+    """Show what arrives on standard input until it ends."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
-        signal.signal(signum, signal.SIG_IGN)  # the pipe's end says when it is over; a full one would stop the engine
+        signal.signal(signum, signal.SIG_IGN)  # only the end of the pipe ends it: a full pipe would stop the engine
     page, readings, terminal = StatusPage(page_path), Readings(), _Terminal()
     pending, due_time = b"", 0.0
     while True:
@@ -165,10 +164,10 @@ def main(page_path: pathlib.Path) -> int:
         *lines, pending = (pending + piece).split(b"\n")
         if not piece:
             terminal.draw([""])
-            terminal.log([pending.decode("utf-8", "replace")] if pending else [])
+            terminal.log([pending] if pending else [])
             return 0
         if lines:
-            terminal.log([line.decode("utf-8", "replace") for line in lines])
+            terminal.log(lines)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Shows an answer while it comes: Markdown on a terminal, with reasoning dimmed; the bare content elsewhere.
+"""Shows an answer while it arrives: Markdown and dimmed reasoning on a terminal, only the content elsewhere.
 
-On a terminal whole paragraphs are printed for good and only the unfinished one is drawn again and again, so an answer
-may be longer than the screen, and is there to scroll back to.
+On a terminal a complete paragraph is printed once, and only the unfinished one is redrawn. So an answer may be longer
+than the screen and can be scrolled back.
 """
 
 import sys
@@ -14,14 +14,14 @@ from rich.segment import Segment
 from rich.text import Text
 
 _DRAWN_PER_S = 15
-"""Times that the unfinished paragraph is drawn; words come without jerks."""
+"""Redraws of the unfinished paragraph; enough for words to appear smoothly."""
 
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
-"""The parser that rich brings along and uses, but HTML stays as text; rich would leave it out."""
+"""Like rich's own parser, except that HTML stays as text; rich would drop it."""
 
 
 class PlainDisplay:
-    """The content alone, as it is."""
+    """Writes the content unchanged, without reasoning."""
 
     def __init__(self) -> None:
         self._has_written = False
@@ -40,7 +40,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """Markdown on a terminal."""
+    """Renders Markdown on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -51,16 +51,17 @@ class LiveDisplay:
         self._live.start()
 
     def add(self, text: str, *, is_reasoning: bool = False) -> None:
-        """Show more text; paragraphs that are complete stay."""
+        """Show more text. Complete paragraphs are printed for good."""
         if is_reasoning != self._is_reasoning:
             self._print(self._tail)
             self._tail, self._is_reasoning = "", is_reasoning
-        length = finished_length(self._tail + text)
-        finished, self._tail = (self._tail + text)[:length], (self._tail + text)[length:]
+        self._tail += text
+        length = finished_length(self._tail)
+        finished, self._tail = self._tail[:length], self._tail[length:]
         self._print(finished)
 
     def close(self) -> None:
-        """Print what is left and give the cursor back."""
+        """Print the rest and restore the cursor."""
         tail, self._tail = self._tail, ""
         self._print(tail)
         self._live.stop()
@@ -84,7 +85,7 @@ class LiveDisplay:
 
 
 class _Lines:
-    """The last lines of something, without the blanks around it that rich adds: they would be copied, too."""
+    """The last lines of a renderable, without the blanks that rich adds around it and a user would copy."""
 
     def __init__(self, content: RenderableType, max_lines: int = sys.maxsize) -> None:
         self._content = content
@@ -105,9 +106,9 @@ def _strip_end(line: list[Segment]) -> list[Segment]:
 
 
 def finished_length(text: str) -> int:
-    """Length of the beginning of text that more text cannot change.
+    """Number of characters whose rendering more text cannot change.
 
-    It ends at the last blank line, outside of fenced code, that a line without indentation follows.
+    They end at the last blank line outside fenced code that is followed by a line without indentation.
     """
     length = position = blank = 0
     fence = ""

@@ -1,7 +1,7 @@
-"""`weft chat`: a conversation with a server in the terminal; with standard input from elsewhere, one answer.
+"""`weft chat`: a conversation with a server in the terminal, or one answer if standard input is no terminal.
 
-Owns the loop of question and answer, what Ctrl-C and Ctrl-D mean, and the exit codes: 0, 1 when a single answer fails,
-130 when it is interrupted.
+Owns the loop of question and answer, the meaning of Ctrl-C and Ctrl-D, and the exit codes: 0; 1 if a single answer
+fails; 130 if it is interrupted.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ _ERROR = "bold red"
 
 
 def chat(url: str, api_key: str | None, model: str | None, system: str | None, options: dict[str, object]) -> int:
-    """Talk until the user leaves, or answer what standard input holds; returns the exit code.
+    """Talk until the user leaves, or answer the text on standard input. Returns the exit code.
 
-    Without a model the first answers that the server lists; options are further fields of each request.
+    Without `model` the first one that the server lists answers. `options` are further fields of each request.
     """
     console = Console(highlight=False)
     try:
@@ -41,7 +41,7 @@ def chat(url: str, api_key: str | None, model: str | None, system: str | None, o
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # such as `weft chat | head -1`
+    except BrokenPipeError:  # for example `weft chat | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return 0
@@ -55,13 +55,11 @@ def _first_model(client: ChatClient) -> str:
 
 
 def _answer_input(conversation: Conversation, console: Console) -> None:
-    """Answer all of standard input, once."""
+    """Answer standard input as one message."""
     message = sys.stdin.buffer.read().decode("utf-8", "replace").strip()
     if not message:
         raise ChatError("standard input holds no message")
-    conversation.messages.append({"role": "user", "content": message})
-    answer = _Answer()
-    answer.receive(conversation, _display(console))
+    answer = _ask(conversation, message, console)
     if answer.fault is not None:
         raise answer.fault
     if answer.is_interrupted:
@@ -69,7 +67,7 @@ def _answer_input(conversation: Conversation, console: Console) -> None:
 
 
 def _converse(conversation: Conversation, console: Console) -> None:
-    """Question and answer in turns until Ctrl-D."""
+    """Read messages and show answers until Ctrl-D."""
     keyboard = LineInput(history_path())
     note = f"{conversation.model} at {conversation.client.url}; /help lists commands, Ctrl-D leaves"
     console.print(Text(note, style="dim"))
@@ -90,10 +88,8 @@ def _converse(conversation: Conversation, console: Console) -> None:
 
 
 def _take_turn(conversation: Conversation, message: str, console: Console) -> None:
-    """Send a message and show the answer. What came of it is kept; a message that got nothing is taken back."""
-    conversation.messages.append({"role": "user", "content": message})
-    answer = _Answer()
-    answer.receive(conversation, _display(console))
+    """Send a message and show the answer. A message without any answer is dropped from the conversation."""
+    answer = _ask(conversation, message, console)
     if answer.content:
         conversation.messages.append({"role": "assistant", "content": answer.content})
     else:
@@ -104,16 +100,21 @@ def _take_turn(conversation: Conversation, message: str, console: Console) -> No
         console.print(Text(answer.summary(), style="dim"))
 
 
-def _display(console: Console) -> LiveDisplay | PlainDisplay:
-    return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay()
+def _ask(conversation: Conversation, message: str, console: Console) -> "_ReceivedAnswer":
+    """Append a message to the conversation, and receive and show the answer."""
+    conversation.messages.append({"role": "user", "content": message})
+    can_redraw = console.is_terminal and not console.is_dumb_terminal
+    answer = _ReceivedAnswer()
+    answer.receive(conversation, LiveDisplay(console) if can_redraw else PlainDisplay())
+    return answer
 
 
 @dataclass(slots=True)
-class _Answer:
-    """What came, and when.
+class _ReceivedAnswer:
+    """The text that arrived, and when.
 
     Attributes:
-        num_tokens: What the server counted; None: it has not said, and num_deltas is about as many.
+        num_tokens: As the server counted them; None: it did not tell, and num_deltas is an estimate.
         first_s, last_s: Seconds from the request to the first and the last delta.
     """
 
@@ -127,7 +128,7 @@ class _Answer:
     last_s: float = 0.0
 
     def receive(self, conversation: Conversation, display: LiveDisplay | PlainDisplay) -> None:
-        """Ask, and show until the end, Ctrl-C or a fault."""
+        """Send the request, and show the answer until its end, Ctrl-C or a fault."""
         start_time = time.monotonic()
         try:
             with contextlib.closing(conversation.client.stream(conversation.body())) as deltas:
@@ -137,10 +138,9 @@ class _Answer:
                         self.first_s = self.first_s or self.last_s
                         self.num_deltas += 1
                         self.content += delta.content
-                        if delta.reasoning:
-                            display.add(delta.reasoning, is_reasoning=True)
-                        if delta.content:
-                            display.add(delta.content)
+                        for text, is_reasoning in ((delta.reasoning, True), (delta.content, False)):
+                            if text:
+                                display.add(text, is_reasoning=is_reasoning)
                     self.num_tokens = delta.num_tokens if delta.num_tokens is not None else self.num_tokens
                     self.finish_reason = delta.finish_reason or self.finish_reason
         except ChatError as error:
@@ -151,7 +151,7 @@ class _Answer:
             display.close()
 
     def summary(self) -> str:
-        """Tokens, their rate and the time to the first one; and why the answer ended, if not by itself."""
+        """Tokens, tokens per second, time to the first one, and why the answer ended early."""
         number = self.num_deltas if self.num_tokens is None else self.num_tokens
         parts = [f"{'about ' if self.num_tokens is None else ''}{number} token{'' if number == 1 else 's'}"]
         if number > 1 and self.last_s > self.first_s:

@@ -1,6 +1,6 @@
-"""What `weft chat` asks of a server: its models, and one streamed answer. Works with any OpenAI-compatible URL.
+"""The HTTP client of `weft chat`: lists models and streams an answer from any OpenAI-compatible URL.
 
-All text that comes out of here, answers, names and error messages, is free of control characters.
+Answers, names and error messages that it returns are free of control characters.
 """
 
 import contextlib
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
-from weft.server.terminal.text import strip_controls
+from weft.server.text.controls import strip_controls
 
 _CONNECT_S = 10.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _MAX_FAULT = 500
-"""Characters of a body that says why, where it is no error object."""
+"""Characters shown of a response body that is no error object."""
 
 
 class ChatError(Exception):
-    """The server cannot be asked, or refused; the message is for the user."""
+    """The server cannot be reached, or refused; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """What one event of a stream adds; num_tokens counts the whole answer and comes at its end, or never."""
+class ChatDelta:
+    """What one event of a stream adds. num_tokens counts the whole answer; only the last event has it, if any."""
 
     reasoning: str = ""
     content: str = ""
@@ -39,29 +39,29 @@ class _Part(msgspec.Struct):
     reasoning: str | None = None
 
 
-class _Choice(msgspec.Struct):
+class _PartOfChoice(msgspec.Struct):
     delta: _Part | None = None
-    message: _Part | None = None  # of a server that does not stream
+    message: _Part | None = None  # from a server that does not stream
     finish_reason: str | None = None
 
 
-class _Message(msgspec.Struct):
-    """An event, a whole answer, a refusal or the list of models: what there is of each."""
+class _Body(msgspec.Struct):
+    """An event, a whole answer, an error object or the list of models; absent fields are None."""
 
-    choices: list[_Choice] | None = None
+    choices: list[_PartOfChoice] | None = None
     usage: dict[str, object] | None = None
     error: dict[str, object] | str | None = None
     data: list[dict[str, object]] | None = None
 
 
 def api_root(url: str) -> str:
-    """The URL that routes are appended to: with a scheme, and with /v1 unless some version is named already."""
+    """The URL before the routes: with a scheme, and with /v1 unless it names a version."""
     url = (url if "://" in url else f"http://{url}").rstrip("/")
     return url if re.search(r"/v\d\w*(/|$)", url) else f"{url}/v1"
 
 
 class ChatClient:
-    """One server; raises ChatError where its URL is none. `url` is its root, as requests use it."""
+    """A client of one server; `url` is its root. Raises ChatError if the URL is malformed."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = api_root(url)
@@ -71,32 +71,32 @@ class ChatClient:
             raise ChatError(f"{self.url}: {error}") from None
         self._http = httpx.Client(
             headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # a long prompt takes a CPU minutes
-            trust_env=host not in _LOOPBACK,  # a proxy is no way to this machine
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # on a CPU a long prompt takes minutes
+            trust_env=host not in _LOOPBACK,  # no proxy leads to this machine
         )
 
     def models(self) -> list[str]:
-        """Names of the models that it serves.
+        """Names of the models that the server lists.
 
         Raises:
-            ChatError: It does not say.
+            ChatError: It lists none or cannot be reached.
         """
         with self._faults():
             response = self._http.get(f"{self.url}/models", timeout=_CONNECT_S)
             if not response.is_success:
                 raise ChatError(_refusal(response))
-            models = msgspec.json.decode(response.content, type=_Message).data or []
+            models = msgspec.json.decode(response.content, type=_Body).data or []
             return [strip_controls(str(model.get("id"))) for model in models]
 
-    def stream(self, body: Mapping[str, object], *, has_usage: bool = True) -> Generator[Delta, None, None]:
-        """Ask for one answer and yield it as it comes; closing the iterator ends it.
+    def stream(self, body: Mapping[str, object], *, has_usage: bool = True) -> Generator[ChatDelta, None, None]:
+        """Request one answer and yield it as it arrives. Closing the iterator ends the request.
 
         Args:
-            body: Of POST /chat/completions, but for what makes it a stream.
-            has_usage: Ask for the number of tokens; a server that does not know how is asked again without.
+            body: Of POST /chat/completions, without the fields for streaming.
+            has_usage: Ask for the number of tokens. A server that refuses `stream_options` is asked again without.
 
         Raises:
-            ChatError: It refuses, or breaks off.
+            ChatError: The server refuses, or the stream breaks off.
         """
         request = {**body, "stream": True} | ({"stream_options": {"include_usage": True}} if has_usage else {})
         is_finished = False
@@ -130,7 +130,7 @@ class ChatClient:
 
 
 def _events(response: httpx.Response) -> Iterator[bytes]:
-    """Data of each event. Lines end in LF or CRLF; httpx would also end them at a U+2028 inside of JSON."""
+    """The data of each event. Lines end in LF or CRLF; httpx would also split at a U+2028 inside JSON."""
     if "event-stream" not in response.headers.get("content-type", ""):
         yield response.read()
         return
@@ -145,14 +145,14 @@ def _events(response: httpx.Response) -> Iterator[bytes]:
                 data = []
 
 
-def _read(event: bytes) -> Delta:
-    chunk = msgspec.json.decode(event, type=_Message)
+def _read(event: bytes) -> ChatDelta:
+    chunk = msgspec.json.decode(event, type=_Body)
     if chunk.error:
         raise ChatError(_sentence(chunk.error))
-    choice = chunk.choices[0] if chunk.choices else _Choice()
+    choice = chunk.choices[0] if chunk.choices else _PartOfChoice()
     part = choice.delta or choice.message or _Part()
     num_tokens = (chunk.usage or {}).get("completion_tokens")
-    return Delta(
+    return ChatDelta(
         reasoning=strip_controls(part.reasoning_content or part.reasoning or ""),
         content=strip_controls(part.content or ""),
         finish_reason=choice.finish_reason,
@@ -161,9 +161,9 @@ def _read(event: bytes) -> Delta:
 
 
 def _refusal(response: httpx.Response) -> str:
-    """Status and reason of a response that is no success."""
+    """Status and reason of a response that is an error."""
     try:
-        error = msgspec.json.decode(response.content, type=_Message).error
+        error = msgspec.json.decode(response.content, type=_Body).error
     except msgspec.DecodeError:
         error = None
     reason = _sentence(error) if error else strip_controls(response.text)[:_MAX_FAULT].strip()

@@ -1,4 +1,4 @@
-"""Checks of the machine and of what is to be served. Each takes what is there and returns a finding."""
+"""Checks of the machine and the model for `weft doctor`. Each takes facts and returns a finding."""
 
 from weft.server.http.connections import SHARE_OF_FILES
 from weft.server.terminal.finding import Finding, gigabytes
@@ -7,31 +7,31 @@ MIN_FREE_BYTES = 10**9
 MIN_SHARED_BYTES = 64 << 20
 MIN_RUNTIME_BYTES = 10 << 20
 _NUM_RUNNING = 64
-_HUB_ADVICE = {401: "set HF_TOKEN", 403: "accept its terms on the hub and set HF_TOKEN", 404: "see how it is spelled"}
+_HUB_ADVICE = {401: "set HF_TOKEN", 403: "accept its terms on the hub and set HF_TOKEN", 404: "check the spelling"}
 
 
 def check_memory(free_bytes: int, weights_bytes: int) -> Finding:
-    """Free memory of the host against the weights, 0 where they are not known; `weft plan` knows more."""
+    """Free memory of the host against the size of the weights (0: unknown); `weft plan` knows more."""
     detail = f"{gigabytes(free_bytes)} free"
     if weights_bytes >= free_bytes:
         detail += f", and the files of the weights take {gigabytes(weights_bytes)}"
-        advice = "serve a smaller model, or end what else runs; weft plan says what a model takes"
+        advice = "serve a smaller model, or stop other programs; weft plan says what a model needs"
         return Finding("memory", "note", detail, advice)
     if free_bytes < MIN_FREE_BYTES:
-        return Finding("memory", "note", detail, "end what else runs, or give the container more")
+        return Finding("memory", "note", detail, "stop other programs, or give the container more")
     return Finding("memory", "ok", detail)
 
 
 def check_port(host: str, port: int, fault: str | None, owner: str | None) -> Finding:
-    """Whether the address can be listened on: why not, and which process has it, each None where there is nothing."""
+    """Whether the address can be listened on. fault: why not (None: it can); owner: who has it (None: unknown)."""
     if fault is None:
         return Finding("port", "ok", f"{host} port {port} is free")
     has_it = f", {owner} has it" if owner else ""
-    return Finding("port", "missing", f"{fault}{has_it}", "end that process, or choose another with --port")
+    return Finding("port", "missing", f"{fault}{has_it}", "stop that process, or choose another port with --port")
 
 
 def check_folder(folder: str, names: list[str]) -> Finding:
-    """A local model: the names of its files."""
+    """A local model, judged by the names of its files."""
     lacking = [name for name in ("config.json", "tokenizer.json") if name not in names]
     lacking += [] if any(name.endswith(".safetensors") for name in names) else ["weights (*.safetensors)"]
     if not lacking:
@@ -41,12 +41,12 @@ def check_folder(folder: str, names: list[str]) -> Finding:
 
 
 def check_hub(model: str, answer: int | str, is_cached: bool) -> Finding:
-    """A hub id: with which status the hub answered when asked for its config.json, or in words why it did not."""
+    """A hub id. answer: the status of a request for its config.json, or why there was none."""
     if answer == 200:
         return Finding("model", "ok", f"{model} is on the hub{' and in the cache' if is_cached else ''}")
     if is_cached:
         detail = f"{model} is in the cache; the hub says {answer}"
-        return Finding("model", "note", detail, "weft plan says if it is read")
+        return Finding("model", "note", detail, "weft plan says whether Weft can run it")
     if isinstance(answer, str):
         advice = "check network, proxy and HF_ENDPOINT, or name a local folder"
         return Finding("model", "missing", f"{model}: the hub cannot be reached ({answer})", advice)
@@ -54,7 +54,7 @@ def check_hub(model: str, answer: int | str, is_cached: bool) -> Finding:
 
 
 def check_shared_memory(free_bytes: int | None) -> Finding:
-    """/dev/shm, of which free_bytes are left; None: it cannot be written to. Libraries of several GPUs use it."""
+    """/dev/shm, which multi-GPU libraries use. free_bytes None: it cannot be written to."""
     if free_bytes is None:
         return Finding("/dev/shm", "note", "cannot be written to", "mount a tmpfs there (docker run --shm-size 1g)")
     if free_bytes < MIN_SHARED_BYTES:
@@ -63,7 +63,7 @@ def check_shared_memory(free_bytes: int | None) -> Finding:
 
 
 def check_open_files(limit: int, max_num_waiting: int) -> Finding:
-    """The hard limit of open files, to which a server raises its own, against the streams that wait and that run."""
+    """The hard limit on open files, to which a server raises its own, against the number of streams."""
     num_connections = int(limit * SHARE_OF_FILES)
     wanted = max_num_waiting + _NUM_RUNNING
     if num_connections < wanted:
@@ -74,7 +74,7 @@ def check_open_files(limit: int, max_num_waiting: int) -> Finding:
 
 
 def check_runtime_folder(folder: str, free_bytes: int | None) -> Finding:
-    """The folder of sockets and status page; None: it cannot be written to."""
+    """The folder of sockets and status page. free_bytes None: it cannot be written to."""
     if free_bytes is None or free_bytes < MIN_RUNTIME_BYTES:
         fault = "cannot be written to" if free_bytes is None else f"has {free_bytes >> 10} KiB left"
         return Finding("runtime folder", "missing", f"{folder} {fault}", "set XDG_RUNTIME_DIR to a folder of yours")

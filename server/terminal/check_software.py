@@ -1,7 +1,9 @@
-"""Checks of what is installed. Each takes what is there and returns a finding; none looks for itself."""
+"""Checks of the installation for `weft doctor`. Each takes facts and returns findings."""
 
-import re
 from collections.abc import Mapping
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from weft.engine.shared.messages import MachineFacts
 from weft.server.terminal.finding import Finding, Severity, gigabytes
@@ -11,21 +13,18 @@ _SHOWN_PACKAGES = ("torch", "transformers", "tokenizers")
 
 
 def check_python(version: str, wanted: str) -> Finding:
-    """The interpreter against the range of the package, such as ">=3.11"."""
-    if is_within(version, wanted):
+    """The interpreter against the package's range, such as ">=3.11"."""
+    if SpecifierSet(wanted).contains(version, prereleases=True):
         return Finding("Python", "ok", f"{version} ({wanted})")
     return Finding("Python", "missing", f"{version} ({wanted})", f"make a virtual environment with Python {wanted}")
 
 
-def check_packages(requirements: list[str], installed: Mapping[str, str | None]) -> list[Finding]:
-    """Versions by name, None where there is none, against requirements such as "torch>=2.11"; extras are left out."""
+def check_packages(requirements: list[Requirement], installed: Mapping[str, str | None]) -> list[Finding]:
+    """Installed versions by package name (None: not installed) against the requirements."""
     findings, num_others = [], 0
     for requirement in requirements:
-        if "extra ==" in requirement:
-            continue
-        name, wanted = split_requirement(requirement)
-        version = installed[name]
-        if version is None or not is_within(version, wanted):
+        name, wanted, version = requirement.name, requirement.specifier, installed[requirement.name]
+        if version is None or not wanted.contains(version, prereleases=True):
             detail = f"{version or 'not installed'} ({wanted})"
             findings.append(Finding(name, "missing", detail, f"pip install '{requirement}'"))
         elif name in _SHOWN_PACKAGES:
@@ -35,54 +34,32 @@ def check_packages(requirements: list[str], installed: Mapping[str, str | None])
     return [*findings, Finding("other packages", "ok", f"{num_others} of the right version")]
 
 
-def split_requirement(requirement: str) -> tuple[str, str]:
-    """Name and range of a requirement without a marker, its extras left out."""
-    match = re.match(r"([\w.-]+)(?:\[[^]]*\])?\s*([^;]*)", requirement)
-    assert match is not None, requirement
-    return match[1], match[2].strip()
-
-
-def is_within(version: str, wanted: str) -> bool:
-    """Whether a version is in a range of >= and <, such as ">=1.9,<2"."""
-    bounds = re.findall(r"(>=|<)\s*([\d.]+)", wanted)
-    have = _numbers(version)
-    return all(have >= _numbers(bound) if sign == ">=" else have < _numbers(bound) for sign, bound in bounds)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu -> (2, 13)."""
-    numbers = [int(number) for number in re.findall(r"\d+", re.split(r"[^\d.]", version)[0])]
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers)
-
-
 def check_kernels(facts: MachineFacts) -> Finding:
-    """Weft's own CPU kernels."""
+    """Weft's own kernels for the CPU."""
     if facts.native:
         others = ", ".join(name for name in facts.compiled if name != facts.native)
-        return Finding("native kernels", "ok", f"{facts.native} is used (compiled, too: {others or 'none'})")
-    slower = "models on the CPU take torch's operations, which are slower"
+        return Finding("native kernels", "ok", f"{facts.native} is used (also compiled: {others or 'none'})")
+    slower = "models on the CPU use torch's operations, which are slower"
     if facts.compiled:
-        advice = "where the CPU has AVX2 or more, install Weft again: their source may have changed since"
+        advice = "if the CPU has AVX2, install Weft again: the compiled kernels may be out of date"
         return Finding("native kernels", "note", f"none of {', '.join(facts.compiled)} runs here: {slower}", advice)
     advice = f"{_COMPILER_ADVICE}, then install Weft again"
     return Finding("native kernels", "note", f"not compiled: {slower}", advice)
 
 
 def check_compiler(compiler: str | None, has_headers: bool, facts: MachineFacts) -> Finding:
-    """The C compiler, of which Weft makes use at installation, and Triton while it runs."""
+    """The C compiler (None: none). Weft needs it at installation, Triton at run time."""
     lacking = [] if compiler else ["no C compiler"]
     lacking += [] if has_headers else ["no headers of Python"]
     if not lacking:
         return Finding("compiler", "ok", f"{compiler}, with Python's headers")
     if facts.native and not facts.cuda_devices:
-        return Finding("compiler", "ok", f"{' and '.join(lacking)}, and no need: the native kernels are compiled")
+        return Finding("compiler", "ok", f"{' and '.join(lacking)}, not needed: the native kernels are compiled")
     return Finding("compiler", "note", " and ".join(lacking), _COMPILER_ADVICE)
 
 
 def check_cuda(facts: MachineFacts, driver: str | None, device: str) -> list[Finding]:
-    """Version of NVIDIA's driver (None for none), torch's build and its devices against the setting `device`."""
+    """NVIDIA's driver (None: none), torch's build and its devices against the setting `device`."""
     for_cuda = f"torch for CUDA {facts.cuda_version}"
     if facts.cuda_devices:
         return [
@@ -106,7 +83,7 @@ def check_cuda(facts: MachineFacts, driver: str | None, device: str) -> list[Fin
 
 
 def check_triton(version: str | None) -> Finding:
-    """Triton, which torch for CUDA comes with."""
+    """Triton, which comes with torch for CUDA."""
     if version is None:
         return Finding("Triton", "note", "not installed", "pip install triton")
     return Finding("Triton", "ok", f"{version}; compiles its kernels when they are first used")

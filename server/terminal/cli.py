@@ -1,8 +1,8 @@
 """The `weft` command: `serve`, `chat`, `plan`, `doctor`, `config`.
 
-Owns the words on the command line; `__main__` runs it. The flags are made from `Settings`, so that each exists once:
-their values are passed on as text, and checked together with environment and file. A fault is one line on stderr and
-exit code 2. Imports little, so that `weft --help` is quick.
+Owns the command line's syntax; `__main__` runs it. Flags are generated from `Settings`. Their values stay text and are
+checked together with environment and file. A fault is one line on stderr and exit code 2. Imports little, so that
+`weft --help` is quick.
 """
 
 import importlib.metadata
@@ -24,16 +24,16 @@ from weft.server.terminal.settings_table import describe, describe_values
 
 
 class _Group(TyperGroup):
-    """The command group, with faults in one line instead of a box."""
+    """The command group. Prints a fault as one line instead of a box."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run, and end the process with the command's exit code."""
+        """Run, and exit with the command's exit code."""
         try:
             sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}))
         except typer.Abort:
             sys.exit(1)
         except Exception as error:
-            # Usage errors are typer's copy of click's or click's own, by version; both can format themselves.
+            # Depending on the version, usage errors are click's or typer's copy of them; both have format_message.
             message = str(error) if isinstance(error, StartError) else getattr(error, "format_message", lambda: None)()
             message = message or limits.explain(error)
             if message is None:
@@ -46,7 +46,7 @@ app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=Fal
 
 
 def _with_flags(command: Callable[[Resolved], None]) -> Callable[..., None]:
-    """Give a command the MODEL argument, --config, and a flag for every setting in FLAGS."""
+    """Add the MODEL argument, --config, and a flag for every setting in FLAGS to a command."""
 
     def run(config: pathlib.Path | None, **given: object) -> None:
         flags = {name: value for name, value in given.items() if value not in (None, [])}
@@ -54,7 +54,7 @@ def _with_flags(command: Callable[[Resolved], None]) -> Callable[..., None]:
         command(resolve(flags, os.environ, config))
 
     model = typer.Argument(show_default=False, help=Settings.model_fields["model"].description)
-    file = typer.Option("--config", metavar="FILE", help="YAML file with settings; every setting can stand there.")
+    file = typer.Option("--config", metavar="FILE", help="YAML file with settings; it may hold every setting.")
     parameters = {"model": Annotated[str | None, model], "config": Annotated[pathlib.Path | None, file]}
     parameters |= {name: _flag(name) for name in FLAGS}
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -68,7 +68,7 @@ def _with_flags(command: Callable[[Resolved], None]) -> Callable[..., None]:
 
 
 def _flag(name: str) -> Any:
-    """The type of a flag's parameter, as typer reads it: text, or a switch."""
+    """The annotation from which typer makes a flag: text, or a switch."""
     field = Settings.model_fields[name]
     if isinstance(field.default, bool):
         meaning = f"Turn off: {field.description}" if field.default else field.description
@@ -117,7 +117,7 @@ def serve(resolved: Resolved) -> None:
 @app.command()
 @_with_flags
 def plan(resolved: Resolved) -> None:
-    """Say what memory a model would take, and how many requests fit, without loading it."""
+    """Show how much memory a model needs and how many requests fit, without loading it."""
     import msgspec
 
     from weft.server.run import checkpoint
@@ -141,14 +141,14 @@ def chat(
         str, typer.Option(envvar="OPENAI_BASE_URL", help="Any OpenAI-compatible server, with or without /v1.")
     ] = "http://127.0.0.1:8000",
     model: Annotated[
-        str | None, typer.Option(help="Who answers; the first that the server lists if not given.")
+        str | None, typer.Option(help="Model to talk to; default: the first that the server lists.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key that the server asks for.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key of the server.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; the server's if not given.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer; the server's if not given.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: the server's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer; default: the server's.")] = None,
 ) -> None:
-    """Talk to a server in the terminal; with a pipe as standard input, answer that and leave."""
+    """Talk to a server in the terminal, or answer standard input if it is a pipe."""
     from weft.server.terminal.chat import chat as run
 
     options: dict[str, object] = {"temperature": temperature, "max_tokens": max_tokens}
@@ -159,7 +159,7 @@ def chat(
 @app.command()
 @_with_flags
 def doctor(resolved: Resolved) -> None:
-    """Look at the machine and the installation, and name what is missing to serve with these settings."""
+    """Check the machine and the installation, and name what is missing to serve with these settings."""
     from weft.server.terminal.doctor import run
 
     raise typer.Exit(run(resolved.settings))
@@ -168,5 +168,5 @@ def doctor(resolved: Resolved) -> None:
 @app.command()
 @_with_flags
 def config(resolved: Resolved) -> None:
-    """Print every setting, and where its value came from."""
+    """Print every setting and the origin of its value."""
     print(describe(resolved))

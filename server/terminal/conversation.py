@@ -1,4 +1,4 @@
-"""A conversation in the terminal, and the commands that change it. Prints nothing itself."""
+"""A conversation of `weft chat`, and the slash commands that change it. Prints nothing itself."""
 
 import json
 import pathlib
@@ -6,21 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from weft.server.terminal.chat_client import ChatClient, ChatError
-from weft.server.terminal.text import strip_controls
+from weft.server.text.controls import strip_controls
 
 
 class CommandError(Exception):
-    """A command cannot be carried out; the message says why."""
+    """A command failed; the message says why."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far. Commands and `weft.server.terminal.chat` change it.
+    """The messages so far and the settings of the next request. Only commands and `chat` change it.
 
     Attributes:
         options: Further fields of each request, such as temperature.
-        messages: User and assistant in turns, without the system prompt.
-        saved: Files that this conversation was saved to, which may be written again.
+        messages: Of user and assistant in turns, without the system prompt.
+        saved: Files that this conversation has written and may overwrite.
     """
 
     client: ChatClient
@@ -31,16 +31,16 @@ class Conversation:
     saved: set[pathlib.Path] = field(default_factory=set)
 
     def all_messages(self) -> list[dict[str, str]]:
-        """The messages as a request has them, the system prompt first."""
+        """The messages of a request, the system prompt first."""
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.messages
 
     def body(self) -> dict[str, object]:
-        """The request for the next answer."""
+        """The body of the request for the next answer."""
         return {"model": self.model, "messages": self.all_messages(), **self.options}
 
 
 def run_command(conversation: Conversation, line: str) -> str:
-    """Carry out a line that begins with a slash; returns what to show.
+    """Run a line that begins with a slash. Returns the text to show.
 
     Raises:
         CommandError: There is no such command, or it fails.
@@ -65,7 +65,7 @@ def _model(conversation: Conversation, name: str) -> str:
     except ChatError as error:
         if not name:
             raise CommandError(str(error)) from None
-        names = [name]  # a server need not list what it serves
+        names = [name]  # a server need not list its models
     if not name:
         return "\n".join(f"{'*' if known == conversation.model else ' '} {known}" for known in names)
     if name not in names:

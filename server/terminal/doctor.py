@@ -1,7 +1,7 @@
-"""`weft doctor`: looks at machine and installation, and says what is missing and what to do about it.
+"""`weft doctor`: examines machine and installation, and says what is missing and what to do about it.
 
-Looks here, judges in `check_software` and `check_machine`. What only torch knows is asked of a child process. Starts
-nothing, loads no model; asks the network only where the model is a hub id, and then for a few seconds at most.
+Gathers the facts here; `check_software` and `check_machine` judge them. A child process asks torch. Serves nothing and
+loads no model. Uses the network only if the model is a hub id, and then for a few seconds at most.
 """
 
 import importlib.metadata
@@ -15,6 +15,7 @@ import sysconfig
 from collections.abc import Iterator
 
 import msgspec
+from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
@@ -36,7 +37,7 @@ _LISTENS = "0A"
 
 
 def run(settings: Settings) -> int:
-    """Print every finding; returns 1 if anything that is needed is missing."""
+    """Print every finding. Returns 1 if anything is missing, else 0."""
     console = Console(highlight=False, soft_wrap=True)
     num_missing = 0
     for finding in examine(settings):
@@ -50,13 +51,13 @@ def run(settings: Settings) -> int:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """All findings, the quick ones first."""
+    """Yield all findings, the quick ones first."""
     names = importlib.metadata.metadata("weft")
     command = python_command("weft.engine.run.machine_facts")
     asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     yield check_software.check_python(platform.python_version(), names["Requires-Python"])
-    requirements = importlib.metadata.requires("weft") or []
-    versions = {name: _version(name) for name, _ in map(check_software.split_requirement, requirements)}
+    requirements = [Requirement(text) for text in importlib.metadata.requires("weft") or [] if "extra ==" not in text]
+    versions = {requirement.name: _version(requirement.name) for requirement in requirements}
     yield from check_software.check_packages(requirements, versions)
     yield _model(settings)
     yield _port(settings)
@@ -68,7 +69,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def _ask(asking: subprocess.Popen[bytes], settings: Settings) -> Iterator[Finding]:
-    """What the child process says."""
+    """Yield the findings that need the child process's answer."""
     log = b""
     try:
         said, log = asking.communicate(timeout=_COMMAND_S)
@@ -99,7 +100,7 @@ def _version(package: str) -> str | None:
 
 
 def _compiler() -> str | None:
-    """The C compiler with its version; None for none."""
+    """The C compiler and its version; None if there is none."""
     command = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), "")
     try:
         asked = subprocess.run([*command.split(), "--version"], capture_output=True, text=True, timeout=_COMMAND_S)
@@ -109,11 +110,10 @@ def _compiler() -> str | None:
 
 
 def _free_bytes(folder: str) -> int | None:
-    """What is left in a folder; None if it cannot be written to."""
+    """Free bytes in a folder; None if it cannot be written to."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return None
-    usage = os.statvfs(folder)
-    return usage.f_bavail * usage.f_frsize
+    return shutil.disk_usage(folder).free
 
 
 def _model(settings: Settings) -> Finding:
@@ -143,7 +143,7 @@ def _model(settings: Settings) -> Finding:
 
 
 def _local_model(model: str) -> Finding:
-    """A model in a folder: what `weft serve` would say of it, and whether its files are all there."""
+    """A model in a folder: what `weft serve` would say, and whether all files are there."""
     try:
         folder = checkpoint.resolve(model)
         notes = check_tokenizer(folder)
@@ -169,16 +169,18 @@ def _port(settings: Settings) -> Finding:
 
 
 def port_owner(port: int, proc: pathlib.Path = pathlib.Path("/proc")) -> str | None:
-    """Who listens on a TCP port, such as "weft (process 7)"; None if nobody does, or a process that is not ours."""
+    """Who listens on a TCP port, such as "weft (process 7)"; None if nobody, or a process of another user."""
     sockets = set()
     for table in ("tcp", "tcp6"):
         path = proc / "net" / table
         rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
         sockets |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}")}
-    for process in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):  # a supervisor before its children
+    for process in sorted(
+        proc.glob("[0-9]*"), key=lambda path: int(path.name)
+    ):  # the supervisor has a lower id than its children
         try:
             if any(os.readlink(file) in sockets for file in (process / "fd").iterdir()):
                 return f"{(process / 'comm').read_text().strip()} (process {process.name})"
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # the process has ended, or is another user's
             continue
     return None

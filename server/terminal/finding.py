@@ -1,4 +1,4 @@
-"""What `weft doctor` finds out about one thing."""
+"""`Finding`: the result of one check of `weft doctor`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,9 +8,9 @@ Severity = Literal["ok", "note", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check: what was looked at, what is there, and what to do about it, if anything.
+    """The name of a check, what it found, and what to do about it, if anything.
 
-    "missing": Weft cannot serve as asked; "note": it can, and something is worth knowing.
+    "missing": Weft cannot serve with these settings. "note": it can, but something is worth knowing.
     """
 
     name: str
@@ -20,5 +20,5 @@ class Finding:
 
 
 def gigabytes(num_bytes: int) -> str:
-    """Such as 1.2 GB."""
+    """Format a number of bytes, such as 1.2 GB."""
     return f"{num_bytes / 1e9:,.1f} GB"

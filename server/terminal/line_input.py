@@ -1,7 +1,7 @@
-'''Reads what the user types: line editing, history, and messages of several lines.
+'''Reads the user's messages from the terminal: line editing, history, messages of several lines.
 
-A line that ends in a backslash goes on in the next one; a line that begins with """ goes on until one ends with """.
-The history is a file with one message in JSON to a line, for this user's eyes only.
+A backslash at the end of a line continues the message on the next line. A message that begins with """ ends with """.
+The history is a file with one JSON string per message, which only this user can read.
 '''
 
 import contextlib
@@ -17,20 +17,20 @@ _MORE = ". "
 
 
 def history_path() -> pathlib.Path:
-    """Where the history lies, by the XDG Base Directory Specification."""
+    """The history file, as the XDG Base Directory Specification places it."""
     state = os.environ.get("XDG_STATE_HOME", "")
     folder = pathlib.Path(state) if os.path.isabs(state) else pathlib.Path.home() / ".local" / "state"
     return folder / "weft" / "chat_history"
 
 
 class LineInput:
-    """The keyboard. A history that cannot be read or written is done without."""
+    """Input from the keyboard. Works without a history if its file cannot be read or written."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
-        readline.set_auto_history(False)  # what is kept is the message, not each of its lines
+        readline.set_auto_history(False)  # the history keeps messages, not lines
         if os.environ.get("TERM", "dumb") != "dumb":
-            readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one message
+            readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines become one message
         with contextlib.suppress(OSError, ValueError):
             lines = path.read_text(encoding="utf-8").splitlines()
             if len(lines) > 2 * MAX_HISTORY:
@@ -39,7 +39,7 @@ class LineInput:
                 readline.add_history(str(json.loads(line)))
 
     def read(self, prompt: str) -> str:
-        """One message, of one line or several; it is kept in the history.
+        """Read one message of one or more lines, and add it to the history.
 
         Raises:
             EOFError: Ctrl-D on an empty line.
@@ -64,7 +64,7 @@ def _read_message(prompt: str) -> str:
     line = input(prompt)
     if line.lstrip().startswith(QUOTES):
         text = line.lstrip().removeprefix(QUOTES)
-        with contextlib.suppress(EOFError):  # Ctrl-D ends a block, too
+        with contextlib.suppress(EOFError):  # Ctrl-D also ends a block
             while not text.rstrip().endswith(QUOTES):
                 text += "\n" + input(more)
         return text.rstrip().removesuffix(QUOTES).strip("\n")

@@ -1,6 +1,6 @@
 """Settings as text: `weft config`, the help of the flags, and the table of docs/settings.md.
 
-Invariant: nothing here ever shows a secret.
+Invariant: no secret is ever shown.
 """
 
 from weft.server.settings import FLAGS, SECRETS, SIZES, Resolved, Settings, flag_name
@@ -11,7 +11,7 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
 
 
 def describe(resolved: Resolved) -> str:
-    """One line for each setting: name, value and where the value came from. API keys are counted, not printed."""
+    """One line per setting: name, value and the origin of the value. API keys are counted, not shown."""
     rows = []
     for name, origin in resolved.origins.items():
         value = getattr(resolved.settings, name)
@@ -32,11 +32,11 @@ def render_table() -> str:
 
 
 def describe_values(name: str) -> str:
-    """Which values a setting takes: its choices, or its type and bounds."""
+    """The values that a setting takes: its choices, or its type and bounds."""
     if name in SIZES:
         return "size"
     schema = _SCHEMA[name]
-    schema = schema.get("anyOf", [schema])[0]  # of "or null", the first half
+    schema = schema.get("anyOf", [schema])[0]  # the first of "or null"
     if "enum" in schema:
         return ", ".join(schema["enum"])
     bounds = ", ".join(f"{sign} {schema[key]:g}" for key, sign in _BOUNDS.items() if key in schema)

@@ -85,7 +85,7 @@ def test_an_answer_stops(page: Page, live_server: LiveServer) -> None:
     expect(page.locator(".answer .note")).to_contain_text("Stopped.")
     live_server.wait_for_metric("weft:num_requests_running", 0)
     assert page.inner_text(".answer pre").startswith(first[:20])
-    expect(page.locator(".badge")).to_contain_text("not complete")
+    expect(page.locator(".badge")).to_contain_text("incomplete")
     ask_again = page.get_by_role("button", name="Regenerate")
     ask_again.click()
     expect(page.locator("#stop")).to_be_visible()

@@ -263,7 +263,7 @@ FULL_UP = "Storage.prototype.setItem = () => { throw new DOMException('Full', 'Q
 
 @pytest.mark.parametrize(
     ("obstacle", "told"),
-    [(BLOCKED, "all is gone with the page"), (FULL_UP, "browser only")],
+    [(BLOCKED, "lost when the page is closed"), (FULL_UP, "browser only")],
     ids=["blocked", "full"],
 )
 def test_it_works_where_nothing_can_be_kept(

@@ -80,7 +80,7 @@ def test_a_temporary_folder_without_room_is_one_line(serve: Serve, options: str,
     """It ended in a traceback."""
     server = serve(ready=False, prefix=inside(f"-o {options} none /tmp"), XDG_RUNTIME_DIR="")
     assert server.process.wait(TIMEOUT_S) == 2
-    advice = "set XDG_RUNTIME_DIR to one that has"
+    advice = "set XDG_RUNTIME_DIR to a folder with room"
     assert server.log.read_text() == f"weft: error: no room for a runtime folder ({fault}); {advice}\n"
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 TIMEOUT_S = 120.0
-"""Of what is waited for; only a failure takes so long."""
+"""Longest wait; reached only in a failure."""
 
 HANG = """
 import pathlib, time
@@ -20,7 +20,7 @@ while True:
 
 
 def start_and_hang(folder: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
-    """The command, which stops in the middle of its imports."""
+    """Start the command and let it hang in the middle of its imports."""
     reached = folder / "reached"
     (folder / "typer.py").write_text(HANG.format(file=str(reached)))
     process = subprocess.Popen(

@@ -38,7 +38,7 @@ def test_a_loopback_name_passes(site: Any, host: str) -> None:
 
 @pytest.mark.parametrize("host", FOREIGN_HOSTS)
 def test_another_name_is_refused_on_loopback_without_a_key(site: Any, host: str) -> None:
-    """A web page whose name is rebound to 127.0.0.1 could use the local server, and read what it said."""
+    """A web page could rebind its name to 127.0.0.1, use the local server and read the answers."""
     for method, path in (("POST", "/v1/completions"), ("GET", "/"), ("GET", "/stats")):
         reply = site.call(method, path, headers={"host": host})
         assert (reply.status, reply.error["code"]) == (403, "origin_not_allowed")
@@ -125,7 +125,7 @@ def test_a_page_that_may_ask_gets_a_preflight_without_a_key_and_may_read(make_si
 
 
 def test_a_page_may_read_what_failed(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer to an unforeseen failure was a network error to a browser."""
+    """A browser saw a network error instead of the answer to an unexpected failure."""
     site = make_site(cors_origins=(PAGE,))
 
     def fail(*_: object) -> None:

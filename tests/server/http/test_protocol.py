@@ -1,4 +1,4 @@
-"""One connection without a socket: bytes go in, and what it writes is read back."""
+"""One connection without a socket: tests feed it bytes and read back what it writes."""
 
 import asyncio
 import json
@@ -17,13 +17,13 @@ from weft.server.http.protocol import MAX_HEADER_BYTES, MAX_NUM_HEADERS, WeftPro
 from weft.server.settings import Settings
 
 TIMEOUT_S = 60.0
-"""Of what is waited for; only a failure takes so long."""
+"""Longest wait; reached only in a failure."""
 HEAD = b"POST /v1 HTTP/1.1\r\nHost: a\r\n"
 WHOLE = HEAD + b"Content-Length: 3\r\n\r\nabc"
 
 
 class MemoryTransport(asyncio.Transport):
-    """A socket's stand-in; the protocol hears of the end as it would from a socket."""
+    """Stands in for a socket, and tells the protocol of the end as a socket would."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class MemoryTransport(asyncio.Transport):
 
 
 class App:
-    """Answers 200 with the body it got, once `may_answer`; notes what it saw."""
+    """Answers 200 with the body it got once `may_answer` is set, and records what it saw."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -139,12 +139,12 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 def status(transport: MemoryTransport) -> int:
-    """Of the first answer; 0 when there is none."""
+    """The status of the first answer; 0 if there is none."""
     return int(transport.written.split(b" ", 2)[1]) if transport.written else 0
 
 
 def error(transport: MemoryTransport) -> dict[str, Any]:
-    """The one answer that was written: an error object, and a connection that ends."""
+    """The error object of the only answer, after which the connection must end."""
     head, _, body = bytes(transport.written).partition(b"\r\n\r\n")
     assert transport.written.count(b"content-length: ") == 1
     lines = head.decode().lower().split("\r\n")
@@ -172,7 +172,7 @@ def error(transport: MemoryTransport) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("piece", [1000, 150_000])
 def test_what_comes_without_end_is_refused(start: bytes, more: bytes, piece: int) -> None:
-    """A header without end was collected in memory, at a cost that grew with its square."""
+    """An endless header was collected in memory, in quadratic time."""
 
     async def test() -> None:
         async with open_site() as site:
@@ -301,7 +301,7 @@ def test_no_deadline_runs_while_the_app_works_or_between_requests() -> None:
 
 
 def test_a_loop_that_stood_still_grants_the_time_again() -> None:
-    """The bytes that came meanwhile are read only after the timers were looked at."""
+    """asyncio runs timers before it reads the bytes that arrived in the meantime."""
 
     async def test() -> None:
         async with open_site(header_timeout_s=0.1) as site:
@@ -317,7 +317,7 @@ def test_a_loop_that_stood_still_grants_the_time_again() -> None:
 
 
 def test_what_is_no_http_is_told_so_in_json_and_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """It was answered in plain text, with a log line for every connection."""
+    """The answer was plain text, and every connection wrote a log line."""
 
     async def test() -> None:
         async with open_site() as site:
@@ -344,7 +344,7 @@ def test_garbage_in_a_body_ends_the_request() -> None:
 
 @pytest.mark.parametrize("cut", range(1, 140, 7))
 def test_a_wish_to_upgrade_is_ignored_and_the_body_kept(cut: int) -> None:
-    """The parser took the body for another protocol's, so every POST of Java's HTTP client had none."""
+    """The parser treated the body as another protocol, so every POST of Java's HTTP client came without a body."""
     lines = [b"Connection: Upgrade, HTTP2-Settings", b"HTTP2-Settings: AAEA", b"Upgrade: h2c", b"Content-Length: 3"]
     request = HEAD + b"\r\n".join([*lines, b"", b"abc"])
 
@@ -375,7 +375,7 @@ def test_connect_is_refused() -> None:
 @pytest.mark.parametrize("second", [WHOLE, b"nonsense\r\n\r\n", b"x" * 200_000])
 @pytest.mark.parametrize("is_one_piece", [True, False])
 def test_a_pipelined_request_hides_no_disconnect(second: bytes, is_one_piece: bool) -> None:
-    """Reading was paused until the first answer had ended, which went on for nobody."""
+    """Reading was paused until the first answer had ended, so a disconnect went unnoticed."""
 
     async def test() -> None:
         async with open_site() as site:
@@ -388,7 +388,7 @@ def test_a_pipelined_request_hides_no_disconnect(second: bytes, is_one_piece: bo
                 protocol.data_received(second)
             await wait_for(lambda: site.app.bodies == [b"abc"])
             assert transport.is_reading
-            protocol.connection_lost(None)  # what a socket that is read tells
+            protocol.connection_lost(None)  # as a socket does that is being read
             await wait_for(lambda: site.app.num_disconnected == 1)
 
     run(test)
@@ -476,7 +476,7 @@ def test_draining_drops_the_requests_whose_body_is_to_come() -> None:
 
 
 def test_draining_leaves_alone_whom_a_deadline_has_refused() -> None:
-    """Its connection lingers for a second, in which SIGTERM answered again, failed, and was forgotten."""
+    """While its connection lingered, SIGTERM tried to answer again, failed, and had no effect."""
 
     async def test() -> None:
         async with open_site(body_pause_timeout_s=0.05) as site:

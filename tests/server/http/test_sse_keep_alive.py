@@ -82,7 +82,7 @@ def is_whole(text: str) -> bool:
 
 
 def test_a_client_that_strips_each_chunk_loses_nothing_after_comments() -> None:
-    """It glued the next event to the comment, whose blank line it had stripped, and lost them all."""
+    """The client stripped the blank line after a comment, joined the next event to it, and lost all events."""
     sent: list[bytes] = []
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -97,7 +97,7 @@ def test_a_client_that_strips_each_chunk_loses_nothing_after_comments() -> None:
 
 
 def test_silence_lasts_ping_s_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comments came on a clock of their own, after up to twice the time; proxies cut what is silent for 60 s."""
+    """Comments came after up to twice the time, and proxies cut streams that are silent for 60 s."""
     now, slept, sent = 0.0, [], []
 
     async def sleep(seconds: float) -> None:

@@ -26,7 +26,7 @@ def test_each_size_has_its_place() -> None:
 
 
 def test_work_that_is_taken_out_of_the_queue_holds_nothing() -> None:
-    """Bodies of clients that had left stayed in memory until their turn came."""
+    """Bodies of disconnected clients stayed in memory until their turn came."""
 
     class Body:
         pass
@@ -54,7 +54,7 @@ def test_work_that_is_taken_out_of_the_queue_holds_nothing() -> None:
 
 
 def test_long_work_waits_in_a_bounded_queue_that_who_leaves_is_taken_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of clients that had left were encoded all the same, and everybody else waited for them."""
+    """Texts of disconnected clients were still encoded, and everybody else waited."""
     monkeypatch.setattr(workers, "MAX_NUM_LONG", 8)
 
     async def main() -> None:

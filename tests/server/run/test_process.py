@@ -178,7 +178,7 @@ class ServerProcess:
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> tuple[int, str]:
-        """Exit code, and what it said beyond the formats that it found."""
+        """The exit code, and the log without the line about formats."""
         _, errors = self.process.communicate(timeout=TIMEOUT_S)
         return self.process.returncode, "".join(line for line in errors.splitlines(True) if "tool calls:" not in line)
 
@@ -273,7 +273,7 @@ def test_what_outlasts_the_drain_is_told_so(engine: SmallEngine, start: Start) -
 
 
 def test_what_the_drain_cuts_before_the_engine_has_it_is_told_so_too(site: Any) -> None:
-    """Requests whose text was being encoded saw a closed connection."""
+    """Clients whose text was being encoded saw a closed connection instead of an error."""
     encoded, may_end = [], threading.Event()
 
     def encode(text: str, *_: object) -> list[int]:

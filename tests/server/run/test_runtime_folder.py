@@ -27,14 +27,13 @@ def parent(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
 
 def no_room(monkeypatch: pytest.MonkeyPatch, *full: str) -> None:
     """Let these folders have no room."""
-    statvfs = runtime_folder.os.statvfs
+    disk_usage = runtime_folder.shutil.disk_usage
 
     def say(path: str) -> object:
-        real = statvfs(path)
-        fields = {name: getattr(real, name) for name in ("f_bavail", "f_frsize")}
-        return type("Usage", (), fields | ({"f_bavail": (MIN_FREE_BYTES - 1) // real.f_frsize} if path in full else {}))
+        real = disk_usage(path)
+        return real._replace(free=MIN_FREE_BYTES - 1) if path in full else real
 
-    monkeypatch.setattr(runtime_folder.os, "statvfs", say)
+    monkeypatch.setattr(runtime_folder.shutil, "disk_usage", say)
 
 
 def test_the_folder_is_private_and_goes_away(parent: pathlib.Path) -> None:
@@ -83,7 +82,7 @@ def test_no_room_anywhere_is_one_line(parent: pathlib.Path, monkeypatch: pytest.
         pass
     assert str(caught.value) == (
         f"no room for a runtime folder ({parent}: less than 1 MiB are left; /tmp: less than 1 MiB are left); "
-        "set XDG_RUNTIME_DIR to one that has"
+        "set XDG_RUNTIME_DIR to a folder with room"
     )
 
 

@@ -96,7 +96,7 @@ while True:
 
 
 TIMEOUT_S = 120.0
-"""Of what is waited for; only a failure takes so long."""
+"""Longest wait; reached only in a failure."""
 
 
 def eventually(claim: Callable[[], bool], what: str) -> None:
@@ -257,7 +257,7 @@ def test_engine_that_cannot_load_its_model_ends_everything(weft: Weft) -> None:
 
 
 def test_engine_that_hangs_is_killed_and_restarted(weft: Weft) -> None:
-    """It was left as it was, without a line in the log."""
+    """A hanging engine was left alone, without a log line."""
     weft.tell("engine_silence", 2)
     weft.start()
     weft.wait_ready()
@@ -277,7 +277,7 @@ def test_engine_that_hangs_is_killed_and_restarted(weft: Weft) -> None:
 
 @pytest.mark.parametrize(("signum", "is_kept"), [(signal.SIGKILL, False), (signal.SIGSEGV, True)])
 def test_a_kill_from_outside_is_no_requests_fault(weft: Weft, signum: int, is_kept: bool) -> None:
-    """Killed twice because memory ran out, requests were poison for ever."""
+    """After two kills by the out-of-memory killer, innocent requests were refused for ever."""
     weft.start()
     weft.wait_ready()
     (weft.runtime_dir / "step").touch()
@@ -312,7 +312,7 @@ def test_engine_that_never_starts_ends_everything(weft: Weft, code: int, ending:
 
 
 def test_a_process_that_cannot_be_made_is_tried_again_and_then_ends_everything(weft: Weft) -> None:
-    """The supervisor ended with a traceback, and clients with it."""
+    """The supervisor ended with a traceback."""
     weft.start(command="/no/such/program")
     assert weft.wait() == 2
     lines = [line for line in weft.read("log") if "The engine process cannot be started" in line]
@@ -362,7 +362,7 @@ def test_second_signal_forces(weft: Weft) -> None:
 
 
 def test_signal_to_process_and_group_is_one_request_to_stop(weft: Weft) -> None:
-    """`timeout` and service managers signal both; the echo cut every stream."""
+    """`timeout` and service managers signal both, and the second signal cut every stream."""
     weft.tell("lingers", 1)
     weft.start(repeat_s=TIMEOUT_S)  # the echo comes in time also where this process has to wait for its processor
     weft.wait_ready()

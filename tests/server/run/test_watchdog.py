@@ -54,7 +54,7 @@ def test_nothing_is_judged_before_the_engine_is_ready(page: StatusPage, clock: C
 
 
 def test_who_was_stopped_itself_lets_the_engine_begin_again(page: StatusPage, clock: Clock) -> None:
-    """Ctrl-Z and fg stop supervisor and engine alike; the one that runs first must not kill the other."""
+    """Ctrl-Z stops supervisor and engine. After fg, the supervisor may run first and must not kill the engine."""
     watchdog = Watchdog(page, clock)
     page.write(RUNNING)
     assert watchdog.wait_s() == 10.0

@@ -1,4 +1,4 @@
-"""An HTTP server that answers as it is told, also in ways in which Weft never would."""
+"""An HTTP server whose answers are scripted, also answers that Weft would never send."""
 
 import contextlib
 import json

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from tests.server.terminal.scripted_server import END, Script, event
-from weft.server.terminal.chat_client import ChatClient, ChatError, Delta, api_root
+from weft.server.terminal.chat_client import ChatClient, ChatDelta, ChatError, api_root
 
 BODY = {"model": "a", "messages": []}
 
@@ -41,11 +41,11 @@ def test_a_stream_becomes_deltas_without_control_characters(script: Script) -> N
         b'data: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 4}}\n\ndata: [DONE]\n\n',
     ]
     assert list(ChatClient(script.url, None).stream(BODY)) == [
-        Delta(reasoning="Hm]0;title"),
-        Delta(reasoning="m"),
-        Delta(content="x\u2028[1Ay"),
-        Delta(finish_reason="length"),
-        Delta(num_tokens=4),
+        ChatDelta(reasoning="Hm]0;title"),
+        ChatDelta(reasoning="m"),
+        ChatDelta(content="x\u2028[1Ay"),
+        ChatDelta(finish_reason="length"),
+        ChatDelta(num_tokens=4),
     ]
     assert script.asked == [BODY | {"stream": True, "stream_options": {"include_usage": True}}]
 

@@ -17,7 +17,7 @@ from weft.server.run.checkpoint import DEMO_MODEL
 from weft.server.settings import FLAGS, flag_name
 
 TIMEOUT_S = 500.0
-"""Of what is waited for; only a failure takes so long."""
+"""Longest wait; reached only in a failure."""
 
 
 def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

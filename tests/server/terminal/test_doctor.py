@@ -19,7 +19,7 @@ FACTS = MachineFacts(None, (), 8 * 10**9, ("avx2",), "avx2")
 
 
 def answering(text: str, code: int = 0) -> list[str]:
-    """A command in the place of the one that asks torch."""
+    """A command that replaces the one that asks torch."""
     return [
         sys.executable,
         "-c",

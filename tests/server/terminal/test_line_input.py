@@ -18,7 +18,7 @@ def empty_history() -> Iterator[None]:
 
 
 def read(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> str:
-    """What is read if these lines are typed, then Ctrl-D."""
+    """The message read after these lines and Ctrl-D are typed."""
     typed = iter(lines)
 
     def type_line(prompt: str) -> str:

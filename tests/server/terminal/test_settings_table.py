@@ -27,4 +27,4 @@ def test_table_has_a_row_for_every_setting() -> None:
     assert len(lines) == len(Settings.model_fields) + 2
     assert all(line.count("|") == 6 for line in lines)
     assert "| `port` | `--port` | integer >= 0, <= 65535 | 8000 | Port to listen on; 0 takes a free one. |" in lines
-    assert "| `max_n` |  | integer >= 1, <= 1024 | 32 | Most choices (n, best_of) of one request. |" in lines
+    assert "| `max_n` |  | integer >= 1, <= 1024 | 32 | Maximum choices (n, best_of) of one request. |" in lines
