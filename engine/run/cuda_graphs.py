@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.engine.kernels.caches import Caches
-from weft.engine.models.model import Model
+from weft.engine.models.decoder import Model
 from weft.engine.sampling.in_graph import GraphSampler, GreedySampler, is_plain
 from weft.engine.step.batch import Batch, GroupBatch, Ints
 from weft.engine.step.capture import Capture, CudaCapture

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from weft.engine.kernels.caches import Caches
-from weft.engine.models.model import Model
+from weft.engine.models.decoder import Model
 from weft.engine.run.cuda_graphs import ComputedStep, DecodeGraphs
 from weft.engine.sampling.logprobs import LogprobTensors, score, token_logprobs
 from weft.engine.sampling.sampler import TORCH_SAMPLING, SampleResult, SamplingKit, sample

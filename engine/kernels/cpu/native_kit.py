@@ -16,7 +16,7 @@ from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE
 from weft.engine.kernels.cpu.run import fuse
 from weft.engine.layers.block import Block
-from weft.engine.layers.gated import TorchGated
+from weft.engine.layers.gated import gated
 from weft.engine.layers.norm import HeadNorm, RMSNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.models.config import ModelConfig
@@ -56,7 +56,7 @@ class NativeKit:
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         """See `LayerKit`."""
         if activation != "silu" or ref.has_bias:  # rare enough to do without a kernel of its own
-            return TorchGated(self.linear(ref, reader), activation)
+            return gated(self.linear(ref, reader), activation)
         return NativeLinear(self._library, *reader.dense(ref), is_gated=True, is_int8=self._is_int8)
 
     def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:

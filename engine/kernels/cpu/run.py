@@ -56,12 +56,12 @@ class NativeRun:
 
     def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
         """See `Block`. A last block of which only some rows are wanted is run part by part."""
-        if not isinstance(step.attention, NativeStep):
+        if not isinstance(step.caches.attention, NativeStep):
             return run_blocks(self._blocks, hidden, step)
         assert hidden.is_contiguous() and step.rotation.is_contiguous()
         num_blocks = len(self._table) if step.rows is None else len(self._table) - 1
         for layer, place in zip(self._table[:num_blocks], self._places, strict=False):
-            layer.plan, layer.cache = step.attention.place(*place)
+            layer.plan, layer.cache = step.caches.attention.place(*place)
         sizes = num_blocks, hidden.size(0)
         self._run_layers(ctypes.addressof(self._table), *sizes, hidden.data_ptr(), step.rotation.data_ptr())
         return run_blocks(self._blocks[num_blocks:], hidden, step)
