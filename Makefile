@@ -5,6 +5,7 @@
 #   make test-slow  the slow ones alone                   (ARGS=)
 #   make faults     hung, hostile and starved, at length  (ARGS=)
 #   make lint       format, lint and type checks
+#   make docs       rewrites the generated parts of README.md and docs/
 #   make bench      Weft beside the peers that are installed, or the server at URL=           (ARGS=)
 #                   BENCH=long_prompt: what running streams feel while a long prompt is prefilled, at URL=
 #   make gpu        on a machine with a GPU, within nine minutes: its tests, then what it reaches beside what it could;
@@ -15,7 +16,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := serve
-.PHONY: serve test test-slow faults lint bench gpu clean distclean
+.PHONY: serve test test-slow faults lint docs bench gpu clean distclean
 
 # Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
 MODEL ?=
@@ -62,6 +63,9 @@ lint: $(VENV)/.installed-test $(NAMES)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
 
+docs: $(VENV)/.installed-test
+	$(BIN)/python -m docs.generate
+
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.$(BENCH) $(if $(URL),--url $(URL)) $(ARGS)
 
@@ -85,7 +89,7 @@ $(NAMES):
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f engine/kernels/cpu/*.so $(VENV)/.installed*
-	find server engine tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find server engine tests benchmarks demo_model docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV) $(CLIENTS)

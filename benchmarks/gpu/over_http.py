@@ -40,7 +40,7 @@ def run(job: Job, reporter: Reporter) -> None:
     vocab_size = load_model_config(model_folder(job.scratch, sizes.small)).vocab_size
     with (
         Clients(vocab_size, sizes.num_clients) as clients,
-        servers.running(wanted, [many], job.scratch / "weft.server.log", START_TIMEOUT_S) as running,
+        servers.running(wanted, [many], job.scratch / "server.log", START_TIMEOUT_S) as running,
     ):
         clients.connect(running.url)
         if "http-1" in job.rows:

@@ -163,7 +163,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def live_server(tmp_path_factory: pytest.TempPathFactory, long_model: str) -> Iterator[LiveServer]:
     """The demo model in float32 with a long context, shared by all tests that leave it as they found it."""
-    log = tmp_path_factory.mktemp("live") / "weft.server.log"
+    log = tmp_path_factory.mktemp("live") / "server.log"
     with serving(log, long_model, "--dtype", "float32") as server:
         yield server
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.demo_model import generate
-from benchmarks.demo_model.tokenizer import encode_conversation
+from demo_model import generate
+from demo_model.tokenizer import encode_conversation
 from tests.engine.paged import PagedRequests
 from weft import server
 from weft.engine.cache.specs import group_layers, paged_groups

@@ -96,7 +96,8 @@ def test_help_names_every_flag_and_version_is_short() -> None:
 
 def test_command_line_imports_neither_tensors_nor_the_web() -> None:
     code = (
-        "import sys, server.__main__, server.cli, server.supervisor, server.checkpoint\n"
+        "import sys, weft.server.__main__, weft.server.terminal.cli\n"
+        "import weft.server.run.supervisor, weft.server.run.checkpoint\n"
         "print([m for m in ('torch', 'transformers', 'fastapi', 'uvicorn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
