@@ -1,4 +1,4 @@
-"""Blocks of a model: each mixes tokens, then computes every token by itself, and adds both to the hidden states.
+"""Blocks of a model: a mixer across tokens, then a feed-forward layer, both added to the hidden states.
 
 The mixer (attention) and the feed-forward layer are parts behind protocols. Another kind of model is another part or
 another block. Nothing here knows a family or a checkpoint.

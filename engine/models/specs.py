@@ -1,4 +1,4 @@
-"""Descriptions of a model before it is loaded: its blocks, the weights that they read, and the caches that they keep.
+"""Descriptions of a model before it is loaded: its blocks, the weights they read, the caches they keep.
 
 Memory is planned from a description, and the model is built from it. A new kind of block is a new class here. The
 fields of a part declare what it needs: a `WeightRef` or `VectorRef` is read, a `CacheSpec` is kept, and the fields of

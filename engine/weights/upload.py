@@ -1,4 +1,4 @@
-"""Copies host tensors to the device through pinned buffers, so that reading one part overlaps with copying another.
+"""Copies host tensors to the device through pinned buffers; reading a part overlaps with copying another.
 
 From memory that is not pinned, such as a mapped file, the driver copies through a small buffer of its own while the
 host waits. Here all of torch's threads read a part into a pinned buffer while the device fetches the part before.

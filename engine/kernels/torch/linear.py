@@ -1,4 +1,4 @@
-"""torch's linear layers: the plain one, cuBLAS for CUDA, oneDNN for bfloat16 on a CPU, and fixed tiles for CUDA.
+"""torch's linear layers: plain, cuBLAS for CUDA, oneDNN for bfloat16 on a CPU, fixed tiles for CUDA.
 
 Fixed tiles are for `--deterministic`: a row's result then does not depend on the number of rows. cuBLAS chooses its
 kernel, and with it the order in which a row is summed, by the shape of the product. So every product has one shape:

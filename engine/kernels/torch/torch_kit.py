@@ -43,7 +43,7 @@ class TorchKit(LayerKit):
         return self.linear_bytes(ref, dtype) * (2 if self._linear is OnednnLinear else 1)
 
     @override
-    def linear(self, ref: WeightRef, reader: WeightReader) -> TorchLinear:
+    def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
         return self._linear(*reader.dense(ref))
 
     @override

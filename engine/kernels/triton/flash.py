@@ -1,4 +1,4 @@
-"""Attention of new prompts by torch's FlashAttention 2 (Dao, 2023), where that is faster than Weft's own kernel.
+"""Attention to new prompts by torch's FlashAttention 2 (Dao, 2023), if faster than Weft's own kernel.
 
 A step qualifies if none of its prompts continues from an earlier step. Its tokens then see only K/V of the step itself,
 which lie side by side. If one prompt continues, Weft's kernel computes all: most of what such a prompt sees is in the

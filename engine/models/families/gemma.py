@@ -1,4 +1,4 @@
-"""Gemma (scaled embeddings, norm weights stored minus 1, tanh GELU) and Gemma 2 (also soft caps and post-norms).
+"""Gemma (scaled embeddings, norm weights minus 1, tanh GELU) and Gemma 2 (soft caps, post-norms).
 
 Published configurations omit fields that have a default in transformers; the defaults here are the same.
 """

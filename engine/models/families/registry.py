@@ -42,17 +42,12 @@ def identify(folder: Path) -> Identity:
     architectures = fields.texts("architectures")
     if not architectures:
         raise ModelError(f"{folder / 'config.json'}: names no architecture")
-    switches = find_family(architectures[0])(fields)
+    family = FAMILIES.get(architectures[0])
+    if family is None:
+        raise ModelError(f"architecture {architectures[0]} is not supported (supported: {', '.join(FAMILIES)})")
+    switches = family(fields)
     quantization = fields.section("quantization_config")
     if quantization.names():
         method = quantization.optional_text("quant_method") or "unnamed"
         raise ModelError(f"quantized checkpoints are not supported (quantization_config: {method})")
     return Identity(architectures[0], switches, fields)
-
-
-def find_family(architecture: str) -> Family:
-    """The family of an architecture. Raises ModelError, with the supported names, if there is none."""
-    family = FAMILIES.get(architecture)
-    if family is None:
-        raise ModelError(f"architecture {architecture} is not supported (supported: {', '.join(FAMILIES)})")
-    return family
