@@ -108,7 +108,7 @@ def serving(
 ) -> Iterator[LiveServer]:
     """A server until the end of the context; prefix is a command that runs it."""
     with reserved_port() as port:
-        command = [*prefix, sys.executable, "-m", "server", "serve", "--port", str(port), *arguments]
+        command = [*prefix, sys.executable, "-m", "weft.server", "serve", "--port", str(port), *arguments]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=output, env=os.environ | environment, start_new_session=True
