@@ -21,7 +21,7 @@ class Caches:
 
     @property
     def name(self) -> str:
-        """Name of the attention backend, for people."""
+        """Name of the attention backend, for the log."""
         return self.attention.name
 
     @property

@@ -150,7 +150,7 @@ def choose_graph_sampler(device: torch.device, vocab_size: int) -> GraphSampler 
 
 
 def set_num_threads(kit: LayerKit, caches: Caches, sampling: SamplingKit, number: int) -> None:
-    """Let so many threads share the work of the layers, the attention and the sampler of a model.
+    """Set how many threads share the work of a model's layers, attention and sampler.
 
     If layers and attention are Weft's own, torch gets one thread for the little that it still does. Its threads spin
     for about 20 ms after each operation, on the cores that Weft's threads need.

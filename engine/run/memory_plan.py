@@ -47,14 +47,14 @@ class MemoryPlan:
         return (self.num_blocks - 1) // -(-num_tokens // self.block_size)
 
     def concurrency(self, max_num_seqs: int) -> str:
-        """How many requests run at once, by length, for people."""
+        """A printable line: how many requests of each length run at once."""
         lengths = [n for n in _LENGTHS if n < self.max_model_len] + [self.max_model_len]
         counts = [(min(self.num_requests(n), max_num_seqs), n) for n in lengths]
         listed = ", ".join(f"{count:,} with {n:,} tokens each" for count, n in counts)
         return f"at once      {listed} (never more than {max_num_seqs} requests)"
 
     def lines(self) -> list[str]:
-        """The plan for people."""
+        """The plan as printable lines."""
         at_once = self.num_tokens / self.max_model_len
         return [
             f"weights      {format_size(self.weights_bytes)}",
@@ -143,7 +143,7 @@ def estimate_activations_bytes(model: ModelConfig, config: EngineConfig) -> int:
 
 
 def format_size(num_bytes: float) -> str:
-    """A size for people, such as 1.2 GB."""
+    """A printable size, such as 1.2 GB."""
     for unit in ("B", "kB", "MB"):
         if num_bytes < 999.5:
             return f"{num_bytes:.3g} {unit}"

@@ -115,7 +115,7 @@ def decide(
                 kth = find_floor(lists, CHUNKS, counts, top_k, best, inverse, floor, False, NUM_PARTS, CHUNKS)
                 floor = tl.maximum(floor, kth)
         elif top_p < 1:
-            # Even if all ids below the floor weighed as much as it, they were half of what the nucleus may leave out.
+            # If all ids below weighed as much as the floor, they would be half of what the nucleus may leave out.
             total = tl.sum(masses)
             share = 0.5 * (1.0 - top_p) * total.to(tl.float32) / vocab_size
             floor = tl.minimum(tl.maximum(best + tl.log(share) / inverse, LOWEST), best)
