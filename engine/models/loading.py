@@ -31,6 +31,7 @@ def load_weights(
     dtype: torch.dtype,
     max_model_len: int,
     load_format: LoadFormat = "auto",
+    seed: int = 0,
     progress: Progress = lambda done, total: None,
 ) -> Decoder:
     """Build a decoder from the safetensors in folder.
@@ -46,7 +47,7 @@ def load_weights(
     """
     source: TensorSource
     if load_format == "dummy":
-        source = RandomSource(dtype, device, norm_weight=1.0 - config.switches.norm_offset)
+        source = RandomSource(seed, dtype, device, norm_weight=1.0 - config.switches.norm_offset)
     else:
         source = SafetensorsSource(folder, device)
     spec = decoder_spec(config)

@@ -77,9 +77,9 @@ class RandomSource(TensorSource):
 
     _POOL_SIZE = (1 << 22) + 1
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, norm_weight: float) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device, norm_weight: float) -> None:
         """Make the pool; every norm gets norm_weight."""
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(seed)
         self._pool = (torch.randn(self._POOL_SIZE, generator=generator) * 0.02).to(device, dtype)
         self._offset = 0
         self._norm_weight = norm_weight

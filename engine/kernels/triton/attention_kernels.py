@@ -37,9 +37,8 @@ def attend_kernel(
     """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
 
     Rows of a tile are (token, query head of the K/V head), token by token, so that K/V are read once for the NUM_SHARED
-    heads that share them. WINDOW and SOFT_CAP 0 mean none. With IS_UNIFORM every key is masked by row. Without it, keys
-    that all rows see have a loop without masks. IS_UNIFORM makes the bits of a row independent of the others in its
-    tile. Decoding uses it too, because there masks cost nothing.
+    heads that share them. WINDOW and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that a row's bits do
+    not depend on the others in its tile; without it, keys that all rows see have a faster loop without masks.
     """
     item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7
     num_tokens = tl.load(item + 2)
