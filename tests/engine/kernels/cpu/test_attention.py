@@ -248,7 +248,7 @@ def test_parts_are_kept_only_while_they_fit(library: NativeLibrary, num_requests
     owner = harness.paged.add(np.zeros(60_000, np.int64))
     owner.num_computed_tokens = 59_999
     batch = harness.paged.make_batch([(dataclasses.replace(owner), 1) for _ in range(num_requests)])
-    plan, _ = harness.backend.plan(batch, 0, shape.num_heads)._kept
+    plan = harness.backend.plan(batch, 0, shape.num_heads)[0]
     num_chunks = -(-60_000 // 256)
     assert plan.num_items == (num_chunks if is_split else num_requests)
 
