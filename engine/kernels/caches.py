@@ -1,34 +1,27 @@
-"""All caches of a model behind one object: each kind of spec has a backend that serves the groups of that kind.
+"""All caches of a model in one object: each kind of cache has a backend that serves its groups.
 
-The runner begins a step here, and the blocks of the model reach their caches, by index, through what that returns.
+The runner begins a step here. The blocks of the model then reach their caches, by index, through the result.
 """
 
 import dataclasses
 from dataclasses import dataclass
 
-from weft.engine.kernels.torch.states import StateCache, StateStep
-from weft.engine.layers.attention import AttentionBackend, AttentionStep
+from weft.engine.kernels.torch.states import StateCache
+from weft.engine.layers.attention import AttentionBackend
+from weft.engine.layers.step_caches import StepCaches
 from weft.engine.step.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class StepCaches:
-    """The caches of one step, by kind; states is None in a model that keeps none."""
-
-    attention: AttentionStep
-    states: StateStep | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Caches:
-    """The backends of a model; states is None where no layer keeps one."""
+    """The backends of a model; states is None if no layer keeps a state."""
 
     attention: AttentionBackend
     states: StateCache | None = None
 
     @property
     def name(self) -> str:
-        """Of the attention, for people."""
+        """Name of the attention backend, for the log."""
         return self.attention.name
 
     @property
@@ -38,7 +31,7 @@ class Caches:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether a step that failed may be launched again: what it has written, it writes again."""
+        """Whether a failed step may be launched again: true if it then writes the same values to the same places."""
         return self.states is None
 
     def prepare(self) -> bool:
@@ -46,7 +39,7 @@ class Caches:
         return self.attention.prepare()
 
     def begin(self, batch: Batch) -> StepCaches:
-        """Do the copies that the batch asks for, and prepare what the layers of each kind share."""
+        """Do the copies of the batch, and prepare what the layers of each kind share."""
         if self.states is None:
             return StepCaches(self.attention.begin(batch))
         paged = tuple(group for index, group in enumerate(batch.groups) if index not in self.states.groups)

@@ -1,8 +1,8 @@
-"""The seam between the model and paged attention.
+"""The protocols of paged attention: what a model asks of a backend in each step.
 
-A backend alone owns shape, write and copy of its KV cache. The model hands it queries, keys and values of one layer
-and gets the attention output back; block tables and slots reach the backend through `begin`, once per step, never
-through a global. What a layer keeps, and how layers form groups: `weft.engine.cache.specs`.
+A backend alone owns the layout of its KV cache, and writes and copies it. The model hands it queries, keys and values
+of one layer and gets the attention output. Block tables and slots reach the backend through `begin`, once per step.
+`weft.engine.cache.specs` says what a layer keeps and how layers form groups.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from weft.engine.step.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """Where a layer puts K/V that it prepares.
+    """Where a layer writes the K/V that it prepares.
 
     Attributes:
         blocks: (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values.
-        slots: (num_tokens,) int32, block * block_size + place in it; -1 writes nothing.
+        slots: (num_tokens,) int32, block * block_size + offset in the block; -1 writes nothing.
     """
 
     blocks: torch.Tensor
@@ -27,15 +27,13 @@ class PagedCache:
 
 
 class AttentionStep(Protocol):
-    """Attention for the batch of one step; made by `AttentionBackend.begin`, used once per layer."""
+    """Attention for the batch of one step. `AttentionBackend.begin` makes it; each layer uses it once."""
 
     def cache(self, layer: int) -> PagedCache | None:
-        """Where K/V of a layer must have been written when it attends; None where `attend` writes them."""
+        """Where the model writes K/V of a layer before it calls `attend`; None if `attend` writes them."""
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Write keys and values to the cache, unless `cache` tells others to, then attend causally.
-
-        Each token sees its request's context.
+        """Attend causally, each token within its request; first write keys and values unless `cache` returns a place.
 
         Args:
             layer: Index of the layer.
@@ -44,7 +42,7 @@ class AttentionStep(Protocol):
             values: (num_tokens, num_kv_heads, head_dim).
 
         Returns:
-            (num_tokens, num_heads, head_dim), valid until the next call: the memory may be used again.
+            (num_tokens, num_heads, head_dim), valid until the next call, which may reuse the memory.
         """
 
 
@@ -52,17 +50,17 @@ class AttentionBackend(Protocol):
     """Owns the KV cache tensors of all layers. Constructed with groups, number of blocks, block size, dtype, device.
 
     Attributes:
-        supports_graphs: Whether steps of one token a request may be recorded and replayed (`run.cuda_graphs`).
-            `begin` then writes a batch to device memory that stays where it is, without waiting for the device; what
-            `attend` launches in such a step depends on the number of requests alone; and a request of length 0, whose
-            slot is -1, is padding: nothing is written for it, and what is attended for it does not matter.
+        supports_graphs: Whether decode steps may be captured and replayed (`run.cuda_graphs`). Three things hold then.
+            `begin` writes the batch to device memory that never moves, and does not wait for the device. What `attend`
+            launches in such a step depends only on the number of requests. A request of length 0 with slot -1 is
+            padding: nothing is written for it, and its output is undefined.
     """
 
     name: str
     supports_graphs: bool
 
     def prepare(self) -> bool:
-        """Spend some milliseconds of idle time on what steps would have to wait for; returns whether there is more."""
+        """Spend a few milliseconds of idle time on work that steps would wait for; returns whether more is left."""
 
     def begin(self, batch: Batch) -> AttentionStep:
-        """Do the block copies that the batch asks for, and prepare the metadata that all layers share."""
+        """Do the block copies of the batch, and prepare the metadata that all layers share."""

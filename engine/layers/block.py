@@ -1,7 +1,7 @@
-"""A model is a run of blocks; a block mixes tokens, then computes each by itself, and adds both to the hidden states.
+"""Blocks of a model: a mixer across tokens, then a feed-forward layer, both added to the hidden states.
 
-What mixes (attention) and what computes (a gated feed-forward layer) are parts behind protocols, so that another kind
-of model is another part or another block. Nothing here knows a family or a checkpoint.
+The mixer (attention) and the feed-forward layer are parts behind protocols. Another kind of model is another part or
+another block. Nothing here knows a family or a checkpoint.
 """
 
 from collections.abc import Sequence
@@ -9,45 +9,43 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from typing_extensions import override
 
-from weft.engine.kernels.torch.states import StateStep
-from weft.engine.layers.attention import AttentionStep
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
+from weft.engine.layers.step_caches import StepCaches
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStep:
-    """What blocks are given besides hidden states.
+    """What blocks get besides hidden states.
 
     Attributes:
-        rotation: Of each token, from `RotaryTable.gather`.
-        attention: Writes and reads the KV cache of this step.
-        rows: (num_rows,) indices of the tokens whose hidden states are wanted behind the block; None for all. Of the
-            others a block computes what its cache needs: three quarters of its matrices are for nothing there.
-        states: Reads and writes the states of this step; None in a model that keeps none.
+        rotation: Rotation of each token, from `RotaryTable.gather`.
+        caches: The caches of this step.
+        rows: (num_rows,) indices of the tokens whose outputs are wanted; None for all. For the other tokens a block
+            computes only what its caches need, which saves three quarters of the matrix work.
     """
 
     rotation: torch.Tensor
-    attention: AttentionStep
+    caches: StepCaches
     rows: torch.Tensor | None = None
-    states: StateStep | None = None
 
 
 class Block(Protocol):
-    """One layer of a model, or a run of them in one call."""
+    """One layer of a model, or several in one call."""
 
     def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        """Hidden states (num_tokens, hidden_size), which may be changed -> those behind the block, of `step.rows`."""
+        """Hidden states (num_tokens, hidden_size) -> those after the block, of `step.rows`. May change its input."""
 
 
 class Mixer(Protocol):
     """The half of a block in which tokens see others."""
 
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        """(num_tokens, hidden_size) -> (num_tokens, inner size), for `add_to`; updates what it caches."""
+        """(num_tokens, hidden_size) -> (num_tokens, inner size), the input of `add_to`; updates its caches."""
 
     def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        """Add the outputs for some rows of `mix` to their hidden states, in place."""
+        """Project some rows of what `mix` returned and add them to their hidden states, in place."""
 
 
 class FeedForward(Protocol):
@@ -58,20 +56,20 @@ class FeedForward(Protocol):
 
 
 def run_blocks(blocks: Sequence[Block], hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
-    """One block after the other; `step.rows` is what is wanted behind the last one."""
-    whole = replace(step, rows=None)
+    """Run blocks in order; `step.rows` applies to the last one only."""
+    all_rows = replace(step, rows=None)
     for block in blocks[:-1]:
-        hidden = block.forward(hidden, whole)
+        hidden = block.forward(hidden, all_rows)
     return blocks[-1].forward(hidden, step) if blocks else hidden
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Mixer):
     """Softmax attention over the paged cache.
 
     Attributes:
         qkv: Queries, keys and values stacked, ((num_heads + 2 * num_kv_heads) * head_dim, hidden_size).
-        heads: QK-norm, in families that have it, and rotary embedding.
+        heads: QK-norm, if the family has it, and rotary embedding.
         cache: Index of its cache in the model.
     """
 
@@ -81,41 +79,41 @@ class Attention:
     head_dim: int
     cache: int
 
+    @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        """See `Mixer`."""
-        num_tokens = normed.size(0)
+        num_tokens, attention = normed.size(0), step.caches.attention
         qkv = self.qkv(normed).view(num_tokens, -1, self.head_dim)
-        heads = self.heads(qkv, step.rotation, step.attention.cache(self.cache))
-        return step.attention.attend(self.cache, *heads).reshape(num_tokens, -1)
+        heads = self.heads(qkv, step.rotation, attention.cache(self.cache))
+        return attention.attend(self.cache, *heads).reshape(num_tokens, -1)
 
+    @override
     def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:
-        """See `Mixer`."""
         self.o.add_to(residual, mixed)
 
 
 @dataclass(frozen=True, slots=True)
-class GatedFeedForward:
-    """`gated` is the layer up to its inner size."""
+class GatedFeedForward(FeedForward):
+    """Feed-forward layer with a gate; `gated` computes activation(gate(x)) * up(x)."""
 
     gated: Layer
     down: Linear
 
+    @override
     def add_to(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
-        """See `FeedForward`."""
         self.down.add_to(residual, self.gated(normed))
 
 
 @dataclass(frozen=True, slots=True)
-class PreNormBlock:
-    """Each half computes what its norm makes of the hidden states (Xiong et al., 2020)."""
+class PreNormBlock(Block):
+    """A block whose halves each start with a norm (Xiong et al., 2020)."""
 
     mixer_norm: Layer
     mixer: Mixer
     feed_forward_norm: Layer
     feed_forward: FeedForward
 
+    @override
     def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        """See `Block`."""
         mixed = self.mixer.mix(self.mixer_norm(hidden), step)
         if step.rows is not None:
             hidden, mixed = hidden[step.rows], mixed[step.rows]

@@ -1,4 +1,4 @@
-"""First half of a gated feed-forward layer. Gate and up projection are one matrix, gate first."""
+"""The first half of a gated feed-forward layer; gate and up projection are one matrix, gate first."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -6,25 +6,30 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
+from weft.engine.layers.parts import Layer
 
-ACTIVATIONS: Mapping[str, Activation] = {
+# By their names in config.json.
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""By their name in config.json."""
 
 
-class TorchGated:
-    """activation(gate(x)) * up(x)."""
+def gated(gate_up: Layer, activation: str) -> Layer:
+    """activation(gate(x)) * up(x).
 
-    def __init__(self, gate_up: Callable[[torch.Tensor], torch.Tensor], activation: str) -> None:
-        """Take gate_up (2 * intermediate_size, hidden_size); `activation` is a key of ACTIVATIONS."""
-        self.gate_up = gate_up
-        self._activation = ACTIVATIONS[activation]
+    Args:
+        gate_up: (num_tokens, hidden_size) -> (num_tokens, 2 * intermediate_size), gate first.
+        activation: A key of ACTIVATIONS.
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, hidden_size) -> (num_tokens, intermediate_size)."""
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)  # (num_tokens, intermediate_size) each
-        return self._activation(gate).mul_(up)
+    Returns:
+        (num_tokens, hidden_size) -> (num_tokens, intermediate_size).
+    """
+    activate = ACTIVATIONS[activation]
+
+    def run(hidden: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up(hidden).chunk(2, dim=-1)  # (num_tokens, intermediate_size) each
+        return activate(gate).mul_(up)
+
+    return run

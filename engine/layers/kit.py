@@ -1,7 +1,7 @@
-"""The seam between a model and the way its layers are computed.
+"""The protocol of a kit, which makes the layers of a model for one device and dtype.
 
-A kit reads the weights that a reference names and makes layers of them. It decides what is kept: plain tensors, or
-packed ones, the plain being freed.
+A kit reads the weights that a reference names and makes layers of them. It decides what stays in memory: plain tensors,
+or packed ones, after which the plain tensors are freed.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class LayerKit(Protocol):
     name: str
 
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        """Bytes that `linear` keeps of a matrix in memory."""
+        """Bytes of memory that the result of `linear` takes."""
 
     def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        """Bytes that `tied` keeps."""
+        """Bytes of memory that the result of `tied` takes."""
 
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
         """A matrix with its bias."""
@@ -37,13 +37,13 @@ class LayerKit(Protocol):
         """Token ids (num_tokens,) -> rows of the matrix (vocab_size, hidden_size)."""
 
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
-        """Embedding and output head over one matrix (vocab_size, hidden_size)."""
+        """Embedding and output head that share one matrix (vocab_size, hidden_size)."""
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
-        """RMSNorm over the last dimension; weight may be float32 beside hidden states of another dtype."""
+        """RMSNorm over the last dimension; weight may be float32 for hidden states of another dtype."""
 
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
-        """Norm of queries and keys, where there is one, then rotary embedding."""
+        """Norm of queries and keys, unless norm is None, then rotary embedding."""
 
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
-        """The same computation in fewer blocks, where this kit, which made them, has a call for several at once."""
+        """The same computation in fewer blocks, if this kit, which made them, can run several in one call."""

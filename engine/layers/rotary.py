@@ -1,7 +1,7 @@
-"""Rotary position embedding: inverse frequencies, their scalings, the table, the rotation.
+"""Rotary position embedding (Su et al., 2021): inverse frequencies, their scalings, table and rotation.
 
-Pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints. The table is computed in float32 once, up to the
-longest context, and gathered once per step; layers only multiply. RoPE: Su et al., 2021.
+Pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints. The table is computed once, in float32, up to the
+longest context. Each step gathers its rows once; layers only multiply.
 """
 
 import math
@@ -12,11 +12,11 @@ import torch
 
 
 class RopeScaling(Protocol):
-    """Changes the inverse frequencies for contexts longer than the model was first trained on."""
+    """Changes the inverse frequencies for contexts longer than those of the first training."""
 
     @property
     def attention_factor(self) -> float:
-        """Factor on cosine and sine."""
+        """Multiplier of cosine and sine."""
 
     def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
         """Scaled inverse frequencies, (head_dim / 2,) float32."""
@@ -24,7 +24,7 @@ class RopeScaling(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Positions are divided by `factor` (position interpolation: Chen et al., 2023)."""
+    """Divides positions by `factor` (position interpolation: Chen et al., 2023)."""
 
     factor: float
     attention_factor: float = 1.0
@@ -36,7 +36,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Long wavelengths are divided by `factor`, short ones kept, those between interpolated (Llama 3.1)."""
+    """Divides low frequencies by `factor`, keeps high ones, and interpolates between them (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -45,10 +45,9 @@ class Llama3Scaling:
     attention_factor: float = 1.0
 
     def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
-        """Blend by how often a frequency turns within the original context."""
+        """Blend by the number of turns within the original context."""
         turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
-        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        smooth = smooth.clamp(0, 1)
+        smooth = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return (1 - smooth) * frequencies / self.factor + smooth * frequencies
 
 
@@ -64,7 +63,7 @@ class YarnScaling:
     truncate: bool = True
 
     def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
-        """Keep dimensions that turn beta_fast times or more, interpolate those that turn beta_slow times or less."""
+        """Keep dimensions with at least beta_fast turns; interpolate those with at most beta_slow turns."""
         half = len(frequencies)
         low, high = (self._dimension(turns, theta, 2 * half) for turns in (self.beta_fast, self.beta_slow))
         if self.truncate:
@@ -76,14 +75,14 @@ class YarnScaling:
         return frequencies / self.factor * ramp + frequencies * (1 - ramp)
 
     def _dimension(self, turns: float, theta: float, head_dim: int) -> float:
-        """The dimension whose frequency turns that many times within the original context."""
+        """The dimension whose frequency makes this many turns within the original context."""
         wavelength = self.original_max_position_embeddings / (turns * 2 * math.pi)
         return head_dim * math.log(wavelength) / (2 * math.log(theta))
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Base of the frequencies, and their scaling; None scales nothing."""
+    """Base of the frequencies and their scaling; None means no scaling."""
 
     theta: float
     scaling: RopeScaling | None = None
@@ -103,7 +102,7 @@ class RotaryTable:
             factor = rope.scaling.attention_factor
         angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * factor, angles.sin() * factor
-        # The sign that rotating by half a head puts on the first half sits in the table.
+        # Rotating by half a head negates the first half; the table holds that sign.
         rows = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
         self._rows = rows.unsqueeze(2).to(device, dtype)
 
@@ -113,7 +112,7 @@ class RotaryTable:
 
 
 def rotate(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-    """Rotate heads (num_tokens, num_heads, head_dim) by the angles that `RotaryTable.gather` gave."""
+    """Rotate heads (num_tokens, num_heads, head_dim) by the angles from `RotaryTable.gather`."""
     cos, sin = rotation.unbind(1)  # (num_tokens, 1, head_dim) each
     swapped = heads.roll(heads.shape[-1] // 2, -1)
     return (heads * cos).addcmul_(swapped, sin)

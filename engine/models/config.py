@@ -1,8 +1,8 @@
-"""What a checkpoint is: config.json and generation_config.json, checked and made uniform.
+"""Reads and checks config.json and generation_config.json of a checkpoint.
 
-Reads JSON itself, in both dialects of published checkpoints (transformers 4: rope_theta, rope_scaling, torch_dtype;
-5: rope_parameters, dtype), so that start-up does not wait for transformers. Refuses with a `ModelError` what the
-decoder does not compute.
+Reads the JSON itself, so that start-up does not wait for transformers. Accepts both dialects of published checkpoints:
+transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype). Refuses with a `ModelError` what
+the decoder does not compute.
 """
 
 import logging
@@ -31,12 +31,11 @@ class ModelConfig:
     Attributes:
         max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
         sliding_windows: One entry per layer; None is full attention.
-        norm_offset, has_post_norms, embedding_scale, attention_scale, attention_soft_cap, logit_soft_cap: See
-            `FamilySwitches`.
         activation: Of the feed-forward layers, a key of `weft.engine.layers.gated.ACTIVATIONS`.
-        dtype: What the checkpoint declares; float32 when it declares nothing.
-        eos_token_ids: Ids that end an answer, from generation_config.json, else config.json; may be empty.
-            Each is an id of the vocabulary.
+        dtype: What the checkpoint declares, float32 if it declares nothing.
+        eos_token_ids: Ids that end an answer, from generation_config.json, else config.json. Each is an id of the
+            vocabulary. May be empty.
+        switches: What else differs between families. Where a field above has the same meaning, that one counts.
     """
 
     architecture: str
@@ -50,21 +49,12 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope: RopeConfig
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     sliding_windows: tuple[int | None, ...]
-    norm_offset: float
-    has_post_norms: bool
-    embedding_scale: float
-    attention_scale: float | None
-    attention_soft_cap: float | None
-    logit_soft_cap: float | None
     activation: str
     tie_word_embeddings: bool
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
+    switches: FamilySwitches
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -101,21 +91,12 @@ def load_model_config(folder: Path) -> ModelConfig:
         max_position_embeddings=_longest_context(rope, max_position_embeddings),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=rope,
-        qkv_bias=switches.qkv_bias,
-        o_bias=switches.o_bias,
-        mlp_bias=switches.mlp_bias,
-        qk_norm=switches.qk_norm,
         sliding_windows=switches.sliding_windows or (None,) * num_layers,
-        norm_offset=switches.norm_offset,
-        has_post_norms=switches.has_post_norms,
-        embedding_scale=switches.embedding_scale,
-        attention_scale=switches.attention_scale,
-        attention_soft_cap=switches.attention_soft_cap,
-        logit_soft_cap=switches.logit_soft_cap,
         activation=_read_activation(fields, switches),
         tie_word_embeddings=fields.flag("tie_word_embeddings", switches.ties_embeddings),
         dtype=_read_dtype(fields),
         eos_token_ids=_read_eos_token_ids(folder, fields, vocab_size),
+        switches=switches,
     )
 
 
@@ -127,7 +108,7 @@ def _read_activation(fields: Fields, switches: FamilySwitches) -> str:
 
 
 def _longest_context(rope: RopeConfig, max_position_embeddings: int) -> int:
-    """Published YaRN recipes leave max_position_embeddings at what it was before the extension."""
+    """Published YaRN recipes leave max_position_embeddings at its value before the extension."""
     if isinstance(rope.scaling, YarnScaling):
         extended = int(rope.scaling.factor * rope.scaling.original_max_position_embeddings)
         return max(max_position_embeddings, extended)
@@ -143,7 +124,7 @@ def _read_dtype(fields: Fields) -> torch.dtype:
 
 
 def _read_eos_token_ids(folder: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    """Ids that no logit belongs to are left out: nothing can be sampled that ends an output by them."""
+    """Leaves out ids beyond the vocabulary, which can never be sampled."""
     path = folder / "generation_config.json"
     generation = Fields.read(path).integers("eos_token_id") if path.exists() else ()
     named = generation or fields.integers("eos_token_id")

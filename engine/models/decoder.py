@@ -1,29 +1,53 @@
 """The one decoder: embedding, blocks, final norm, output head.
 
-Nothing here knows the cache: blocks get the `StepCaches` that the caller passes in. All tensors are flat over the
-tokens of a step. The caller runs everything under `torch.inference_mode`.
+It owns no cache: the caller passes the `StepCaches` of each step. All tensors are flat over the tokens of a step. The
+caller runs everything under `torch.inference_mode`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec
-from weft.engine.kernels.caches import StepCaches
 from weft.engine.layers.block import Block, BlockStep, run_blocks
 from weft.engine.layers.parts import Layer, Linear
 from weft.engine.layers.rotary import RotaryTable
+from weft.engine.layers.step_caches import StepCaches
+
+
+class Model(Protocol):
+    """What the runner needs of a model. Neither method waits for the device."""
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Run the tokens of one step through all blocks.
+
+        Args:
+            token_ids: (num_tokens,) int64.
+            positions: (num_tokens,) int64, position of each token in its request.
+            caches: The caches of this step.
+            rows: (num_rows,) indices of the tokens whose hidden states are wanted; None for all.
+
+        Returns:
+            (num_rows, hidden_size) hidden states after the final norm, in the model's dtype.
+        """
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(num_rows, vocab_size) float32 logits of (num_rows, hidden_size). The next call may overwrite them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
+class Decoder(Model):
     """A model ready to run on one device. Made by `weft.engine.models.loading`.
 
     Attributes:
-        blocks: With the layers that a kit has fused as one block.
+        blocks: A kit may have fused several layers into one block.
         cache_specs: What each cache keeps.
-        weights_bytes: What the weights take in memory.
+        weights_bytes: Memory that the weights take.
     """
 
     embedding: Layer
@@ -34,28 +58,14 @@ class Decoder:
     cache_specs: tuple[CacheSpec, ...]
     weights_bytes: int
 
+    @override
     def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        caches: StepCaches,
-        rows: torch.Tensor | None = None,
+        self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Run the tokens of one step through all blocks.
-
-        Args:
-            token_ids: (num_tokens,) int64.
-            positions: (num_tokens,) int64, position of each token in its request.
-            caches: Those of this step.
-            rows: (num_rows,) indices of the tokens whose hidden states are wanted; None for all.
-
-        Returns:
-            (num_rows, hidden_size) hidden states after the final norm, in the model's dtype.
-        """
-        step = BlockStep(self.rotary.gather(positions), caches.attention, rows, caches.states)
+        step = BlockStep(self.rotary.gather(positions), caches, rows)
         hidden = run_blocks(self.blocks, self.embedding(token_ids), step)
         return self.norm(hidden) if hidden.size(0) else hidden  # an empty launch is an error on CUDA
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(num_rows, hidden_size) hidden states of `forward` -> (num_rows, vocab_size) float32, until the next call."""
-        return self.head.to_float32(hidden)
+    @override
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.head.to_float32(hidden_states)

@@ -1,9 +1,7 @@
-"""From a checkpoint to a `Decoder` on its device.
+"""Builds a decoder from a checkpoint: its parts are described, then a kit makes layers of them.
 
-Every tensor is copied from the file straight to its place on the device (on CUDA through pinned memory, while the next
-is read), stacked matrices slice by slice, and each linear layer is packed as soon as it is complete; so memory holds
-the weights once, plus one matrix. A tensor that is missing, superfluous or of another shape is a `ModelError` that
-names it. The load format "dummy" makes random weights of the right shapes without a file.
+The checkpoint's tensors and the description must match exactly. A tensor that is missing, unexpected or of another
+shape is a `ModelError` that names it. The load format "dummy" makes random weights of the right shapes without a file.
 """
 
 from pathlib import Path
@@ -39,17 +37,17 @@ def load_weights(
     """Build a decoder from the safetensors in folder.
 
     Args:
-        folder: Model folder in Hugging Face layout; not read when load_format is "dummy".
+        folder: Model folder in Hugging Face layout; not read if load_format is "dummy".
         max_model_len: Longest context, in tokens, that positions are prepared for.
         load_format: "dummy" makes random weights.
-        progress: Told after every tensor.
+        progress: Called after every tensor.
 
     Raises:
         ModelError: The checkpoint does not hold exactly the tensors that config asks for.
     """
     source: TensorSource
     if load_format == "dummy":
-        source = RandomSource(seed, dtype, device, norm_weight=1.0 - config.norm_offset)
+        source = RandomSource(seed, dtype, device, norm_weight=1.0 - config.switches.norm_offset)
     else:
         source = SafetensorsSource(folder, device)
     spec = decoder_spec(config)
@@ -64,15 +62,15 @@ def load_weights(
 def build_decoder(
     spec: DecoderSpec, config: ModelConfig, kit: LayerKit, reader: WeightReader, rotary: RotaryTable, dtype: torch.dtype
 ) -> Decoder:
-    """Load the parts of a spec; of config only what lies before and behind the blocks counts."""
+    """Load the parts of a spec; config says only how embeddings are scaled and logits are capped."""
     if spec.head is None:
         embedding, head = kit.tied(spec.embedding, reader)
     else:
         embedding, head = kit.embedding(spec.embedding, reader), kit.linear(spec.head, reader)
-    if config.embedding_scale != 1.0:
-        embedding = scaled(embedding, torch.tensor(config.embedding_scale, dtype=dtype).item())
-    if config.logit_soft_cap is not None:
-        head = ChainedLinear(head, soft_cap(config.logit_soft_cap))
+    if config.switches.embedding_scale != 1.0:
+        embedding = scaled(embedding, torch.tensor(config.switches.embedding_scale, dtype=dtype).item())
+    if config.switches.logit_soft_cap is not None:
+        head = ChainedLinear(head, soft_cap(config.switches.logit_soft_cap))
     blocks, num_caches = [], 0
     for block in spec.blocks:
         blocks.append(block.build(kit, reader, num_caches))

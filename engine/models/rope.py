@@ -1,7 +1,7 @@
-"""Reads the rotary embedding of a checkpoint.
+"""Reads the rotary embedding of a checkpoint, in the dialects of transformers 4 and 5.
 
-In the dialect of transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters). Refuses by name what the rotary
-layer does not compute.
+Version 4 has rope_theta and rope_scaling, version 5 rope_parameters. What the rotary layer cannot compute is refused by
+name.
 """
 
 import math
@@ -11,7 +11,6 @@ from weft.engine.models.families.fields import Fields
 from weft.engine.shared.errors import ModelError
 
 _DEFAULT_THETA = 10_000.0
-_SUPPORTED = "default, linear, llama3, yarn"
 
 
 def read_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
@@ -23,25 +22,20 @@ def read_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
     theta = section.number("rope_theta", fields.number("rope_theta", _DEFAULT_THETA))
     if {"full_attention", "sliding_attention"} & set(section.names()):
         raise ModelError("rope_parameters that differ between layer types are not supported")
-    rope_type = section.optional_text("rope_type") or section.optional_text("type") or "default"
     original = fields.integer("original_max_position_embeddings", max_position_embeddings)
-    return RopeConfig(theta, _read_scaling(rope_type, section, original, max_position_embeddings))
+    return RopeConfig(theta, _read_scaling(section, original, max_position_embeddings))
 
 
-def _read_scaling(rope_type: str, section: Fields, original: int, longest: int) -> RopeScaling | None:
+def _read_scaling(section: Fields, original: int, longest: int) -> RopeScaling | None:
     original = section.integer("original_max_position_embeddings", original)
-    match rope_type:
+    match rope_type := section.optional_text("rope_type") or section.optional_text("type") or "default":
         case "default":
             return None
         case "linear":
             return LinearScaling(section.number("factor"))
         case "llama3":
-            return Llama3Scaling(
-                factor=section.number("factor"),
-                low_freq_factor=section.number("low_freq_factor"),
-                high_freq_factor=section.number("high_freq_factor"),
-                original_max_position_embeddings=original,
-            )
+            low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+            return Llama3Scaling(section.number("factor"), low, high, original_max_position_embeddings=original)
         case "yarn":
             factor = section.number("factor", longest / original)
             return YarnScaling(
@@ -52,19 +46,19 @@ def _read_scaling(rope_type: str, section: Fields, original: int, longest: int) 
                 beta_slow=section.number("beta_slow", 1.0),
                 truncate=section.flag("truncate", True),
             )
-    raise ModelError(f"rope type {rope_type} is not supported (supported: {_SUPPORTED})")
+    raise ModelError(f"rope type {rope_type} is not supported (supported: default, linear, llama3, yarn)")
 
 
 def _read_attention_factor(section: Fields, factor: float) -> float:
-    """YaRN's factor on cosine and sine: given, or from the two mscales (DeepSeek), or from the factor alone."""
+    """YaRN's multiplier of cosine and sine: as given, or from the two mscales (DeepSeek), or from the factor alone."""
     given = section.optional_number("attention_factor")
     if given is not None:
         return given
     mscale, mscale_all_dim = section.number("mscale", 0.0), section.number("mscale_all_dim", 0.0)
     if mscale and mscale_all_dim:
-        return _temper(factor, mscale) / _temper(factor, mscale_all_dim)
-    return _temper(factor, 1.0)
+        return _attention_factor(factor, mscale) / _attention_factor(factor, mscale_all_dim)
+    return _attention_factor(factor, 1.0)
 
 
-def _temper(factor: float, mscale: float) -> float:
+def _attention_factor(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

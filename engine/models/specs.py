@@ -1,13 +1,17 @@
-"""What a model is made of, before anything is loaded: blocks that name the weights they read and what they cache.
+"""Descriptions of a model before it is loaded: its blocks, the weights they read, the caches they keep.
 
-Memory is planned from a spec, and the model is built from it. A new kind of block is a new spec.
+Memory is planned from a description, and the model is built from it. A new kind of block is a new class here. The
+fields of a part declare what it needs: a `WeightRef` or `VectorRef` is read, a `CacheSpec` is kept, and the fields of
+nested parts count as its own.
 """
 
-from collections.abc import Iterable
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
+from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
 from weft.engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock
@@ -18,52 +22,59 @@ from weft.engine.layers.parts import Layer, Linear
 from weft.engine.weights.reader import WeightReader
 from weft.engine.weights.refs import VectorRef, WeightRef
 
-Weights = tuple[WeightRef | VectorRef, ...]
+
+@dataclass(frozen=True, slots=True)
+class PartSpec:
+    """A part that is still to be built."""
+
+    @property
+    def weights(self) -> tuple[WeightRef | VectorRef, ...]:
+        """Everything it reads, in the order of its fields."""
+        return tuple(value for value in _values(self) if isinstance(value, WeightRef | VectorRef))
+
+    @property
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What it keeps of a request, each in a cache of its own; empty for a part without memory."""
+        return tuple(value for value in _values(self) if isinstance(value, CacheSpec))
 
 
-class BlockSpec(Protocol):
+def _values(value: object) -> Iterator[object]:
+    """The values in the fields of a part, with nested parts and tuples taken apart."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _values(item)
+    elif isinstance(value, PartSpec):
+        yield from _values(tuple(getattr(value, field.name) for field in dataclasses.fields(value)))
+    else:
+        yield value
+
+
+class BlockSpec(PartSpec, ABC):
     """A block that is still to be built."""
 
-    @property
-    def weights(self) -> Weights:
-        """All that it reads."""
-
-    @property
-    def caches(self) -> tuple[CacheSpec, ...]:
-        """What it keeps of a request, each in a cache of its own; empty for a block without memory."""
-
+    @abstractmethod
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
-        """Load it; its caches have the indices from first_cache on."""
+        """Load it; its caches get the indices from first_cache on."""
 
 
-class MixerSpec(Protocol):
-    """See `BlockSpec`."""
+class MixerSpec(PartSpec, ABC):
+    """A mixer that is still to be built."""
 
-    @property
-    def weights(self) -> Weights:
-        """All that it reads."""
-
-    @property
-    def caches(self) -> tuple[CacheSpec, ...]:
-        """What it keeps of a request."""
-
+    @abstractmethod
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
-        """Load it."""
+        """Load it; its caches get the indices from first_cache on."""
 
 
-class FeedForwardSpec(Protocol):
-    """See `BlockSpec`."""
+class FeedForwardSpec(PartSpec, ABC):
+    """A feed-forward layer that is still to be built."""
 
-    @property
-    def weights(self) -> Weights:
-        """All that it reads."""
-
+    @abstractmethod
     def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
         """Load it."""
 
 
 @dataclass(frozen=True, slots=True)
-class NormSpec:
+class NormSpec(PartSpec):
     """RMSNorm with these weights."""
 
     weight: VectorRef
@@ -75,16 +86,11 @@ class NormSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputSpec:
-    """The matrix with which a half of a block returns to the hidden states, and the norm behind it, if there is one."""
+class OutputSpec(PartSpec):
+    """The matrix that leads from a half of a block back to the hidden states, and the norm after it, if any."""
 
     matrix: WeightRef
     norm: NormSpec | None = None
-
-    @property
-    def weights(self) -> Weights:
-        """See `BlockSpec`."""
-        return (self.matrix,) if self.norm is None else (self.matrix, self.norm.weight)
 
     def build(self, kit: LayerKit, reader: WeightReader) -> Linear:
         """Load it."""
@@ -93,8 +99,8 @@ class OutputSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """`weft.engine.layers.block.Attention`; head_norms are those of queries and keys, or there are none."""
+class AttentionSpec(MixerSpec):
+    """`weft.engine.layers.block.Attention`; head_norms are those of queries and keys, None without QK-norm."""
 
     qkv: WeightRef
     head_norms: tuple[NormSpec, NormSpec] | None
@@ -102,18 +108,8 @@ class AttentionSpec:
     num_heads: int
     cache: PagedKV
 
-    @property
-    def weights(self) -> Weights:
-        """See `BlockSpec`."""
-        return (self.qkv, *(norm.weight for norm in self.head_norms or ()), *self.output.weights)
-
-    @property
-    def caches(self) -> tuple[CacheSpec, ...]:
-        """See `BlockSpec`."""
-        return (self.cache,)
-
+    @override
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
-        """See `BlockSpec`."""
         num_kv_heads, norm = self.cache.num_kv_heads, None
         if self.head_norms is not None:
             queries, keys = self.head_norms
@@ -125,26 +121,21 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedSpec:
+class GatedSpec(FeedForwardSpec):
     """`GatedFeedForward`; gate_up stacks both projections, gate first."""
 
     gate_up: WeightRef
     activation: str
     output: OutputSpec
 
-    @property
-    def weights(self) -> Weights:
-        """See `BlockSpec`."""
-        return (self.gate_up, *self.output.weights)
-
+    @override
     def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
-        """See `BlockSpec`."""
         gated = kit.gated(self.gate_up, reader, self.activation)
         return GatedFeedForward(gated, self.output.build(kit, reader))
 
 
 @dataclass(frozen=True, slots=True)
-class PreNormSpec:
+class PreNormSpec(BlockSpec):
     """`PreNormBlock`."""
 
     mixer_norm: NormSpec
@@ -152,19 +143,8 @@ class PreNormSpec:
     feed_forward_norm: NormSpec
     feed_forward: FeedForwardSpec
 
-    @property
-    def weights(self) -> Weights:
-        """See `BlockSpec`."""
-        norms = self.mixer_norm.weight, self.feed_forward_norm.weight
-        return (*norms, *self.mixer.weights, *self.feed_forward.weights)
-
-    @property
-    def caches(self) -> tuple[CacheSpec, ...]:
-        """See `BlockSpec`."""
-        return self.mixer.caches
-
+    @override
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
-        """See `BlockSpec`."""
         return PreNormBlock(
             self.mixer_norm.build(kit, reader),
             self.mixer.build(kit, reader, first_cache),
@@ -174,18 +154,13 @@ class PreNormSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderSpec:
-    """A whole decoder; head None means that the output head is the embedding."""
+class DecoderSpec(PartSpec):
+    """A whole decoder; head is None if the output head shares the matrix of the embedding."""
 
     embedding: WeightRef
     blocks: tuple[BlockSpec, ...]
     norm: NormSpec
     head: WeightRef | None
-
-    @property
-    def caches(self) -> tuple[CacheSpec, ...]:
-        """Of all blocks, in order."""
-        return tuple(cache for block in self.blocks for cache in block.caches)
 
     @property
     def matrices(self) -> tuple[WeightRef, ...]:
@@ -196,14 +171,12 @@ class DecoderSpec:
     @property
     def vectors(self) -> tuple[VectorRef, ...]:
         """The weights of all norms."""
-        inner = (weight for block in self.blocks for weight in block.weights if isinstance(weight, VectorRef))
-        return (*inner, self.norm.weight)
+        return tuple(weight for weight in self.weights if isinstance(weight, VectorRef))
 
     @property
     def num_parameters(self) -> int:
-        """Values in the checkpoint; an output head that is tied to the embedding counts once."""
-        embedding = self.embedding.num_values if self.head else 0
-        return sum(self._sizes()) + embedding
+        """Values in the checkpoint; a shared matrix counts once."""
+        return sum(weight.num_values for weight in self.weights)
 
     def file_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the checkpoint's tensors in dtype."""
@@ -217,7 +190,3 @@ class DecoderSpec:
         if self.head is None:
             return num_bytes + kit.tied_bytes(last, dtype)
         return num_bytes + kit.linear_bytes(last, dtype) + self.embedding.num_values * dtype.itemsize
-
-    def _sizes(self) -> Iterable[int]:
-        yield from (matrix.num_values for matrix in self.matrices)
-        yield from (vector.size for vector in self.vectors)

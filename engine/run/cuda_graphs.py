@@ -1,10 +1,10 @@
-"""Decode steps as CUDA graphs: a step that was recorded once is queued again with one call.
+"""Runs decode steps as CUDA graphs: a step is recorded once, then queued again with one call.
 
-A batch in which every request computes one token and samples it is padded to one of a few sizes; each size that
-occurs is recorded, lazily: a request never waits for a recording before its first token. A graph reads and writes
-memory that stays where it is: input ids, positions, what the attention backend keeps (`supports_graphs`) and, where
-the graph samples as well, the parameters of its rows. Owns that memory, the graphs, and the ids that the previous step
-sampled. Other steps run eagerly. CUDA alone needs this; the logic runs on any device, with another `Capture`.
+A batch in which every request computes one token and samples it is padded to one of a few sizes. A size is recorded
+after it has occurred, so no request waits for a recording before its first token. A graph reads and writes memory that
+never moves: input ids, positions, what the attention backend keeps (`supports_graphs`), and the parameters of its rows
+if it also samples. This module owns that memory, the graphs, and the ids that the previous step sampled. Other steps
+run eagerly. Only CUDA needs this, but with another `Capture` the logic runs on any device.
 """
 
 import bisect
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.engine.kernels.caches import Caches
-from weft.engine.models.model import Model
+from weft.engine.models.decoder import Model
 from weft.engine.sampling.in_graph import GraphSampler, GreedySampler, is_plain
 from weft.engine.step.batch import Batch, GroupBatch, Ints
 from weft.engine.step.capture import Capture, CudaCapture
@@ -29,18 +29,18 @@ from weft.engine.step.transfer import fill, mark, to_device
 
 logger = logging.getLogger(__name__)
 
+# Steps of a size that run eagerly before it is recorded, which takes as long as a few of them.
 _NUM_EAGER_STEPS = 2
-"""So many steps of a size run eagerly before it is recorded: recording takes about as long as a few of them."""
 
+# Steps of a size that run eagerly after memory was missing to record it.
 _NUM_STEPS_WITHOUT_MEMORY = 1000
-"""So many steps of a size run eagerly after there was no memory to record it."""
 
 _PADDING_SLOT = -1
 _NO_SOURCE = -1
 
 
 class GraphKey(NamedTuple):
-    """What graphs differ in: number of rows, and how they are sampled; None: behind the graph."""
+    """What graphs differ in: the number of rows, and the `GraphSampler.kind`; None if the graph does not sample."""
 
     num_rows: int
     sampling: int | None
@@ -48,9 +48,13 @@ class GraphKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A recorded step: what it reads, what queues it, and its hidden states (num_rows, hidden_size).
+    """A recorded step.
 
-    Inputs are (3, num_rows) int64, see `_inputs`; parameters (n, num_rows) float32, see `GraphSampler`.
+    Attributes:
+        inputs: (3, num_rows) int64, see `_inputs`.
+        parameters: (n, num_rows) float32, see `GraphSampler`.
+        replay: Queues the step.
+        hidden_states: (num_rows, hidden_size) outputs.
     """
 
     inputs: Tensor
@@ -64,10 +68,10 @@ class ComputedStep:
     """The forward pass of a step, queued.
 
     Attributes:
-        token_ids: (num_tokens,) input ids, placeholders filled in; after a graph good until the next step is launched.
-        hidden_states: (num_rows, hidden_size), or (num_tokens, ...) where prompts are scored; good for as long.
-        sampled_ids: (num_rows,) int64; None when the rows are still to be sampled.
-        began: When the device began; None on the CPU.
+        token_ids: (num_tokens,) input ids with placeholders filled in; from a graph valid until the next launch.
+        hidden_states: (num_rows, hidden_size), or (num_tokens, ...) if prompts are scored; valid as long.
+        sampled_ids: (num_rows,) int64; None if the rows are still to be sampled.
+        began: Marks the start of the step on the device; None on the CPU.
     """
 
     token_ids: Tensor
@@ -77,7 +81,7 @@ class ComputedStep:
 
 
 class DecodeGraphs:
-    """Owner of the graphs of one model and of the memory that they work on. Used by its runner alone."""
+    """Owns the graphs of one model and their memory. Used only by its runner."""
 
     def __init__(
         self,
@@ -95,8 +99,8 @@ class DecodeGraphs:
         Args:
             max_num_seqs: Most requests of a step.
             max_num_rows: Most rows that any step samples.
-            sampler: Samples in graphs; None leaves all but the most probable ids to the runner.
-            make_capture: Makes the memory pool of the graphs, anew after `release`.
+            sampler: Samples in graphs; None means graphs sample greedily only.
+            make_capture: Makes the memory pool of the graphs, and a new one after `release`.
         """
         assert caches.supports_graphs
         self._model = model
@@ -104,7 +108,7 @@ class DecodeGraphs:
         self._device = device
         self._sizes = graph_sizes(max_num_seqs)
         self._sampled_ids = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
-        self._kept_ids = torch.empty_like(self._sampled_ids)  # while a recording writes to them
+        self._kept_ids = torch.empty_like(self._sampled_ids)  # a copy, while a recording overwrites them
         self._sampler = sampler or GreedySampler()
         self._make_capture = make_capture
         self._capture: Capture | None = None
@@ -114,14 +118,14 @@ class DecodeGraphs:
         self._has_failed = False
 
     def keep_sampled(self, token_ids: Tensor) -> None:
-        """Remember what a step sampled outside of a graph, for the placeholders of the next one."""
+        """Keep ids that were sampled outside of a graph, for the placeholders of the next step."""
         self._sampled_ids[: len(token_ids)].copy_(token_ids)
 
     def run(self, batch: Batch, *, may_sample: bool) -> ComputedStep | None:
-        """Queue a batch as a graph; None, and nothing is queued, when it has to run eagerly.
+        """Queue a batch as a graph; returns None and queues nothing if it has to run eagerly.
 
         Args:
-            may_sample: Whether the graph may sample, where its sampler can.
+            may_sample: Whether the graph may sample, if its sampler can.
         """
         if not _is_decode(batch) or batch.num_requests > self._sizes[-1]:
             return None
@@ -143,27 +147,27 @@ class DecodeGraphs:
         return ComputedStep(graph.inputs[0, :num_rows], graph.hidden_states[:num_rows], sampled_ids, began)
 
     def record_next(self) -> bool:
-        """Record a size that has occurred and has no graph yet; returns whether there are more of them."""
+        """Record one size that has occurred and has no graph; returns whether there are more such sizes."""
         missing = [key for key, number in self._num_eager_steps.items() if key not in self._graphs and number > 0]
         return bool(missing) and self._record(missing[0]) and len(missing) > 1
 
     def release(self) -> None:
-        """Forget all graphs, so that their memory is free; they are recorded again when they are needed again."""
+        """Drop all graphs and so free their memory; they are recorded again when needed."""
         self._graphs.clear()
         self._num_eager_steps.clear()
         self._capture = None
 
     def _record(self, key: GraphKey) -> bool:
-        """Record a step of padding, which touches nothing of any request; False when that fails, or has failed before.
+        """Record a step of padding, which touches no request. Returns False if this fails, or has failed before.
 
-        The graphs that there are stay. Where memory alone was missing, it is tried again much later.
+        Existing graphs stay. If only memory was missing, a much later step tries again.
         """
         self._kept_ids.copy_(self._sampled_ids)
         try:
             if not self._has_failed:
                 self._graphs[key] = self._make_graph(key)
         except Exception as error:
-            self._capture = None  # torch takes no further recording into memory in which one did not end well
+            self._capture = None  # torch refuses a memory pool in which a recording has failed
             if is_out_of_memory(error):
                 logger.warning("there is no memory to record a decode step of %d rows; it runs eagerly", key.num_rows)
                 self._num_eager_steps[key] = -_NUM_STEPS_WITHOUT_MEMORY
@@ -181,7 +185,7 @@ class DecodeGraphs:
         inputs[2] = _NO_SOURCE
         parameters = torch.empty((0, key.num_rows), device=self._device)
         if key.sampling is not None:
-            whole = self._sampler.parameters(self._padding.sampling, self._sizes[-1])  # it may have had more rows
+            whole = self._sampler.parameters(self._padding.sampling, self._sizes[-1])  # padding may have more rows
             parameters = to_device(np.ascontiguousarray(whole[:, : key.num_rows]), self._device)
         caches = self._caches.begin(pad(self._padding, key.num_rows))
 
@@ -201,15 +205,15 @@ class DecodeGraphs:
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Numbers of rows that batches are padded to, the last one max_num_seqs: small steps first, then of 16."""
+    """Numbers of rows that batches are padded to: a few small ones, then every 16, and max_num_seqs last."""
     sizes = [1, 2, 4, 8, 16, 24, 32, *range(48, max_num_seqs, 16)]
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 
 
 def pad(batch: Batch, num_rows: int) -> Batch:
-    """A decode batch with requests of length 0 behind its own, num_rows in all; their token has no slot to be put in.
+    """Append requests of length 0, whose token has no slot, to a decode batch: num_rows requests in all.
 
-    What concerns rows and placeholders stays as it is.
+    Sampled rows and placeholders stay as they are.
     """
     num_missing = num_rows - batch.num_requests
 
@@ -231,14 +235,14 @@ def pad(batch: Batch, num_rows: int) -> Batch:
 
 
 def _without_requests(batch: Batch) -> Batch:
-    """What is left of a batch to be padded; what concerns its rows stays."""
+    """A batch without its requests, to be padded; sampled rows and placeholders stay."""
     groups = tuple(GroupBatch(g.slot_mapping[:0], g.block_tables[:0], g.block_copies[:0]) for g in batch.groups)
     arrays = {name: getattr(batch, name)[:0] for name in ("token_ids", "positions", "seq_lens")}
     return dataclasses.replace(batch, groups=groups, **arrays)
 
 
 def _inputs(batch: Batch, num_rows: int) -> Ints:
-    """(3, num_rows): input ids, positions, and the row of the previous step that the id comes from instead."""
+    """(3, num_rows): input ids, positions, and the row of the previous step whose id replaces the input id, or -1."""
     inputs = np.zeros((3, num_rows), np.int64)
     inputs[0, : batch.num_requests] = batch.token_ids
     inputs[1, : batch.num_requests] = batch.positions

@@ -1,4 +1,4 @@
-"""Steps of zeros, for what is measured and warmed up at start-up: no request is behind them."""
+"""Makes batches without requests, of token id 0, for measurements and warm-up at start-up."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from weft.engine.step.batch import Batch, GroupBatch, PenaltyBatch, Placeholders
 def dummy_batch(
     num_tokens: int, specs: Sequence[CacheSpec], block_size: int, num_rows: int, max_model_len: int | None = None
 ) -> Batch:
-    """Prompts of num_tokens zeros in all, sampled greedily at the last num_rows of them; blocks begin at 1.
+    """Prompts of num_tokens zeros in all, of which the last num_rows are sampled greedily; block ids start at 1.
 
     Args:
         specs: One entry per cache group.
-        max_model_len: Tokens of each prompt but the last one, which may be shorter; None makes a single one.
+        max_model_len: Tokens of each prompt except the last, which may be shorter; None makes a single prompt.
     """
     longest = min(max_model_len or num_tokens, num_tokens)
     num_rows = min(num_rows, num_tokens)
@@ -59,7 +59,7 @@ def dummy_batch(
 
 
 def going_on(batch: Batch) -> Batch:
-    """The batch of a single prompt without its first token, as if a step before had computed it."""
+    """The batch of a single prompt without its first token, as if an earlier step had computed it."""
     groups = tuple(dataclasses.replace(group, slot_mapping=group.slot_mapping[1:]) for group in batch.groups)
     return dataclasses.replace(
         batch,
@@ -72,11 +72,11 @@ def going_on(batch: Batch) -> Batch:
 
 
 def largest_batch(config: EngineConfig, specs: Sequence[CacheSpec]) -> Batch:
-    """The most that a step may compute, with filters and log-probabilities for as many rows as there may be requests.
+    """The step that needs the most memory: all tokens, and filters and log-probabilities for the most rows.
 
-    These need more memory than any layer; that a prompt is scored, too, keeps the hidden states of all tokens. One row
-    is penalised, which takes little memory, but a kernel that has to be compiled. None is longer than the model's
-    context, for which there is no position.
+    These rows need more memory than any layer. One prompt position is scored, which keeps the hidden states of all
+    tokens. One row is penalised: this takes little memory, but its kernel must be compiled. No prompt is longer than
+    the model's context, since there are no positions beyond it.
     """
     num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
     batch = dummy_batch(num_tokens, specs, config.block_size, config.max_num_seqs, config.max_model_len)

@@ -1,9 +1,8 @@
-"""Which kernels compute a model: chosen once, by device, dtype and sizes."""
+"""Chooses, by device, dtype and sizes, the kernels that compute a model."""
 
 import functools
 import logging
 import os
-from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -31,21 +30,21 @@ from weft.engine.shared.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
+# GPUs from here on have matrix units for bfloat16 and asynchronous copies to shared memory.
 _TRITON_CAPABILITY = 8, 0
-"""GPUs from here on have matrix units for bfloat16, and copy to shared memory by themselves."""
 
 _NOT_DETERMINISTIC = (
-    "deterministic is for Weft's own {}, and there is none for this model here: on a CPU it wants dtype bfloat16 and "
+    "deterministic is for Weft's own {}, and there is none for this model here: on a CPU it needs dtype bfloat16 and "
     "the compiled kernels, on CUDA Triton"
 )
 
 
 def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
-    """Weft's own layers where they can compute the model, native on the CPU and Triton's on CUDA, else torch's.
+    """Weft's own layers if they can compute the model, native on the CPU and Triton on CUDA, else torch's.
 
     Raises:
-        ModelError: Matrices are to be int8, which only Weft's own layers compute, and they cannot; or results are to be
-            deterministic on a CPU, which goes for these layers alone.
+        ModelError: int8 matrices, or deterministic results on a CPU, are asked for, and Weft's own layers, which alone
+            have them, cannot compute the model.
     """
     native = library.load() if supports_layers(model, config.dtype, config.device) else None
     if native:
@@ -56,8 +55,8 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
         )
     if config.options.deterministic and config.device.type == "cpu":
         raise ModelError(_NOT_DETERMINISTIC.format("layers"))
-    if config.device.type == "cuda" and _has_triton(config.device):
-        from weft.engine.kernels.triton.triton_kit import TritonKit  # not installed where there is no CUDA
+    if has_triton(config.device):
+        from weft.engine.kernels.triton.triton_kit import TritonKit  # not installed without CUDA
 
         return TritonKit(config.options.deterministic)
     return torch_kit(config.device, config.dtype, config.options.deterministic)
@@ -77,26 +76,23 @@ def make_caches(
 def make_backend(
     groups: tuple[CacheGroup[PagedKV], ...], num_blocks: int, config: EngineConfig, num_heads: int
 ) -> AttentionBackend:
-    """Weft's own attention where it can serve the cache, else the reference; allocates the cache.
+    """Weft's own attention if it can serve the cache, else the reference; allocates the cache.
 
     Args:
         num_heads: Query heads of every layer.
 
     Raises:
-        ModelError: The cache is to be fp8, which only Weft's own attention on CUDA keeps, and Triton is missing; or
-            results are to be deterministic, and those of the reference are not.
+        ModelError: An fp8 cache, or deterministic results, are asked for, and Weft's own attention, which alone has
+            them, cannot serve the cache.
     """
-    if config.device.type == "cuda" and _has_triton(config.device):
-        from weft.engine.kernels.triton.attention import TritonBackend  # not installed where there is no CUDA
+    cache = (groups, num_blocks, config.block_size, config.dtype, config.device)
+    if has_triton(config.device):
+        from weft.engine.kernels.triton.attention import TritonBackend  # not installed without CUDA
         from weft.engine.kernels.triton.attention_tuning import BatchLimits
 
         is_flash = config.prefill_attention == "flash" and all(flash.supports(g.spec, config.dtype) for g in groups)
         return TritonBackend(
-            groups,
-            num_blocks,
-            config.block_size,
-            config.dtype,
-            config.device,
+            *cache,
             num_heads=num_heads,
             limits=BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len),
             cache_dtype=config.kv_cache_dtype,
@@ -105,7 +101,6 @@ def make_backend(
         )
     if config.is_kv_cache_fp8:
         raise ModelError("kv_cache_dtype fp8 needs Triton and a C compiler, which it runs at start-up")
-    cache = (groups, num_blocks, config.block_size, config.dtype, config.device)
     native = library.load() if supports_attention(groups, config.block_size, config.dtype, config.device) else None
     if native:
         return NativeBackend(*cache, native)
@@ -114,62 +109,30 @@ def make_backend(
     return SdpaBackend(*cache)
 
 
-def settle_prefill(groups: tuple[CacheGroup[CacheSpec], ...], config: EngineConfig, num_heads: int) -> EngineConfig:
-    """Decide what attends in fresh prompts on CUDA, by measuring where FlashAttention 2 can serve the model.
-
-    Raises:
-        ModelError: What is asked for cannot.
-    """
-    asked = config.prefill_attention
-    if config.device.type != "cuda":
-        return config
-    if not _has_triton(config.device):
-        if asked != "auto":
-            raise ModelError(f"prefill_attention {asked} needs Triton and a C compiler, which it runs at start-up")
-        return config
-    paged = paged_groups(groups)
-    can = bool(paged) and not config.options.deterministic and all(flash.supports(g.spec, config.dtype) for g in paged)
-    if asked == "flash" and not can:
-        raise ModelError(
-            "prefill_attention flash needs dtype bfloat16 or float16, heads of at most 256 values, a multiple of 8, "
-            "scores without a soft cap or a scale of their own, and not deterministic"
-        )
-    if asked != "auto" or not paged:
-        return config
-    group = min(paged, key=lambda group: group.spec.sliding_window or 0)  # the first without a window, if there is one
-
-    def make(choice: str, num_blocks: int) -> AttentionBackend:
-        layer = (CacheGroup(group.spec, (0,)),)
-        return make_backend(layer, num_blocks, replace(config, prefill_attention=choice), num_heads)
-
-    is_flash = can and flash.is_faster(make, group.spec, num_heads, config)
-    return replace(config, prefill_attention="flash" if is_flash else "triton")
-
-
-def _has_triton(device: torch.device) -> bool:
-    """Whether Triton is there, can compile, and knows the device."""
-    if find_spec("triton") is None or torch.cuda.get_device_capability(device) < _TRITON_CAPABILITY:
+def has_triton(device: torch.device) -> bool:
+    """Whether this is a CUDA device that Triton supports, and Triton is installed and can compile."""
+    if device.type != "cuda" or find_spec("triton") is None:
         return False
-    return _triton_works()
+    return torch.cuda.get_device_capability(device) >= _TRITON_CAPABILITY and _triton_works()
 
 
 @functools.cache
 def _triton_works() -> bool:
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # fused multiply-adds, which newer ones turn off unasked
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # fused multiply-adds, which later versions turn off
     import triton
 
     try:
         triton.runtime.driver.active.get_current_target()  # compiles a little C
-    except Exception as error:  # whatever a compiler or linker may lack: torch's kernels serve as well
+    except Exception as error:  # no compiler or linker that works: torch's kernels replace Triton's
         logger.warning("Triton cannot be used; attention, layers and sampling are torch's: %s", error)
         return False
     return True
 
 
 def choose_sampling(device: torch.device) -> SamplingKit:
-    """Weft's own sampler, native on the CPU and Triton's on CUDA, there with its own penalties, else torch's."""
-    if device.type == "cuda" and _has_triton(device):
-        from weft.engine.kernels.triton import penalties as triton_penalties  # not installed where there is no CUDA
+    """Weft's own sampler, native on the CPU, Triton with its own penalties on CUDA, else torch's."""
+    if has_triton(device):
+        from weft.engine.kernels.triton import penalties as triton_penalties  # not installed without CUDA
         from weft.engine.kernels.triton.sampling import TritonSampler
 
         return SamplingKit(triton_penalties.apply_penalties, TritonSampler())
@@ -178,19 +141,19 @@ def choose_sampling(device: torch.device) -> SamplingKit:
 
 
 def choose_graph_sampler(device: torch.device, vocab_size: int) -> GraphSampler | None:
-    """What samples in CUDA graphs as `choose_sampling` does outside of them; None where only the best id can be had."""
-    if device.type != "cuda" or not _has_triton(device):
+    """A sampler for CUDA graphs with the results of `choose_sampling`; None if graphs can only sample greedily."""
+    if not has_triton(device):
         return None
-    from weft.engine.kernels.triton.sampling import TritonGraphSampler  # not installed where there is no CUDA
+    from weft.engine.kernels.triton.sampling import TritonGraphSampler  # not installed without CUDA
 
     return TritonGraphSampler(vocab_size)
 
 
 def set_num_threads(kit: LayerKit, caches: Caches, sampling: SamplingKit, number: int) -> None:
-    """Let the layers, the attention and the sampler of a model share the work of a step among so many threads.
+    """Set how many threads share the work of a model's layers, attention and sampler.
 
-    Where the first two are Weft's own, torch is left the caller's thread for the little that it still does: its threads
-    go on spinning for some 20 ms after each operation, on the cores that Weft's threads are to run on.
+    If layers and attention are Weft's own, torch gets one thread for the little that it still does. Its threads spin
+    for about 20 ms after each operation, on the cores that Weft's threads need.
     """
     are_native = isinstance(kit, NativeKit), isinstance(caches.attention, NativeBackend)
     if (any(are_native) or isinstance(sampling.pick_ids, NativeSampler)) and (native := library.load()):

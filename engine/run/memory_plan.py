@@ -1,7 +1,7 @@
-"""Where the memory goes: weights, activations, and what is left for the KV cache.
+"""Divides memory among weights, activations and the KV cache.
 
-The same plan is printed by `weft plan` before anything is loaded (weights from the shapes, activations estimated) and
-by the engine once weights are in memory and a step has been measured. Allocates nothing itself.
+`weft plan` prints the plan before anything is loaded: weights from their shapes, activations estimated. The engine
+prints it after weights are loaded and a step is measured. Allocates nothing.
 """
 
 import logging
@@ -15,20 +15,20 @@ from weft.engine.shared.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
+# The KV cache takes at most this share of the memory that weights and activations leave, unless told otherwise. The
+# rest is for other programs on a CPU, and for CUDA graphs and fragmentation on a GPU.
 SHARE_OF_FREE_MEMORY = {"cpu": 0.4, "cuda": 0.92}
-"""Most of the memory that is free after weights and activations which the KV cache takes unless told otherwise: on a
-CPU other programs need some of it, on a GPU CUDA graphs do, and what is lost between allocations."""
 
+# A CPU decodes too slowly to use more.
 MAX_CPU_CACHE_BYTES = 4 << 30
-"""A CPU decodes too slowly to make use of more."""
 
+# Lengths of requests, in tokens, for which the plan says how many run at once.
 _LENGTHS = (1_024, 4_096, 16_384, 65_536)
-"""Of requests, in tokens, for which people want to know how many run at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose and what they hold."""
+    """Bytes by purpose, and what the KV cache holds."""
 
     weights_bytes: int
     activations_bytes: int
@@ -43,18 +43,18 @@ class MemoryPlan:
         return (self.num_blocks - 1) * self.block_size
 
     def num_requests(self, num_tokens: int) -> int:
-        """Requests of so many tokens that the KV cache holds at once, if they share no prefix."""
+        """Requests of num_tokens each that the KV cache holds at once, if they share no prefix."""
         return (self.num_blocks - 1) // -(-num_tokens // self.block_size)
 
     def concurrency(self, max_num_seqs: int) -> str:
-        """How many requests run at once, by length, for people."""
+        """A printable line: how many requests of each length run at once."""
         lengths = [n for n in _LENGTHS if n < self.max_model_len] + [self.max_model_len]
         counts = [(min(self.num_requests(n), max_num_seqs), n) for n in lengths]
         listed = ", ".join(f"{count:,} with {n:,} tokens each" for count, n in counts)
         return f"at once      {listed} (never more than {max_num_seqs} requests)"
 
     def lines(self) -> list[str]:
-        """The plan for people."""
+        """The plan as printable lines."""
         at_once = self.num_tokens / self.max_model_len
         return [
             f"weights      {format_size(self.weights_bytes)}",
@@ -85,7 +85,7 @@ def make_plan(
     activations_bytes: int,
     free_bytes: int,
 ) -> MemoryPlan:
-    """Divide the memory: what each request takes however long it is comes first, for as many as may run at once.
+    """Divide the memory: first the states of as many requests as may run at once, then blocks.
 
     Raises:
         ModelError: Not even one request fits.
@@ -133,7 +133,7 @@ def make_plan(
 def estimate_activations_bytes(model: ModelConfig, config: EngineConfig) -> int:
     """Bytes of the largest step, from the shapes alone: the widest layer for all tokens, and logits in float32.
 
-    On a CPU a matrix may keep its inputs in float32 as well.
+    On a CPU a matrix may also keep its inputs in float32.
     """
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     per_token = 4 * model.hidden_size + heads + 3 * model.intermediate_size
@@ -143,7 +143,7 @@ def estimate_activations_bytes(model: ModelConfig, config: EngineConfig) -> int:
 
 
 def format_size(num_bytes: float) -> str:
-    """Such as 1.2 GB."""
+    """A printable size, such as 1.2 GB."""
     for unit in ("B", "kB", "MB"):
         if num_bytes < 999.5:
             return f"{num_bytes:.3g} {unit}"

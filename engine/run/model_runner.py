@@ -1,9 +1,9 @@
-"""Weights and cache behind one call: batch in, sampled ids out.
+"""Runs the batches of one device: forward pass, sampling, and results back to the host.
 
-`launch` queues a step on the device, with the way of its results to the host, and returns at once (on the CPU: when it
-is computed); `collect` waits for those results, not for what was launched since. Ids that the previous step sampled
-are taken from the device, so a step can be launched before the one before it is collected. Sees batches, never
-requests. The host waits for the device in `collect`, and in `launch` for the masks of grammars or when memory ran out.
+`launch` queues a step and the copy of its results to the host, and returns at once (on the CPU: when it is computed).
+`collect` waits for those results, not for later launches. Ids that the previous step sampled are taken on the device,
+so a step can be launched before the previous one is collected. Sees batches, never requests. The host waits for the
+device in `collect`, and in `launch` for the masks of grammars or after it ran out of memory.
 """
 
 import dataclasses
@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from typing_extensions import override
 
 from weft.engine.kernels.caches import Caches
-from weft.engine.models.model import Model
+from weft.engine.models.decoder import Model
 from weft.engine.run.cuda_graphs import ComputedStep, DecodeGraphs
 from weft.engine.sampling.logprobs import LogprobTensors, score, token_logprobs
 from weft.engine.sampling.sampler import TORCH_SAMPLING, SampleResult, SamplingKit, sample
 from weft.engine.step.batch import Batch, ScoreBatch
+from weft.engine.step.executor import Executor
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.out_of_memory import is_out_of_memory
 from weft.engine.step.step_result import StepResult
@@ -29,12 +31,12 @@ from weft.engine.step.transfer import Download, mark, to_device
 
 logger = logging.getLogger(__name__)
 
+# Prompt positions scored at a time, because a row of logits is large.
 _SCORES_AT_ONCE = 64
-"""Prompt positions whose logits exist at the same time: a row of logits is large."""
 
 
 class Follower(Protocol):
-    """Computes what the runner's model computes, for a cache of its own that mirrors the runner's."""
+    """A second model that computes every batch too, into a cache that mirrors the runner's."""
 
     def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
         """Compute a batch with these input ids, (num_tokens,) on the device."""
@@ -46,20 +48,20 @@ class Follower(Protocol):
         """See `ModelRunner.give_up_memory`."""
 
     def take_device_s(self) -> float:
-        """What the device has spent on other steps of its own since this was asked, in seconds."""
+        """Seconds that the device has spent on its other steps since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose results are on their way to the host; samples is None when it sampled nothing."""
+    """A step whose results are on their way to the host; samples is None if it sampled nothing."""
 
     samples: SampleResult | None
     scores: list[LogprobTensors]
     download: Download
 
 
-class ModelRunner:
-    """Owner of the model and its caches."""
+class ModelRunner(Executor[LaunchedStep]):
+    """Owns a model and its caches: the executor of one rank."""
 
     def __init__(
         self,
@@ -73,8 +75,8 @@ class ModelRunner:
         """Take over a loaded model and its allocated caches.
 
         Args:
-            follower: Given every step as well.
-            graphs: Of this model and these caches; without them all steps run eagerly.
+            follower: Gets every step too.
+            graphs: Graphs of this model and these caches; without them all steps run eagerly.
         """
         self._model = model
         self._caches = caches
@@ -85,16 +87,16 @@ class ModelRunner:
         self._previous_token_ids: torch.Tensor | None = None
         self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
+    @override
     @torch.inference_mode()
     def launch(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
-        """Queue forward pass and sampling of one step.
+        """Queue the forward pass of a step, wait for its masks, then queue sampling.
 
-        Steps run in the order in which they are launched; placeholders come from the step launched before. Masks are
-        waited for between the two.
+        Steps run in the order of their launches; placeholders come from the step launched before.
 
         Raises:
-            RuntimeError: Among others out of memory, even after everything that can be computed again was given up; at
-                once where the step cannot be repeated.
+            RuntimeError: For example out of memory. Then the step is first launched again after `give_up_memory`,
+                unless it cannot be repeated.
         """
         try:
             return self._launch(batch, masks)
@@ -102,28 +104,28 @@ class ModelRunner:
             if not (is_out_of_memory(error) and self._caches.may_repeat):
                 raise
             logger.warning("a step of %d tokens ran out of memory and is launched again", batch.num_tokens)
-        # Behind the handler, for the error holds on to what the step had allocated. A step may be launched twice: it
-        # writes to the slots that are its own, and what it reads from others is there.
+        # After the handler, because the error keeps alive what the step had allocated. A step may be launched twice: it
+        # writes only to its own slots, and what it reads from others is already there.
         self.give_up_memory()
         return self._launch(batch, masks)
 
+    @override
     @torch.inference_mode()
     def prepare(self) -> bool:
-        """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
         if self._caches.prepare() or (self._follower is not None and self._follower.prepare()):
             return True
         return self._graphs is not None and self._graphs.record_next()
 
+    @override
     def check_device(self) -> None:
-        """Wait for the device; raises if it computes nothing any more."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Compute a batch with these input ids, up to the hidden states.
+        """Compute the hidden states of a batch with these input ids.
 
         Returns:
-            Hidden states, (num_rows, hidden_size) of the rows to be sampled; of all tokens where prompts are scored.
+            (num_rows, hidden_size) of the rows to be sampled, or of all tokens if prompts are scored.
         """
         caches = self._caches.begin(batch)
         rows = None
@@ -131,8 +133,8 @@ class ModelRunner:
             rows = to_device(batch.row_indices, self._device)
         return self._model.forward(token_ids, to_device(batch.positions, self._device), caches, rows)
 
+    @override
     def collect(self, launched: LaunchedStep) -> StepResult:
-        """Wait for the results of a step."""
         tensors = iter(launched.download.wait())
         samples, logprobs = launched.samples, {}
         token_ids = next(tensors).tolist() if samples is not None else []
@@ -143,7 +145,7 @@ class ModelRunner:
         return StepResult(token_ids, logprobs, scores, self._device_s())
 
     def _device_s(self) -> float | None:
-        """Seconds of the steps that have ended since this was asked; a step without results may end later."""
+        """Device time of the steps that have ended since the last call; a step without results may end later."""
         if self._device.type != "cuda":
             return None
         milliseconds = 0.0
@@ -155,8 +157,8 @@ class ModelRunner:
     def _launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> LaunchedStep:
         computed = None
         if self._graphs is not None:
-            # Where a graph samples, nothing may fail behind it: launched again, it would find its own ids in place of
-            # those that the previous step sampled.
+            # A graph that samples must be the end of the step. If later work failed and the step were launched again,
+            # the graph would read its own ids instead of those of the previous step.
             computed = self._graphs.run(batch, may_sample=masks is None and self._follower is None)
         if computed is None:
             began = mark(self._device)
@@ -177,7 +179,7 @@ class ModelRunner:
         return launched
 
     def _input_ids(self, batch: Batch) -> torch.Tensor:
-        """(num_tokens,) on the device, placeholders filled in."""
+        """(num_tokens,) on the device, with placeholders filled in."""
         token_ids = to_device(batch.token_ids, self._device)
         if not len(batch.placeholders.targets):
             return token_ids
@@ -198,7 +200,7 @@ class ModelRunner:
 
     def give_up_memory(self) -> None:
         """Free what can be made again: graphs."""
-        self.check_device()  # a step in flight may be using the memory of a graph
+        self.check_device()  # a step in flight may use the memory of a graph
         if self._graphs is not None:
             self._graphs.release()
         if self._follower is not None:

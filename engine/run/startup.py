@@ -41,10 +41,10 @@ from weft.engine.run.kernel_choice import (
     choose_sampling,
     make_caches,
     set_num_threads,
-    settle_prefill,
 )
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
+from weft.engine.run.prefill_choice import settle_prefill
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineInfo, EngineOptions
 from weft.engine.speculation.drafters import NgramDrafter, PredictionDrafter

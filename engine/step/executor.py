@@ -1,7 +1,7 @@
-"""The seam between the engine and what computes its steps: a runner in this process, or ranks in other processes.
+"""The protocol of what computes the engine's steps: a runner in this process, or ranks in other processes.
 
-What goes in and comes out is plain data, so that the same call can cross a process boundary. An executor never sees a
-request. Steps run in the order in which they are launched.
+Inputs and outputs are plain data, so that a call can cross a process boundary. An executor never sees a request. Steps
+run in the order of their launches.
 """
 
 from concurrent.futures import Future
@@ -11,25 +11,25 @@ from weft.engine.step.batch import Batch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.step_result import StepResult
 
+# What an executor keeps of a step until it is collected.
 Launched = TypeVar("Launched")
-"""What an executor keeps of a step until it is collected."""
 
 
 class Executor(Protocol[Launched]):
     """Computes batches. `weft.engine.run.model_runner.ModelRunner` is the executor of one rank."""
 
     def launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> Launched:
-        """Queue a step; masks are those of its rows that follow a grammar, waited for before rows are sampled."""
+        """Queue a step. masks are for the rows that follow a grammar; sampling waits for them."""
         ...
 
     def collect(self, launched: Launched) -> StepResult:
-        """Wait for it."""
+        """Wait for the results of a step."""
         ...
 
     def prepare(self) -> bool:
-        """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
+        """Spend idle time on work that steps would wait for; returns whether more is left."""
         ...
 
     def check_device(self) -> None:
-        """Raise if the device computes nothing any more."""
+        """Wait for the device; raises if it has failed."""
         ...

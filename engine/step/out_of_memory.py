@@ -1,16 +1,16 @@
-"""Whether an error says that the device has no memory left, whoever says it."""
+"""Recognises errors that mean the device is out of memory."""
 
 import torch
 
+# In errors of the driver ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory") and of cuBLAS.
 _WORDS = ("out of memory", "ALLOC_FAILED")
-"""What the driver ("CUDA error: out of memory", "Triton Error [CUDA]: out of memory") and cuBLAS say."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory was missing, or was when `error` arose: a recording that it breaks off fails in its own way.
+    """Whether missing memory caused an error, or an error in its context: a recording then fails with its own error.
 
-    Only torch's allocator raises `torch.OutOfMemoryError`. To make a graph or to load a kernel takes memory from the
-    driver, whose errors are others, as are those of cuBLAS.
+    Only torch's allocator raises `torch.OutOfMemoryError`. Creating a graph and loading a kernel take memory from the
+    driver, which raises other errors, and so does cuBLAS.
     """
     while error is not None:
         is_meant = isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)

@@ -1,11 +1,11 @@
-"""What a step brings back from the device, as plain host values. The runner makes it; the collector reads it."""
+"""The results of a step as plain host values; the runner makes them and the collector reads them."""
 
 from dataclasses import dataclass
 
 from weft.engine.shared.messages import TokenLogprobs
 
+# The id of a masked row for which bans and mask together leave no id.
 NO_TOKEN_ID = -1
-"""What a row with a mask yields when bans and mask together leave nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +14,10 @@ class StepResult:
 
     Attributes:
         token_ids: Sampled id of every row, or NO_TOKEN_ID.
+        logprobs: By row, for rows that report them.
         scores: One entry per scored prompt position.
-        device_s: What the device has spent on steps, by its own clock, since the result before; None on the CPU, where
-            the host computes. In steps that are no CUDA graphs, waiting for the next launch is part of it.
+        device_s: Seconds that the device has spent on steps since the previous result, by its own clock; None on the
+            CPU. Outside of CUDA graphs this includes waiting for the next launch within a step.
     """
 
     token_ids: list[int]

@@ -1,42 +1,43 @@
-"""From references to tensors on the device: the seam behind which checkpoint formats differ."""
+"""Readers, which turn weight references into tensors on the device; each checkpoint format has its own."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from typing_extensions import override
 
 from weft.engine.weights.refs import VectorRef, WeightRef
 
+# Called with the bytes loaded so far and the bytes in total, counted as they are on the device.
 Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in total, as they are on the device."""
 
 
 class WeightReader(Protocol):
-    """Reads what a model refers to. A format that keeps weights packed adds a method that hands them out packed."""
+    """Reads what a model refers to. A format with packed weights adds a method that returns them packed."""
 
     def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight (out_features, in_features) and bias (out_features,), which then belong to the caller.
+        """Weight (out_features, in_features) and bias (out_features,), None without one; the caller owns both.
 
         Raises:
-            ModelError: The checkpoint does not have it in this shape.
+            ModelError: The checkpoint has no such tensor of this shape.
         """
 
     def vector(self, ref: VectorRef) -> torch.Tensor:
-        """(size,), with the offset added; raises as `dense` does."""
+        """The values (size,) with the offset added; raises as `dense` does."""
 
 
 class TensorSource(Protocol):
-    """Where plain tensors come from."""
+    """A place that plain tensors come from."""
 
     def fill(self, name: str, target: torch.Tensor) -> None:
-        """Copy the tensor into target; raises ModelError when it does not exist or has another shape."""
+        """Copy the tensor into target; raises ModelError if it does not exist or has another shape."""
 
     def close(self) -> None:
-        """End of loading; raises ModelError when tensors are left that nobody asked for."""
+        """End loading; raises ModelError if the source has tensors that nobody asked for."""
 
 
-class DenseReader:
-    """Reads checkpoints of plain tensors, each straight to its place: stacked matrices projection by projection."""
+class DenseReader(WeightReader):
+    """Reads checkpoints of plain tensors, each projection straight to its place in a stacked matrix."""
 
     def __init__(
         self,
@@ -46,15 +47,15 @@ class DenseReader:
         total_bytes: int,
         progress: Progress = lambda done, total: None,
     ) -> None:
-        """Read into tensors of dtype on the device; progress is told after every tensor."""
+        """Read into tensors of dtype on the device; progress is called after every tensor."""
         self._source = source
         self._device = device
         self._dtype = dtype
         self._progress = progress
         self._done_bytes, self._total_bytes = 0, total_bytes
 
+    @override
     def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `WeightReader`."""
         weight = self._empty(ref.out_features, ref.in_features)
         bias = self._empty(ref.out_features) if ref.has_bias else None
         start = 0
@@ -65,8 +66,8 @@ class DenseReader:
             start += size
         return weight, bias
 
+    @override
     def vector(self, ref: VectorRef) -> torch.Tensor:
-        """See `WeightReader`."""
         values = self._empty(ref.size)
         self._fill(f"{ref.name}.weight", values)
         return values.float() + ref.offset if ref.offset else values

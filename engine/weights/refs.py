@@ -1,7 +1,7 @@
-"""What a model reads of a checkpoint, by name and shape.
+"""References to the weights of a checkpoint, by name and shape.
 
-A reference says what is needed, not how a checkpoint keeps it: that is the reader's business. Nor does it say what
-becomes of it in memory: that is the kit's.
+A reference does not say how the checkpoint stores a weight, which the reader knows, nor how it is kept in memory, which
+the kit decides.
 """
 
 import enum
@@ -11,10 +11,10 @@ import torch
 
 
 class Split(enum.Enum):
-    """How ranks divide a matrix between them.
+    """How ranks divide a matrix.
 
-    COLUMN gives each rank some outputs of every stacked projection. ROW gives each some inputs, and the ranks' outputs
-    are summed. NONE gives every rank the whole.
+    COLUMN: each rank has some outputs of every stacked projection. ROW: each rank has some inputs, and the ranks'
+    outputs are summed. NONE: every rank has the whole matrix.
     """
 
     NONE = "none"
@@ -27,10 +27,10 @@ class WeightRef:
     """A matrix: one projection, or several that share their input, stacked along the outputs.
 
     Attributes:
-        names: Of the projections in the checkpoint, without `.weight` and `.bias`.
+        names: Names of the projections in the checkpoint, without `.weight` and `.bias`.
         sizes: Outputs of each projection.
-        in_features: Inputs of all of them.
-        has_bias: Whether they have a bias.
+        in_features: Inputs, the same for all.
+        has_bias: Whether each projection has a bias.
     """
 
     names: tuple[str, ...]
@@ -41,7 +41,7 @@ class WeightRef:
 
     @property
     def out_features(self) -> int:
-        """Outputs of all projections together."""
+        """Outputs of all projections."""
         return sum(self.sizes)
 
     @property
@@ -55,13 +55,19 @@ class VectorRef:
     """The weights of a norm.
 
     Attributes:
-        offset: What the checkpoint leaves out of them.
+        name: Name in the checkpoint, without `.weight`.
+        offset: Added to the stored values.
     """
 
     name: str
     size: int
     offset: float = 0.0
 
+    @property
+    def num_values(self) -> int:
+        """Values in the checkpoint."""
+        return self.size
+
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes in memory: near 1, a 16-bit type keeps fewer digits of a weight than near 0, so a sum is float32."""
+        """Bytes in memory; with an offset float32, because 16-bit types are less precise near 1 than near 0."""
         return self.size * (torch.float32 if self.offset else dtype).itemsize

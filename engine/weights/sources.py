@@ -1,32 +1,34 @@
-"""Where the plain tensors of a model come from: safetensors, or noise of the right shapes."""
+"""Sources of plain tensors: safetensors files, or random values of the right shapes."""
 
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from typing_extensions import override
 
 from weft.engine.models.families.fields import Fields
 from weft.engine.shared.errors import ModelError
+from weft.engine.weights.reader import TensorSource
 from weft.engine.weights.upload import PinnedUpload
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
-class SafetensorsSource:
+class SafetensorsSource(TensorSource):
     """The shards of a checkpoint.
 
-    A shard is mapped only while one tensor is copied, so that pages of the file do not add up to a second copy of
-    the weights in the process.
+    A shard is mapped only while one tensor is copied. Otherwise the mapped pages would add up to a second copy of the
+    weights in the process.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        """Find the tensors of a model folder in Hugging Face layout; on CUDA they go through pinned memory."""
+        """Find the tensors of a model folder in Hugging Face layout; for CUDA they are copied through pinned memory."""
         self._shards = _locate_tensors(folder)
         self._upload = PinnedUpload(device) if device.type == "cuda" else None
         self._unread = set(self._shards)
 
+    @override
     def fill(self, name: str, target: torch.Tensor) -> None:
-        """See `TensorSource`."""
         path = self._shards.get(name)
         if path is None:
             raise ModelError(f"tensor {name} is missing from the checkpoint")
@@ -43,18 +45,17 @@ class SafetensorsSource:
             target.copy_(tensor)
         self._unread.discard(name)
 
+    @override
     def close(self) -> None:
-        """See `TensorSource`."""
-        # Old checkpoints store the inverse frequencies; tied ones may store the output head a second time.
-        unexpected = [
-            name for name in self._unread if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"
-        ]
+        # Old checkpoints store the inverse frequencies. Tied ones may store the output head a second time.
+        known = "rotary_emb.inv_freq", "lm_head.weight"
+        unexpected = [name for name in self._unread if not name.endswith(known)]
         if unexpected:
             raise ModelError(f"tensor {min(unexpected)} of the checkpoint has no place in the model")
 
 
 def _locate_tensors(folder: Path) -> dict[str, Path]:
-    """Tensor name -> file that holds it."""
+    """Tensor name -> the file that holds it."""
     if (folder / _INDEX).exists():
         weight_map = Fields.read(folder / _INDEX).section("weight_map")
         return {name: folder / (weight_map.optional_text(name) or "") for name in weight_map.names()}
@@ -68,23 +69,23 @@ def _locate_tensors(folder: Path) -> dict[str, Path]:
         raise ModelError(f"{path}: not readable as safetensors ({error})") from None
 
 
-class RandomSource:
-    """Noise: norms are given, all else is normal with standard deviation 0.02, from one pool that repeats.
+class RandomSource(TensorSource):
+    """Random values, normal with standard deviation 0.02, from a pool that repeats; norms get a constant.
 
-    Repeating the pool is an order of magnitude faster than a random generator; its length is odd, so rows differ.
+    Repeating a pool is ten times as fast as a random generator. Its length is odd, so that rows differ.
     """
 
     _POOL_SIZE = (1 << 22) + 1
 
     def __init__(self, seed: int, dtype: torch.dtype, device: torch.device, norm_weight: float) -> None:
-        """Make the pool; norms get norm_weight."""
+        """Make the pool; every norm gets norm_weight."""
         generator = torch.Generator().manual_seed(seed)
         self._pool = (torch.randn(self._POOL_SIZE, generator=generator) * 0.02).to(device, dtype)
         self._offset = 0
         self._norm_weight = norm_weight
 
+    @override
     def fill(self, name: str, target: torch.Tensor) -> None:
-        """See `TensorSource`."""
         if name.endswith("norm.weight"):
             target.fill_(self._norm_weight)
             return
@@ -96,5 +97,6 @@ class RandomSource:
             start += len(piece)
             self._offset = (self._offset + len(piece)) % self._POOL_SIZE
 
+    @override
     def close(self) -> None:
-        """See `TensorSource`."""
+        pass

@@ -1,7 +1,7 @@
-"""Host tensors to the device through pinned buffers, so that reading one part overlaps with copying another.
+"""Copies host tensors to the device through pinned buffers; reading a part overlaps with copying another.
 
-From memory that is not pinned, as a mapped file is, the driver copies through a small buffer of its own while the host
-waits. Here all of torch's threads read a part into a pinned buffer while the device fetches the part before it.
+From memory that is not pinned, such as a mapped file, the driver copies through a small buffer of its own while the
+host waits. Here all of torch's threads read a part into a pinned buffer while the device fetches the part before.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ _BUFFER_BYTES = 32 << 20
 
 
 class Event(Protocol):
-    """What is needed of `torch.cuda.Event`."""
+    """The part of `torch.cuda.Event` that is used here."""
 
     def record(self) -> None:
-        """Mark this point in what the device has been given."""
+        """Mark this point in the queue of the device."""
 
     def synchronize(self) -> None:
-        """Wait until the device is there; at once when nothing was marked."""
+        """Wait until the device has reached the mark; returns at once if there is none."""
 
 
 class PinnedUpload:
-    """Owner of the buffers, which are used in turn."""
+    """Owns the buffers and uses them in turn."""
 
     def __init__(
         self,
@@ -34,19 +34,20 @@ class PinnedUpload:
         buffer_bytes: int = _BUFFER_BYTES,
         make_event: Callable[[], Event] = torch.cuda.Event,
     ) -> None:
-        """Allocate the buffers; tensors on the device are what `copy` fills."""
+        """Allocate the buffers."""
         self._buffer_bytes = buffer_bytes
         is_pinned = device.type == "cuda"
-        buffers = [
-            (torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=is_pinned), make_event())
-            for _ in range(_NUM_BUFFERS)
-        ]
-        self._buffers = cycle(buffers)
+        self._buffers = cycle(
+            [
+                (torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=is_pinned), make_event())
+                for _ in range(_NUM_BUFFERS)
+            ]
+        )
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Queue a copy from the host to the device; source may be dropped when this returns.
 
-        Both are contiguous and have the same shape; another dtype is converted on the device.
+        Both are contiguous and have the same shape. The device converts to the dtype of target.
         """
         stored = target if source.dtype == target.dtype else torch.empty_like(target, dtype=source.dtype)
         for octets, destination in zip(self._parts(source), self._parts(stored), strict=True):
@@ -58,5 +59,5 @@ class PinnedUpload:
             target.copy_(stored)
 
     def _parts(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Its bytes, as many at a time as a buffer holds."""
+        """The bytes of a tensor, cut to the size of a buffer."""
         return torch.split(tensor.view(-1).view(torch.uint8), self._buffer_bytes)

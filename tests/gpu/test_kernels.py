@@ -67,7 +67,7 @@ def test_sampling() -> None:
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (151936, 1024)], ids=str)
 def test_rows_of_tiled_products_are_alone(shape: tuple[int, int]) -> None:
     """Bit for bit, at every number of rows; and right."""
-    from weft.engine.kernels.torch.tiled_linear import TiledLinear, forbid_split_sums
+    from weft.engine.kernels.torch.linear import TiledLinear, forbid_split_sums
 
     forbid_split_sums()
     generator = torch.Generator("cuda").manual_seed(0)

@@ -1,16 +1,16 @@
 /* Paged attention over a bfloat16 cache, for decodes and prefill chunks in one call.
  *
- * The context of a request is cut at fixed positions into chunks. For each row (one query head of one token) and chunk:
- * scores, their maximum, exponentials, their sum, the weighted sum of values; the chunks of a row are then merged in
- * ascending order. Every sum has one order that depends on positions alone, so a row's result does not depend, bit for
- * bit, on what else is in the step, on how a prompt was cut into steps, or on the number of threads.
+ * The context of a request is cut at fixed positions into chunks. A row is one query head of one token. For each row and
+ * chunk the kernel computes scores, their maximum, exponentials, their sum, and the weighted sum of values. It then
+ * merges the chunks of a row in ascending order. The order of every sum depends on positions alone. So the bits of a
+ * row's result do not depend on the rest of the step, on how a prompt was cut into steps, or on the number of threads.
  *
  * Cache of a layer: [block][K/V head][K, V][16-token units of the block], each unit head_dim x 16 values:
  *   K unit: [head_dim / 2][16 tokens][2], pairs along head_dim: 64 bytes times a pair of the query give 16 scores.
- *   V unit: [head_dim / 16][8][16 dims][2], pairs along tokens. Where the block size allows it, two units are woven
- *   into one of 32 tokens, [head_dim / 16][16][16][2]. So 1 KB of either is one AMX tile.
+ *   V unit: [head_dim / 16][8][16 dims][2], pairs along tokens. If the block size is a multiple of 32, two units are
+ *   woven into one of 32 tokens, [head_dim / 16][16][16][2]. So 1 KB of K or of V is one AMX tile.
  *
- * "Tiles" are operands of a product with 16 rows: 16 x 32 inputs on the left, 16 x 16 float32 as the result.
+ * A tile is an operand of a product with 16 rows: 16 x 32 inputs on the left, 16 x 16 float32 as the result.
  */
 #include <stdatomic.h>
 
@@ -19,11 +19,11 @@
 #include "pool.h"
 #include "scratch.h"
 
-enum { WRITE_TOKENS = 16 }; /* tokens that a thread writes to the cache at a time */
+enum { WRITE_TOKENS = 16 }; /* tokens that a thread writes to the cache in one piece of work */
 
 /* ---- the work of a thread ------------------------------------------------------------------------------------ */
 
-/* What a call shares between threads. Strides are between tokens and count values. */
+/* What the threads of a call share. Strides are from token to token, in values. */
 typedef struct {
     const Plan *plan;
     bf16 *cache;
@@ -31,34 +31,34 @@ typedef struct {
     int64_t query_stride, key_stride, value_stride;
     bf16 *outputs;
     float *parts; /* (num_parts, num_heads, part_values): result, maximum, sum */
-    char *memory; /* worker_bytes for every thread */
+    char *memory; /* worker_bytes per thread */
     size_t worker_bytes;
 } Call;
 
 /* One chunk of an item for one K/V head. */
 typedef struct {
-    const Item *item; /* NULL when there is no work left */
+    const Item *item; /* NULL if no work is left */
     int64_t head, chunk, first_step, end_step, end_unit;
     const char *keys[CHUNK_UNITS], *values[CHUNK_UNITS]; /* from unit 2 * first_step on */
-    const char *value_steps[CHUNK_STEPS];                /* where products find the values */
+    const char *value_steps[CHUNK_STEPS];                /* where products read the values */
 } Visit;
 
 typedef struct {
     Input *queries;  /* (rows / 16, head_dim / 32) tiles */
     float *scores;   /* (2, CHUNK_UNITS) tiles */
     Input *weights;  /* (2, CHUNK_STEPS) tiles */
-    bf16 *values;    /* (CHUNK_STEPS, head_dim / 16) tiles, for what cannot be used where it lies */
+    bf16 *values;    /* (CHUNK_STEPS, head_dim / 16) tiles: copies of values that products cannot read in place */
     float *part;     /* (2, head_dim / 16) tiles: a block of rows times one chunk */
     float *results;  /* (rows, head_dim) of the chunks so far */
     Mass *masses;    /* (rows) */
-    int32_t *rows;   /* (rows, 2) first and last + 1 of the positions that a row sees */
+    int32_t *rows;   /* (rows, 2) the first position that a row sees, and the last + 1 */
 } Worker;
 
 static int64_t item_rows(const Plan *plan) {
     return ceil_div(max_of(ITEM_ROWS, plan->num_heads / plan->num_kv_heads), BLOCK_ROWS) * BLOCK_ROWS;
 }
 
-/* Divide memory up; returns how many bytes that takes. */
+/* Lay the arrays of a worker out in memory; returns the number of bytes. */
 static size_t lay_out(const Plan *plan, char *memory, Worker *worker) {
     const size_t rows = (size_t)item_rows(plan), dim = (size_t)plan->head_dim;
     char *at = memory;
@@ -79,14 +79,14 @@ static int64_t row_token(const Plan *plan, const Item *item, int64_t row) {
     return plan->tokens[item->first_token + row / group_size(plan)];
 }
 
-/* The query head of a row, as an offset of values within its token. */
+/* Offset of a row's query head within its token, in values. */
 static int64_t row_offset(const Plan *plan, const Visit *visit, int64_t row) {
     return (visit->head * group_size(plan) + row % group_size(plan)) * plan->head_dim;
 }
 
 static int64_t num_rows(const Plan *plan, const Item *item) { return item->num_tokens * group_size(plan); }
 
-/* Turn to a chunk: which of it is seen, and where that lies. */
+/* Find the visible part of a chunk and its addresses. */
 static void look_up(const Call *call, Visit *visit) {
     const Plan *plan = call->plan;
     const Item *item = visit->item;
@@ -100,12 +100,12 @@ static void look_up(const Call *call, Visit *visit) {
         visit->keys[unit] = (const char *)(call->cache + offset);
         visit->values[unit] = (const char *)(call->cache + offset + values_offset(plan));
     }
-    if (visit->end_unit % 2) visit->keys[visit->end_unit] = visit->keys[visit->end_unit - 1]; /* its scores are hidden */
+    if (visit->end_unit % 2) visit->keys[visit->end_unit] = visit->keys[visit->end_unit - 1]; /* scores will be masked */
 }
 
 static atomic_llong next_work;
 
-/* The visit after this one: the item's next chunk, or the first of the item that comes up next. */
+/* The next visit: the item's next chunk, or the first chunk of the next item. */
 static Visit next_visit(const Call *call, const Visit *visit) {
     const Plan *plan = call->plan;
     Visit next = {.item = visit->item, .head = visit->head, .chunk = visit->chunk + 1};
@@ -120,7 +120,7 @@ static Visit next_visit(const Call *call, const Visit *visit) {
     return next;
 }
 
-/* While a chunk is computed, memory is asked for the next one's keys and values. */
+/* List the next chunk's keys and values, to prefetch while this chunk is computed. */
 static void look_ahead(const Plan *plan, const Visit *next, Ahead *ahead) {
     *ahead = (Ahead){.unit_bytes = plan->head_dim * UNIT * (int64_t)sizeof(bf16)};
     if (!next->item) return;
@@ -128,7 +128,7 @@ static void look_ahead(const Plan *plan, const Visit *next, Ahead *ahead) {
         ahead->units[ahead->num_units++] = next->keys[unit];
         ahead->units[ahead->num_units++] = next->values[unit];
     }
-    /* Asking twice costs nothing. */
+    /* Fill up the last group; prefetching twice costs nothing. */
     for (int64_t unit = ahead->num_units; unit % STREAMS; unit++) ahead->units[unit] = ahead->units[0];
 }
 
@@ -151,8 +151,8 @@ static void open_item(const Call *call, Worker *worker, const Visit *visit) {
     memset(worker->results, 0, (size_t)(rows * dim) * sizeof(float));
 }
 
-/* Copy a step of values as one of 32 tokens, zeros where nothing was written yet: zero weights would not hide
- * not-a-numbers there. */
+/* Copy a step of values as one of 32 tokens. Tokens that were not written yet become zeros: their memory may hold NaN,
+ * which a zero weight would not hide. */
 static void stage_step(const Plan *plan, const char *const *units, int64_t num_units, int64_t num_tokens, bf16 *to) {
     const int64_t half = is_woven(plan) ? TILE_BYTES : TILE_BYTES / 2;
     for (int64_t dim = 0; dim < plan->head_dim; dim += LANES) {
@@ -170,7 +170,7 @@ static void stage_step(const Plan *plan, const char *const *units, int64_t num_u
 
 static void stage_values(const Plan *plan, Worker *worker, Visit *visit, Ahead *ahead) {
     int64_t written = plan->seq_lens[visit->item->request] - visit->chunk * CHUNK;
-    if (!is_woven(plan)) written = min_of(written, visit->end_unit * UNIT); /* the second unit of a step may lack */
+    if (!is_woven(plan)) written = min_of(written, visit->end_unit * UNIT); /* a step may have no second unit */
     for (int64_t step = visit->first_step; step < visit->end_step; step++) {
         visit->value_steps[step] = visit->values[2 * step];
         if (is_woven(plan) && (step + 1) * STEP <= written) continue;
@@ -213,7 +213,7 @@ static void weigh(const Plan *plan, Worker *worker, const Visit *visit, Product 
     }
 }
 
-/* The results of a block of rows for a chunk: merged into the item's, or put aside until those of all chunks are there. */
+/* Merge the results of a block of rows for a chunk into the item's; if the item is split, store them as parts. */
 static void keep(const Call *call, Worker *worker, const Visit *visit, int64_t row, int64_t rows, const Mass *masses) {
     const Plan *plan = call->plan;
     const int64_t dim = plan->head_dim;
@@ -265,7 +265,7 @@ static void write_output(const Call *call, int64_t token, int64_t offset, const 
         store_bf16(to + dim, load_f32(result + dim) * (1.0f / sum));
 }
 
-/* Merge what all chunks gave for one token and K/V head; worker->results is free to use. */
+/* Merge the parts of all chunks for one token and K/V head; uses worker->results as scratch. */
 static void merge_parts(const Call *call, Worker *worker, const Visit *visit, int64_t row) {
     const Plan *plan = call->plan;
     const int64_t dim = plan->head_dim, token = row_token(plan, visit->item, row);
@@ -289,7 +289,7 @@ static void close_item(const Call *call, Worker *worker, const Visit *visit) {
         for (int64_t row = 0; row < rows; row += group_size(plan)) {
             int64_t token = row_token(plan, visit->item, row);
             int32_t *arrivals = &plan->arrivals[token * plan->num_kv_heads + visit->head];
-            /* They count on from layer to layer. */
+            /* The counts go on from layer to layer. */
             int32_t arrived = __atomic_add_fetch(arrivals, 1, __ATOMIC_ACQ_REL);
             if (arrived % plan->num_token_parts[token] == 0) merge_parts(call, worker, visit, row);
         }
@@ -302,7 +302,7 @@ static void close_item(const Call *call, Worker *worker, const Visit *visit) {
 
 /* ---- the call ------------------------------------------------------------------------------------------------ */
 
-/* Pieces are the K/V heads of some tokens. */
+/* A piece is one K/V head of some tokens. */
 static void write_cache(const void *context, int64_t first, int64_t end) {
     const Call *call = context;
     const Plan *plan = call->plan;
@@ -341,7 +341,8 @@ static void run_worker(void *context, int thread) {
 }
 
 /* Write this step's keys and values (num_tokens, num_kv_heads, head_dim) of one layer to its cache, then attend with
- * queries (num_tokens, num_heads, head_dim) into outputs of that shape, contiguous. Strides are between tokens. */
+ * queries (num_tokens, num_heads, head_dim). outputs have the shape of queries, contiguous. Strides are from token to
+ * token, in values. */
 void weft_attend(const Plan *plan, bf16 *cache, const bf16 *queries, int64_t query_stride,
                  const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride, bf16 *outputs) {
     static Scratch worker_scratch, part_scratch;

@@ -1,36 +1,44 @@
-"""Weft's own attention on the CPU: paged, bfloat16, batch-invariant; see `engine/kernels/cpu/attention.c`.
+"""Weft's own attention on the CPU: paged, bfloat16, batch-invariant; a wrapper of attention.c.
 
-One native call a layer writes the step's keys and values and attends. What all layers of a KV group share is planned
-once a step. A row's result does not depend, bit for bit, on what else the step computes.
+One native call per layer writes the step's keys and values, then attends. What all layers of a KV group share is
+planned once per step. The bits of a row's result do not depend on what else the step computes.
 """
 
 import ctypes
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.memory import FirstTouch, allocate
+from weft.engine.layers.attention import AttentionBackend, AttentionStep
 from weft.engine.step.batch import Batch, Ints
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
+# Fields of a plan that point to arrays of int64.
 _ARRAYS = ("query_starts", "seq_lens", "block_tables", "slots")
-"""Fields of a plan that point to arrays of int64."""
 
+# A block holds a multiple of this many tokens: the lanes of a vector of scores.
 _BLOCK_TOKENS = 16
-"""Blocks hold a multiple of so many tokens: the lanes of a vector of scores."""
 
+# A head has a multiple of this many values, which one AMX product sums over, and at most the second number.
 _HEAD_VALUES, _MAX_HEAD_VALUES = 32, 256
-"""Heads have a multiple of so many values, what one AMX product sums over, and at most eight times as many."""
 
+# Idle time asks for memory for this many tokens beyond the most ever cached: four full steps, by default.
 _TOKENS_AHEAD = 8192
-"""So many more tokens than have ever been cached have memory after some idle time: four full steps, by default."""
 
 
 class _Plan(ctypes.Structure):
-    """`Plan` of attention_plan.h: what the caller fills in, then what the kernels keep there."""
+    """`Plan` of attention_plan.h: fields that the caller fills in, then fields for the kernels.
+
+    Attributes:
+        arrays: Kept alive, because the plan points to them.
+    """
+
+    arrays: tuple[np.ndarray, ...]
 
     _fields_ = (
         *((name, _SIZE) for name in ("num_requests", "num_tokens", "table_width", "block_size", "num_heads")),
@@ -56,11 +64,11 @@ def supports(
     )
 
 
-class NativeBackend:
-    """Owns the cache: per layer keys and values, flat; attention.c says how a block lies there.
+class NativeBackend(AttentionBackend):
+    """Owns the cache: keys and values of each layer, flat; attention.c describes the layout of a block.
 
-    Memory that no block has been written to takes none, but for some that idle time is spent on. The null block is
-    never written to and stays zero.
+    A page takes memory when a step first writes to it, or a little earlier in idle time. The null block is never
+    written and stays zero.
     """
 
     name = "native"
@@ -75,43 +83,44 @@ class NativeBackend:
         device: torch.device,
         library: NativeLibrary,
     ) -> None:
-        """Reserve the cache; `supports` must hold of the arguments."""
+        """Reserve the cache. `supports` must hold for the arguments."""
         assert supports(groups, block_size, dtype, device)
         self._groups = groups
         self._block_size = block_size
-        self._caches: dict[int, torch.Tensor] = {}
-        for group in groups:
-            for layer in group.layers:
-                self._caches[layer] = allocate(num_blocks * self._block_values(group), dtype)
+        self._caches = {
+            layer: allocate(num_blocks * self._block_values(group), dtype) for group in groups for layer in group.layers
+        }
         self._first_touches = [
             FirstTouch([self._caches[layer] for layer in group.layers], self._block_values(group) * dtype.itemsize)
             for group in groups
         ]
         self.pointers = {layer: cache.data_ptr() for layer, cache in self._caches.items()}
-        # Kept, because fresh memory costs more than what is done with it (page faults).
+        # Kept, because the page faults of fresh memory cost more than the work in it.
         self._outputs = torch.empty(0, dtype=dtype)
         self._size_plan = library.function("weft_size_attention_plan", _POINTER)
         self._fill_plan = library.function("weft_plan_attention", _POINTER)
         rows = (_POINTER, _SIZE)
         self._attend = library.function("weft_attend", _POINTER, _POINTER, *rows, *rows, *rows, _POINTER)
 
+    @override
     def begin(self, batch: Batch) -> "NativeStep":
-        """Copy the blocks that the batch asks for, and ask for memory that later ones will want."""
         for group, first_touch, group_batch in zip(self._groups, self._first_touches, batch.groups, strict=True):
             slots = group_batch.slot_mapping
             first_touch.approach(int(slots.max()) // self._block_size, len(slots) / self._block_size)
             self._copy_blocks(group, group_batch.block_copies)
         return NativeStep(self, batch)
 
+    @override
     def prepare(self) -> bool:
-        """Ask for a page of memory that later steps will write to."""
         num_blocks = _TOKENS_AHEAD // self._block_size
         return any(first_touch.ask_in_idle_time(num_blocks) for first_touch in self._first_touches)
 
-    def plan(self, batch: Batch, layer: int, num_heads: int) -> "_GroupPlan":
-        """Plan a step for the KV group of a layer."""
-        index = next(index for index, group in enumerate(self._groups) if layer in group.layers)
-        spec, group_batch = self._groups[index].spec, batch.groups[index]
+    def plan(self, batch: Batch, layer: int, num_heads: int) -> dict[int, _Plan]:
+        """Plan a step for the KV group of a layer; returns the plan by layer."""
+        group, group_batch = next(
+            pair for pair in zip(self._groups, batch.groups, strict=True) if layer in pair[0].layers
+        )
+        spec = group.spec
         given = (batch.query_start_locs, batch.seq_lens, group_batch.block_tables, group_batch.slot_mapping)
         arrays = tuple(np.ascontiguousarray(array, np.int64) for array in given)
         plan = _Plan(
@@ -130,7 +139,8 @@ class NativeBackend:
         memory = np.empty(plan.memory_size, np.int32)
         plan.memory = memory.ctypes.data
         self._fill_plan(ctypes.addressof(plan))
-        return _GroupPlan(plan, (*arrays, memory), self._groups[index].layers)
+        plan.arrays = (*arrays, memory)
+        return dict.fromkeys(group.layers, plan)
 
     def attend(
         self, plan: int, cache: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
@@ -155,41 +165,32 @@ class NativeBackend:
         return 2 * self._block_size * group.spec.num_kv_heads * group.spec.head_dim
 
 
-class _GroupPlan:
-    """What all layers of a KV group share in a step, and the arrays that it points into."""
-
-    def __init__(self, plan: _Plan, arrays: tuple[np.ndarray, ...], layers: tuple[int, ...]) -> None:
-        self.address = ctypes.addressof(plan)
-        self.layers = layers
-        self._kept = plan, arrays
-
-
-class NativeStep:
-    """Attention for one step; see `AttentionStep`."""
+class NativeStep(AttentionStep):
+    """Attention for one step."""
 
     def __init__(self, backend: NativeBackend, batch: Batch) -> None:
-        """Plans are made when the first layer of a group comes, for that tells the number of query heads."""
+        """Plan nothing yet: only a layer knows the number of its query heads."""
         self._backend = backend
         self._batch = batch
-        self._plans: dict[int, _GroupPlan] = {}
+        self._plans: dict[int, _Plan] = {}
 
+    @override
     def cache(self, layer: int) -> None:
-        """Nothing: `attend` writes."""
+        return None
 
+    @override
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
-        return self._backend.attend(*self.place(layer, queries.shape[1]), queries, keys, values)
+        return self._backend.attend(*self.addresses(layer, queries.shape[1]), queries, keys, values)
 
-    def place(self, layer: int, num_heads: int) -> tuple[int, int]:
-        """Return where the plan of a layer lies, for this step, and where its cache does."""
+    def addresses(self, layer: int, num_heads: int) -> tuple[int, int]:
+        """Addresses of a layer's plan, made for this step, and of its cache."""
         if layer not in self._plans:
-            plan = self._backend.plan(self._batch, layer, num_heads)
-            self._plans.update(dict.fromkeys(plan.layers, plan))
-        return self._plans[layer].address, self._backend.pointers[layer]
+            self._plans.update(self._backend.plan(self._batch, layer, num_heads))
+        return ctypes.addressof(self._plans[layer]), self._backend.pointers[layer]
 
 
 def _rows(heads: torch.Tensor) -> tuple[int, int]:
-    """Where the heads of the first token start, and how many values lie between two tokens."""
+    """Address of the first token's heads, and the number of values from one token to the next."""
     token_stride, head_stride, stride = heads.stride()
-    assert stride == 1 and head_stride == heads.shape[2], "the heads of a token must lie side by side"
+    assert stride == 1 and head_stride == heads.shape[2], "the heads of a token must be contiguous"
     return heads.data_ptr(), token_stride

@@ -1,4 +1,4 @@
-/* Where keys and values of a token lie in the cache; attention.c says in what order. */
+/* Addresses of a token's keys and values in the cache; attention.c describes the layout. */
 #ifndef WEFT_ATTENTION_CACHE_H
 #define WEFT_ATTENTION_CACHE_H
 
@@ -12,12 +12,12 @@ enum {
     CHUNK_STEPS = CHUNK / STEP,
 };
 
-/* Values between the start of a layer's cache and a unit of keys. */
+/* Offset of a unit of keys in a layer's cache, in values. */
 static inline int64_t unit_offset(const Plan *plan, int64_t block, int64_t head, int64_t unit) {
     return ((block * plan->num_kv_heads + head) * 2 * plan->block_size + unit * UNIT) * plan->head_dim;
 }
 
-/* Values between a unit of keys and the unit of values for the same tokens. */
+/* Offset from a unit of keys to the unit of values for the same tokens, in values. */
 static inline int64_t values_offset(const Plan *plan) { return plan->block_size * plan->head_dim; }
 
 static inline bool is_woven(const Plan *plan) { return plan->block_size % STEP == 0; }
@@ -37,7 +37,8 @@ static inline void write_value(const Plan *plan, bf16 *cache, int64_t slot, int6
         store_bits(to, (load_bits(to) & kept) | ((u32x16)load_bf16(value + dim) >> (16 - shift)));
 }
 
-/* The first token at or after `token` that does not share a pair of the V cache with the token before it. */
+/* The first token from `token` on that does not share a pair of the V cache with the token before it. Threads that
+ * start there never write to one pair at the same time. */
 static inline int64_t pair_start(const Plan *plan, int64_t token) {
     bool is_second = token > 0 && token < plan->num_tokens && plan->slots[token] % 2 == 1;
     return is_second && plan->slots[token] == plan->slots[token - 1] + 1 ? token + 1 : token;

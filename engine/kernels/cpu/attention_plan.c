@@ -1,18 +1,18 @@
-/* Planning a step's attention; see attention_plan.h, and attention.c for what comes of it. */
+/* Plans a step's attention; attention.c carries the plan out. */
 #include <string.h>
 
 #include "attention_plan.h"
 #include "pool.h"
 #include "scratch.h"
 
-enum { SPLIT_ROWS = 32 };            /* requests with at most so many rows are split over their chunks */
-enum { MAX_PART_BYTES = 128 << 20 }; /* what the parts of all of them may take */
+enum { SPLIT_ROWS = 32 };            /* requests with at most this many rows are split into their chunks */
+enum { MAX_PART_BYTES = 128 << 20 }; /* most memory for the parts of all split requests */
 
 static int64_t num_queries(const Plan *plan, int64_t request) {
     return plan->query_starts[request + 1] - plan->query_starts[request];
 }
 
-/* Requests that are split share what they have in common, and occupy all threads however few they are. */
+/* Split requests share chunks with equal blocks, and even a single one keeps all threads busy. */
 static bool is_split(const Plan *plan, int64_t request) {
     return num_queries(plan, request) * group_size(plan) <= plan->split_rows;
 }
@@ -24,7 +24,7 @@ static int64_t count_parts(const Plan *plan) {
     return parts;
 }
 
-/* Where parts would take too much memory, only requests of one token are split, or none. */
+/* If parts would take too much memory, split only requests of one token, or none. */
 static void choose_split_rows(Plan *plan) {
     const int64_t most = MAX_PART_BYTES / (plan->num_heads * part_values(plan) * (int64_t)sizeof(float));
     plan->split_rows = max_of(SPLIT_ROWS, group_size(plan));
@@ -32,10 +32,10 @@ static void choose_split_rows(Plan *plan) {
     if (count_parts(plan) > most) plan->split_rows = 0;
 }
 
-/* Say how many int32 the plan's memory must hold. */
+/* Set memory_size, the number of int32 that the plan's memory must hold. */
 void weft_size_attention_plan(Plan *plan) {
     choose_split_rows(plan);
-    int64_t items = 0; /* at most, each with one token at least */
+    int64_t items = 0; /* an upper bound: every item has at least one token */
     for (int64_t request = 0; request < plan->num_requests; request++)
         items += num_queries(plan, request) * (is_split(plan, request) ? ceil_div(plan->seq_lens[request], CHUNK) : 1);
     const int64_t item_values = sizeof(Item) / sizeof(int32_t) + plan->num_kv_heads + 1;
@@ -51,7 +51,7 @@ static Item *add_item(Plan *plan, int64_t request, int64_t first_chunk, int64_t 
     return item;
 }
 
-/* Items must get their tokens before the next item is added. */
+/* All tokens of an item must be added before the next item is. */
 static void add_token(Plan *plan, Item *item, int64_t token) {
     int64_t position = plan->positions[token];
     plan->tokens[item->first_token + item->num_tokens++] = (int32_t)token;
@@ -59,9 +59,9 @@ static void add_token(Plan *plan, Item *item, int64_t token) {
     item->end_key = (int32_t)max_of(item->end_key, position + 1);
 }
 
-/* Requests of one chunk: `next` chains those of one bucket of the hash table, or those with equal blocks. */
+/* Chains of requests for one chunk: those in one bucket of the hash table, and those with equal blocks. */
 typedef struct {
-    int32_t next_in_bucket, next_alike, last_alike; /* -1 ends a chain; last_alike is -1 for all but the first */
+    int32_t next_in_bucket, next_alike, last_alike; /* -1 ends a chain; only the first of those alike has last_alike */
 } Link;
 
 enum { BUCKETS = 1024 };
@@ -71,7 +71,7 @@ static bool reaches(const Plan *plan, int64_t request, int64_t chunk) {
     return chunk * CHUNK < plan->seq_lens[request] && chunk >= first_seen(plan, first_position) / CHUNK;
 }
 
-/* Whether two requests have the same blocks, filled as far, in a chunk. */
+/* Whether two requests have the same blocks in a chunk, filled to the same position. */
 static bool are_alike(const Plan *plan, int64_t a, int64_t b, int64_t chunk) {
     int64_t end = min_of(plan->seq_lens[a], (chunk + 1) * CHUNK), first_block = chunk * CHUNK / plan->block_size;
     int64_t num_blocks = ceil_div(end, plan->block_size) - first_block;
@@ -80,7 +80,7 @@ static bool are_alike(const Plan *plan, int64_t a, int64_t b, int64_t chunk) {
                    plan->block_tables + b * plan->table_width + first_block, (size_t)num_blocks * sizeof(int64_t));
 }
 
-/* Link the requests that are split and reach the chunk. */
+/* Link the split requests that reach the chunk. */
 static void link_alike(const Plan *plan, int64_t chunk, Link *links) {
     int32_t buckets[BUCKETS];
     memset(buckets, -1, sizeof buckets);
@@ -100,7 +100,7 @@ static void link_alike(const Plan *plan, int64_t chunk, Link *links) {
     }
 }
 
-/* One chunk of all split requests; those with equal blocks share items, so that memory is read once for all of them. */
+/* Plan one chunk of all split requests. Requests with equal blocks share items, so that memory is read once for them. */
 static void plan_chunk(Plan *plan, int64_t chunk, int64_t item_tokens, Link *links) {
     link_alike(plan, chunk, links);
     for (int64_t first = 0; first < plan->num_requests; first++) {
@@ -126,7 +126,7 @@ static void plan_whole(Plan *plan, int64_t request, int64_t item_tokens) {
                               plan->positions[end - 1] / CHUNK + 1, false);
         for (int64_t token = begin; token < end; token++) add_token(plan, item, token);
     }
-    /* Head by head: what one head's items read stays in the second-level cache. */
+    /* Head by head: the keys and values of one head then stay in the second-level cache. */
     for (int64_t head = 0; head < plan->num_kv_heads; head++)
         for (int64_t item = first_item; item < plan->num_items; item++)
             plan->work[plan->num_work++] = (int32_t)(item * plan->num_kv_heads + head);
@@ -144,7 +144,7 @@ static void plan_tokens(Plan *plan, int64_t request) {
     }
 }
 
-/* Decide once per step who computes what in every layer. The memory holds memory_size int32. */
+/* Plan a step, for all layers of the group. plan->memory holds memory_size int32. */
 void weft_plan_attention(Plan *plan) {
     static Scratch scratch;
     Link *links = scratch_reserve(&scratch, (size_t)plan->num_requests * sizeof(Link));
@@ -168,7 +168,7 @@ void weft_plan_attention(Plan *plan) {
     plan->work = (int32_t *)(plan->items + num_items);
     plan->tokens = plan->work + num_items * plan->num_kv_heads;
     const int64_t group = group_size(plan);
-    /* Smaller items where the whole step would else be too few for the threads. */
+    /* Smaller items if the step would otherwise have too few for the threads. */
     int64_t rows = min_of(max_of(num_rows / (4 * num_threads()), BLOCK_ROWS), ITEM_ROWS);
     for (int64_t request = 0; request < plan->num_requests; request++)
         if (!is_split(plan, request)) plan_whole(plan, request, max_of(rows / group, 1));

@@ -1,4 +1,4 @@
-/* Rows times keys, and weights times values, in tiles: 16 x 32 inputs on the left, 16 x 16 float32 as the result. */
+/* Products of rows and keys, and of weights and values, in tiles: 16 x 32 inputs on the left, 16 x 16 float32 results. */
 #ifndef WEFT_ATTENTION_PRODUCT_H
 #define WEFT_ATTENTION_PRODUCT_H
 
@@ -7,16 +7,16 @@
 #include "tiles.h"
 
 enum {
-    STREAMS = 8,             /* units that memory is asked for at a time */
-    PARTS_AHEAD = 16,        /* of a request for memory, one with each pair of a step: all at once hold loads up */
+    STREAMS = 8,             /* units that are prefetched at the same time */
+    PARTS_AHEAD = 16,        /* parts of a prefetch, one with each pair of a step: all at once would delay loads */
     PART_BYTES = 128,
-    LEFT_ROWS = 16,          /* of a tile that stands on the left of a product */
+    LEFT_ROWS = 16,          /* rows of a tile on the left of a product */
     LEFT_VALUES = 16 * 32,
-    RESULT_VALUES = 16 * 16, /* of a tile of results */
+    RESULT_VALUES = 16 * 16, /* values of a tile of results */
     TILE_BYTES = 1024,
 };
 
-/* Units that memory is asked for while others are used, several side by side: memory serves that faster than one. */
+/* Units to prefetch while others are used, several at a time, because memory serves several streams faster than one. */
 typedef struct {
     const char *units[2 * CHUNK_UNITS];
     int64_t num_units, unit_bytes, unit, byte;
@@ -24,13 +24,13 @@ typedef struct {
 
 INLINE bool is_left(const Ahead *ahead) { return ahead && ahead->unit < ahead->num_units; }
 
-/* Ask for one of the PARTS_AHEAD parts of the next 2 KB, of which something must be left. */
+/* Prefetch one of the PARTS_AHEAD parts of the next 2 KB; `is_left` must be true. */
 INLINE void prefetch_part(const Ahead *ahead, int part) {
     const char *from = ahead->units[ahead->unit + part % STREAMS] + ahead->byte + part / STREAMS * PART_BYTES;
     for (int byte = 0; byte < PART_BYTES; byte += 64) __builtin_prefetch(from + byte, 0, 2);
 }
 
-/* The next 2 KB have been asked for. */
+/* Go on to the next 2 KB. */
 INLINE void move_on(Ahead *ahead) {
     ahead->byte += PARTS_AHEAD / STREAMS * PART_BYTES;
     if (ahead->byte < ahead->unit_bytes) return;
@@ -38,16 +38,16 @@ INLINE void move_on(Ahead *ahead) {
     ahead->unit += STREAMS;
 }
 
-/* Ask for 2 KB, if there is so much left. */
+/* Prefetch 2 KB, if something is left. */
 INLINE void prefetch_next(Ahead *ahead) {
     if (!is_left(ahead)) return;
     for (int part = 0; part < PARTS_AHEAD; part++) prefetch_part(ahead, part);
     move_on(ahead);
 }
 
-/* One or two tiles of rows on the left, from left and left + second_left, each of `steps` operands side by side (for a
- * head at most as many as for a chunk); two columns of operands on the right; four results, two for each tile of rows,
- * from to and to + second_to. */
+/* One or two tiles of rows on the left, at left and left + second_left, each of `steps` adjacent operands; two columns of
+ * operands on the right. The results of the first tile of rows are at `to` and to + next_column, those of the second
+ * second_to further. A head has at most as many steps as a chunk. */
 typedef struct {
     int64_t rows, steps;
     const Input *left;
@@ -89,7 +89,7 @@ INLINE void multiply_tiles(const Product *product, int row_tiles, Ahead *ahead) 
 }
 
 static void multiply(const Product *product, Ahead *ahead) {
-    __asm__ volatile("" ::: "memory"); /* the compiler does not know that tiles are loaded from memory */
+    __asm__ volatile("" ::: "memory"); /* the compiler does not know that tile loads read memory */
     if (product->rows > LEFT_ROWS)
         multiply_tiles(product, 2, ahead);
     else

@@ -1,4 +1,4 @@
-/* Scores to weights, and the weighted sums of several chunks to one (online softmax: Milakov and Gimelshein, 2018). */
+/* Turns scores into weights, and merges the results of chunks (online softmax: Milakov and Gimelshein, 2018). */
 #ifndef WEFT_ATTENTION_SOFTMAX_H
 #define WEFT_ATTENTION_SOFTMAX_H
 
@@ -6,9 +6,9 @@
 
 #include "attention_product.h"
 
-enum { ODD_UNITS = CHUNK_UNITS / 2 * RESULT_VALUES }; /* where scores of odd units lie, after those of even ones */
+enum { ODD_UNITS = CHUNK_UNITS / 2 * RESULT_VALUES }; /* offset of the scores of odd units, after those of even ones */
 
-/* 2 to the power of values <= 0, relative error below 3e-6, exactly 1 for 0. */
+/* 2 to the power of values <= 0, with a relative error below 3e-6; exactly 1 for 0. */
 INLINE f32x16 power_of_two(f32x16 values) {
 #if defined(__AVX512DQ__)
     f32x16 rest = (f32x16)_mm512_reduce_ps((__m512)values, 9); /* values - floor(values), 0 for -infinity */
@@ -31,13 +31,12 @@ INLINE f32x16 power_of_two(f32x16 values) {
 #endif
 }
 
-/* What a row knows of a chunk, or of all chunks so far: maximum of the scaled scores, and the sum of their powers of
- * two relative to it. */
+/* Of a row, for one chunk or all chunks so far: the maximum m of the scaled scores, and the sum of 2^(score - m). */
 typedef struct {
     float maximum, sum;
 } Mass;
 
-/* Hide what a row does not see: positions of the chunk before `first` and from `last` on. */
+/* Mask positions of the chunk that a row does not see: those before `first` and from `last` on. */
 static void mask_row(float *scores, int64_t first_unit, int64_t end_unit, int64_t first, int64_t last) {
     const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int64_t unit = first_unit; unit < end_unit; unit++) {
@@ -49,14 +48,14 @@ static void mask_row(float *scores, int64_t first_unit, int64_t end_unit, int64_
     }
 }
 
-/* Where a row of a block lies in tiles of `values` each, of which a tile of rows has `tiles`. */
+/* Offset of a row of a block. Each 16 rows have `tiles` tiles of `values` each. */
 INLINE int64_t row_start(int64_t row, int64_t tiles, int64_t values) {
     return (row / LEFT_ROWS * tiles * LEFT_ROWS + row % LEFT_ROWS) * (values / LEFT_ROWS);
 }
 
 /* Turn the scores of a block of rows into weights, in the steps [first_step, end_step) of a chunk.
  *
- * All maxima come first: a row's exponentials wait for its maximum, and meanwhile the CPU can work on other rows. */
+ * All maxima come first. A row's exponentials wait for its maximum, and so the CPU can work on other rows meanwhile. */
 static void soften(const float *scores, Input *weights, int64_t rows, int64_t first_step, int64_t end_step, float scale,
                    Mass *masses) {
     for (int64_t row = 0; row < rows; row++) {
@@ -83,12 +82,12 @@ static void soften(const float *scores, Input *weights, int64_t rows, int64_t fi
     }
 }
 
-/* Add a chunk's result to what a row has of the chunks before it. The part's vectors lie part_stride values apart.
- * Never inlined: the compiler fuses one of the two products of a sum with the addition, and chose differently for the
- * rows whose chunks are split and those whose are not, which then differed in the last bit. */
+/* Add a chunk's result to a row's result of the chunks before. The part's vectors are part_stride values apart.
+ * Never inlined: the compiler fuses one of the two products of a sum with the addition. Inlined, it chose differently
+ * for split and unsplit rows, whose results then differed in the last bit. */
 static __attribute__((noinline)) void merge(Mass *mass, float *result, Mass part, const float *values,
                                             int64_t part_stride, int64_t head_dim) {
-    if (part.maximum == -INFINITY) return; /* the row sees nothing of the chunk */
+    if (part.maximum == -INFINITY) return; /* the row does not see the chunk */
     bool is_higher = part.maximum > mass->maximum;
     float lower = power_of_two(splat(-fabsf(part.maximum - mass->maximum)))[0];
     float kept = is_higher ? lower : 1.0f, added = is_higher ? 1.0f : lower;

@@ -1,10 +1,10 @@
-/* What happens between the matrix products, each in one pass over memory; statistics in float32. */
+/* The layers between two matrix products, each in one pass over memory; statistics in float32. */
 #include <math.h>
 
 #include "kernels.h"
 #include "pool.h"
 
-/* Rows that are worth handing to another thread. */
+/* Fewest rows that are worth handing to another thread. */
 static int64_t grain(int64_t row_values) { return (1 << 14) / row_values + 1; }
 
 /* 1 / root mean square of size values, size a multiple of 16. */
@@ -53,7 +53,7 @@ static void prepare_head(bf16 *head, int64_t head_dim, const bf16 *cosines, cons
             first *= scale * load_bf16(weight + i);
             second *= scale * load_bf16(weight + half + i);
         }
-        /* the sign of the first half's sine sits in the table */
+        /* the table's sines of the first half are negated */
         store_bf16(head + i, first * load_bf16(cosines + i) + second * load_bf16(sines + i));
         store_bf16(head + half + i, second * load_bf16(cosines + half + i) + first * load_bf16(sines + half + i));
     }
@@ -79,7 +79,7 @@ static void prepare_tokens(const void *context, int64_t first, int64_t end) {
 
 /* QK-norm and rotary embedding (Su et al., 2021), in place.
  *
- * heads (num_tokens, token_stride): the first num_heads heads of each token, queries and keys, are changed.
+ * heads (num_tokens, token_stride): changes the first num_heads heads of each token, which are queries and keys.
  * rotation (num_tokens, 2, head_dim): cosines and signed sines. weights (num_heads, head_dim), or NULL for no norm.
  * head_dim is a multiple of 32. */
 void weft_prepare_heads(bf16 *heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,

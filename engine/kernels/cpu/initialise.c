@@ -1,4 +1,4 @@
-/* Runs once, after loading: asks the kernel for what the instruction set needs. */
+/* Runs once after loading: asks the operating system for permission to use AMX tiles. */
 #include "tiles.h"
 
 #if defined(__AMX_BF16__)

@@ -1,4 +1,4 @@
-/* Kernels that other C files call, too; what they do is said where they are defined. */
+/* Kernels that other C files call too; their definitions describe them. */
 #ifndef WEFT_KERNELS_H
 #define WEFT_KERNELS_H
 

@@ -1,21 +1,23 @@
-"""The parts of a layer, each one native call; see `packed.py` and `elementwise.c`."""
+"""Native layers for the CPU: matrices, norms and heads, which wrap linear.c, linear_int8.c, elementwise.c."""
 
 import ctypes
 from enum import IntEnum
 
 import torch
+from typing_extensions import override
 
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.memory import allocate
-from weft.engine.kernels.cpu.packed import pack_bf16, pack_int8
+from weft.engine.kernels.cpu.packed import pack
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.norm import HeadNorm
+from weft.engine.layers.parts import Linear
 
 _POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class _Epilogue(IntEnum):
-    """What becomes of the sums; see `weft_linear`."""
+    """What happens to the sums; see `weft_linear`."""
 
     STORE_BF16 = 0
     STORE_F32 = 1
@@ -27,7 +29,7 @@ class NativeNorm:
     """RMSNorm of rows."""
 
     def __init__(self, library: NativeLibrary, weight: torch.Tensor, eps: float) -> None:
-        """Scale by weight (size of a row,)."""
+        """Multiply by weight (size of a row,)."""
         self.weight, self.eps = weight, eps
         self._function = library.function("weft_rms_norm", _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _FLOAT, _POINTER)
 
@@ -41,10 +43,10 @@ class NativeNorm:
 
 
 class NativeHeads:
-    """See `HeadLayer`; works in place."""
+    """A `HeadLayer` that works in place."""
 
     def __init__(self, library: NativeLibrary, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> None:
-        """Without a norm, heads are rotated alone."""
+        """If norm is None, only rotate."""
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self._weight = norm.weight.contiguous() if norm else None  # (num_heads + num_kv_heads, head_dim)
@@ -57,7 +59,7 @@ class NativeHeads:
         self, qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `HeadLayer`."""
-        assert cache is None, "these layers leave writing to attention"
+        assert cache is None, "this kit leaves writing K/V to the attention backend"
         num_tokens, total_heads, head_dim = qkv.shape
         sizes = (total_heads * head_dim, num_tokens, self.num_heads + self.num_kv_heads, head_dim)
         self._function(qkv.data_ptr(), *sizes, rotation.data_ptr(), self.weight_pointer, self.eps)
@@ -65,8 +67,8 @@ class NativeHeads:
         return queries, keys, values
 
 
-class NativeLinear:
-    """A packed matrix; see `Linear`, and `LayerKit.gated` for the gated kind, which is only called."""
+class NativeLinear(Linear):
+    """A packed matrix. A gated one implements `LayerKit.gated`, and only its `__call__` may be used."""
 
     def __init__(
         self,
@@ -77,29 +79,29 @@ class NativeLinear:
         is_gated: bool = False,
         is_int8: bool = False,
     ) -> None:
-        """Pack a weight (out_features, in_features); of a gated one each half is packed by itself."""
+        """Pack a weight (out_features, in_features); the halves of a gated one are packed separately."""
         parts = weight.chunk(2) if is_gated else (weight,)
         self.out_features, self.in_features = parts[0].shape
         self._bias = bias
         self.bias_pointer = None if bias is None else bias.data_ptr()
-        # Kept, because fresh memory for the logits of 64 rows costs more than all else of a small model (page faults).
+        # Kept: for a small model, the page faults of fresh memory for 64 rows of logits cost more than all other work.
         self._float32 = torch.empty(0)
         self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
-        self.matrix = (pack_int8 if is_int8 else pack_bf16)(library, parts)
-        self._multiply, self._gather, self._pointers = self.matrix.multiply, self.matrix.gather, self.matrix.pointers
+        self.matrix = pack(library, parts, is_int8=is_int8)
+        self._matrix = self.in_features, *self.matrix.pointers, self.out_features, self.bias_pointer
 
+    @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, in_features) -> (num_tokens, out_features)."""
         outputs = torch.empty(inputs.size(0), self.out_features, dtype=torch.bfloat16)
         self._run(inputs, outputs, self._epilogue)
         return outputs
 
+    @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
-        """See `Linear`."""
         self._run(inputs, residual, _Epilogue.ADD_BF16)
 
+    @override
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        """See `Linear`."""
         num_values = len(inputs) * self.out_features
         if num_values > self._float32.numel():
             self._float32 = allocate(num_values, torch.float32)
@@ -108,21 +110,11 @@ class NativeLinear:
         return outputs
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows `ids` (n,) int64 of the weight, (n, in_features)."""
+        """Rows of the weight: ids (n,) int64 -> (n, in_features)."""
         rows = torch.empty(len(ids), self.in_features, dtype=torch.bfloat16)
-        self._gather(*self._pointers, self.in_features, ids.data_ptr(), len(ids), rows.data_ptr())
+        self.matrix.gather(*self.matrix.pointers, self.in_features, ids.data_ptr(), len(ids), rows.data_ptr())
         return rows
 
     def _run(self, inputs: torch.Tensor, outputs: torch.Tensor, epilogue: _Epilogue) -> None:
-        self._multiply(
-            inputs.data_ptr(),
-            inputs.stride(0),
-            inputs.size(0),  # len() is a Python function of torch, ten times as slow
-            self.in_features,
-            *self._pointers,
-            self.out_features,
-            self.bias_pointer,
-            outputs.data_ptr(),
-            outputs.stride(0),
-            epilogue,
-        )
+        rows = inputs.data_ptr(), inputs.stride(0), inputs.size(0)  # ten times as fast as len(), a Python function
+        self.matrix.multiply(*rows, *self._matrix, outputs.data_ptr(), outputs.stride(0), epilogue)

@@ -1,7 +1,7 @@
-"""Loads Weft's native kernels: one shared object per instruction set, the best that this CPU runs.
+"""Loads the native kernels, compiled for the best instruction set that this CPU has.
 
-They are plain C over raw pointers, with threads of their own (`pool.h`). Without a compiler at installation there are
-no shared objects, and the engine takes torch's own operations.
+There is one shared object per instruction set, in plain C over raw pointers, with its own threads (`pool.h`). If there
+was no compiler at installation, there are none, and the engine uses torch's operations.
 """
 
 import ctypes
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma", "bmi2"})
 
+# Instruction sets, best first, and the flags in /proc/cpuinfo that they need.
 VARIANTS: Final = {
     "amx": _AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
     "avx512_bf16": _AVX512 | {"avx512_bf16"},
@@ -25,14 +26,13 @@ VARIANTS: Final = {
     "avx2": frozenset({"avx2", "fma", "bmi2"}),
     "portable": frozenset[str](),
 }
-"""Instruction sets, best first, and the flags in /proc/cpuinfo that they need."""
 
+# All files of an installation are written within this time, in any order.
 _INSTALLATION_S = 60
-"""Within this time all files of an installation are written, in any order."""
 
 
 class NativeLibrary:
-    """The functions of one variant. Arguments are checked by nobody: callers pass contiguous tensors' pointers.
+    """The functions of one variant. They do not check arguments: callers pass pointers to contiguous tensors.
 
     Calls come from one thread at a time.
     """
@@ -41,7 +41,7 @@ class NativeLibrary:
         """Load the shared object.
 
         Raises:
-            OSError: It cannot be loaded, or the kernel does not let this process use the CPU's tiles.
+            OSError: It cannot be loaded, or the kernel does not let this process use AMX tiles.
         """
         self.variant = variant
         functions = ctypes.CDLL(str(path))
@@ -52,11 +52,11 @@ class NativeLibrary:
         self.set_num_threads(torch.get_num_threads())
 
     def set_num_threads(self, number: int) -> None:
-        """Let so many threads, the caller's among them, share the work of a call; at first as many as torch uses."""
+        """Set how many threads, the caller's included, share the work of a call; at first as many as torch uses."""
         self._set_num_threads(number)
 
     def function(self, name: str, *arguments: type) -> Callable[..., None]:
-        """A function that returns nothing, by name, with the ctypes of its arguments."""
+        """Look up a function that returns nothing, by name, with the ctypes of its arguments."""
         function: ctypes._NamedFuncPointer = self._functions[name]
         function.argtypes, function.restype = arguments, None
         return function
@@ -68,18 +68,18 @@ def compiled_variants() -> tuple[str, ...]:
 
 
 def runnable_variants() -> Iterator[str]:
-    """Names of the variants that this CPU runs and that were compiled, best first."""
+    """Names of the compiled variants that this CPU can run, best first."""
     flags = _cpu_words("flags")
     yield from (variant for variant in compiled_variants() if VARIANTS[variant] <= flags)
 
 
 @functools.cache
 def load(variant: str | None = None) -> NativeLibrary | None:
-    """The library of a variant, or the best one; None when there is none to be had, with the reason in the log.
+    """The library of a variant, or the best one; None, with the reason in the log, if there is none.
 
-    Some are only had by name. Torch's operations are faster than the portable one. The one Intel CPU that was measured,
-    an Emerald Rapids without AMX, takes pairs of bfloat16 at a quarter of the rate of float32 (1.3 against 5.2 G/s), so
-    it makes half as many products in a second; others of theirs are taken to be like it.
+    Two variants must be asked for by name. torch's operations are faster than the portable one. The one Intel CPU that
+    was measured, an Emerald Rapids without AMX, takes bfloat16 pairs at a quarter of the rate of float32 (1.3 against
+    5.2 G/s), so it computes half as many products per second; other Intel CPUs are assumed to be the same.
     """
     only_by_name = {"portable"} | ({"avx512_bf16"} if _cpu_words("vendor_id") == {"GenuineIntel"} else set())
     for name in [variant] if variant else [name for name in runnable_variants() if name not in only_by_name]:
@@ -106,13 +106,13 @@ def _path(variant: str) -> Path | None:
 
 
 def _is_outdated(path: Path) -> bool:
-    """Whether a source file was changed after the compilation: what it expects may no longer be what callers pass."""
+    """Whether a source file was changed after compilation: then its functions may expect other arguments."""
     latest = path.stat().st_mtime + _INSTALLATION_S
     return any(file.stat().st_mtime > latest for file in path.parent.glob("*.[ch]"))
 
 
 def _cpu_words(key: str) -> frozenset[str]:
-    """What /proc/cpuinfo says of the first CPU under a key."""
+    """The words of /proc/cpuinfo under a key, for the first CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux

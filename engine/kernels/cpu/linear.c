@@ -1,14 +1,14 @@
 /* Linear layers over packed bfloat16 weights, for any number of rows.
  *
  * Packed layout: panels of 16 outputs; in a panel, for every pair of inputs the 16 outputs' pairs: [n / 16][k / 2][16][2].
- * 64 bytes of it are one operand of the pair product, 1 KB of it is one AMX tile; k is padded with zeros to whole tiles.
- * Every output is the sum over k in one order, whatever the number of rows or threads: rows do not feel each other.
+ * 64 bytes are one operand of the pair product, and 1 KB is one AMX tile; k is padded with zeros to whole tiles.
+ * The order in which an output is summed over k does not depend on the number of rows or threads.
  */
 #include "linear_product.h"
 
 /* ---- packing ------------------------------------------------------------------------------------------------- */
 
-/* Exchange, in a square of 2 x 2 squares of so many lanes, the two off the diagonal. */
+/* Take a matrix as 2 x 2 squares of 8 (4, 2, 1) lanes and exchange the two squares off the diagonal. */
 INLINE void swap_8(u32x16 *upper, u32x16 *lower) {
     const u32x16 first = *upper, second = *lower;
     *upper = __builtin_shuffle(first, second, (u32x16){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23});
@@ -33,7 +33,7 @@ INLINE void swap_1(u32x16 *upper, u32x16 *lower) {
     *lower = __builtin_shuffle(first, second, (u32x16){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
 }
 
-/* Each round halves the squares that are still to be transposed in themselves. */
+/* Each round halves the size of the squares that are still to be transposed. */
 static void transpose(u32x16 lines[LANES]) {
     for (int row = 0; row < 8; row++) swap_8(&lines[row], &lines[row + 8]);
     for (int row = 0; row < LANES; row += row % 4 == 3 ? 5 : 1) swap_4(&lines[row], &lines[row + 4]);
@@ -41,7 +41,7 @@ static void transpose(u32x16 lines[LANES]) {
     for (int row = 0; row < LANES; row += 2) swap_1(&lines[row], &lines[row + 1]);
 }
 
-/* 16 rows of weights, or fewer at the end, as one panel. */
+/* Pack 16 rows of weights, or fewer at the end, as one panel. */
 static void pack_panel(const bf16 *weights, int64_t rows, int64_t k, int64_t padded_k, char *to) {
     for (int64_t start = 0; start < padded_k; start += 2 * LANES, to += sizeof(u32x16[LANES])) {
         const int64_t left = k - start < 2 * LANES ? k - start : 2 * LANES;
@@ -94,7 +94,7 @@ static void gather_rows(const void *context, int64_t first, int64_t end) {
     }
 }
 
-/* The reverse for some outputs: rows `ids` of the packed matrix as (num_ids, k). */
+/* Unpack some outputs: rows `ids` of the packed matrix as (num_ids, k). */
 void weft_gather_rows(const bf16 *packed, int64_t k, const int64_t *ids, int64_t num_ids, bf16 *to) {
     const Gathering call = {packed, k, (k + TILE_K - 1) / TILE_K * TILE_K, ids, to};
     run_loop(num_ids, 32, gather_rows, &call);
@@ -104,7 +104,7 @@ void weft_gather_rows(const bf16 *packed, int64_t k, const int64_t *ids, int64_t
 
 #if defined(__AMX_BF16__)
 
-/* One tile of rows times four panels, whose weights come from memory. */
+/* One tile of rows times four panels; weights come straight from memory. */
 static void multiply_1x4(const Job *job, const Unit *unit, float *sums) {
     const char *const *panels = unit->panels, *tiles = (const char *)(job->inputs + unit->row * job->padded_k);
     const int64_t steps = job->padded_k / TILE_K;
@@ -145,10 +145,10 @@ static void compute_unit(const Job *job, const Unit *unit, int thread) {
 
 #endif
 
-/* outputs (rows, n) = inputs (rows, k) x packed weights (n, k), k even, and what the epilogue makes of it:
- * 0 stores bfloat16, 1 stores float32, 2 adds to the bfloat16 outputs, 3 stores silu(gate) * up, where the gate's
- * panels come first, then as many panels of up (n is the size of one of them, and there is no bias).
- * Strides count values; bias may be NULL. */
+/* outputs (rows, n) = epilogue of inputs (rows, k) x packed weights (n, k), k even.
+ * Epilogues: 0 stores bfloat16, 1 stores float32, 2 adds to the bfloat16 outputs, 3 stores silu(gate) * up. For 3 the
+ * panels of gate come first, then as many of up; n is the size of one of them, and there is no bias.
+ * Strides are in values; bias may be NULL. */
 void weft_linear(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const bf16 *weights, int64_t n,
                  const bf16 *bias, void *outputs, int64_t output_stride, int64_t epilogue) {
     Job job = {.rows = rows, .input_stride = input_stride, .k = k, .weights = weights, .bias = bias,

@@ -1,9 +1,9 @@
-/* Linear layers over weights in int8 with one scale for each output: half the bytes of bfloat16 to read.
+/* Linear layers over int8 weights with one scale per output, which read half the bytes of bfloat16.
  *
- * Packed layout: panels of 16 outputs, [n / 16][k][16], k padded with zeros to whole tiles; scales are float32, and n
- * of them padded with zeros to whole panels.
- * A weight becomes bfloat16 or float32 on its way into the product, exactly (127 has seven bits); sums are float32, and
- * the scale comes last. Few rows take weights straight from memory; many share panels widened once.
+ * Packed layout: panels of 16 outputs, [n / 16][k][16], with k padded with zeros to whole tiles. Scales are float32; the
+ * n scales are padded with zeros to whole panels.
+ * Weights are converted to bfloat16 or float32 before the product, exactly, since 127 has seven bits. Sums are float32,
+ * and the scale is applied last. Few rows convert weights straight from memory; many rows share panels converted once.
  */
 #include "linear_product.h"
 
@@ -11,11 +11,11 @@ enum { INT8_TILE_BYTES = PANEL * TILE_K, WIDE_TILE_BYTES = 2 * INT8_TILE_BYTES }
 
 /* ---- packing ------------------------------------------------------------------------------------------------- */
 
-/* Returns the scale: the largest magnitude of a row becomes 127. */
+/* Quantize one row so that its largest magnitude becomes 127; returns the scale. */
 static float pack_row(const bf16 *weights, int64_t k, int8_t *to) {
     bf16 largest = 0;
     for (int64_t i = 0; i < k; i++) {
-        const bf16 magnitude = weights[i] & 0x7fff; /* is in the order of its bits */
+        const bf16 magnitude = weights[i] & 0x7fff; /* magnitudes have the order of their bits */
         largest = magnitude > largest ? magnitude : largest;
     }
     const float scale = to_f32(largest) / 127.0f, divisor = largest ? scale : 1.0f;
@@ -40,7 +40,7 @@ static void pack_rows(const void *context, int64_t first, int64_t end) {
                                      call->packed + row / PANEL * PANEL * call->padded_k + row % PANEL);
 }
 
-/* Quantize and pack weights (n, k), k even, into packed, which is zero, and scales (n). */
+/* Quantize weights (n, k), k even, into packed, which must be zero before, and scales (n). */
 void weft_pack_linear_int8(const bf16 *weights, int64_t n, int64_t k, int8_t *packed, float *scales) {
     const Packing call = {weights, k, (k + TILE_K - 1) / TILE_K * TILE_K, packed, scales};
     run_loop(n, PANEL, pack_rows, &call);
@@ -64,7 +64,7 @@ static void gather_rows(const void *context, int64_t first, int64_t end) {
     }
 }
 
-/* The reverse for some outputs: rows `ids` of the packed matrix as (num_ids, k). */
+/* Unpack some outputs: rows `ids` of the packed matrix as (num_ids, k). */
 void weft_gather_rows_int8(const int8_t *packed, const float *scales, int64_t k, const int64_t *ids, int64_t num_ids,
                            bf16 *to) {
     const Gathering call = {packed, scales, k, (k + TILE_K - 1) / TILE_K * TILE_K, ids, to};
@@ -73,7 +73,7 @@ void weft_gather_rows_int8(const int8_t *packed, const float *scales, int64_t k,
 
 /* ---- products ------------------------------------------------------------------------------------------------ */
 
-/* The weights of 16 outputs for as many inputs as a tile has pairs of, from `from` on, as bfloat16. */
+/* Widen one tile of weights, of 16 outputs and TILE_K inputs, to bfloat16. */
 INLINE void widen_tile(const char *from, char *to) {
     for (int64_t line = 0; line < TILE_K / 2; line++) {
         if (line % 2 == 0) __builtin_prefetch(from + line * 32 + AHEAD_BYTES, 0, 2);
@@ -81,7 +81,7 @@ INLINE void widen_tile(const char *from, char *to) {
     }
 }
 
-static Scratch wide_scratch; /* for each thread the panels of a unit as bfloat16 */
+static Scratch wide_scratch; /* the panels of a unit as bfloat16, for each thread */
 
 INLINE char *wide_panels(const Job *job, int thread) {
     return (char *)wide_scratch.memory + thread * UNIT_PANELS * 2 * job->panel_bytes;
@@ -89,8 +89,8 @@ INLINE char *wide_panels(const Job *job, int thread) {
 
 #if defined(__AMX_BF16__)
 
-/* In both products the weights of the next step are widened while those of this step are multiplied: a tile that is
- * loaded before its stores have left for the cache waits. */
+/* Both products widen the weights of the next step while they multiply those of this step. A tile load that comes too
+ * soon after its stores would wait for them to reach the cache. */
 
 /* One tile of rows times four panels. */
 static void multiply_1x4(const Job *job, const Unit *unit, float *sums) {
@@ -115,7 +115,7 @@ static void multiply_1x4(const Job *job, const Unit *unit, float *sums) {
     store_row_of_sums(sums);
 }
 
-/* Two tiles of rows times two panels, which are left behind as bfloat16 in wide[]. */
+/* Two tiles of rows times two panels, which are also stored as bfloat16 in wide[]. */
 static void multiply_and_widen_2x2(const bf16 *tiles, const char *const panels[2], int64_t steps, char *const wide[2],
                                    float *sums) {
     const bf16 *second = tiles + steps * TILE_VALUES;
@@ -176,7 +176,7 @@ static void compute_unit(const Job *job, const Unit *unit, int thread) {
 
 #endif
 
-/* As `weft_linear`, with weights and scales from `weft_pack_linear_int8`. */
+/* Like `weft_linear`, with weights and scales from `weft_pack_linear_int8`. */
 void weft_linear_int8(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const int8_t *weights,
                       const float *scales, int64_t n, const bf16 *bias, void *outputs, int64_t output_stride,
                       int64_t epilogue) {

@@ -1,8 +1,9 @@
-/* What the linear kernels share: how outputs are divided among threads, and what becomes of the sums.
+/* What the linear kernels share: the division of outputs among threads, and the epilogues.
  *
- * Weights are packed in panels of 16 outputs, and a unit is four panels. For few rows they lie far apart, because memory
- * serves four long streams faster than one; for many rows side by side, so that whole cache lines of outputs are written.
- * Each thread has a range of units, whose streams go on from unit to unit, and takes over what is left of the others'.
+ * Weights are packed in panels of 16 outputs, and a unit is four panels. For few rows the panels of a unit are far apart,
+ * because memory serves four long streams faster than one. For many rows they are neighbours, so that whole cache lines
+ * of outputs are written. Each thread has a range of units, whose streams continue from unit to unit. When its own range
+ * is done, it takes units of other threads.
  */
 #ifndef WEFT_LINEAR_JOB_H
 #define WEFT_LINEAR_JOB_H
@@ -14,33 +15,33 @@
 #include "tiles.h"
 
 enum { PANEL = LANES, TILE_K = 32, BLOCK_ROWS = 32, UNIT_PANELS = 4, BLOCK_COLUMNS = UNIT_PANELS * PANEL };
-enum { CHUNK_BYTES = 1 << 19 }; /* inputs that stay in the second-level cache while panels pass by */
-enum { FEW_ROWS = 16 };          /* up to so many, memory is what takes time */
+enum { CHUNK_BYTES = 1 << 19 }; /* inputs that stay in the second-level cache while panels are read */
+enum { FEW_ROWS = 16 };          /* up to this many rows, memory bandwidth is the limit */
 
 typedef struct {
     const Input *inputs; /* (rows, input_stride) */
     int64_t rows, input_stride, k, padded_k;
     const void *weights;
     int64_t panel_bytes;
-    const float *scales; /* (n padded to whole panels) factor of each output, or NULL */
+    const float *scales; /* (n, padded to whole panels) factor of each output, or NULL */
     const bf16 *bias;    /* (n) or NULL */
     int64_t n;
     void *outputs; /* (rows, output_stride) */
     int64_t output_stride;
     Epilogue epilogue;
-    int64_t columns, unit_columns; /* panels of outputs, in all and in a unit */
-    int64_t column_step, unit_step; /* between the columns of a unit, and between units */
+    int64_t columns, unit_columns; /* panels of outputs, in total and in a unit */
+    int64_t column_step, unit_step; /* distance between the columns of a unit, and between units */
     int64_t units_per_chunk, chunk_rows, num_units;
-    int64_t tile_bytes, row_bytes; /* AMX: between the tiles of a row of inputs, and between the rows of a tile */
+    int64_t tile_bytes, row_bytes; /* AMX: distance between the tiles of a row of inputs, and between rows of a tile */
 } Job;
 
-/* Rows [row, row + rows) of the columns `column`, `column + job.column_step`, ... and the panels that they need. */
+/* Rows [row, row + rows) of the columns `column`, `column + job.column_step`, ..., and the panels for them. */
 typedef struct {
     int64_t row, rows, column, columns;
     const char *panels[UNIT_PANELS];
 } Unit;
 
-/* Divide the job; everything else up to `epilogue` is set. Weights take value_bytes each. */
+/* Divide the job, whose fields up to `epilogue` are set, apart from those set here. A weight takes value_bytes. */
 static inline void plan_job(Job *job, int64_t value_bytes) {
     job->padded_k = (job->k + TILE_K - 1) / TILE_K * TILE_K;
     job->panel_bytes = PANEL * job->padded_k * value_bytes;
@@ -55,7 +56,7 @@ static inline void plan_job(Job *job, int64_t value_bytes) {
     job->num_units = job->units_per_chunk * ((job->rows + job->chunk_rows - 1) / job->chunk_rows);
 }
 
-/* Columns that a unit at the end lacks are computed from another panel of its own, and dropped. */
+/* A unit at the end may have fewer columns. It computes its first panel again in their place, and drops the results. */
 static inline Unit unit_at(const Job *job, int64_t index) {
     Unit unit = {.row = index / job->units_per_chunk * job->chunk_rows,
                  .column = index % job->units_per_chunk * job->unit_step};
@@ -69,7 +70,7 @@ static inline Unit unit_at(const Job *job, int64_t index) {
     return unit;
 }
 
-/* What becomes of 16 sums; scales and bias may be NULL. */
+/* Apply the epilogue to 16 sums; bias may be NULL. */
 INLINE void finish_lanes(Epilogue epilogue, f32x16 values, const bf16 *bias, void *to) {
     if (bias) values += load_bf16(bias);
     if (epilogue == ADD_BF16) values += load_bf16(to);
@@ -79,7 +80,7 @@ INLINE void finish_lanes(Epilogue epilogue, f32x16 values, const bf16 *bias, voi
         store_bf16(to, values);
 }
 
-/* The same at the end of a row, where there are fewer outputs than lanes. */
+/* The same at the end of a row, for fewer outputs than lanes. */
 static inline void finish_some(Epilogue epilogue, f32x16 values, const bf16 *bias, void *to, size_t count) {
     float whole[LANES] = {0};
     bf16 whole_bias[LANES] = {0};
@@ -94,7 +95,7 @@ INLINE f32x16 scaled(const Job *job, f32x16 values, int64_t output) {
     return job->scales ? values * load_f32(job->scales + output) : values;
 }
 
-/* Sums (rows, BLOCK_COLUMNS) of a unit's rows from `row` on, to the outputs. */
+/* Write the sums (rows, BLOCK_COLUMNS) of a unit's rows from `row` on to the outputs. */
 static inline void finish_block(const Job *job, const Unit *unit, int64_t row, int64_t rows, const float *sums) {
     const int64_t size = job->epilogue == STORE_F32 ? sizeof(float) : sizeof(bf16);
     for (int64_t c = 0; c < unit->columns && c < job->unit_columns; c++) {

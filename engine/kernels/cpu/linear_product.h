@@ -1,15 +1,15 @@
-/* Rows times panels of bfloat16, and the way in which threads compute the units of a job.
+/* Rows times panels of bfloat16, and the loop in which threads compute the units of a job.
  *
- * A file that includes this says how a unit is computed from its weights in memory. Every output is the sum over k in
- * one order, whatever the number of rows: each product here takes the pairs of inputs one after another.
+ * A file that includes this defines how a unit is computed from its weights. Each product here takes the pairs of inputs
+ * one after another. So the order in which an output is summed over k does not depend on the number of rows.
  */
 #ifndef WEFT_LINEAR_PRODUCT_H
 #define WEFT_LINEAR_PRODUCT_H
 
 #include "linear_job.h"
 
-enum { AHEAD_BYTES = 2048 }; /* how far before its use a panel's weights are asked for */
-enum { NEAR_BYTES = 1024, FEW_AT_ONCE = 4 }; /* with more rows, products wait for the first-level cache */
+enum { AHEAD_BYTES = 2048 }; /* prefetch distance in a panel */
+enum { NEAR_BYTES = 1024, FEW_AT_ONCE = 4 }; /* with more rows than this, products wait for the first-level cache */
 
 #if defined(__AMX_BF16__)
 
@@ -40,8 +40,8 @@ INLINE void store_block_of_sums(float *sums) {
     _tile_stored(3, lower + PANEL, BLOCK_COLUMNS * sizeof(float));
 }
 
-/* Two tiles of rows times two panels: each load feeds two products. Meanwhile `lines` lines a step from each `next`
- * come into the second-level cache. */
+/* Two tiles of rows times two panels: each load feeds two products. Each step also prefetches `lines` cache lines from
+ * both `next` into the second-level cache. */
 static void multiply_2x2(const bf16 *tiles, const char *const panels[2], int64_t steps, const char *const next[2],
                          int64_t lines, float *sums) {
     const bf16 *second = tiles + steps * TILE_VALUES;
@@ -67,13 +67,13 @@ static void multiply_2x2(const bf16 *tiles, const char *const panels[2], int64_t
     store_block_of_sums(sums);
 }
 
-/* A unit of any number of rows, its panels as bfloat16; meanwhile those of the next unit come, as they lie there. */
+/* Compute a unit of any number of rows from panels of bfloat16, and prefetch the packed panels of the next unit. */
 static void compute_blocks(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS]) {
     _Alignas(64) float sums[BLOCK_ROWS * BLOCK_COLUMNS];
     const int64_t steps = job->padded_k / TILE_K, num_blocks = (unit->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     int64_t lines = (job->panel_bytes / steps / 64 + num_blocks - 1) / num_blocks;
     int64_t ahead = job->unit_step * job->panel_bytes;
-    if (num_blocks <= 2 && panels == unit->panels) { /* too few products to hide a unit's weights: ask shortly before */
+    if (num_blocks <= 2 && panels == unit->panels) { /* too few products to hide a unit's load: prefetch within it */
         ahead = AHEAD_BYTES;
         lines = TILE_ROWS;
     }
@@ -86,7 +86,7 @@ static void compute_blocks(const Job *job, const Unit *unit, const char *const p
         }
         finish_block(job, unit, row, left < BLOCK_ROWS ? left : BLOCK_ROWS, sums);
         ahead += steps * lines * 64;
-        if (lines == TILE_ROWS) lines = 0; /* all is in the cache after the first block */
+        if (lines == TILE_ROWS) lines = 0; /* everything is in the cache after the first block */
     }
 }
 
@@ -98,17 +98,16 @@ enum { ROWS_AT_ONCE = 12 }; /* of 32 registers 24 for sums, 2 or 4 for weights a
 enum { ROWS_AT_ONCE = 4 }; /* of 16 registers 8 for sums, 4 for weights and 1 for an input */
 #endif
 
-/* The weights of a part of 16 outputs for one pair of inputs, from a panel of values that take 1 byte or 2. */
+/* The weights of a part of 16 outputs for one pair of inputs, from a panel of 1-byte or 2-byte values. */
 INLINE Pair load_weights(const char *panel, int64_t pair, int part, int value_bytes) {
     const char *from = panel + pair * 2 * PANEL * value_bytes;
     return value_bytes == 1 ? load_int8_pair((const int8_t *)from, part) : load_pair(from, part);
 }
 
-/* Where in the next unit's panels a group's share begins, and how far a pair of inputs gets in it. Asked for with more
- * than FEW_AT_ONCE rows. */
+/* The share of the next unit's panels that a group of more than FEW_AT_ONCE rows prefetches. */
 typedef struct {
-    const char *const *panels; /* of this unit, as they lie in memory */
-    int64_t at, step;          /* bytes from there, and bytes in 24.8 fixed point */
+    const char *const *panels; /* packed panels of this unit */
+    int64_t at, step;          /* offset of the share in bytes, and bytes per pair of inputs in 24.8 fixed point */
 } Ahead;
 
 /* Up to ROWS_AT_ONCE rows times COLUMNS_AT_ONCE panels. */
@@ -163,8 +162,8 @@ INLINE void multiply_rows(const Job *job, const Input *inputs, int64_t rows, con
     }
 }
 
-/* A unit of any number of rows, in groups of one size but for the last, from panels of values that take 1 byte or 2.
- * Each group asks for as much of the next unit as the others: memory has the whole time of this one for it. */
+/* Compute a unit of any number of rows from panels of 1-byte or 2-byte values, in groups of equal size but for the last.
+ * All groups prefetch equal shares of the next unit, which spreads its loads over the time of this one. */
 INLINE void compute_groups(const Job *job, const Unit *unit, const char *const panels[UNIT_PANELS], int value_bytes) {
     float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
     const int64_t num_groups = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
@@ -224,13 +223,13 @@ static void widen_rows(const void *context, int64_t first, int64_t end) {
 
 #endif
 
-/* Compute a job that `plan_job` has divided; inputs are (job.rows, job.input_stride). */
+/* Run a job that `plan_job` has divided; inputs are (job.rows, job.input_stride). */
 static void run_job(Job *job, const bf16 *inputs, ComputeUnit *compute_unit) {
 #if defined(__AMX_BF16__)
     static Scratch scratch;
     job->inputs = inputs;
     const int64_t padded_rows = (job->rows + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
-    const int are_tiles = job->rows <= FEW_ROWS && job->k == job->padded_k; /* as they are, read with a stride */
+    const int are_tiles = job->rows <= FEW_ROWS && job->k == job->padded_k; /* inputs can be loaded with a stride */
     job->tile_bytes = are_tiles ? TILE_K * sizeof(bf16) : TILE_VALUES * sizeof(bf16);
     job->row_bytes = (are_tiles ? job->input_stride : TILE_K) * (int64_t)sizeof(bf16);
     if (!are_tiles) {

@@ -1,4 +1,4 @@
-"""Large arrays in huge pages, where the kernel grants them: fewer page-table walks while streaming."""
+"""Allocates large arrays in huge pages, if the kernel grants them: fewer page-table walks while streaming."""
 
 import contextlib
 import math
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 import torch
 
 _HUGE_PAGE_BYTES = 2 << 20
+# Steps ask for memory this many times as fast as they write to it, until a page of every array is ahead.
 _LEAD = 2
-"""How many times as fast as memory is written to it is asked for, until a page of every array is ahead."""
+# A step asks for a page of at most a quarter of the arrays, because the first token of a prompt waits for it.
 _LARGEST_SHARE = 4
-"""A step asks for a page of every fourth array at most: a prompt's first token waits for it."""
 
 
 def allocate(num_values: int, dtype: torch.dtype) -> torch.Tensor:
     """A flat tensor of zeros that takes no memory before it is written to.
 
-    Arrays of at least one huge page (2 MB) start on the boundary of one.
+    Arrays of at least one huge page (2 MB) start on a page boundary.
     """
     num_bytes = num_values * dtype.itemsize
     if num_bytes < _HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(num_values, dtype=dtype)
-    # Private: what is shared counts as a file in memory, and of those the kernel makes huge pages by another rule.
+    # Private: shared memory counts as a file, for which the kernel has another rule about huge pages.
     pages = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
@@ -32,26 +32,25 @@ def allocate(num_values: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class FirstTouch:
-    """Asks for the memory of arrays that grow alike before they grow into it: in idle time, or else a little at a time.
+    """Touches pages of arrays that grow together before steps need them, in idle time or a few per step.
 
-    A page takes memory when it is first written to. On a virtual machine that gives free memory back to its host, a
-    huge page took 5 ms to come: those of 28 layers in one step held its streams up for 130 ms.
+    A page takes memory when it is first written. On a virtual machine that returns free memory to its host, this took
+    5 ms for a huge page: the pages of 28 layers in one step delayed its streams by 130 ms.
     """
 
     def __init__(self, arrays: Sequence[torch.Tensor], item_bytes: int) -> None:
-        """Take over what `allocate` returned; items of so many bytes are written to in ascending order, mostly."""
+        """Take arrays from `allocate`, whose items of item_bytes are written mostly in ascending order."""
         self._arrays = [array.view(torch.uint8).numpy() for array in arrays]
         self._item_bytes = item_bytes
         self._num_pages = min((array.nbytes // _HUGE_PAGE_BYTES for array in arrays), default=0)
+        # The next page to touch. The first pages of all arrays come first, then the second pages, and so on.
         self._next = 0
-        """The page to ask for next, counted through the first ones of all arrays, then the second ones, ..."""
-        self._written = 0
-        """Pages of every array that steps have reached."""
+        self._written = 0  # pages of every array that steps have reached
 
     def approach(self, item: int, num_items: float) -> None:
-        """A step is about to write so many items of every array, up to this one; no other thread may be writing."""
+        """Prepare for a step that will write num_items of every array, up to item. No other thread may be writing."""
         num_arrays = len(self._arrays)
-        page = -(-(item + 1) * self._item_bytes // _HUGE_PAGE_BYTES)  # the step itself asks for those before
+        page = -(-(item + 1) * self._item_bytes // _HUGE_PAGE_BYTES)  # the step itself touches those before
         self._written = max(self._written, page)
         self._next = start = max(self._next, page * num_arrays)
         end = min(page + 1, self._num_pages) * num_arrays
@@ -61,7 +60,7 @@ class FirstTouch:
             self._ask()
 
     def ask_in_idle_time(self, num_items: int) -> bool:
-        """Ask for one page, unless so many items more than ever have their memory; returns whether there was one."""
+        """Touch one page, unless num_items beyond the most ever written have memory; returns whether it did."""
         num_arrays = len(self._arrays)
         page = self._written + -(-num_items * self._item_bytes // _HUGE_PAGE_BYTES)
         if self._next >= min(page, self._num_pages) * num_arrays:
@@ -72,5 +71,5 @@ class FirstTouch:
     def _ask(self) -> None:
         page, index = divmod(self._next, len(self._arrays))
         array, offset = self._arrays[index], page * _HUGE_PAGE_BYTES
-        array[offset] = array[offset]  # whatever it is
+        array[offset] = array[offset]  # keeps the value
         self._next += 1

@@ -1,23 +1,21 @@
-"""Weft's own kernels as a kit of layers, for bfloat16 on the CPU.
+"""The kit that computes layers with Weft's own CPU kernels, in bfloat16.
 
-Matrices may be int8, everything else stays bfloat16. A row's outputs do not depend, bit for bit, on the other rows of a
-step. A packed matrix is the only copy of its weights: the embedding reads its rows from the output head when the two
-are tied.
+Matrices may be int8; everything else stays bfloat16. The bits of a row's outputs do not depend on the other rows of a
+step. A packed matrix is the only copy of its weights: a tied embedding reads its rows from the output head.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
-import torch.nn.functional as F
+from typing_extensions import override
 
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE
 from weft.engine.kernels.cpu.run import fuse
+from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.block import Block
-from weft.engine.layers.gated import TorchGated
-from weft.engine.layers.norm import HeadNorm, RMSNorm
+from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.models.config import ModelConfig
 from weft.engine.weights.reader import WeightReader
@@ -30,54 +28,47 @@ def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> b
     return device.type == "cpu" and dtype == torch.bfloat16 and sizes_fit
 
 
-class NativeKit:
-    """Weft's kernels; see `LayerKit`."""
+class NativeKit(TorchKit):
+    """Weft's kernels, with torch's operations where there is no kernel."""
 
     def __init__(self, library: NativeLibrary, is_int8: bool = False) -> None:
         """Take the functions of a loaded library; is_int8 quantizes every matrix."""
-        self.name = f"native{' int8' if is_int8 else ''} ({library.variant})"
+        super().__init__(name=f"native{' int8' if is_int8 else ''} ({library.variant})")
         self._is_int8 = is_int8
         self._library = library
 
+    @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        """See `LayerKit`; in int8 every output has a scale in float32."""
         if not self._is_int8:
-            return ref.num_values * dtype.itemsize
+            return super().linear_bytes(ref, dtype)
+        # Every output has a scale in float32.
         return ref.out_features * (ref.in_features + torch.float32.itemsize + ref.has_bias * dtype.itemsize)
 
-    def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        """See `LayerKit`."""
-        return self.linear_bytes(ref, dtype)
-
+    @override
     def linear(self, ref: WeightRef, reader: WeightReader) -> NativeLinear:
-        """See `LayerKit`."""
         return NativeLinear(self._library, *reader.dense(ref), is_int8=self._is_int8)
 
+    @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
-        """See `LayerKit`."""
-        if activation != "silu" or ref.has_bias:  # rare enough to do without a kernel of its own
-            return TorchGated(self.linear(ref, reader), activation)
+        if activation != "silu" or ref.has_bias:  # too rare for a kernel of its own
+            return super().gated(ref, reader, activation)
         return NativeLinear(self._library, *reader.dense(ref), is_gated=True, is_int8=self._is_int8)
 
-    def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
-        """See `LayerKit`."""
-        return partial(F.embedding, weight=reader.dense(ref)[0])
-
+    @override
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
-        """See `LayerKit`."""
         head = self.linear(ref, reader)
         return head.gather, head
 
+    @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
-        """See `LayerKit`."""
         if weight.dtype != torch.bfloat16:
-            return RMSNorm(weight, eps)
+            return super().norm(weight, eps)
         return NativeNorm(self._library, weight, eps)
 
+    @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
-        """See `LayerKit`."""
         return NativeHeads(self._library, norm, num_heads, num_kv_heads)
 
+    @override
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
-        """See `LayerKit`."""
         return fuse(self._library, blocks)

@@ -1,6 +1,6 @@
-"""A matrix in the kernels' layout, and the two kernels that read it; see `linear.c` and `linear_int8.c`.
+"""Packs a matrix for the native kernels; linear.c and linear_int8.c describe the layouts.
 
-Packed once; the plain weight is not kept. In int8 every output has a scale of its own, its largest weight over 127.
+The plain weight is not kept. In int8 every output has a scale: its largest magnitude / 127.
 """
 
 import ctypes
@@ -12,19 +12,19 @@ import torch
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.memory import allocate
 
+# Outputs in a panel of packed weights; inputs are padded to a multiple of the second number.
 PANEL, TILE = 16, 32
-"""Outputs in a panel of packed weights, and what the inputs are padded to."""
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """One matrix, or equal parts of a gated one, in memory that belongs to this object.
+    """One matrix, or the two halves of a gated one; owns the memory.
 
     Attributes:
-        multiply, gather: The kernels, which both take `pointers` where the C functions take the matrix.
-        pointers: Of `tensors`: the weights, and their scales in int8.
+        multiply, gather: The kernels; both take `pointers` in place of the matrix.
+        pointers: Addresses of `tensors`: the weights, then for int8 their scales.
     """
 
     multiply: Callable[..., None]
@@ -33,36 +33,20 @@ class PackedMatrix:
     pointers: tuple[int, ...]
 
 
-def pack_bf16(library: NativeLibrary, parts: Sequence[torch.Tensor]) -> PackedMatrix:
-    """Pack parts (out_features, in_features) of bfloat16, one behind the other."""
-    packed = _allocate(parts, torch.bfloat16)
-    pack = library.function("weft_pack_linear", _POINTER, _SIZE, _SIZE, _POINTER)
-    for part, target in zip(parts, packed, strict=True):
-        plain = part.contiguous()
-        pack(plain.data_ptr(), *plain.shape, target.data_ptr())
-    return _packed(library, "", packed)
-
-
-def pack_int8(library: NativeLibrary, parts: Sequence[torch.Tensor]) -> PackedMatrix:
-    """Quantize parts (out_features, in_features) of bfloat16, and pack them one behind the other."""
-    packed = _allocate(parts, torch.int8)
-    scales = torch.zeros(len(parts), -(-len(parts[0]) // PANEL) * PANEL)
-    pack = library.function("weft_pack_linear_int8", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER)
-    for part, target, target_scales in zip(parts, packed, scales, strict=True):
-        plain = part.contiguous()
-        pack(plain.data_ptr(), *plain.shape, target.data_ptr(), target_scales.data_ptr())
-    return _packed(library, "_int8", packed, scales)
-
-
-def _allocate(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros for all parts, (num_parts, values of one when padded)."""
+def pack(library: NativeLibrary, parts: Sequence[torch.Tensor], *, is_int8: bool) -> PackedMatrix:
+    """Pack parts (out_features, in_features) of bfloat16, one after another; is_int8 quantizes them."""
     out_features, in_features = parts[0].shape
-    num_values = -(-out_features // PANEL) * PANEL * (-(-in_features // TILE) * TILE)
-    return allocate(len(parts) * num_values, dtype).view(len(parts), num_values)
-
-
-def _packed(library: NativeLibrary, suffix: str, *tensors: torch.Tensor) -> PackedMatrix:
-    matrix = (_POINTER,) * len(tensors)
+    padded = -(-out_features // PANEL) * PANEL
+    num_values = padded * (-(-in_features // TILE) * TILE)
+    weights = allocate(len(parts) * num_values, torch.int8 if is_int8 else torch.bfloat16)
+    tensors: tuple[torch.Tensor, ...] = (weights.view(len(parts), num_values),)
+    if is_int8:
+        tensors += (torch.zeros(len(parts), padded),)
+    suffix, matrix = "_int8" if is_int8 else "", (_POINTER,) * len(tensors)
+    pack_part = library.function(f"weft_pack_linear{suffix}", _POINTER, _SIZE, _SIZE, *matrix)
+    for part, *targets in zip(parts, *tensors, strict=True):
+        plain = part.contiguous()
+        pack_part(plain.data_ptr(), *plain.shape, *(target.data_ptr() for target in targets))
     epilogue = (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE)
     multiply = library.function(f"weft_linear{suffix}", _POINTER, _SIZE, _SIZE, _SIZE, *matrix, *epilogue)
     gather = library.function(f"weft_gather_rows{suffix}", *matrix, _SIZE, _POINTER, _SIZE, _POINTER)

@@ -1,14 +1,14 @@
-/* Products of pairs of bfloat16, the unit in which weights, keys and values are laid out.
+/* Products of pairs of bfloat16, the unit in which weights, keys and values are stored.
  *
- * Where an instruction takes such pairs, both sides stay as they are. Elsewhere the side that is used again and again
- * is widened to float32 beforehand, the other one when it is loaded; the first of a pair is added before the second.
+ * If the CPU has an instruction for such pairs, both sides stay bfloat16. Otherwise the side that is used repeatedly is
+ * widened to float32 beforehand, and the other side as it is loaded; the first of a pair is added before the second.
  */
 #ifndef WEFT_PAIRS_H
 #define WEFT_PAIRS_H
 
 #include "vectors.h"
 
-/* Sums stay in registers, so they are as long as those: GCC keeps longer vectors in memory. */
+/* Sums have the length of a register, because GCC keeps longer vectors in memory. */
 #if defined(__AVX512F__)
 typedef f32x16 Sums;
 enum { PARTS = 1, COLUMNS_AT_ONCE = 2 };
@@ -30,7 +30,7 @@ typedef u32x16 Pair;
 
 INLINE Pair load_pair(const char *from, int part) { return load_bits(from + part * sizeof(Sums)); }
 
-/* From 16 values of int8, then the 16 that belong to them. */
+/* Pairs from int8: 16 first values, then the 16 second values. */
 INLINE Pair load_int8_pair(const int8_t *from, int part) { return widen_pairs(from + part * PART_LANES); }
 
 /* total + inputs[0] * the first of every pair + inputs[1] * the second. */

@@ -1,4 +1,4 @@
-/* The threads of pool.h. They look out for work for a while after a call, then sleep. */
+/* The threads of pool.h. After a call they spin for a while, waiting for the next one, then sleep. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -12,25 +12,25 @@
 enum { MAX_THREADS = 1024 };
 static int num_wanted = 1;
 
-enum { SPINS = 4000 }; /* looks for the next call before a thread sleeps, some 0.1 ms: calls of a step are closer */
+enum { SPINS = 4000 }; /* polls for the next call before a thread sleeps: about 0.1 ms, longer than between calls */
 
 typedef struct {
     _Alignas(64) atomic_llong next;
     int64_t end;
 } Range;
 
-/* The number of the call, whether threads may still enter it, and how many are inside. */
+/* The state holds the number of the call, whether threads may still enter it, and how many are inside. */
 enum { IS_OPEN = 1 << 16, INSIDE = IS_OPEN - 1, NUMBER_SHIFT = 32 };
 
 static struct {
     _Alignas(64) _Atomic uint64_t state;
-    Body *body; /* this and the next two may change while nobody is inside and the call is not open */
+    Body *body; /* this field and the next two change only while no thread is inside and the call is not open */
     void *context;
     int num_threads, num_ranges;
     Range ranges[MAX_THREADS];
     int num_started;
     pthread_t threads[MAX_THREADS];
-    int caller_core; /* that the other threads keep off; -1 when they don't know */
+    int caller_core; /* the core that the other threads avoid; -1 if they do not know it */
     atomic_int num_sleeping;
     pthread_mutex_t mutex;
     pthread_cond_t is_published;
@@ -50,7 +50,7 @@ int num_threads(void) { return num_wanted; }
 
 static bool is_new(uint64_t state, uint64_t last) { return (state & IS_OPEN) && state >> NUMBER_SHIFT != last; }
 
-/* Wait for a call that is open and is not the one that the thread was in last. */
+/* Wait for an open call that is not the last one of this thread. */
 static uint64_t await_call(uint64_t last) {
     for (;;) {
         for (int spin = 0; spin < SPINS; spin++, pause_briefly()) {
@@ -61,7 +61,7 @@ static uint64_t await_call(uint64_t last) {
         atomic_fetch_add(&pool.num_sleeping, 1);
         if (!is_new(atomic_load(&pool.state), last)) pthread_cond_wait(&pool.is_published, &pool.mutex);
         atomic_fetch_sub(&pool.num_sleeping, 1);
-        pthread_mutex_unlock(&pool.mutex); /* the call that woke it may be over already: look out for the next */
+        pthread_mutex_unlock(&pool.mutex); /* the call that woke it may be over: poll for the next */
     }
 }
 
@@ -69,7 +69,7 @@ static void *serve(void *argument) {
     const int thread = (int)(intptr_t)argument;
     for (uint64_t last = 0;;) {
         uint64_t state = await_call(last);
-        if (!atomic_compare_exchange_strong(&pool.state, &state, state + 1)) continue; /* others came, or it is closed */
+        if (!atomic_compare_exchange_strong(&pool.state, &state, state + 1)) continue; /* another entered, or it closed */
         last = state >> NUMBER_SHIFT;
         if (thread < pool.num_threads) pool.body(pool.context, thread);
         atomic_fetch_sub(&pool.state, 1);
@@ -77,7 +77,7 @@ static void *serve(void *argument) {
     return NULL;
 }
 
-/* In a child that was forked there are no threads but the caller. */
+/* A forked child has no threads but the caller. */
 static void forget_threads(void) {
     pool.num_started = 1;
     pool.caller_core = -1;
@@ -87,7 +87,7 @@ static void forget_threads(void) {
     pthread_cond_init(&pool.is_published, NULL);
 }
 
-/* New threads inherit the mask: signals are the program's, not theirs, but for those that a fault raises. */
+/* New threads inherit the signal mask. They block all signals but those that a fault raises. */
 static void start_threads(void) {
     static bool is_prepared;
     if (!is_prepared) pthread_atfork(NULL, NULL, forget_threads);
@@ -101,15 +101,15 @@ static void start_threads(void) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; pool.num_started < pool.num_threads; pool.num_started++) {
         pthread_t *id = &pool.threads[pool.num_started];
-        if (pthread_create(id, NULL, serve, (void *)(intptr_t)pool.num_started)) break; /* fewer will do */
+        if (pthread_create(id, NULL, serve, (void *)(intptr_t)pool.num_started)) break; /* go on with fewer */
         pthread_detach(*id);
         pool.caller_core = -1;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* Keep the others off the caller's core. Linux may take a core of a virtual machine that sleeps for one that is busy
- * elsewhere, and wake them beside the caller, where they wait for it while it waits for them. */
+/* Keep the other threads off the caller's core. In a virtual machine Linux may take a sleeping core for a busy one and
+ * wake a thread on the caller's core. Caller and thread would then wait for each other. */
 static void leave_core_to_caller(void) {
     const int core = sched_getcpu();
     if (core == pool.caller_core || core < 0) return;

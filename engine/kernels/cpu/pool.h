@@ -1,35 +1,35 @@
-/* Threads that share the work of a call.
+/* A pool of threads that share the work of a call.
  *
- * A call is over when its work is done, not when every thread has come: the HTTP process, clients and strangers run on
- * the same cores, and a thread that they keep from running keeps nobody waiting unless it holds a piece of the work. At
- * a barrier, as OpenMP has it, everybody would wait for it, some 200 times a step.
+ * A call ends when its work is done, even if some threads never took part. Other programs run on the same cores and may
+ * keep a thread from running. Such a thread delays a call only if it holds a piece of the work. At a barrier, as in
+ * OpenMP, all threads would wait for it, about 200 times a step.
  */
 #ifndef WEFT_POOL_H
 #define WEFT_POOL_H
 
 #include <stdint.h>
 
-#pragma GCC visibility push(hidden) /* each shared object has threads of its own */
+#pragma GCC visibility push(hidden) /* each shared object has its own threads */
 
-/* What a thread does in a call: takes pieces until there are none. Threads count from 0, which is the caller. */
+/* What a thread does in a call: it takes pieces until none are left. Thread 0 is the caller. */
 typedef void Body(void *context, int thread);
 
-/* What is done with the pieces [first, end). */
+/* Computes the pieces [first, end). */
 typedef void Loop(const void *context, int64_t first, int64_t end);
 
-/* Threads that take part at most; `weft_set_num_threads` says how many. */
+/* The most threads that take part, as set by `weft_set_num_threads`. */
 int num_threads(void);
 
-/* Run body on every thread that comes before the caller's own is through. One call at a time. */
+/* Run body on the caller and on every thread that arrives before the caller is done. One call at a time. */
 void run_on_all(Body *body, void *context);
 
-/* Before `run_on_all`: pieces to take, a range of them for every thread. */
+/* Divide the pieces into a range for every thread. Must come before `run_on_all`. */
 void deal_pieces(int64_t num_pieces);
 
-/* The next piece of a thread's range, or of another's once that is empty; -1 when all are taken. */
+/* The next piece of the thread's range, or of another range if that is empty; -1 if all pieces are taken. */
 int64_t take_piece(int thread);
 
-/* Share pieces out, `grain` at a time. */
+/* Run a loop over all pieces on the threads, `grain` pieces at a time. */
 void run_loop(int64_t num_pieces, int64_t grain, Loop *loop, const void *context);
 
 #pragma GCC visibility pop

@@ -1,11 +1,12 @@
-"""A run of uniform blocks in one native call; see `stack.c`."""
+"""Runs several uniform blocks in one native call; a wrapper of stack.c."""
 
 import ctypes
 import itertools
 from collections.abc import Sequence
-from typing import cast
+from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
 from weft.engine.kernels.cpu.attention import NativeStep
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm
@@ -35,78 +36,79 @@ class _Layer(ctypes.Structure):
     )
 
 
-def fuse(library: NativeLibrary, blocks: Sequence[Block]) -> list[Block]:
-    """Put neighbours of one shape, all of whose parts are native, into one call; the other blocks stay as they are."""
-    fused: list[Block] = []
-    for shape, group in itertools.groupby(blocks, key=_shape):
-        run = list(group)
-        fused += run if shape is None else [NativeRun(library, cast(list[PreNormBlock], run))]
-    return fused
+@dataclass(frozen=True, slots=True)
+class _NativeParts:
+    """The parts of a block that are all native, and the index of its cache."""
+
+    mixer_norm: NativeNorm
+    heads: NativeHeads
+    feed_forward_norm: NativeNorm
+    matrices: tuple[NativeLinear, ...]
+    cache: int
+
+    @property
+    def shape(self) -> object:
+        """Equal for blocks that one call may compute."""
+        sizes = tuple((matrix.in_features, matrix.out_features) for matrix in self.matrices)
+        return self.heads.num_heads, self.heads.num_kv_heads, sizes
+
+    def described(self) -> _Layer:
+        """The block as C sees it."""
+        norm, heads = self.mixer_norm, self.heads
+        assert norm.eps == self.feed_forward_norm.eps, "C has one number for both"
+        pointers = norm.weight.data_ptr(), self.feed_forward_norm.weight.data_ptr(), heads.weight_pointer
+        return _Layer(*map(_matrix, self.matrices), *pointers, norm.eps, heads.eps)
 
 
-class NativeRun:
-    """See `Block`. The table has bare addresses: what they point to belongs to the blocks."""
-
-    def __init__(self, library: NativeLibrary, blocks: Sequence[PreNormBlock]) -> None:
-        """Describe blocks of one shape for C."""
-        self._blocks = blocks
-        self._table = (_Layer * len(blocks))(*map(_described, blocks))
-        self._places = [_place(block) for block in blocks]
-        self._run_layers = library.function("weft_run_layers", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER)
-
-    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        """See `Block`. A last block of which only some rows are wanted is run part by part."""
-        if not isinstance(step.attention, NativeStep):
-            return run_blocks(self._blocks, hidden, step)
-        assert hidden.is_contiguous() and step.rotation.is_contiguous()
-        num_blocks = len(self._table) if step.rows is None else len(self._table) - 1
-        for layer, place in zip(self._table[:num_blocks], self._places, strict=False):
-            layer.plan, layer.cache = step.attention.place(*place)
-        sizes = num_blocks, hidden.size(0)
-        self._run_layers(ctypes.addressof(self._table), *sizes, hidden.data_ptr(), step.rotation.data_ptr())
-        return run_blocks(self._blocks[num_blocks:], hidden, step)
-
-
-def _parts(block: Block) -> tuple[NativeNorm, NativeHeads, NativeNorm, list[NativeLinear]] | None:
-    """The norms, heads and matrices of a block; None when one of them is not native."""
-    if not isinstance(block, PreNormBlock):
-        return None
-    mixer, feed_forward = block.mixer, block.feed_forward
-    if not (isinstance(mixer, Attention) and isinstance(feed_forward, GatedFeedForward)):
-        return None
-    matrices = [m for m in (mixer.qkv, mixer.o, feed_forward.gated, feed_forward.down) if isinstance(m, NativeLinear)]
-    norm, heads, second_norm = block.mixer_norm, mixer.heads, block.feed_forward_norm
-    if not (isinstance(norm, NativeNorm) and isinstance(second_norm, NativeNorm) and isinstance(heads, NativeHeads)):
-        return None
-    return (norm, heads, second_norm, matrices) if len(matrices) == 4 else None
-
-
-def _shape(block: Block) -> object:
-    """Equal for blocks that one call may compute; None for a block that is none of them."""
-    parts = _parts(block)
-    if parts is None:
-        return None
-    norm, heads, second_norm, matrices = parts
-    assert norm.eps == second_norm.eps, "C has one number for both"
-    return heads.num_heads, heads.num_kv_heads, [(matrix.in_features, matrix.out_features) for matrix in matrices]
-
-
-def _place(block: PreNormBlock) -> tuple[int, int]:
-    """Index of the block's cache, and the number of its query heads."""
-    mixer = block.mixer
-    assert isinstance(mixer, Attention) and isinstance(mixer.heads, NativeHeads)
-    return mixer.cache, mixer.heads.num_heads
-
-
-def _described(block: PreNormBlock) -> _Layer:
-    """The block as C sees it."""
-    parts = _parts(block)
-    assert parts is not None
-    norm, heads, second_norm, matrices = parts
-    pointers = norm.weight.data_ptr(), second_norm.weight.data_ptr(), heads.weight_pointer
-    return _Layer(*map(_matrix, matrices), *pointers, norm.eps, heads.eps)
+def _native_parts(block: Block) -> _NativeParts | None:
+    """None if some part of the block is not native."""
+    match block:
+        case PreNormBlock(
+            NativeNorm() as norm,
+            Attention(NativeLinear() as qkv, NativeHeads() as heads, NativeLinear() as o, _, cache),
+            NativeNorm() as second_norm,
+            GatedFeedForward(NativeLinear() as gated, NativeLinear() as down),
+        ):
+            return _NativeParts(norm, heads, second_norm, (qkv, o, gated, down), cache)
+    return None
 
 
 def _matrix(linear: NativeLinear) -> _Matrix:
     weights, *scales = linear.matrix.pointers
     return _Matrix(weights, *(scales or (None,)), linear.bias_pointer, linear.in_features, linear.out_features)
+
+
+def fuse(library: NativeLibrary, blocks: Sequence[Block]) -> list[Block]:
+    """Join neighbours of one shape whose parts are all native into one block; other blocks stay as they are."""
+    fused: list[Block] = []
+    parts = [_native_parts(block) for block in blocks]
+    for shape, group in itertools.groupby(zip(blocks, parts, strict=True), key=lambda pair: pair[1] and pair[1].shape):
+        run = list(group)
+        members = [block for block, _ in run]
+        fused += [NativeRun(library, members, [p for _, p in run if p])] if shape else members
+    return fused
+
+
+class NativeRun(Block):
+    """Uniform blocks that one call computes. The C table holds bare addresses; the blocks keep the memory alive."""
+
+    def __init__(self, library: NativeLibrary, blocks: Sequence[Block], parts: Sequence[_NativeParts]) -> None:
+        """Describe blocks of one shape for C; parts are those of each block."""
+        self._blocks = blocks
+        self._table = (_Layer * len(parts))(*(part.described() for part in parts))
+        self._places = [(part.cache, part.heads.num_heads) for part in parts]
+        self._run_layers = library.function("weft_run_layers", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER)
+
+    @override
+    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        attention = step.caches.attention
+        if not isinstance(attention, NativeStep):
+            return run_blocks(self._blocks, hidden, step)
+        assert hidden.is_contiguous() and step.rotation.is_contiguous()
+        # If only some rows of the last block are wanted, its parts run one by one.
+        num_blocks = len(self._table) if step.rows is None else len(self._table) - 1
+        for layer, place in zip(self._table[:num_blocks], self._places, strict=False):
+            layer.plan, layer.cache = attention.addresses(*place)
+        sizes = num_blocks, hidden.size(0)
+        self._run_layers(ctypes.addressof(self._table), *sizes, hidden.data_ptr(), step.rotation.data_ptr())
+        return run_blocks(self._blocks[num_blocks:], hidden, step)

@@ -1,7 +1,7 @@
-/* Logits to ids: what a row's parameters leave of it, and one id drawn from that.
+/* Samples ids from logits: filters a row by its parameters, then draws one id.
  *
- * A row is one thread's, which finds it in its cache after the first pass. As in engine/sampling, which this follows
- * step by step, one number per chunk says which chunks are worth another look. */
+ * One thread computes a row, which stays in its cache after the first pass. The steps are those of engine/sampling: one
+ * number per chunk says which chunks must be read again. */
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
@@ -12,7 +12,7 @@
 
 enum { CHUNK = 128, NO_TOKEN_ID = -1 };
 
-#define FIRST_CUT 1e-4f /* less probable ids, relative to the best, are looked at only when the nucleus needs them */
+#define FIRST_CUT 1e-4f /* ids below this probability, relative to the best, are read only if the nucleus needs them */
 #define LAST_UNIFORM (1.0 - 0x1p-24)
 
 typedef struct {
@@ -22,14 +22,14 @@ typedef struct {
     float best, inverse;   /* the largest logit, and 1 / temperature */
 } Row;
 
-/* One thread's memory: numbers of chunks, then the ids that are left, in vocabulary order. */
+/* One thread's memory: maxima and sums of chunks, then the ids that are left, in the order of the vocabulary. */
 typedef struct {
     float *maxima, *sums, *values;
     int32_t *ids;
     int64_t num_left;
 } Left;
 
-/* Logits of 16 ids; what is banned, or behind the last id, is -infinity. */
+/* Logits of 16 ids; -infinity for banned ids and after the last id. */
 INLINE f32x16 load_logits(const Row *row, int64_t id) {
     f32x16 values = splat(-INFINITY);
     if (id + LANES <= row->size)
@@ -46,7 +46,7 @@ INLINE f32x16 weigh(const Row *row, f32x16 logits) { return vector_exp((logits -
 
 INLINE f32x16 keep(f32x16 values, float floor) { return (f32x16)((u32x16)values & (u32x16)(values >= floor)); }
 
-/* Floats in their order as whole numbers, and back. */
+/* Floats as whole numbers in the same order, and back. */
 INLINE uint32_t to_rank(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -60,8 +60,8 @@ INLINE float from_rank(uint32_t rank) {
     return value;
 }
 
-/* The largest floor at which the values that reach it are `target` or more (or weigh so much); -infinity if none is.
- * Bisects over all floats. The values are filled up to a whole chunk. */
+/* The largest floor that at least `target` values reach, or values of at least that total mass; -infinity if there is
+ * none. Bisects over all floats. The values are filled up to a whole chunk. */
 INLINE float highest_floor(const float *values, int64_t size, double target, bool is_mass) {
     uint32_t low = to_rank(-INFINITY), high = to_rank(INFINITY) + 1;
     while (high - low > 1) {
@@ -114,8 +114,8 @@ static void drop_below(Left *left, float floor) {
 
 typedef enum { ROW, LISTED_LOGITS, LISTED_WEIGHTS } Source;
 
-/* Leave the sums of the chunks, and return the total, of weights: those of a whole row, which are not kept, those of
- * the listed logits, which they replace, or of the listed weights that reach the floor; others become 0. */
+/* Store the sum of weights of each chunk, and return the total. The weights are those of a whole row, which are not
+ * kept; of the listed logits, which they replace; or the listed weights that reach the floor, while others become 0. */
 static double sum_up(const Row *row, Left *left, Source source, float floor) {
     const int64_t size = source == ROW ? row->size : left->num_left;
     double total = 0;
@@ -132,13 +132,13 @@ static double sum_up(const Row *row, Left *left, Source source, float floor) {
     return total;
 }
 
-/* Let min-p, top-k and top-p leave a list of weights, and their sums; returns the total. */
+/* List the weights that min-p, top-k and top-p keep, and the sums of their chunks; returns the total. */
 static double filter(const Row *row, Left *left, int64_t top_k, float top_p, float min_p) {
     const int64_t num_chunks = (row->size + CHUNK - 1) / CHUNK;
     const bool is_cut = top_k || min_p > 0;
     double total = is_cut ? 0 : sum_up(row, left, ROW, 0);
     float floor = row->best + logf(is_cut ? min_p : FIRST_CUT) / row->inverse;
-    /* The k-th of the largest logits is at least the k-th of the chunks' maxima. */
+    /* The k-th largest logit is at least the k-th largest of the chunks' maxima. */
     if (top_k && top_k <= num_chunks) floor = fmaxf(floor, highest_floor(left->maxima, num_chunks, (double)top_k, false));
     list_logits(row, left, fmaxf(floor, -FLT_MAX));
     if (top_k) drop_below(left, highest_floor(left->values, left->num_left, (double)top_k, false));
@@ -149,12 +149,12 @@ static double filter(const Row *row, Left *left, int64_t top_k, float top_p, flo
         list_logits(row, left, -FLT_MAX);
         sum_up(row, left, LISTED_LOGITS, 0);
     }
-    /* The best id, whose weight is 1, is always left. */
+    /* The best id, whose weight is 1, is always kept. */
     floor = fminf(1, highest_floor(left->values, left->num_left, top_p * total, true));
     return sum_up(row, left, LISTED_WEIGHTS, floor);
 }
 
-/* The first place, in order, whose cumulated weight exceeds uniform * total. */
+/* The first index whose cumulative weight exceeds uniform * total. */
 static int64_t draw(const Row *row, const Left *left, bool is_listed, double total, float uniform) {
     const int64_t size = is_listed ? left->num_left : row->size, last_chunk = (size - 1) / CHUNK;
     const double target = uniform * total;
@@ -168,7 +168,7 @@ static int64_t draw(const Row *row, const Left *left, bool is_listed, double tot
     }
     const int64_t num_inner = size - chunk * CHUNK < CHUNK ? size - chunk * CHUNK : CHUNK;
     for (int64_t i = 0; i < num_inner; i++) inner += (double)weights[i];
-    /* The chunk's float32 sum may exceed the float64 one by its rounding; the rest must stay below the latter. */
+    /* The chunk's float32 sum may exceed its float64 sum by rounding; the rest must stay below the float64 sum. */
     const double rest = fmin(target - before, inner * LAST_UNIFORM);
     int64_t i = 0;
     for (inner = 0; i < num_inner - 1; i++)
@@ -226,11 +226,11 @@ static void sample_rows(void *context, int thread) {
     for (int64_t row = take_piece(thread); row >= 0; row = take_piece(thread)) call->ids[row] = sample_row(call, row, &left);
 }
 
-/* One id for each row of logits (num_rows, vocab_size), which stay as they are.
+/* Sample one id for each row of logits (num_rows, vocab_size), which do not change.
  *
- * mask_rows (num_rows): each row's place in bits (n, vocab_size / 32 rounded up), -1 for none. The others (num_rows):
- * temperature 0 takes the best id, the lowest of equals; top_k 0, top_p 1 and min_p 0 keep all. A row
- * where all is banned gets 0, with a mask NO_TOKEN_ID. */
+ * mask_rows (num_rows): index of each row's mask in bits (n, vocab_size / 32 rounded up), -1 for none. The others are
+ * (num_rows): temperature 0 takes the best id, the lowest of equals; top_k 0, top_p 1 and min_p 0 keep all. A row
+ * whose ids are all banned gets 0, or NO_TOKEN_ID if it has a mask. */
 void weft_sample(const float *logits, int64_t num_rows, int64_t vocab_size, const uint32_t *bits, const int64_t *mask_rows,
                  const float *temperatures, const int64_t *top_ks, const float *top_ps, const float *min_ps,
                  const float *uniforms, int64_t *ids) {

@@ -1,7 +1,8 @@
-"""Weft's own `PickIds` for the CPU: a row's steps from mask to id, one after the other, while it is in the cache.
+"""Weft's own sampler for the CPU, which wraps sample.c.
 
-Follows `pick_ids` number by number. Its exponential, and the order of its sums, differ in the last bit, so an id may
-differ where a uniform number lies that close to the border between two; a row is sampled alone, bit for bit.
+A row goes from mask to id while it is in the CPU's cache. The sampler computes what `pick_ids` computes, but its
+exponential and the order of its sums differ in the last bit. So an id may differ if a uniform number is that close to
+the border between two ids. A row's id does not depend on the other rows.
 """
 
 import ctypes
@@ -17,13 +18,13 @@ _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class NativeSampler:
-    """See `PickIds` and `engine/kernels/cpu/sample.c`."""
+    """Implements `PickIds`."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._sample = library.function("weft_sample", _POINTER, _SIZE, _SIZE, *[_POINTER] * 8)
 
     def __call__(self, logits: torch.Tensor, batch: SamplingBatch, masks: RowMasks | None) -> torch.Tensor:
-        """Logits (num_rows, vocab_size) float32, contiguous, stay as they are -> (num_rows,) int64."""
+        """Logits (num_rows, vocab_size) float32, contiguous, which do not change -> ids (num_rows,) int64."""
         token_ids = torch.empty(len(logits), dtype=torch.int64)
         mask_rows = np.full(len(logits), -1)
         if masks is not None:

@@ -1,4 +1,4 @@
-/* Memory that a kernel keeps between calls. Kernels are called from one thread at a time, so one of each is enough. */
+/* Memory that a kernel keeps between calls. Calls come from one thread at a time, so each kernel needs only one. */
 #ifndef WEFT_SCRATCH_H
 #define WEFT_SCRATCH_H
 
@@ -12,14 +12,14 @@ typedef struct {
     size_t num_bytes;
 } Scratch;
 
-/* At least num_bytes, aligned to cache lines, in huge pages where that is possible. Growing loses what was there. */
+/* At least num_bytes, aligned to cache lines, in huge pages if possible. Growing loses the contents. */
 static inline void *scratch_reserve(Scratch *scratch, size_t num_bytes) {
     if (num_bytes > scratch->num_bytes) {
         free(scratch->memory);
         const size_t page = num_bytes < (1 << 20) ? 4096 : 2 << 20;
         num_bytes = (num_bytes + page - 1) / page * page;
         scratch->memory = aligned_alloc(page, num_bytes);
-        if (!scratch->memory) abort(); /* as torch does; the operating system gives memory before it has it */
+        if (!scratch->memory) abort(); /* like torch; Linux overcommits, so this hardly happens */
 #if defined(MADV_HUGEPAGE)
         if (page > 4096) madvise(scratch->memory, num_bytes, MADV_HUGEPAGE);
 #endif

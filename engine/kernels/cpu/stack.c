@@ -1,4 +1,4 @@
-/* The layers of a decoder in one call: from Python each takes eight, and between two of them nothing is computed. */
+/* Runs the layers of a decoder in one call. From Python each layer takes eight calls, and nothing runs between two. */
 #include "attention_plan.h"
 #include "kernels.h"
 #include "scratch.h"
@@ -29,10 +29,10 @@ static void multiply(const Matrix *matrix, const bf16 *inputs, int64_t rows, bf1
         weft_linear(inputs, k, rows, k, matrix->weights, n, matrix->bias, outputs, n, epilogue);
 }
 
-/* Values of a buffer of rows, so that the next one starts on a cache line. */
+/* Size of a buffer of rows in values, rounded up so that the next buffer starts on a cache line. */
 static int64_t buffer_values(int64_t rows, int64_t size) { return (rows * size + 31) / 32 * 32; }
 
-/* Run num_layers layers, alike but for their weights, on hidden (num_tokens, hidden size), in place.
+/* Run num_layers layers of the same shape on hidden (num_tokens, hidden size), in place.
  * rotation (num_tokens, 2, head_dim): see `weft_prepare_heads`. */
 void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens, bf16 *hidden, const bf16 *rotation) {
     static Scratch scratch;

@@ -10,7 +10,7 @@
 #define TILE_PAIRS 16                     /* pairs of bfloat16 in a row of 64 bytes */
 #define TILE_VALUES (TILE_ROWS * 2 * TILE_PAIRS)
 
-/* GCC does not know that these instructions read memory, so stores before them would be free to move behind them. */
+/* GCC does not know that these instructions read memory, so it could move earlier stores after them. */
 #define READS_MEMORY __asm__ volatile("" ::: "memory")
 #undef _tile_loadd
 #define _tile_loadd(tile, from, stride)                  \
@@ -25,8 +25,8 @@ typedef struct {
     uint8_t rows[16];
 } TileShapes;
 
-/* Give the calling thread eight tiles, of which 0 to 4 have num_rows rows and the others are full: fewer rows are
- * loaded, multiplied and stored sooner. Other libraries shape tiles, too, so every parallel region starts here. */
+/* Configure eight tiles for the calling thread. Tiles 0 to 4 have num_rows rows, since fewer rows are loaded, multiplied
+ * and stored faster; the others are full. Every parallel region does this: other libraries configure tiles too. */
 INLINE void shape_tiles(int64_t num_rows) {
     TileShapes shapes = {.palette = 1};
     for (int tile = 0; tile < 8; tile++) {

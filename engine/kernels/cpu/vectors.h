@@ -1,7 +1,7 @@
-/* Vectors of 16 lanes and bfloat16, for every instruction set from one source.
+/* Vectors of 16 lanes and bfloat16, for all instruction sets from one source.
  *
- * The compiler lowers these vectors to what the target has (two AVX2 registers, say). Intrinsics appear only where an
- * instruction has no other name. Everything here is inline; nothing allocates.
+ * The compiler maps these vectors to what the target has, for example two AVX2 registers. Intrinsics appear only where
+ * the compiler has no other way to an instruction. Everything is inline; nothing allocates.
  */
 #ifndef WEFT_VECTORS_H
 #define WEFT_VECTORS_H
@@ -67,7 +67,7 @@ INLINE bf16 from_f32(float value) {
     return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-/* Round to the nearest bfloat16, ties to even; not-a-number stays one. */
+/* Round to the nearest bfloat16, ties to even; NaN stays NaN. */
 INLINE u16x16 to_bf16(f32x16 values) {
 #if defined(__AVX512BF16__)
     return (u16x16)_mm512_cvtneps_pbh((__m512)values);
@@ -89,13 +89,13 @@ INLINE f32x16 load_int8(const int8_t *from) {
     i8x16 bytes;
     memcpy(&bytes, from, sizeof bytes);
 #if defined(__AVX512F__)
-    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes)); /* gcc 12 takes the lanes one by one */
+    return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes)); /* GCC 12 would convert lane by lane */
 #else
     return __builtin_convertvector(__builtin_convertvector(bytes, i16x16), f32x16);
 #endif
 }
 
-/* 16 values of int8, then 16 more, as pairs of one and one in bfloat16. Exact: 127 has seven bits. */
+/* 16 first and 16 second values of int8 as pairs of bfloat16. Exact, since 127 has seven bits. */
 INLINE u32x16 widen_pairs(const int8_t *from) {
     return (u32x16)load_int8(from) >> 16 | (u32x16)load_int8(from + LANES);
 }
@@ -123,12 +123,12 @@ REDUCE(reduce_max, larger)
 #undef ADD
 #undef REDUCE
 
-/* e to the power of values, within 2 units in the last place between -87 and 88; below that zero.
+/* exp of values, within 2 units in the last place between -87 and 88; zero below -87, exp(88) above 88.
  *
- * 2^(whole part) times a polynomial of the fractional part (Cephes' expf coefficients). */
+ * 2^(whole part) times a polynomial of the fractional part, with the coefficients of Cephes' expf. */
 INLINE f32x16 vector_exp(f32x16 values) {
     u32x16 is_tiny = (u32x16)(values < -87.0f);
-    values = (f32x16)(((u32x16)values & ~is_tiny)); /* zero where the result is replaced anyway */
+    values = (f32x16)(((u32x16)values & ~is_tiny)); /* these results become zero at the end */
     i32x16 is_large = values > 88.0f;
     values = (f32x16)(((i32x16)values & ~is_large) | ((i32x16)splat(88.0f) & is_large));
     const f32x16 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
@@ -147,8 +147,8 @@ INLINE f32x16 vector_exp(f32x16 values) {
     return (f32x16)((u32x16)(power * (f32x16)(exponent << 23)) & ~is_tiny);
 }
 
-/* Bring 16 lines (1 KB) into the second-level cache. A hint for the first level, or a non-temporal one, reads memory
- * at half the speed: the second level has three times as many requests in flight. */
+/* Prefetch 16 lines (1 KB) into the second-level cache. A first-level or non-temporal hint reads memory at half the
+ * speed, because the second level has three times as many requests in flight. */
 INLINE void prefetch_tile(const void *from) {
     for (int line = 0; line < 16; line++) __builtin_prefetch((const char *)from + 64 * line, 0, 2);
 }

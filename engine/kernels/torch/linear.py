@@ -1,46 +1,58 @@
-"""Linear layers of torch: the plain one, for any device, cuBLAS's for CUDA, and oneDNN's for bfloat16 on a CPU."""
+"""torch's linear layers: plain, cuBLAS for CUDA, oneDNN for bfloat16 on a CPU, fixed tiles for CUDA.
+
+Fixed tiles are for `--deterministic`: a row's result then does not depend on the number of rows. cuBLAS chooses its
+kernel, and with it the order in which a row is summed, by the shape of the product. So every product has one shape:
+tiles of ROW_TILE rows, the last one padded. Sums that are split over the inner dimension may differ from tile to tile,
+so they are switched off.
+"""
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
+
+from weft.engine.layers.parts import Linear
+
+# Rows of a tile. With fewer, reading the weights takes longer than the arithmetic that padding adds.
+ROW_TILE = 128
 
 
-class TorchLinear:
-    """torch's own linear layer; see `weft.engine.kernels.torch.torch_kit.Linear`."""
+class TorchLinear(Linear):
+    """torch's own linear layer."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """Take weight (out_features, in_features) and bias (out_features,), None if there is none."""
         self.weight = weight
         self.bias = bias
 
+    @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, in_features) -> (num_tokens, out_features)."""
         return F.linear(inputs, self.weight, self.bias)
 
+    @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add the outputs to residual (num_tokens, out_features)."""
         residual += self(inputs)
 
+    @override
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        """self(inputs) in float32."""
         return self(inputs).float()
 
 
 class CublasLinear(TorchLinear):
-    """cuBLAS adds the residual, or leaves float32, as it writes the outputs: no second pass and no rounding between."""
+    """Lets cuBLAS add the residual or write float32 itself, without a second pass and without rounding in between."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """See `TorchLinear`."""
+        """Keep the transposed view, which a call need not make then."""
         super().__init__(weight, bias)
         self._transposed = weight.t()
 
+    @override
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
-        """See `TorchLinear`."""
         residual.addmm_(inputs, self._transposed)
         if self.bias is not None:
             residual += self.bias
 
+    @override
     def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        """See `TorchLinear`."""
         if self.bias is not None or inputs.dtype == torch.float32 or not inputs.is_cuda:  # torch widens on CUDA only
             return super().to_float32(inputs)
         return torch.mm(inputs, self._transposed, out_dtype=torch.float32)
@@ -53,7 +65,29 @@ class OnednnLinear(TorchLinear):
         """Copy weight (out_features, in_features) into the blocked layout."""
         super().__init__(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
 
+    @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, in_features) -> (num_tokens, out_features)."""
         outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
         return outputs
+
+
+class TiledLinear(TorchLinear):
+    """torch's linear layer, tile by tile."""
+
+    @override
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        num_tokens = len(inputs)
+        padded = F.pad(inputs, (0, 0, 0, -num_tokens % ROW_TILE))
+        outputs = padded.new_empty(len(padded), len(self.weight))
+        for tile, target in zip(torch.split(padded, ROW_TILE), torch.split(outputs, ROW_TILE), strict=True):
+            torch.mm(tile, self.weight.t(), out=target)
+        if self.bias is not None:
+            outputs += self.bias
+        return outputs[:num_tokens]
+
+
+def forbid_split_sums() -> None:
+    """Let cuBLAS sum every row in one piece. Only cuBLASLt takes this setting, and only for 16-bit types."""
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = (False, False)

@@ -1,23 +1,27 @@
-"""The reference for states of fixed size: one tensor a layer, read and written by torch's indexing, on any device.
+"""The cache of states of fixed size: one tensor per layer, indexed by torch, on any device.
 
-The states of a step are read before its tokens and written behind them. A request that begins reads zeros, so a slot
-need not be cleared when it changes hands.
+A step reads its states before its tokens and writes them afterwards. A new request reads zeros, so that a slot need not
+be cleared when it passes to another request.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from weft.engine.cache.specs import CacheGroup, StateSpec
+from weft.engine.layers.step_caches import StateStep
 from weft.engine.step.batch import Batch, Ints
+from weft.engine.step.transfer import to_device
 
 
 class StateCache:
-    """Owns the states of all recurrent layers, each (num_slots, *shape) with the null slot 0 for padding."""
+    """Owns the states of all recurrent layers, each (num_slots, *shape); slot 0 is the null slot, for padding."""
 
     def __init__(self, groups: Mapping[int, CacheGroup[StateSpec]], num_states: int, device: torch.device) -> None:
-        """Allocate num_states states and the null slot for each layer; groups by their place among those of a batch."""
+        """Allocate num_states states and the null slot for each layer; keys of groups index `Batch.groups`."""
         self.groups = groups
         self._device = device
         self.states = {
@@ -26,53 +30,46 @@ class StateCache:
             for layer in group.layers
         }
 
-    def begin(self, batch: Batch) -> "StateStep":
-        """Copy the states that the batch asks for, and find those of its requests."""
+    def begin(self, batch: Batch) -> "TorchStateStep":
+        """Copy the states that the batch asks for, and look up those of its requests."""
         slots: dict[int, torch.Tensor] = {}
         for index, group in self.groups.items():
             part = batch.groups[index]
             self._copy(group.layers, part.block_copies)
-            slots.update(dict.fromkeys(group.layers, self._to_device(part.block_tables[:, 0])))
-        is_first = batch.seq_lens == np.diff(batch.query_start_locs)
-        return StateStep(self.states, slots, self._to_device(is_first), batch.query_start_locs)
+            tables = to_device(np.ascontiguousarray(part.block_tables[:, 0]), self._device)
+            slots.update(dict.fromkeys(group.layers, tables))
+        is_new = torch.from_numpy(batch.seq_lens == np.diff(batch.query_start_locs)).to(self._device, non_blocking=True)
+        return TorchStateStep(self.states, slots, is_new, batch.query_start_locs)
 
     def _copy(self, layers: tuple[int, ...], copies: Ints) -> None:
         if not len(copies):
             return
-        sources, targets = self._to_device(copies).unbind(1)
+        sources, targets = to_device(copies, self._device).unbind(1)
         for layer in layers:
             self.states[layer].index_copy_(0, targets, self.states[layer].index_select(0, sources))
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
-
-class StateStep:
+@dataclass(frozen=True, slots=True)
+class TorchStateStep(StateStep):
     """The states of one step.
 
     Attributes:
-        query_start_locs: (num_requests + 1,) on the host, where each request's tokens start.
+        states: By layer.
+        slots: By layer, (num_requests,) the slot of each request.
+        is_new: (num_requests,) bool, whether the request has no state yet.
     """
 
-    def __init__(
-        self,
-        states: Mapping[int, torch.Tensor],
-        slots: Mapping[int, torch.Tensor],
-        is_first: torch.Tensor,
-        starts: Ints,
-    ) -> None:
-        """Read and write the slots (num_requests,) of each layer; is_first (num_requests,) marks who begins."""
-        self._states = states
-        self._slots = slots
-        self._is_first = is_first
-        self.query_start_locs = starts
+    states: Mapping[int, torch.Tensor]
+    slots: Mapping[int, torch.Tensor]
+    is_new: torch.Tensor
+    query_start_locs: Ints
 
+    @override
     def read(self, layer: int) -> torch.Tensor:
-        """(num_requests, *shape): the states before the tokens of the step, zeros where a request begins."""
-        states = self._states[layer].index_select(0, self._slots[layer])
-        states[self._is_first] = 0
+        states = self.states[layer].index_select(0, self.slots[layer])
+        states[self.is_new] = 0
         return states
 
+    @override
     def write(self, layer: int, states: torch.Tensor) -> None:
-        """Keep (num_requests, *shape), the states behind the tokens of the step."""
-        self._states[layer].index_copy_(0, self._slots[layer], states)
+        self.states[layer].index_copy_(0, self.slots[layer], states)

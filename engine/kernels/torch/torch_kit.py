@@ -1,16 +1,17 @@
-"""The kit of torch's own operations, for any device."""
+"""The kit that computes layers with torch's own operations, on any device."""
 
 from collections.abc import Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F
+from typing_extensions import override
 
-from weft.engine.kernels.torch.linear import OnednnLinear, TorchLinear
-from weft.engine.kernels.torch.tiled_linear import TiledLinear, forbid_split_sums
+from weft.engine.kernels.torch.linear import OnednnLinear, TiledLinear, TorchLinear, forbid_split_sums
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.block import Block
-from weft.engine.layers.gated import TorchGated
+from weft.engine.layers.gated import gated
+from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm, RMSNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.rotary import rotate
@@ -24,51 +25,51 @@ _KIT_NAMES = {
 }
 
 
-class TorchKit:
-    """torch's operations, with matrices of one kind."""
+class TorchKit(LayerKit):
+    """torch's operations, with one class of matrices."""
 
     def __init__(self, linear: type[TorchLinear] = TorchLinear, name: str | None = None) -> None:
-        """OneDNN's linear layer is for bfloat16 on CPUs that have instructions for it; name is for the log."""
+        """OneDNN's linear layer needs bfloat16 and a CPU with bfloat16 instructions. The name is for the log."""
         self.name = name or _KIT_NAMES[linear]
         self._linear = linear
 
+    @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        """See `LayerKit`."""
         return ref.num_values * dtype.itemsize
 
+    @override
     def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        """See `LayerKit`; oneDNN's layout is a copy."""
+        # oneDNN's layout is a copy.
         return self.linear_bytes(ref, dtype) * (2 if self._linear is OnednnLinear else 1)
 
-    def linear(self, ref: WeightRef, reader: WeightReader) -> TorchLinear:
-        """See `LayerKit`."""
+    @override
+    def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
         return self._linear(*reader.dense(ref))
 
+    @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
-        """See `LayerKit`."""
-        return TorchGated(self.linear(ref, reader), activation)
+        return gated(self.linear(ref, reader), activation)
 
+    @override
     def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
-        """See `LayerKit`."""
         return partial(F.embedding, weight=reader.dense(ref)[0])
 
+    @override
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
-        """See `LayerKit`."""
         table, _ = reader.dense(ref)
         return partial(F.embedding, weight=table), self._linear(table)
 
+    @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
-        """See `LayerKit`."""
         return RMSNorm(weight, eps)
 
+    @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
-        """See `LayerKit`."""
-
         def prepare(
             qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
         ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            assert cache is None, "these layers leave writing to attention"
-            # Queries and keys go through norm and rotation as one tensor: half as many operations.
+            assert cache is None, "this kit leaves writing K/V to the attention backend"
+            # Norm and rotation take queries and keys as one tensor: half as many operations.
             heads, values = qkv.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
             heads = rotate(norm(heads) if norm else heads, rotation)
             queries, keys = heads.split_with_sizes((num_heads, num_kv_heads), dim=1)
@@ -76,13 +77,13 @@ class TorchKit:
 
         return prepare
 
+    @override
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
-        """See `LayerKit`."""
         return blocks
 
 
 def torch_kit(device: torch.device, dtype: torch.dtype, is_deterministic: bool = False) -> TorchKit:
-    """With oneDNN's layout for bfloat16 on a CPU that has bfloat16 instructions; with fixed tiles if deterministic."""
+    """The fastest such kit: with fixed tiles if deterministic, with oneDNN if the CPU has bfloat16 instructions."""
     if is_deterministic:
         forbid_split_sums()
         return TorchKit(TiledLinear)

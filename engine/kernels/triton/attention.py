@@ -1,53 +1,63 @@
-"""Weft's own attention on CUDA, in Triton: over a paged KV cache, one launch for all decodes, one for all prompts.
+"""Weft's own attention on CUDA, in Triton: one launch for all decodes and one for all prompts.
 
-What a step's programs do is planned on the host (`triton_plan`) and sent in one copy from pinned memory; nothing here
-waits for the device. The K/V of a step are written by the layers that prepare them, then attended to, in the order of
-the stream.
+The host plans what a step's programs do (`attention_plan`) and sends the plan in one copy from pinned memory. Nothing
+here waits for the device. The layers that prepare the K/V of a step write them to the paged cache, and attention reads
+them afterwards, in stream order.
 
-For CUDA graphs: a *decode* batch, in which every request has one token, may be padded with requests of one token,
-sequence length 0, slot -1 in every group, and any block table. They write nothing, read nothing, and get zeros. Of a
-decode batch the launches, and the addresses that they read, depend on its number of requests alone. So a graph that
-captured the `attend` calls of a step (`begin` stays outside) computes any later decode batch of as many requests: call
-`begin` with it, then replay. A decode step must have run once outside of a capture, in which nothing can be compiled.
+CUDA graphs: in a decode batch every request has one token. It may be padded with requests of one token, sequence length
+0, slot -1 in every group, and any block table. Padding writes nothing, reads nothing, and gets zeros. The launches of a
+decode batch, and the addresses that they read, depend only on its number of requests. So a graph that captured the
+`attend` calls of a step computes any later decode batch of that size: call `begin` with the batch, which is not in the
+graph, then replay. A decode step must run once before a capture, in which nothing can be compiled.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention_kernels import attend_kernel, merge_kernel
 from weft.engine.kernels.triton.attention_plan import Work, plan_work
-from weft.engine.kernels.triton.attention_tiles import Tile, padded
-from weft.engine.kernels.triton.attention_tuning import BatchLimits, GroupTuning, aligned, most_integers, tune
+from weft.engine.kernels.triton.attention_tuning import (
+    BatchLimits,
+    GroupTuning,
+    Tile,
+    aligned,
+    most_integers,
+    padded,
+    tune,
+)
 from weft.engine.kernels.triton.flash import FreshAttention, FreshPrompts, find_fresh_prompts
-from weft.engine.layers.attention import PagedCache
+from weft.engine.layers.attention import AttentionBackend, AttentionStep, PagedCache
 from weft.engine.step.batch import Batch, Ints
 from weft.engine.step.transfer import to_device
 
 _LOG2_E = 1.4426950408889634
 
+# Ask for fused multiply-adds: later versions of Triton turn them off by default.
 _OPTIONS = {"enable_fp_fusion": True}
-"""Fused multiply-adds, which Triton is about to turn off for those who do not ask for them."""
 
 _NO_INTS = np.zeros(0, np.int64)
 
+# Parts of a split context that are merged at a time.
 _MERGED_PARTS = 16
-"""Parts of a split context that are merged at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class _GroupPlan:
-    """What a KV group does in a step, on the host: who attends in prompts, and see `TritonBackend._plan`."""
+class _PlannedLaunch:
+    """Requests of a step that are computed in tiles of one size, on the host; see IS_UNIFORM of `attend_kernel`."""
 
-    fresh: FreshPrompts | None
-    works: list[tuple[Tile, bool, Work]]
+    tile: Tile
+    is_uniform: bool
+    work: Work
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """Requests of a step that are computed in tiles of one size; the tensors are views of the backend's metadata."""
+    """The same with `Work` on the device, as views of the backend's metadata."""
 
     tile: Tile
     is_uniform: bool
@@ -66,7 +76,7 @@ class _GroupStep:
     launches: list[_Launch]
 
 
-class TritonBackend:
+class TritonBackend(AttentionBackend):
     """Owns the cache: per layer (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values."""
 
     supports_graphs = True
@@ -85,15 +95,15 @@ class TritonBackend:
         is_deterministic: bool = False,
         fresh: FreshAttention | None = None,
     ) -> None:
-        """Allocate the cache and all memory that steps need; of the cache only the null block is touched.
+        """Allocate the cache and all memory that steps need; only the null block of the cache is written.
 
         Args:
             dtype: Of queries, keys, values and results.
             num_heads: Query heads of every layer.
-            cache_dtype: What K/V are kept in; None means dtype. float8_e4m3fn is converted to and from it unscaled.
-            is_deterministic: Whether the bits of a row must not depend on the rest of the batch: one tile for all steps
-                and no splits, which slows down prefill, and decoding at long contexts.
-            fresh: Attends in place of Weft's kernel where `find_fresh_prompts` finds some.
+            cache_dtype: Type of K/V in the cache; None means dtype. Conversion to float8_e4m3fn has no scale.
+            is_deterministic: The bits of a row must not depend on the rest of the batch. Then all steps have one tile
+                and no context is split, which slows down prefill, and decoding at long contexts.
+            fresh: Attends to the prompts that `find_fresh_prompts` finds; None leaves them to Weft's kernel.
         """
         self.name = "triton and flash" if fresh else "triton"
         self._groups = groups
@@ -116,41 +126,45 @@ class TritonBackend:
         self._partials = torch.empty((num_rows, num_heads, head_dim), dtype=torch.float32, device=device)
         self._partial_sums = torch.empty((num_rows, num_heads), dtype=torch.float32, device=device)
 
+    @override
     def prepare(self) -> bool:
-        """Nothing to do: the whole cache has its memory."""
         return False
 
+    @override
     def begin(self, batch: Batch) -> "TritonStep":
-        """Copy the blocks that the batch asks for, and put the items of the step into device memory."""
-        plans: list[_GroupPlan] = []
+        fresh: list[FreshPrompts | None] = []
+        plans: list[list[_PlannedLaunch]] = []
         for group, group_batch, tuning in zip(self._groups, batch.groups, self._tunings, strict=True):
             self._copy_blocks(group, group_batch.block_copies)
-            fresh = find_fresh_prompts(batch, group.spec.sliding_window) if self._fresh else None
-            plans.append(_GroupPlan(fresh, self._plan(batch, group.spec, tuning, fresh is not None)))
-        views = iter(self._send(batch, plans))
+            fresh.append(find_fresh_prompts(batch, group.spec.sliding_window) if self._fresh else None)
+            plans.append(self._plan(batch, group.spec, tuning, skips_prompts=fresh[-1] is not None))
+        views = self._send(batch, fresh, plans)
         steps: dict[int, _GroupStep] = {}
-        for group, plan in zip(self._groups, plans, strict=True):
+        for group, prompts, plan in zip(self._groups, fresh, plans, strict=True):
             slots, starts = next(views), next(views)
-            launches = [_Launch(tile, uniform, next(views), next(views)) for tile, uniform, _ in plan.works]
-            steps.update(dict.fromkeys(group.layers, _GroupStep(group, slots, plan.fresh, starts, launches)))
+            launches = [_Launch(p.tile, p.is_uniform, next(views), next(views)) for p in plan]
+            steps.update(dict.fromkeys(group.layers, _GroupStep(group, slots, prompts, starts, launches)))
         return TritonStep(self, steps)
 
-    def _plan(
-        self, batch: Batch, spec: PagedKV, tuning: GroupTuning, skips_prompts: bool
-    ) -> list[tuple[Tile, bool, Work]]:
-        """Tile, whether it is uniform, and what is computed in such tiles: one-token requests, then the others."""
+    def _plan(self, batch: Batch, spec: PagedKV, tuning: GroupTuning, *, skips_prompts: bool) -> list[_PlannedLaunch]:
+        """One launch for one-token requests, then one for the others."""
         are_prompts = np.diff(batch.query_start_locs) > 1
         parts = [(tuning.decode_tile, True, ~are_prompts), (tuning.tile, False, are_prompts)]
         if self._is_deterministic:
             parts = [(tuning.tile, True, np.ones_like(are_prompts))]
-        works: list[tuple[Tile, bool, Work]] = []
+        launches: list[_PlannedLaunch] = []
         for tile, is_uniform, takes_part in parts[: 1 if skips_prompts else 2]:
             if takes_part.any():
-                tile_tokens = tile.rows * spec.num_kv_heads // self._num_heads
-                sizes = {"tile_tokens": tile_tokens, "tile_keys": tile.keys}
-                work = plan_work(batch, spec.sliding_window, **sizes, splitting=tuning.splitting, takes_part=takes_part)
-                works.append((tile, is_uniform, work))
-        return works
+                work = plan_work(
+                    batch,
+                    spec.sliding_window,
+                    tile_tokens=tile.rows * spec.num_kv_heads // self._num_heads,
+                    tile_keys=tile.keys,
+                    splitting=tuning.splitting,
+                    takes_part=takes_part,
+                )
+                launches.append(_PlannedLaunch(tile, is_uniform, work))
+        return launches
 
     def cache(self, layer: int) -> torch.Tensor:
         """Blocks of a layer."""
@@ -159,7 +173,7 @@ class TritonBackend:
     def attend(
         self, step: _GroupStep, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Attend to what is in the cache or, where prompts are fresh, to the step's own K/V; shapes as in the step."""
+        """Attend to the cache, or for fresh prompts to the step's own K/V; shapes as in `AttentionStep.attend`."""
         outputs = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
         if self._fresh and step.fresh:
             at = step.fresh.tokens
@@ -177,7 +191,7 @@ class TritonBackend:
         """Compute the items of a launch."""
         cache, tile = self._caches[layer], launch.tile
         num_heads, head_dim = queries.shape[1:]
-        assert queries.stride()[1:] == (head_dim, 1), "heads lie together"
+        assert queries.stride()[1:] == (head_dim, 1), "the heads of a token must be contiguous"
         sizes = {"HEAD_DIM": head_dim, "PADDED_DIM": padded(head_dim)}
         cached = {"NUM_KV_HEADS": spec.num_kv_heads, "BLOCK_SIZE": self._block_size, **sizes}
         attend_kernel[(len(launch.items) * spec.num_kv_heads,)](
@@ -204,58 +218,61 @@ class TritonBackend:
                 **_OPTIONS,
             )
 
-    def _send(self, batch: Batch, plans: list[_GroupPlan]) -> list[torch.Tensor]:
+    def _send(
+        self, batch: Batch, fresh: list[FreshPrompts | None], plans: list[list[_PlannedLaunch]]
+    ) -> Iterator[torch.Tensor]:
         """Fill the metadata in one copy.
 
-        Returns views, group by group, of slots and starts of prompts and, launch by launch, items and merges.
+        Returns views of it: per group slots and starts of prompts, then per launch items and merges.
 
-        What has a size that the numbers of requests and tokens decide lies in front, where a graph finds it again; the
-        block tables, as wide as the longest request needs, lie behind, and items say where.
+        Arrays whose sizes depend only on the numbers of requests and tokens come first, where a graph finds them again.
+        Block tables, which are as wide as the longest request needs, come last; items hold their places.
         """
         arrays: list[Ints] = []
-        for plan, group_batch in zip(plans, batch.groups, strict=True):
-            arrays += [group_batch.slot_mapping, plan.fresh.starts if plan.fresh else _NO_INTS]
-            arrays += [array for *_, work in plan.works for array in (work.items, work.merges)]
+        for prompts, plan, group_batch in zip(fresh, plans, batch.groups, strict=True):
+            arrays += [group_batch.slot_mapping, prompts.starts if prompts else _NO_INTS]
+            arrays += [array for launch in plan for array in (launch.work.items, launch.work.merges)]
         num_views = len(arrays)
         arrays += [group_batch.block_tables for group_batch in batch.groups]
         starts = np.cumsum([0, *(aligned(array.size) for array in arrays)]).tolist()
         for plan, group_batch, start in zip(plans, batch.groups, starts[num_views:-1], strict=True):
-            for *_, work in plan.works:
-                work.items[:, 0] = start + work.items[:, 0] * group_batch.block_tables.shape[1]
+            for launch in plan:
+                items = launch.work.items
+                items[:, 0] = start + items[:, 0] * group_batch.block_tables.shape[1]
         num_integers = starts[-1]
-        assert num_integers <= len(self._metadata), "a batch stays within the limits that it was announced with"
-        # A fresh tensor for each step: the allocator of pinned memory reuses one only once it has been copied.
+        assert num_integers <= len(self._metadata), "the batch exceeds the announced limits"
+        # A new tensor for each step: the allocator of pinned memory reuses one only after it has been copied.
         host = torch.empty(num_integers, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         filled = host.numpy()
         for array, start in zip(arrays, starts, strict=False):
             filled[start : start + array.size] = array.ravel()
         self._metadata[:num_integers].copy_(host, non_blocking=True)
-        return [
+        return (
             self._metadata[start : start + array.size].view(array.shape)
             for array, start in zip(arrays[:num_views], starts, strict=False)
-        ]
+        )
 
     def _copy_blocks(self, group: CacheGroup[PagedKV], copies: Ints) -> None:
         if not len(copies):
             return
         sources, targets = to_device(copies, self._device).unbind(1)
         for layer in group.layers:
-            blocks = self._caches[layer].flatten(1).view(torch.int64)  # as bytes, whatever the type
+            blocks = self._caches[layer].flatten(1).view(torch.int64)  # plain bytes, for any type
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
 
-class TritonStep:
-    """Attention for one step; see `AttentionStep`."""
+class TritonStep(AttentionStep):
+    """Attention for one step."""
 
     def __init__(self, backend: TritonBackend, steps: dict[int, _GroupStep]) -> None:
-        """Attend by what each layer's group was planned to do."""
+        """Take the plan of each layer's group."""
         self._backend = backend
         self._steps = steps
 
+    @override
     def cache(self, layer: int) -> PagedCache:
-        """See `AttentionStep.cache`; layers write."""
         return PagedCache(self._backend.cache(layer), self._steps[layer].slots)
 
+    @override
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """See `AttentionStep.attend`."""
         return self._backend.attend(self._steps[layer], layer, queries, keys, values)

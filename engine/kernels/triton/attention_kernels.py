@@ -1,11 +1,11 @@
-"""The kernels of `weft.engine.kernels.triton.attention`: attend, and merge what was split.
+"""Triton kernels of attention: attend to the paged cache, and merge the parts of split contexts.
 
-A kernel does what the items that `attention_plan` made say and decides nothing itself, so that a captured
-graph computes the next step as soon as the items in device memory are others. A block of the cache holds its keys, then
-its values, each (num_kv_heads, block_size, head_dim): what one K/V head reads is contiguous.
+Kernels follow the items of `attention_plan` and decide nothing themselves. So a captured graph computes another step
+once the items in device memory have changed. A block of the cache holds keys, then values, each (num_kv_heads,
+block_size, head_dim): what one K/V head reads is contiguous.
 
-Scores are kept times log2(e), so that exp2 does. Online softmax: Milakov and Gimelshein, 2018; tiles: Dao et al., 2022.
-Splitting the context and merging by log-sum-exp: Dao et al., Flash-Decoding, 2023.
+Scores are multiplied by log2(e), so that exp2 can replace exp. Online softmax: Milakov and Gimelshein, 2018. Tiles: Dao
+et al., 2022. Split contexts, merged by log-sum-exp: Dao et al., Flash-Decoding, 2023.
 """
 
 import triton
@@ -36,9 +36,9 @@ def attend_kernel(
 ):
     """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
 
-    Rows of a tile are (token, query head of the K/V head), token by token: K/V are read once for the NUM_SHARED heads
-    that share them. WINDOW, SOFT_CAP: 0 is none. IS_UNIFORM masks all keys, not just those that some row does not see:
-    the bits of a row then do not depend on others of its tile, and decoding, where masks cost nothing, has one loop.
+    Rows of a tile are (token, query head of the K/V head), token by token, so that K/V are read once for the NUM_SHARED
+    heads that share them. WINDOW and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that a row's bits do
+    not depend on the others in its tile; without it, keys that all rows see have a faster loop without masks.
     """
     item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7
     num_tokens = tl.load(item + 2)
@@ -74,8 +74,8 @@ def attend_kernel(
         maxima, sums, attended, blocks, query, positions, heads_start, table, masked_from, last_key, last_key,
         SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PADDED_DIM, TILE_KEYS, True,
     )  # fmt: skip
-    attended /= tl.where(sums == 0, 1.0, sums)[:, None]  # a padding row sees nothing and gets zeros
-    target = tl.where(partial < 0, first_token, partial)  # token of the step, or row of the workspace
+    attended /= tl.where(sums == 0, 1.0, sums)[:, None]  # a padding row sees no key and gets zeros
+    target = tl.where(partial < 0, first_token, partial)  # token of the step, or workspace row
     targets = (target + tokens) * (NUM_KV_HEADS * NUM_SHARED) + heads
     offsets = targets[:, None] * HEAD_DIM + dims[None, :]
     if partial < 0:
@@ -87,7 +87,7 @@ def attend_kernel(
 
 @triton.jit
 def _load_blocks(table, start, last_key, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr):
-    """The block of each key from start on; block 0, which always exists, behind the last key."""
+    """The block of each key from start on; after the last key block 0, which always exists."""
     keys = start + tl.arange(0, TILE_KEYS)
     return tl.load(table + keys // BLOCK_SIZE, mask=keys < last_key, other=0)
 
@@ -115,14 +115,14 @@ def _attend_keys(
     TILE_KEYS: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Take in the keys from start to stop: updates running maxima and sums of scores, weighted values, next blocks."""
+    """Process the keys from start to stop; returns the new maxima, sums, weighted values, and the next blocks."""
     dims = tl.arange(0, PADDED_DIM)
     side: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
     for first in range(start, stop, TILE_KEYS):
-        # Blocks are looked up a tile ahead: keys whose address is loaded in the same pass could not be under way early.
+        # Look up blocks one tile ahead. Otherwise loads of keys would have to wait for their addresses.
         next_blocks = _load_blocks(table, first + TILE_KEYS, last_key, BLOCK_SIZE, TILE_KEYS)
         keys = first + tl.arange(0, TILE_KEYS)
-        # Behind the context may lie anything: not-a-numbers, too, which would reach the result through a weight of 0.
+        # After the context there may be anything, NaN included, and a weight of 0 would not hide NaN.
         is_key = keys < last_key
         is_value = is_key[:, None] & (dims < HEAD_DIM)[None, :]
         starts = blocks.to(tl.int64) * (2 * side) + keys % BLOCK_SIZE * HEAD_DIM
@@ -137,7 +137,7 @@ def _attend_keys(
                 is_seen &= keys[None, :] > positions[:, None] - WINDOW
             scores = tl.where(is_seen, scores, float("-inf"))
         new_maxima = tl.maximum(maxima, tl.max(scores, 1))
-        # A row that has seen no key has a maximum of -inf, from which nothing can be subtracted.
+        # A row that has seen no key has the maximum -inf, and -inf - -inf is NaN.
         shifts = tl.where(new_maxima == float("-inf"), 0.0, new_maxima)
         weights = tl.exp2(scores - shifts[:, None])
         decay = tl.exp2(maxima - shifts)
@@ -153,7 +153,7 @@ def _attend_keys(
 def _soft_cap(scores, CAP: tl.constexpr):
     """CAP * tanh(scores / CAP), both times log2(e), by tanh(x) = 1 - 2 / (exp(2 x) + 1).
 
-    From 2 ** 64 on the quotient vanishes beside 1; there the exponential stops, before it is infinite.
+    The exponential is limited to 2 ** 64, where the quotient no longer counts beside 1, so that it stays finite.
     """
     RATE: tl.constexpr = 2 * 1.4426950408889634 / CAP
     return CAP - 2 * CAP / (tl.exp2(tl.minimum(scores * RATE, 64.0)) + 1)
@@ -170,7 +170,7 @@ def merge_kernel(
     PADDED_DIM: tl.constexpr,
     TILE_PARTS: tl.constexpr,
 ):
-    """Merge the parts of one token and head by their log-sum-exp; the grid is merges x heads; some have none."""
+    """Merge the parts of one token and head by their log-sum-exp; the grid is merges x heads, and some are empty."""
     merge = merges + tl.program_id(0) // NUM_HEADS * 4
     head = tl.program_id(0) % NUM_HEADS
     num_parts = tl.load(merge + 2)
@@ -193,7 +193,7 @@ def merge_kernel(
             partials + sources[:, None] * HEAD_DIM + dims[None, :], mask=is_part[:, None] & is_value[None, :], other=0.0
         )
         new_maximum = tl.maximum(maximum, tl.max(sums, 0))
-        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # of the first parts a token may see nothing
+        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # a token may see nothing of the first parts
         weights = tl.exp2(sums - shift)
         decay = tl.exp2(maximum - shift)
         total = total * decay + tl.sum(weights, 0)

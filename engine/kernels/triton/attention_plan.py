@@ -1,10 +1,10 @@
-"""What the programs of `attend_kernel` and `merge_kernel` do in a step: a list of items, made on the host with numpy.
+"""Plans on the host, with numpy, what the programs of `attend_kernel` and `merge_kernel` do in a step.
 
-An item is one tile of queries of one request and one range of its keys. A request with a long context and few queries
-is split into several items, so that few requests keep a whole GPU busy and a long one does not outlast the others; how
-many parts it takes is decided by the load of the step. The *number* of items, and of merges of a decode step, is a
-function of the numbers of requests and tokens alone, because a captured graph cannot change its grid: what is left over
-stays empty and ends at once. Imports neither torch nor triton.
+The plan is a list of items. An item is one tile of queries of one request and one range of its keys. A request with a
+long context and few queries is split into several items, so that few requests keep a whole GPU busy and a long one does
+not outlast the others; the load of the step decides into how many. The number of items, and of merges of a decode step,
+depends only on the numbers of requests and tokens, because a captured graph cannot change its grid. Left-over items
+stay empty, and their programs end at once. Imports neither torch nor triton.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from weft.engine.step.batch import Batch, Ints
 
 Bools = npt.NDArray[np.bool_]
 
+# Request (later the place of its block table), first token of the step, number of tokens, position of the first one,
+# first key, end of the keys, and the workspace row for a part's result, or -1.
 NUM_ITEM_FIELDS = 7
-"""Request (where its block table starts, once the backend knows), first token of the step, number of tokens, position
-of the first one, first key, behind the last key, and the row in the workspace that a part's result goes to, or -1."""
 
+# Token of the step, workspace row of its first part, number of parts, rows from one part to the next.
 NUM_MERGE_FIELDS = 4
-"""Token of the step, row of its first part in the workspace, number of parts, rows from one part to the next."""
 
+# With fewer keys, merging a part costs more than splitting gains.
 _MIN_PART_KEYS = 128
-"""A part of fewer keys costs more in merging than it gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Splitting:
     """How far contexts are split.
 
     Attributes:
-        num_parts: Parts that a step aims at, per K/V head.
-        max_rows: Rows of the workspace, one for each part of each token: at least num_parts + the most requests.
+        num_parts: Number of parts that a step aims at, per K/V head.
+        max_rows: Rows of the workspace, one per part of each token; at least num_parts + the most requests.
     """
 
     num_parts: int
@@ -49,7 +49,7 @@ class Work:
 
 
 def is_decode(batch: Batch) -> bool:
-    """Whether every request computes one token: then a step has static shapes."""
+    """Whether every request computes one token, so that the step has static shapes."""
     return batch.num_tokens == batch.num_requests
 
 
@@ -62,20 +62,20 @@ def plan_work(
     splitting: Splitting | None,
     takes_part: Bools | None = None,
 ) -> Work:
-    """Divide a step, or the requests of it that take part, among programs, the longest first.
+    """Divide the requests of a step that take part into items, the longest first.
 
     Args:
         window: Sliding window of the KV group in tokens; None for none.
-        tile_tokens: Most tokens of a tile of queries.
-        tile_keys: Keys that a kernel takes at a time; ranges start at multiples of it, counted from position 0.
-        splitting: None splits nothing, so that a row's arithmetic depends on its own position alone.
+        tile_tokens: Most tokens in a tile of queries.
+        tile_keys: Keys that a kernel takes at a time; ranges start at its multiples, counted from position 0.
+        splitting: None splits nothing: a row's arithmetic then depends on its own position alone.
         takes_part: (num_requests,); None means all.
     """
     query_lens = np.diff(batch.query_start_locs)
     num_tiles = -(-query_lens // tile_tokens)
     if takes_part is not None:
         num_tiles *= takes_part
-    requests = np.repeat(np.arange(batch.num_requests), num_tiles)  # of each tile, as all of the following
+    requests = np.repeat(np.arange(batch.num_requests), num_tiles)  # one entry per tile, like the arrays below
     offsets = _count_within(num_tiles) * tile_tokens
     counts = np.minimum(tile_tokens, query_lens[requests] - offsets)
     tokens = batch.query_start_locs[requests] + offsets
@@ -110,13 +110,13 @@ def plan_work(
     row = _count_within(counts[is_split])
     merge_columns = (tokens[merged] + row, first_rows[merged] + row, num_parts[merged], counts[merged])
     merges = np.stack(merge_columns, axis=1)
-    if splitting and is_decode(batch):  # each that is split has more than an even share of keys
+    if splitting and is_decode(batch):  # every split request has more than an even share of keys
         merges = _padded(merges, min(batch.num_tokens, splitting.num_parts))
     return Work(items, merges)
 
 
 def _fit_workspace(num_parts: Ints, counts: Ints, max_rows: int) -> None:
-    """Split tiles into fewer parts where the workspace has no rows left for more; tiles of fewer tokens go first."""
+    """Reduce num_parts if the workspace has too few rows; tiles with fewer tokens get theirs first."""
     split = np.flatnonzero(num_parts > 1)
     if (counts * num_parts)[split].sum() <= max_rows:
         return
@@ -127,7 +127,7 @@ def _fit_workspace(num_parts: Ints, counts: Ints, max_rows: int) -> None:
 
 
 def _count_within(counts: Ints) -> Ints:
-    """0, 1, .. count - 1 for each count, one after another."""
+    """0, 1, .. count - 1 for each count, concatenated."""
     counted: Ints = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return counted
 
@@ -138,7 +138,7 @@ def _round_up(values: Ints, multiple: int) -> Ints:
 
 
 def _padded(rows: Ints, num_rows: int) -> Ints:
-    """Rows of zeros behind the given ones, which are no more than num_rows."""
+    """Append rows of zeros, up to num_rows in all."""
     padded = np.zeros((num_rows, rows.shape[1]), np.int64)
     padded[: len(rows)] = rows
     return padded

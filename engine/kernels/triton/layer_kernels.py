@@ -1,7 +1,7 @@
-"""Triton kernels of the layers between two matrices: norm, QK-norm with rotary embedding and K/V write, activation.
+"""Triton kernels between two matrices: norm; QK-norm, rotary embedding and K/V write; activation.
 
-They compute in float32 and round once, at the end. A row's outputs depend on that row alone, bit for bit: a program
-computes one row, or a part of one, and shares nothing with the others.
+They compute in float32 and round once, at the end. A row's output bits depend on that row alone: a program computes one
+row, or a part of one, and shares nothing with other programs.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def rms_norm(hidden, weight, outputs, size, row_stride, eps, BLOCK: tl.constexpr):
-    """One row (size,) a program, BLOCK >= size: divided by its root mean square, then scaled by weight (size,)."""
+    """RMSNorm of one row (size,) per program, BLOCK >= size, times weight (size,)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_inside = columns < size
@@ -38,12 +38,12 @@ def prepare_heads(
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """Norm and rotary embedding of HEADS heads of one token a program, in place; K/V into the cache, too.
+    """Norm and rotary embedding of HEADS heads of one token per program, in place; also writes K/V to the cache.
 
-    Heads are (NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM) in each token of qkv, of which queries and keys, the first ones,
-    are changed; weight (NUM_HEADS + NUM_KV_HEADS, HEAD_DIM), rotation (num_tokens, 2, HEAD_DIM); see `RotaryTable`,
-    whose cosine is the same in both halves of a head and whose sine differs only in its sign. Cache and slots are
-    those of `PagedCache`; BLOCK_SIZE 0 is no cache.
+    A token of qkv is (NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM): queries and keys, which are changed, then values. weight
+    is (NUM_HEADS + NUM_KV_HEADS, HEAD_DIM). rotation is (num_tokens, 2, HEAD_DIM), see `RotaryTable`: its cosine is
+    the same in both halves of a head, and its sine differs only in sign. cache and slots are those of `PagedCache`;
+    BLOCK_SIZE 0 means no cache.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
@@ -71,7 +71,7 @@ def prepare_heads(
     if BLOCK_SIZE > 0:
         slot = tl.load(slots + token)
         if slot >= 0:
-            kv_heads = heads - NUM_HEADS  # keys, then values, as they follow each other in a block, too
+            kv_heads = heads - NUM_HEADS  # keys, then values; they have the same order in a block
             is_kept = is_inside & (kv_heads >= 0)[:, None]
             block = (slot // BLOCK_SIZE).to(tl.int64) * (2 * NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
             places = cache + block + (kv_heads * BLOCK_SIZE + slot % BLOCK_SIZE)[:, None] * HEAD_DIM + pairs[None, :]
@@ -81,7 +81,7 @@ def prepare_heads(
 
 @triton.jit
 def to_cache(values, DTYPE: tl.constexpr):
-    """Convert to the type of the cache; e4m3 has no infinity and ends at 448, which stands for all that is larger."""
+    """Convert to the type of the cache. e4m3 has no infinity; larger values become its largest, 448."""
     if DTYPE.is_fp8():
         values = tl.clamp(values, -448.0, 448.0)
     return values.to(DTYPE)
@@ -89,7 +89,7 @@ def to_cache(values, DTYPE: tl.constexpr):
 
 @triton.jit
 def activate(gate_up, outputs, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """activation(gate) * up for BLOCK values of one row a program: gate_up (2 * size,), gate first, to (size,)."""
+    """activation(gate) * up for BLOCK values of one row per program: gate_up (2 * size,), gate first, to (size,)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < size

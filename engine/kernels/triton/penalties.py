@@ -1,10 +1,10 @@
-"""Weft's own `ApplyPenalties` for CUDA: one copy to the device and one launch, whatever the penalties are.
+"""Applies penalties on CUDA, in Triton: one copy to the device and one launch for all penalties.
 
-Follows `apply_penalties` operation by operation, each rounded as torch rounds it, so that the two agree to the last
+Computes what `apply_penalties` computes, with the same rounding of each operation, so that the two agree to the last
 bit. One program edits all ids of an entry, and no program touches another row. Nothing waits for the device.
 
-Packed is what the kernel reads, in int32: columns (NUM_COLUMNS, num_penalised) in the order of the names below, of
-which penalties are the bits of a float32; then all ids, then all counts.
+The packed input is int32: columns (_NUM_COLUMNS, num_penalised) in the order of the names below, where penalties are
+the bits of a float32; then all ids, then all counts.
 """
 
 import numpy as np
@@ -16,14 +16,11 @@ import triton.language as tl
 from weft.engine.step.batch import PenaltyBatch
 from weft.engine.step.transfer import to_device
 
-_TILE = 2048
-"""Ids that a program edits at a time."""
-
+_TILE = 2048  # ids that a program edits at a time
 _ROW = tl.constexpr(0)
 _START = tl.constexpr(1)
 _END = tl.constexpr(2)
-_SOURCE = tl.constexpr(3)
-"""The row of the previous step that sampled the placeholder, -1 for none."""
+_SOURCE = tl.constexpr(3)  # row of the previous step that sampled the placeholder, -1 for none
 _REPETITION = tl.constexpr(4)
 _PRESENCE = tl.constexpr(5)
 _FREQUENCY = tl.constexpr(6)
@@ -35,25 +32,19 @@ def apply_penalties(logits: torch.Tensor, penalties: PenaltyBatch, previous_toke
     if len(penalties.placeholders.targets):
         assert previous_token_ids is not None, "placeholders need the ids of the previous step"
     else:
-        previous_token_ids = logits.new_empty(1, dtype=torch.int64)  # which is not read
+        previous_token_ids = logits.new_empty(1, dtype=torch.int64)  # not read
     packed = to_device(pack(penalties), logits.device)
     grid, sizes = (len(penalties.rows),), (logits.size(1), len(penalties.ids))
-    # Without fused multiply-adds, which round once where torch rounds twice.
+    # No fused multiply-adds: they round once where torch rounds twice.
     penalise[grid](logits, packed, previous_token_ids, *sizes, _TILE, num_warps=8, enable_fp_fusion=False)
 
 
 def pack(penalties: PenaltyBatch) -> npt.NDArray[np.int32]:
-    """See the module's head; ids and counts are far below 2**31."""
+    """The packed input of the kernel; ids and counts are far below 2**31."""
     sources = np.full(len(penalties.rows), -1)
     sources[penalties.placeholders.targets] = penalties.placeholders.rows
-    factors = (penalties.repetition, penalties.presence, penalties.frequency)
-    columns = (
-        penalties.rows,
-        penalties.starts[:-1],
-        penalties.starts[1:],
-        sources,
-        *(f.view(np.int32) for f in factors),
-    )
+    factors = (f.view(np.int32) for f in (penalties.repetition, penalties.presence, penalties.frequency))
+    columns = (penalties.rows, penalties.starts[:-1], penalties.starts[1:], sources, *factors)
     return np.concatenate((*columns, penalties.ids, penalties.counts), dtype=np.int32, casting="same_kind")
 
 
@@ -68,9 +59,9 @@ def _penalised(logits, counts, repetition, presence, frequency):
     return logits - presence * (counts > 0).to(tl.float32) - frequency * counts.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["num_ids"])  # which would compile it again for numbers that 16 divides
+@triton.jit(do_not_specialize=["num_ids"])  # or it would be compiled again for multiples of 16
 def penalise(logits, packed, previous_token_ids, vocab_size, num_ids, TILE: tl.constexpr):
-    """Grid (num_penalised,). The placeholder's id is left out of the tiles and edited last, when its count is known."""
+    """Grid (num_penalised,). The tiles skip the placeholder's id, which is edited last, when its count is known."""
     ids_at = packed + _NUM_COLUMNS * tl.num_programs(0)
     repetition = _column(packed, _REPETITION).to(tl.float32, bitcast=True)
     presence = _column(packed, _PRESENCE).to(tl.float32, bitcast=True)

@@ -1,29 +1,30 @@
-"""Weft's own `PickIds` for CUDA: two launches for a step, four where a row has top-k, top-p or min-p.
+"""Weft's own sampler for CUDA, in Triton: two launches per step, four if a row has top-k, top-p or min-p.
 
-Follows `pick_ids` number by number; see `triton_kernels` for how. Its exponential and the order of its sums differ in
-the last bits, so an id may differ where a uniform number, or a nucleus, lies within 1e-5 of the border between two; a
-row is sampled alone, bit for bit. Nothing waits for the device.
+It computes what `pick_ids` computes; see `sampling_kernels` for how. Its exponential and the order of its sums differ
+in the last bits. So an id may differ if a uniform number, or the edge of a nucleus, is within 1e-5 of the border
+between two ids. A row's id does not depend on the other rows. Nothing waits for the device.
 """
 
 import numpy as np
 import torch
 import triton
+from typing_extensions import override
 
 from weft.engine.kernels.triton import sampling_kernels as kernels
+from weft.engine.sampling.in_graph import GraphSampler
 from weft.engine.step.batch import Floats, SamplingBatch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.transfer import to_device
 
 _PART, _CHUNK = 4096, 128
-_TILE = 2048
-"""Listed values that one pass of a search looks at together."""
+_TILE = 2048  # listed values that a search reads at a time
 
 
 class TritonSampler:
-    """See `PickIds`."""
+    """Implements `PickIds`."""
 
     def __call__(self, logits: torch.Tensor, batch: SamplingBatch, masks: RowMasks | None) -> torch.Tensor:
-        """Logits (num_rows, vocab_size) float32, contiguous; those of masked rows are overwritten."""
+        """Logits (num_rows, vocab_size) float32, contiguous; overwrites those of masked rows."""
         parameters = to_device(pack_parameters(batch, masks, logits.size(1)), logits.device)
         bits = None
         if masks is not None:
@@ -31,24 +32,24 @@ class TritonSampler:
         return launch(logits, parameters, bits, has_filters(batch))
 
 
-class TritonGraphSampler:
-    """The same in a CUDA graph, which has no masks; see `GraphSampler`."""
+class TritonGraphSampler(GraphSampler):
+    """The same sampler in a CUDA graph, without masks."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Sample from so many logits a row."""
+        """Take the number of logits per row."""
         self._vocab_size = vocab_size
 
+    @override
     def kind(self, batch: SamplingBatch) -> int | None:
-        """1 where a row is filtered, which takes two launches more, else 0."""
-        return int(has_filters(batch))
+        return int(has_filters(batch))  # filters take two more launches
 
+    @override
     def parameters(self, batch: SamplingBatch, num_rows: int) -> Floats:
-        """See `pack_parameters`; padding repeats the last row."""
         parameters = pack_parameters(batch, None, self._vocab_size)
         return np.pad(parameters, ((0, 0), (0, num_rows - parameters.shape[1])), "edge")
 
+    @override
     def sample(self, logits: torch.Tensor, parameters: torch.Tensor, kind: int) -> torch.Tensor:
-        """See `launch`."""
         return launch(logits, parameters, None, bool(kind))
 
 
@@ -58,7 +59,7 @@ def has_filters(batch: SamplingBatch) -> bool:
 
 
 def pack_parameters(batch: SamplingBatch, masks: RowMasks | None, vocab_size: int) -> Floats:
-    """What `launch` wants to know of the rows: (6, num_rows) float32, in the order of `triton_kernels`."""
+    """The parameters of all rows: (6, num_rows) float32, in the order of `sampling_kernels`."""
     mask_rows = np.full(len(batch.temperatures), -1)
     if masks is not None:
         mask_rows[masks.rows] = np.arange(len(masks.rows))
@@ -74,12 +75,12 @@ def pack_parameters(batch: SamplingBatch, masks: RowMasks | None, vocab_size: in
 def launch(
     logits: torch.Tensor, parameters: torch.Tensor, bits: torch.Tensor | None, is_filtered: bool
 ) -> torch.Tensor:
-    """Queue the kernels; all that they read and write is on the device, so that a CUDA graph may hold them.
+    """Queue the kernels. They read and write device memory only, so that a CUDA graph may hold them.
 
     Args:
         logits: (num_rows, vocab_size) float32, contiguous; those of masked rows are overwritten.
         parameters: See `pack_parameters`.
-        bits: (n, vocab_size / 32, rounded up) int32, see `RowMasks`; None when no row has a mask.
+        bits: (n, vocab_size / 32, rounded up) int32, see `RowMasks`; None if no row has a mask.
         is_filtered: Whether a row may have top-k, top-p or min-p.
 
     Returns:
@@ -95,7 +96,7 @@ def launch(
     token_ids = logits.new_empty(num_rows, dtype=torch.int64)
     floors, totals = logits.new_empty(num_rows), logits.new_empty(num_rows, dtype=torch.float64)
     if bits is None:
-        bits = parameters.view(torch.int32)  # which is not read where no row has a mask
+        bits = parameters.view(torch.int32)  # not read if no row has a mask
     grid = (num_rows, num_parts)
     num_words = triton.cdiv(vocab_size, 32)
     kernels.summarise[grid](logits, parameters, bits, *summaries, vocab_size, num_words, _PART, _CHUNK, num_warps=8)

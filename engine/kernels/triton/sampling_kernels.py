@@ -1,15 +1,15 @@
 """Triton kernels from logits to ids: masks, temperature, min-p, top-k, top-p and the draw, without a sort.
 
-A row of the vocabulary is cut into parts of PART ids, a part into chunks of CHUNK. `summarise` and `collect` run one
-program a part, `decide` and `draw` one a row:
+A row of the vocabulary is cut into parts of PART ids, and a part into chunks of CHUNK ids. `summarise` and `collect`
+run one program per part, `decide` and `draw` one per row:
 
-1. summarise: masks the logits; leaves the best of every chunk, and of every part the best, its id and the mass.
-2. decide: the ids of greedy and of unfiltered rows; for a filtered row a logit that no id it keeps is below.
-3. collect: lists, for every part, what reaches that logit.
-4. draw: the exact floors of top-k and top-p among the listed, then the id.
+1. summarise: mask the logits; store the best logit of each chunk, and for each part the best logit, its id, the mass.
+2. decide: ids of greedy and unfiltered rows; for a filtered row a floor that all ids which it keeps reach.
+3. collect: for each part, list the logits that reach the floor.
+4. draw: find the exact floors of top-k and top-p in the list, then the id.
 
-What a row needs is read on the device and no program touches another row: ids do not depend on the batch, and a CUDA
-graph can hold the launches. Parameters are (6, num_rows) float32, their order is that of the names below.
+A row's parameters are read on the device, and no program touches another row. So ids do not depend on the batch, and a
+CUDA graph can hold the launches. Parameters are (6, num_rows) float32, in the order of the names below.
 """
 
 import triton
@@ -25,17 +25,12 @@ from weft.engine.kernels.triton.sampling_rows import (
     weigh_lists,
 )
 
-INVERSE_TEMPERATURE = tl.constexpr(0)
-"""0 is greedy."""
-MARGIN = tl.constexpr(1)
-"""How far below the best logit min-p keeps: temperature * log(min_p)."""
-TOP_K = tl.constexpr(2)
-"""0 keeps all."""
-TOP_P = tl.constexpr(3)
-"""1 keeps all."""
+INVERSE_TEMPERATURE = tl.constexpr(0)  # 0 is greedy
+MARGIN = tl.constexpr(1)  # min-p keeps logits from the best plus this on: temperature * log(min_p)
+TOP_K = tl.constexpr(2)  # 0 keeps all
+TOP_P = tl.constexpr(3)  # 1 keeps all
 UNIFORM = tl.constexpr(4)
-MASK_ROW = tl.constexpr(5)
-"""The row's place among the masks, -1 for none."""
+MASK_ROW = tl.constexpr(5)  # the row's index among the masks, -1 for none
 
 _INFINITY = tl.constexpr(float("inf"))
 _NO_TOKEN_ID = tl.constexpr(-1)
@@ -60,7 +55,7 @@ def summarise(
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Grid (num_rows, num_parts). bits (n, num_words) int32: the lowest bit is the lowest id, 1 allows."""
+    """Grid (num_rows, num_parts). bits (n, num_words) int32: the lowest bit is the lowest id, and 1 allows it."""
     CHUNKS: tl.constexpr = PART // CHUNK
     part, place = tl.program_id(1), tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     chunks = tl.arange(0, CHUNKS)
@@ -99,7 +94,7 @@ def decide(
     CHUNK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
 ):
-    """Grid (num_rows,). The floor of an unfiltered row is infinity; totals are of rows that only top-p cuts."""
+    """Grid (num_rows,). The floor of an unfiltered row is infinity; totals are for rows with top-p alone."""
     row = tl.program_id(0)
     inverse, margin = _parameter(parameters, INVERSE_TEMPERATURE), _parameter(parameters, MARGIN)
     top_k, top_p = _parameter(parameters, TOP_K), _parameter(parameters, TOP_P)
@@ -113,7 +108,7 @@ def decide(
         if (top_k > 0) | (margin > -_INFINITY):
             floor = tl.maximum(best + margin, LOWEST)
             if (top_k > 0) & (top_k * CHUNK <= vocab_size):
-                # The k-th of the largest logits is at least the k-th of the chunks' bests.
+                # The k-th largest logit is at least the k-th largest of the chunks' best logits.
                 CHUNKS: tl.constexpr = PART // CHUNK
                 lists = chunk_bests + row * num_parts * CHUNKS
                 counts = tl.where(parts < num_parts, CHUNKS, 0)
@@ -141,7 +136,7 @@ def decide(
 
 @triton.jit
 def collect(logits, floors, part_bests, lists, counts, vocab_size, PART: tl.constexpr):
-    """Grid (num_rows, num_parts). lists (num_rows, num_parts, PART), of which only `counts` values are written."""
+    """Grid (num_rows, num_parts). Writes `counts` values of each list, (num_rows, num_parts, PART)."""
     row, part = tl.program_id(0), tl.program_id(1)
     place = row * tl.num_programs(1) + part
     floor = tl.load(floors + row)

@@ -1,38 +1,36 @@
-"""What the kernels of `triton_kernels` are made of: weights, floors and the draw, for one row of the vocabulary.
+"""Functions that the sampling kernels share: weights, floors and the draw, for one row of the vocabulary.
 
-A weight is exp((logit - best) * inverse), where best is the row's largest logit and inverse is 1 / temperature. Lists,
-`stride` apart, are the parts of a row in the vocabulary's order; each has its number of values in `counts`. Sums are
-float32 within one list or one tile of lists, and float64 beyond.
+A weight is exp((logit - best) * inverse), where best is the row's largest logit and inverse is 1 / temperature. The
+parts of a row are lists in the order of the vocabulary, `stride` apart; `counts` holds the number of values in each.
+Sums are float32 within one list or one tile of lists, and float64 beyond.
 """
 
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-3.4028234663852886e38)
-"""Below it is only -infinity, which is what banned ids have."""
-
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # below it there is only -infinity, the logit of banned ids
 _LOWEST_RANK = tl.constexpr(0x00800000)
 _LAST_FRACTION = tl.constexpr(1.0 - 2.0**-24)
+# Floors tried in one pass over the values: each pass finds one hexadecimal digit of the floor, in eight passes.
 _DIGITS = tl.constexpr(16)
-"""Floors that are tried in one pass over the values: the right one is found digit by digit, in eight passes."""
 
 
 @triton.jit
 def load_values(at, mask):
-    """What is not there, or not a number, is -infinity."""
+    """Absent values, and NaN, become -infinity."""
     values = tl.load(at, mask=mask, other=float("-inf"))
     return tl.where(values == values, values, float("-inf"))
 
 
 @triton.jit
 def weigh(values, best, inverse):
-    """Where everything is banned, all weigh 0."""
+    """If everything is banned, all weights are 0."""
     return tl.exp((values - tl.maximum(best, LOWEST)) * inverse)
 
 
 @triton.jit
 def _to_rank(values):
-    """Floats in their order as uint32; -0 is 0."""
+    """Floats as uint32 in the same order; -0 becomes 0."""
     bits = (values + 0.0).to(tl.uint32, bitcast=True)
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
@@ -62,10 +60,10 @@ def find_floor(
     NUM_LISTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The highest floor that `target` logits reach or, BY_MASS, that weights of so much mass reach; see `filters`.
+    """The highest floor that `target` logits reach, or, BY_MASS, that weights of total mass `target` reach.
 
-    BY_MASS, logits below `floor` have no weight. The best always reaches the floor; where all together do not reach
-    the target, all do.
+    BY_MASS, logits below `floor` weigh nothing. The best logit always reaches the result; if all logits together miss
+    the target, all of them do. See `weft.engine.sampling.filters`.
     """
     low = tl.zeros((1,), tl.uint32)
     step = tl.full((1,), 1 << 28, tl.uint32)
@@ -95,7 +93,7 @@ def find_floor(
 def weigh_lists(
     lists, stride, counts, best, inverse, floor, weight_floor, NUM_LISTS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """The mass of what reaches both floors in each list, (NUM_LISTS,) float64."""
+    """The mass of the values that reach both floors, for each list: (NUM_LISTS,) float64."""
     masses = tl.zeros((NUM_LISTS,), tl.float64)
     longest = tl.max(counts)
     start = 0
@@ -110,7 +108,7 @@ def weigh_lists(
 
 @triton.jit
 def draw_part(masses, uniform, NUM_PARTS: tl.constexpr):
-    """The first part whose cumulated mass exceeds uniform * total, and the share of its mass that is below that."""
+    """The first part whose cumulative mass exceeds uniform * total, and the share of its mass below that point."""
     parts = tl.arange(0, NUM_PARTS)
     cumulated = tl.cumsum(masses, axis=0)
     target = uniform.to(tl.float64) * tl.max(cumulated)
@@ -122,7 +120,7 @@ def draw_part(masses, uniform, NUM_PARTS: tl.constexpr):
 
 @triton.jit
 def draw_id(logits, vocab_size, part, fraction, best, inverse, floor, weight_floor, PART: tl.constexpr):
-    """The first id of a part whose cumulated weight exceeds that fraction of what reaches both floors there."""
+    """The first id of a part whose cumulative weight exceeds `fraction` of the part's mass that reaches both floors."""
     places = tl.arange(0, PART)
     ids = part * PART + places
     values = load_values(logits + ids, ids < vocab_size)
@@ -130,6 +128,6 @@ def draw_id(logits, vocab_size, part, fraction, best, inverse, floor, weight_flo
     weights = tl.where((values >= floor) & (weights >= weight_floor), weights, 0.0)
     cumulated = tl.cumsum(weights, axis=0)
     is_above = (cumulated > fraction * tl.max(cumulated)) & (weights > 0)
-    # Sums are not quite monotonic, so that none may be above; then it is the last that has a weight.
+    # Rounded sums are not quite monotonic. If none is above, the last id with a weight is drawn.
     place = tl.minimum(tl.min(tl.where(is_above, places, PART)), tl.max(tl.where(weights > 0, places, 0)))
     return (part * PART + place).to(tl.int64)

@@ -1,16 +1,16 @@
-"""Layers on CUDA: matrices by cuBLAS, and what lies between two of them in one Triton kernel each.
+"""The kit for CUDA: matrices by cuBLAS, and one Triton kernel for everything between two matrices.
 
-A layer of most families is eight launches beside attention: two norms, four matrices, the heads, the activation.
-The sum with the residual has no launch of its own there: cuBLAS adds it while it writes a matrix's outputs, which moves
-less memory than adding it in the norm would. Nothing waits for the device and every shape follows from the inputs', so
-that a CUDA graph can hold it all.
+In most families a layer is eight launches besides attention: two norms, four matrices, the heads, the activation. The
+sum with the residual needs no launch: cuBLAS adds it as it writes a matrix's outputs, which moves less memory than
+adding it in the norm. Nothing waits for the device, and all shapes follow from those of the inputs, so that a CUDA
+graph can hold a layer.
 """
 
 import torch
 import triton
+from typing_extensions import override
 
-from weft.engine.kernels.torch.linear import CublasLinear
-from weft.engine.kernels.torch.tiled_linear import TiledLinear, forbid_split_sums
+from weft.engine.kernels.torch.linear import CublasLinear, TiledLinear, forbid_split_sums
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.kernels.triton import layer_kernels as kernels
 from weft.engine.layers.attention import PagedCache
@@ -19,24 +19,23 @@ from weft.engine.layers.parts import HeadLayer, Layer
 from weft.engine.weights.reader import WeightReader
 from weft.engine.weights.refs import WeightRef
 
+# Values of heads per program: this gives many programs for a single token, each with few registers.
 _HEAD_VALUES = 2048
-"""Values of heads that one program prepares: many programs for a single token, few registers each."""
-
 _ACTIVATION_BLOCK = 1024
 
 
 class TritonKit(TorchKit):
-    """torch's kit with kernels between the matrices."""
+    """torch's kit with Triton kernels between the matrices."""
 
     def __init__(self, is_deterministic: bool = False) -> None:
-        """Compute matrices in fixed tiles if the bits of a row must not depend on the rest of the batch."""
+        """If deterministic, compute matrices in fixed tiles: a row's bits then do not depend on the batch."""
         if is_deterministic:
             forbid_split_sums()
         name = "Triton and cuBLAS" + " in fixed tiles" * is_deterministic
         super().__init__(TiledLinear if is_deterministic else CublasLinear, name)
 
+    @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
-        """See `LayerKit`."""
         gate_up = self.linear(ref, reader)
 
         def activate(hidden: torch.Tensor) -> torch.Tensor:
@@ -49,8 +48,8 @@ class TritonKit(TorchKit):
 
         return activate
 
+    @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
-        """See `LayerKit`."""
         block = triton.next_power_of_2(len(weight))
         num_warps = min(max(block // 512, 1), 16)
 
@@ -64,29 +63,22 @@ class TritonKit(TorchKit):
 
         return normalise
 
+    @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
-        """See `LayerKit`."""
-
         def prepare(
             qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
         ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             num_tokens, _, head_dim = qkv.shape
             num_prepared = num_heads + num_kv_heads * (2 if cache else 1)
             pairs = triton.next_power_of_2(head_dim // 2)
-            # Whether there is a cache changes no tile, so that it changes no bit of a sum either.
+            # The tile does not depend on whether there is a cache, so that sums have the same bits in both cases.
             heads = min(max(_HEAD_VALUES // (2 * pairs), 1), triton.next_power_of_2(num_heads + 2 * num_kv_heads))
             kernels.prepare_heads[(num_tokens, triton.cdiv(num_prepared, heads))](
-                qkv,
-                qkv.stride(0),
-                rotation,
-                norm.weight if norm else qkv,  # what is not there is not read
-                norm.eps if norm else 0.0,
-                cache.blocks if cache else qkv,
-                cache.slots if cache else qkv,
+                *(qkv, qkv.stride(0), rotation),
+                *((norm.weight, norm.eps) if norm else (qkv, 0.0)),  # an absent tensor is not read
+                *((cache.blocks, cache.slots) if cache else (qkv, qkv)),
                 norm is not None,
-                num_heads,
-                num_kv_heads,
-                head_dim,
+                *(num_heads, num_kv_heads, head_dim),
                 cache.blocks.size(3) if cache else 0,
                 heads,
                 pairs,

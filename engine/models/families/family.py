@@ -1,4 +1,4 @@
-"""What a family of models may differ in, and what its file in this folder maps a config.json to."""
+"""The switches in which families of models differ; each family's file maps a config.json to them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ class FamilySwitches:
     """The part of a `ModelConfig` that is read differently from family to family.
 
     Attributes:
-        qkv_bias, o_bias, mlp_bias: Which projections have a bias.
+        qkv_bias, o_bias, mlp_bias: Whether these projections have a bias.
         qk_norm: RMSNorm over each head of queries and keys before the rotary embedding.
         sliding_windows: Per layer the window in tokens, None for full attention; empty means full attention everywhere.
-        head_dim: Size of a head where config.json gives none; None means hidden_size / num_attention_heads.
-        norm_offset: What the checkpoint leaves out of the weights of norms over hidden states.
-        has_post_norms: RMSNorm over what attention and feed-forward layer add to the hidden states, too.
-        embedding_scale: What embeddings are multiplied with, in the model's dtype.
-        attention_scale: What scores are multiplied with; None means head_dim ** -0.5.
-        attention_soft_cap, logit_soft_cap: Scores, logits become cap * tanh(x / cap); None leaves them alone.
-        activation: Of the feed-forward layers; None means hidden_act, or SiLU without one.
-        ties_embeddings: Whether the output head is the embedding where config.json does not say.
+        head_dim: Default if config.json gives none; None means hidden_size / num_attention_heads.
+        norm_offset: Added to the stored weights of norms over hidden states.
+        has_post_norms: Also RMSNorm over the outputs of attention and feed-forward layer, before they are added.
+        embedding_scale: Multiplier of embeddings, in the model's dtype.
+        attention_scale: Multiplier of scores; None means head_dim ** -0.5.
+        attention_soft_cap, logit_soft_cap: Scores or logits become cap * tanh(x / cap); None means no cap.
+        activation: Of the feed-forward layers; None means hidden_act of config.json, else SiLU.
+        ties_embeddings: Default of tie_word_embeddings: the output head shares the matrix of the embedding.
     """
 
     qkv_bias: bool = False
@@ -45,13 +45,13 @@ Family = Callable[[Fields], FamilySwitches]
 
 
 def read_window(fields: Fields, default: int) -> int | None:
-    """A window that is null means full attention; one that is not mentioned is the default."""
+    """The sliding window: null means full attention, an absent field means the default."""
     window = fields.optional_integer("sliding_window")
     return default if window is None and not fields.mentions("sliding_window") else window
 
 
 def windows_by_type(fields: Fields, window: int | None) -> tuple[int | None, ...]:
-    """Per layer the window, or None, as layer_types says; empty when there are none."""
+    """The window or None for each layer, by layer_types; empty if that is absent."""
     layer_types = fields.texts("layer_types")
     unknown = set(layer_types) - {"full_attention", "sliding_attention"}
     if unknown:
@@ -63,7 +63,7 @@ def windows_by_type(fields: Fields, window: int | None) -> tuple[int | None, ...
 
 
 def read_layer_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Sliding windows as Qwen checkpoints give them: switched on, then by layer_types or from max_window_layers on."""
+    """Sliding windows of Qwen checkpoints: if switched on, by layer_types, else in layers from max_window_layers on."""
     window = fields.optional_integer("sliding_window")
     if window is None or not fields.flag("use_sliding_window", False):
         return ()

@@ -1,13 +1,13 @@
 """Typed reading of the JSON files of a model folder.
 
-A missing or mistyped value is a `ModelError` that names file and field, so no unchecked value travels further.
-A field that is null counts as absent, as published checkpoints have it.
+A missing or mistyped value is a `ModelError` that names file and field, so callers never see an unchecked value. A null
+field counts as absent, because published checkpoints use it so.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from weft.engine.shared.errors import ModelError
 
@@ -23,7 +23,7 @@ class Fields:
 
     @classmethod
     def read(cls, path: Path) -> "Fields":
-        """Read a file that holds one JSON object. Raises ModelError when it is missing or anything else."""
+        """Read a file that holds one JSON object. Raises ModelError if it is missing or holds anything else."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -39,57 +39,43 @@ class Fields:
         return tuple(name for name, value in self._values.items() if value is not None)
 
     def mentions(self, name: str) -> bool:
-        """Whether the field is there, null or not."""
+        """Whether the field is present, null included."""
         return name in self._values
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self._values.get(name) is not None
 
     def optional_integer(self, name: str) -> int | None:
-        """An integer, or None when absent."""
-        value = self._values.get(name)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-            return value
-        raise self.wrong(name, "an integer")
+        """An integer, or None if absent."""
+        return self._typed(name, int, "an integer")
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """An integer; without a default it must be there."""
+        """An integer; required if there is no default."""
         value = self.optional_integer(name)
         return self._required(name, default) if value is None else value
 
     def optional_number(self, name: str) -> float | None:
-        """A number, or None when absent."""
-        value = self._values.get(name)
-        if value is None:
-            return None
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        raise self.wrong(name, "a number")
+        """A number, or None if absent."""
+        value = self._typed(name, (int, float), "a number")
+        return None if value is None else float(value)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number; without a default it must be there."""
+        """A number; required if there is no default."""
         value = self.optional_number(name)
         return self._required(name, default) if value is None else value
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
-        value = self._values.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool):
-            return value
-        raise self.wrong(name, "true or false")
+        value = self._typed(name, bool, "true or false")
+        return default if value is None else value
 
     def optional_text(self, name: str) -> str | None:
-        """A string, or None when absent."""
-        value = self._values.get(name)
-        if value is None or isinstance(value, str):
-            return value
-        raise self.wrong(name, "a string")
+        """A string, or None if absent."""
+        return self._typed(name, str, "a string")
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of strings; empty when absent."""
+        """A list of strings; empty if absent."""
         value = self._values.get(name)
         if value is None:
             return ()
@@ -98,29 +84,33 @@ class Fields:
         raise self.wrong(name, "a list of strings")
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """One integer or a list of them; empty when absent."""
+        """One integer or a list of them; empty if absent."""
         value = self._values.get(name)
-        if value is None:
-            return ()
-        items = value if isinstance(value, list) else [value]
-        if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        items = value if isinstance(value, list) else [] if value is None else [value]
+        if all(_is_a(item, int) for item in items):
             return tuple(items)
         raise self.wrong(name, "an integer or a list of integers")
 
     def section(self, name: str) -> "Fields":
-        """A nested object; empty when absent."""
-        value = self._values.get(name)
-        if value is None:
-            return Fields({}, f"{self._where}: {name}")
-        if isinstance(value, dict):
-            return Fields(value, f"{self._where}: {name}")
-        raise self.wrong(name, "an object")
+        """A nested object; empty if absent."""
+        return Fields(self._typed(name, dict, "an object") or {}, f"{self._where}: {name}")
 
     def wrong(self, name: str, expected: str) -> ModelError:
         """The error that says what the field should have been."""
         return ModelError(f"{self._where}: {name} must be {expected}, got {json.dumps(self._values.get(name))}")
 
+    def _typed(self, name: str, kind: type[_T] | tuple[type[_T], ...], expected: str) -> _T | None:
+        value = self._values.get(name)
+        if value is None or _is_a(value, kind):
+            return cast(_T | None, value)
+        raise self.wrong(name, expected)
+
     def _required(self, name: str, default: _T | None) -> _T:
         if default is None:
             raise ModelError(f"{self._where}: no {name}")
         return default
+
+
+def _is_a(value: object, kind: type | tuple[type, ...]) -> bool:
+    """Like isinstance, except that a bool is no int."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

@@ -1,6 +1,6 @@
-"""Gemma and Gemma 2: scaled embeddings, norms around 1, tanh GELU; Gemma 2 adds soft caps and norms behind branches.
+"""Gemma (scaled embeddings, norm weights minus 1, tanh GELU) and Gemma 2 (soft caps, post-norms).
 
-Published configurations leave out what transformers takes for granted; the defaults here are its.
+Published configurations omit fields that have a default in transformers; the defaults here are the same.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ _ACTIVATION = "gelu_pytorch_tanh"
 
 
 def gemma(fields: Fields) -> FamilySwitches:
-    """The first releases say gelu and mean its approximation by tanh, as transformers has it."""
+    """The first releases say gelu but mean its approximation by tanh, as in transformers."""
     if fields.flag("use_bidirectional_attention", False):
         raise ModelError("use_bidirectional_attention is not supported (every token sees itself and those before it)")
     attention_bias = fields.flag("attention_bias", False)
@@ -30,7 +30,7 @@ def gemma(fields: Fields) -> FamilySwitches:
 
 
 def gemma2(fields: Fields) -> FamilySwitches:
-    """Every second layer has a window, from the first one on, unless layer_types says otherwise."""
+    """By default layers 0, 2, 4, ... have a window; layer_types may say otherwise."""
     window = read_window(fields, 4096)
     num_layers = fields.integer("num_hidden_layers")
     alternating = tuple(None if layer % 2 else window for layer in range(num_layers))
@@ -46,7 +46,7 @@ def gemma2(fields: Fields) -> FamilySwitches:
 
 
 def _soft_cap(fields: Fields, name: str, default: float) -> float | None:
-    """A cap that is null is none; one that is not mentioned is the default."""
+    """A soft cap: null means none, an absent field means the default."""
     return None if fields.mentions(name) and not fields.has(name) else _positive(fields, name, default)
 
 

@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.x, and what shares their architecture name."""
+"""Llama 2, 3 and 3.x, and other models with the same architecture name."""
 
 from weft.engine.models.families.family import FamilySwitches
 from weft.engine.models.families.fields import Fields

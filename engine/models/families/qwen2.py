@@ -5,5 +5,5 @@ from weft.engine.models.families.fields import Fields
 
 
 def qwen2(fields: Fields) -> FamilySwitches:
-    """The biases are part of the architecture, config.json does not mention them."""
+    """The biases are part of the architecture; config.json does not mention them."""
     return FamilySwitches(qkv_bias=True, sliding_windows=read_layer_windows(fields))

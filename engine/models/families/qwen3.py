@@ -1,11 +1,11 @@
-"""Qwen3, dense: RMSNorm over each head of queries and keys; head size independent of the hidden size."""
+"""Qwen3, dense: QK-norm, and a head size that is independent of the hidden size."""
 
 from weft.engine.models.families.family import FamilySwitches, read_layer_windows
 from weft.engine.models.families.fields import Fields
 
 
 def qwen3(fields: Fields) -> FamilySwitches:
-    """Biases as config.json says, sliding windows as in Qwen2."""
+    """Biases by config.json, sliding windows as in Qwen2."""
     attention_bias = fields.flag("attention_bias", False)
     return FamilySwitches(
         qkv_bias=attention_bias,

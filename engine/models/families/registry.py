@@ -1,4 +1,4 @@
-"""Architecture names of config.json -> families, and which of them a checkpoint is. Imports no torch."""
+"""Finds the family of a checkpoint by the architecture name in its config.json. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What config.json says first: the architecture, its family's switches, and all fields for who reads on."""
+    """What `identify` found: the architecture, its family's switches, and all fields of config.json."""
 
     architecture: str
     switches: FamilySwitches
@@ -33,26 +33,21 @@ class Identity:
 
 
 def identify(folder: Path) -> Identity:
-    """Tell the family of a model folder.
+    """Find the family of a model folder.
 
     Raises:
-        ModelError: config.json is missing or malformed, or the model is of no family or quantized.
+        ModelError: config.json is missing or malformed, the architecture is not supported, or weights are quantized.
     """
     fields = Fields.read(folder / "config.json")
     architectures = fields.texts("architectures")
     if not architectures:
         raise ModelError(f"{folder / 'config.json'}: names no architecture")
-    switches = find_family(architectures[0])(fields)
+    family = FAMILIES.get(architectures[0])
+    if family is None:
+        raise ModelError(f"architecture {architectures[0]} is not supported (supported: {', '.join(FAMILIES)})")
+    switches = family(fields)
     quantization = fields.section("quantization_config")
     if quantization.names():
         method = quantization.optional_text("quant_method") or "unnamed"
         raise ModelError(f"quantized checkpoints are not supported (quantization_config: {method})")
     return Identity(architectures[0], switches, fields)
-
-
-def find_family(architecture: str) -> Family:
-    """The family of an architecture. Raises ModelError, with the list of those supported, when there is none."""
-    family = FAMILIES.get(architecture)
-    if family is None:
-        raise ModelError(f"architecture {architecture} is not supported (supported: {', '.join(FAMILIES)})")
-    return family

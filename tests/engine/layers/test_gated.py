@@ -3,7 +3,7 @@ import torch
 from transformers.activations import ACT2FN
 
 from weft.engine.kernels.torch.linear import TorchLinear
-from weft.engine.layers.gated import ACTIVATIONS, TorchGated
+from weft.engine.layers.gated import ACTIVATIONS, gated
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -12,5 +12,5 @@ def test_gated_layer_equals_its_definition(activation: str) -> None:
     gate, up = torch.randn(24, 8), torch.randn(24, 8)
     hidden = torch.randn(5, 8)
     expected = ACT2FN[activation](hidden @ gate.T) * (hidden @ up.T)
-    gated = TorchGated(TorchLinear(torch.cat((gate, up))), activation)
-    torch.testing.assert_close(gated(hidden), expected, atol=1e-4, rtol=1e-4)
+    layer = gated(TorchLinear(torch.cat((gate, up))), activation)
+    torch.testing.assert_close(layer(hidden), expected, atol=1e-4, rtol=1e-4)

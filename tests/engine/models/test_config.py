@@ -47,7 +47,9 @@ def test_llama_2_as_published(tmp_path: Path) -> None:
     assert config.dtype == torch.float16
     assert config.eos_token_ids == (2,)
     assert config.sliding_windows == (None,) * 4
-    assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == (False,) * 4
+    assert (config.switches.qkv_bias, config.switches.o_bias, config.switches.mlp_bias, config.switches.qk_norm) == (
+        False,
+    ) * 4
     assert (config.activation, config.tie_word_embeddings) == ("silu", False)
     assert (config.max_position_embeddings, config.rms_norm_eps) == (4096, 1e-5)
 
@@ -97,7 +99,7 @@ def test_attention_factor_of_yarn(tmp_path: Path, changes: dict[str, object], at
 
 def test_biases_of_llama(tmp_path: Path) -> None:
     config = load_model_config(write(tmp_path, LLAMA | {"attention_bias": True, "mlp_bias": True}))
-    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (True, True, True)
+    assert (config.switches.qkv_bias, config.switches.o_bias, config.switches.mlp_bias) == (True, True, True)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +135,19 @@ def test_windows_of_qwen(
 
 def test_switches_of_qwen(tmp_path: Path) -> None:
     qwen2 = load_model_config(write(tmp_path, QWEN2))
-    assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, False, 8)
+    assert (qwen2.switches.qkv_bias, qwen2.switches.o_bias, qwen2.switches.qk_norm, qwen2.head_dim) == (
+        True,
+        False,
+        False,
+        8,
+    )
     qwen3 = load_model_config(write(tmp_path, QWEN3 | {"tie_word_embeddings": True}))
-    assert (qwen3.qkv_bias, qwen3.o_bias, qwen3.qk_norm, qwen3.head_dim) == (False, False, True, 128)
+    assert (qwen3.switches.qkv_bias, qwen3.switches.o_bias, qwen3.switches.qk_norm, qwen3.head_dim) == (
+        False,
+        False,
+        True,
+        128,
+    )
     assert qwen3.tie_word_embeddings
 
 
@@ -151,8 +163,16 @@ def test_switches_of_qwen(tmp_path: Path) -> None:
 def test_gemma_as_published(tmp_path: Path, changes: dict[str, object], activation: str) -> None:
     config = load_model_config(write(tmp_path, GEMMA | changes))
     assert (config.activation, config.head_dim, config.tie_word_embeddings) == (activation, 256, True)
-    assert (config.norm_offset, config.has_post_norms, config.embedding_scale) == (1.0, False, 8.0)
-    assert (config.attention_scale, config.attention_soft_cap, config.logit_soft_cap) == (None, None, None)
+    assert (config.switches.norm_offset, config.switches.has_post_norms, config.switches.embedding_scale) == (
+        1.0,
+        False,
+        8.0,
+    )
+    assert (config.switches.attention_scale, config.switches.attention_soft_cap, config.switches.logit_soft_cap) == (
+        None,
+        None,
+        None,
+    )
     assert config.sliding_windows == (None,) * 4
 
 
@@ -160,19 +180,31 @@ def test_gemma_2_as_published(tmp_path: Path) -> None:
     """What is left out is what transformers takes for granted."""
     config = load_model_config(write(tmp_path, GEMMA2))
     assert (config.activation, config.head_dim, config.tie_word_embeddings) == ("gelu_pytorch_tanh", 256, True)
-    assert (config.norm_offset, config.has_post_norms, config.embedding_scale) == (1.0, True, 8.0)
-    assert (config.attention_scale, config.attention_soft_cap, config.logit_soft_cap) == (0.0625, 50.0, 30.0)
+    assert (config.switches.norm_offset, config.switches.has_post_norms, config.switches.embedding_scale) == (
+        1.0,
+        True,
+        8.0,
+    )
+    assert (config.switches.attention_scale, config.switches.attention_soft_cap, config.switches.logit_soft_cap) == (
+        0.0625,
+        50.0,
+        30.0,
+    )
     assert config.sliding_windows == (4096, None, 4096, None)
     values = {"query_pre_attn_scalar": 144, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10}
     given = load_model_config(write(tmp_path, GEMMA2 | values | {"tie_word_embeddings": False}))
-    assert (given.attention_scale, given.attention_soft_cap, given.logit_soft_cap) == (1 / 12, 20.0, 10.0)
+    assert (given.switches.attention_scale, given.switches.attention_soft_cap, given.switches.logit_soft_cap) == (
+        1 / 12,
+        20.0,
+        10.0,
+    )
     assert not given.tie_word_embeddings
 
 
 def test_caps_and_windows_of_gemma_2_may_be_null(tmp_path: Path) -> None:
     values = dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"))
     config = load_model_config(write(tmp_path, GEMMA2 | values))
-    assert (config.attention_soft_cap, config.logit_soft_cap) == (None, None)
+    assert (config.switches.attention_soft_cap, config.switches.logit_soft_cap) == (None, None)
     assert config.sliding_windows == (None,) * 4
 
 

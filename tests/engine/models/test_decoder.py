@@ -33,7 +33,10 @@ class Runner:
         self, folder: Path, kit: LayerKit | None = None, dtype: torch.dtype = torch.float32, **changes: object
     ) -> None:
         """Compute a checkpoint whose configuration is changed."""
-        config = dataclasses.replace(load_model_config(folder), **changes)  # type: ignore[arg-type]
+        config = load_model_config(folder)
+        own = {name: value for name, value in changes.items() if hasattr(config, name)}
+        switches = dataclasses.replace(config.switches, **{n: v for n, v in changes.items() if n not in own})  # type: ignore[arg-type]
+        config = dataclasses.replace(config, **own, switches=switches)  # type: ignore[arg-type]
         self.decoder: Decoder = load_weights(
             folder, config, kit or TorchKit(), device=CPU, dtype=dtype, max_model_len=MAX_POSITION_EMBEDDINGS
         )

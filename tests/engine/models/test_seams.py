@@ -10,7 +10,7 @@ import torch
 
 from tests.checkpoints import CHECKPOINTS
 from tests.engine.paged import PagedRequests
-from weft.engine.cache.specs import CacheSpec, group_layers, paged_groups
+from weft.engine.cache.specs import group_layers, paged_groups
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.torch.linear import TorchLinear
 from weft.engine.kernels.torch.sdpa import SdpaBackend
@@ -23,7 +23,7 @@ from weft.engine.models.config import load_model_config
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.layout import decoder_spec
 from weft.engine.models.loading import build_decoder
-from weft.engine.models.specs import DecoderSpec, NormSpec, Weights
+from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.weights.reader import DenseReader, WeightReader
 from weft.engine.weights.refs import Split, VectorRef, WeightRef
 from weft.engine.weights.sources import SafetensorsSource
@@ -152,19 +152,11 @@ def test_a_format_may_be_unpacked_or_kept_packed(checkpoint_folder: Callable[[st
 
 
 @dataclass(frozen=True)
-class ConvolutionSpec:
+class ConvolutionSpec(BlockSpec):
     """A block of another kind: a gate over what a projection makes of each token; it caches nothing."""
 
     norm: NormSpec
     matrix: WeightRef
-
-    @property
-    def weights(self) -> Weights:
-        return (self.norm.weight, self.matrix)
-
-    @property
-    def caches(self) -> tuple[CacheSpec, ...]:
-        return ()
 
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
         return Convolution(self.norm.build(kit, reader), kit.linear(self.matrix, reader))

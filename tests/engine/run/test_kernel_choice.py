@@ -1,7 +1,6 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,8 @@ from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.native_kit import NativeKit
-from weft.engine.kernels.torch.linear import CublasLinear
+from weft.engine.kernels.torch.linear import CublasLinear, TiledLinear
 from weft.engine.kernels.torch.sdpa import SdpaBackend
-from weft.engine.kernels.torch.tiled_linear import TiledLinear
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.kernels.triton import flash
 from weft.engine.layers.kit import LayerKit
@@ -106,7 +104,7 @@ def test_deterministic_is_refused_where_results_depend_on_the_batch(dtype: str) 
         assert isinstance(choose_kit(model, config), NativeKit)
         assert make_backend(groups, 2, config, model.num_heads).name == "native"
     else:
-        with pytest.raises(ModelError, match=r"^deterministic is for Weft's own layers, .* wants dtype bfloat16"):
+        with pytest.raises(ModelError, match=r"^deterministic is for Weft's own layers, .* needs dtype bfloat16"):
             choose_kit(model, config)
         with pytest.raises(ModelError, match=r"^deterministic is for Weft's own attention"):
             make_backend(groups, 2, config, model.num_heads)
@@ -124,7 +122,7 @@ def test_an_fp8_cache_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     config = engine_config.resolve(options, model)
     assert config.kv_cache_dtype == torch.float8_e4m3fn
-    monkeypatch.setattr(kernels, "_has_triton", lambda device: False)
+    monkeypatch.setattr(kernels, "has_triton", lambda device: False)
     with pytest.raises(ModelError, match=r"^kv_cache_dtype fp8 needs Triton and a C compiler"):
         make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
 
@@ -138,7 +136,7 @@ def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_det
     made: list[dict[str, object]] = []
     monkeypatch.setattr(triton, "TritonBackend", lambda *cache, **more: made.append(more))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(kernels, "_has_triton", lambda device: True)
+    monkeypatch.setattr(kernels, "has_triton", lambda device: True)
     model = load_model_config(DEMO)
     options = EngineOptions(model=str(DEMO), device="cuda", max_num_seqs=7, deterministic=is_deterministic)
     config = engine_config.resolve(options, model)
@@ -152,48 +150,20 @@ def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_det
     assert [(more["limits"], more["is_deterministic"]) for more in made] == [(limits, is_deterministic)]
 
 
-def settle(monkeypatch: pytest.MonkeyPatch, is_faster: bool, **options: Any) -> str:
-    """What attends in fresh prompts on a GPU, where FlashAttention is faster or not."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(flash, "is_faster", lambda make, spec, num_heads, config: is_faster)
-    model = load_model_config(DEMO)
-    config = engine_config.resolve(EngineOptions(model=str(DEMO), **{"device": "cuda"} | options), model)
-    return kernels.settle_prefill(group_layers(decoder_spec(model).caches), config, model.num_heads).prefill_attention
-
-
-def test_flash_attention_is_taken_where_it_is_faster_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_has_triton", lambda device: True)
-    assert settle(monkeypatch, True) == "flash"
-    assert settle(monkeypatch, False) == "triton"
-    assert settle(monkeypatch, True, prefill_attention="triton") == "triton"
-    assert settle(monkeypatch, False, prefill_attention="flash") == "flash"
-    for options in ({"deterministic": True}, {"dtype": "float32"}):
-        assert settle(monkeypatch, True, **options) == "triton"
-        with pytest.raises(ModelError, match=r"^prefill_attention flash needs dtype bfloat16 or float16, heads of"):
-            settle(monkeypatch, True, prefill_attention="flash", **options)
-    with pytest.raises(ModelError, match=r"^prefill_attention flash needs device cuda, got cpu$"):
-        settle(monkeypatch, True, prefill_attention="flash", device="cpu")
-    assert settle(monkeypatch, True, device="cpu") == "auto"
-    monkeypatch.setattr(kernels, "_has_triton", lambda device: False)
-    assert settle(monkeypatch, True) == "auto"
-    with pytest.raises(ModelError, match=r"^prefill_attention triton needs Triton and a C compiler"):
-        settle(monkeypatch, True, prefill_attention="triton")
-
-
 def test_attention_is_torch_s_where_triton_is_missing_or_does_not_know_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not kernels._has_triton(device)
+    assert not kernels.has_triton(device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    assert not kernels._has_triton(device)
+    assert not kernels.has_triton(device)
 
 
 def choose_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, has_triton: bool, is_deterministic: bool = False
 ) -> tuple[LayerKit, SamplingKit]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(kernels, "_has_triton", lambda device: has_triton)
+    monkeypatch.setattr(kernels, "has_triton", lambda device: has_triton)
     model = load_model_config(DEMO)
     options = EngineOptions(model=str(DEMO), device="cuda", deterministic=is_deterministic)
     config = engine_config.resolve(options, model)

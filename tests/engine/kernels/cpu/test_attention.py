@@ -235,7 +235,7 @@ def test_a_shared_prefix_is_read_once_and_changes_no_bit(
     for tokens in requests:
         tokens.request.num_computed_tokens -= 1
     batch = harness.paged.make_batch([(tokens.request, 1) for tokens in requests])
-    plan, _ = harness.backend.plan(batch, 0, harness.shape.num_heads)._kept
+    plan = harness.backend.plan(batch, 0, harness.shape.num_heads)[0]
     num_whole = num_shared // 256
     assert plan.num_items == num_whole + (3 - num_whole) * num_requests, "whole chunks once for all"
 
@@ -248,7 +248,7 @@ def test_parts_are_kept_only_while_they_fit(library: NativeLibrary, num_requests
     owner = harness.paged.add(np.zeros(60_000, np.int64))
     owner.num_computed_tokens = 59_999
     batch = harness.paged.make_batch([(dataclasses.replace(owner), 1) for _ in range(num_requests)])
-    plan, _ = harness.backend.plan(batch, 0, shape.num_heads)._kept
+    plan = harness.backend.plan(batch, 0, shape.num_heads)[0]
     num_chunks = -(-60_000 // 256)
     assert plan.num_items == (num_chunks if is_split else num_requests)
 

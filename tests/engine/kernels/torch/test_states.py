@@ -17,7 +17,7 @@ import torch
 from tests.checkpoints import VOCAB_SIZE, load_reference
 from tests.engine.plain_beam_search import plain_beam_search
 from tests.engine.test_golden import PreemptingScheduler, greedy, run
-from weft.engine.cache.specs import CacheSpec, StateSpec
+from weft.engine.cache.specs import StateSpec
 from weft.engine.core.engine import Engine
 from weft.engine.core.scheduler import Scheduler
 from weft.engine.layers.block import Block, BlockStep
@@ -26,7 +26,7 @@ from weft.engine.layers.parts import Layer, Linear
 from weft.engine.models import loading
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.layout import decoder_spec
-from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec, Weights
+from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.run import startup
 from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.startup import start
@@ -54,17 +54,10 @@ PLACES = ("first", "last", "alone")
 
 
 @dataclass(frozen=True)
-class RecurrentSpec:
+class RecurrentSpec(BlockSpec):
     norm: NormSpec
     matrix: WeightRef
-
-    @property
-    def weights(self) -> Weights:
-        return (self.norm.weight, self.matrix)
-
-    @property
-    def caches(self) -> tuple[CacheSpec, ...]:
-        return (StateSpec((self.matrix.in_features,), torch.float32),)
+    state: StateSpec
 
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
         return Recurrent(self.norm.build(kit, reader), kit.linear(self.matrix, reader), first_cache)
@@ -77,14 +70,14 @@ class Recurrent:
     cache: int
 
     def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        assert step.states is not None
+        assert step.caches.states is not None
         inputs, outputs = self.linear(self.norm(hidden)), torch.empty_like(hidden)
-        states = step.states.read(self.cache)
-        for row, (first, last) in enumerate(itertools.pairwise(step.states.query_start_locs.tolist())):
+        states = step.caches.states.read(self.cache)
+        for row, (first, last) in enumerate(itertools.pairwise(step.caches.states.query_start_locs.tolist())):
             for token in range(first, last):
                 states[row] = DECAY * states[row] + inputs[token]
                 outputs[token] = states[row].tanh()
-        step.states.write(self.cache, states)
+        step.caches.states.write(self.cache, states)
         hidden = hidden + outputs
         return hidden if step.rows is None else hidden[step.rows]
 
@@ -92,7 +85,8 @@ class Recurrent:
 def recurrent(config: ModelConfig, layer: int) -> RecurrentSpec:
     size, prefix = config.hidden_size, f"model.layers.{layer}"
     matrix = WeightRef((f"{prefix}.self_attn.o_proj",), (size,), size, split=Split.ROW)
-    return RecurrentSpec(NormSpec(VectorRef(f"{prefix}.input_layernorm", size), config.rms_norm_eps), matrix)
+    norm = NormSpec(VectorRef(f"{prefix}.input_layernorm", size), config.rms_norm_eps)
+    return RecurrentSpec(norm, matrix, StateSpec((size,), torch.float32))
 
 
 def layers_at(config: ModelConfig, attention: BlockSpec, place: str) -> tuple[BlockSpec, ...]:

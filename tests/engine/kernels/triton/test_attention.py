@@ -10,7 +10,7 @@ import pytest
 
 from tests.triton_compilation import ARCHITECTURES
 from tests.triton_interpreter import needs_triton, run_interpreted
-from weft.engine.kernels.triton.attention_tiles import Tile, choose_tile, padded
+from weft.engine.kernels.triton.attention_tuning import Tile, choose_tile, padded
 
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """What a program may have, by compute capability."""
