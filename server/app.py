@@ -1,10 +1,10 @@
-"""The application: routes, error handlers and middleware around one engine client. No globals; it starts nothing.
+"""The application: routes, error handlers and middleware around the served models. No globals; it starts nothing.
 
 `app.state.context` is what routes see, `app.state.lifecycle` what the process drains.
 """
 
-import pathlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,17 +15,9 @@ from starlette.responses import Response
 
 from server.api import chat_completions, chat_page, completions, docs, health, metrics, models, stats, tokenize
 from server.auth import AuthMiddleware
-from server.context import VERSION, ServerContext, TextTokenizer
-from server.engine_client import (
-    EngineClient,
-    EngineDiedError,
-    EngineLeftError,
-    EngineUnavailableError,
-    RequestRejectedError,
-)
-from server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError, as_api_error, error_response
-from server.formats import choose_formats
-from server.generation_defaults import GenerationDefaults, read_generation_defaults
+from server.context import VERSION, ServerContext
+from server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError, error_response
+from server.http.models import ServedModel
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.middleware import BodyLimitMiddleware, DrainMiddleware, LastResortMiddleware, RequestHeadersMiddleware
@@ -35,32 +27,25 @@ from server.validation import as_missing_body
 from server.workers import Workers
 
 
-def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings) -> FastAPI:
+def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI:
     """Build the application.
 
     Args:
-        engine_client: Connected or not; requests get 503 while it is not.
-        settings: With at least one `served_model_name`; `model` is the checkpoint folder, where the model's own
-            sampling defaults lie, or None for none.
+        served: The models by name, at least one.
     """
-    model_names = settings.served_model_name
-    if not model_names:
+    if not served:
         raise ValueError("settings.served_model_name must hold at least one name, got none")
-    defaults = read_generation_defaults(pathlib.Path(settings.model)) if settings.model else GenerationDefaults()
+    default = next(iter(served.values()))
     # "default" also keeps out FastAPI's own description of a 422, which this server never answers with.
     failure = {"description": "An error", "content": {"application/json": {"schema": ERROR_SCHEMA}}}
     app = FastAPI(title="Weft", version=VERSION, docs_url=None, redoc_url=None, responses={"default": failure})
     app.state.lifecycle = Lifecycle()
     app.state.context = ServerContext(
-        engine_client=engine_client,
-        tokenizer=tokenizer,
+        models=served,
         settings=settings,
         lifecycle=app.state.lifecycle,
-        metrics=Metrics(engine_client, model_names[0]),
-        defaults=defaults,
+        metrics=Metrics(default.engine_client, default.name),
         workers=Workers(),
-        formats=choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format, tokenizer.added_id),
-        model_names=model_names,
         created=int(time.time()),
     )
     for module in (chat_completions, completions, models, tokenize, health, metrics, stats, docs, chat_page):
@@ -73,7 +58,7 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
     )
     app.add_middleware(LastResortMiddleware)
     app.add_middleware(OriginMiddleware, settings=settings)
-    app.add_middleware(RequestHeadersMiddleware, model_name=model_names[0])
+    app.add_middleware(RequestHeadersMiddleware, model_name=default.name)
     _install_error_handlers(app)
     return app
 
@@ -81,8 +66,8 @@ def create_app(engine_client: EngineClient, tokenizer: TextTokenizer, settings: 
 def _install_error_handlers(app: FastAPI) -> None:
     """Every failure that has a meaning; the others end in the outermost middleware as an internal error."""
 
-    async def on_error(request: Request, exc: Exception) -> Response:
-        return error_response(as_api_error(exc))
+    async def on_error(request: Request, exc: Any) -> Response:
+        return error_response(exc)
 
     async def on_missing_body(request: Request, exc: Any) -> Response:
         return error_response(as_missing_body(exc))
@@ -98,7 +83,6 @@ def _install_error_handlers(app: FastAPI) -> None:
             return error_response(RouteError(exc.status_code, message, exc.headers or {}))
         return error_response(RouteError(exc.status_code, str(exc.detail), exc.headers or {}))
 
-    for kind in (ApiError, EngineUnavailableError, EngineDiedError, EngineLeftError, RequestRejectedError):
-        app.add_exception_handler(kind, on_error)
+    app.add_exception_handler(ApiError, on_error)
     app.add_exception_handler(RequestValidationError, on_missing_body)
     app.add_exception_handler(HTTPException, on_http_error)

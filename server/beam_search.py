@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from engine.protocol import AddRequest, BeamOptions
+from engine.protocol import BeamOptions
 from engine.sampling_params import MAX_BEAMS
 from server.errors import InvalidRequestError
 from server.schemas.common import GenerationBody
@@ -45,16 +45,3 @@ def beam_options(body: GenerationBody) -> BeamOptions | None:
             f"length_penalty must be between -10 and 10, got {length_penalty}", param="length_penalty"
         )
     return BeamOptions(length_penalty, body.early_stopping or False)
-
-
-def check_unguided(request: AddRequest) -> None:
-    """Check that nothing but the model's own probabilities says what a search finds.
-
-    Raises:
-        InvalidRequestError: The output has to follow a grammar, or its reasoning has a budget.
-    """
-    guidance = request.guidance
-    if request.beams is not None and (guidance.grammar is not None or guidance.reasoning_budget is not None):
-        raise InvalidRequestError(
-            "use_beam_search can follow neither a grammar nor a budget for reasoning", param="use_beam_search"
-        )

@@ -5,16 +5,18 @@ its fields, what depends on the vocabulary, and what is text.
 """
 
 import re
+import secrets
+from collections.abc import Sequence
 from typing import TypeVar
 
 from engine.protocol import EngineInfo
 from engine.sampling_params import SamplingParams
-from server.choice_stream import TextOptions
-from server.context import TextTokenizer
 from server.errors import InvalidRequestError
-from server.generation_defaults import GenerationDefaults
+from server.http.models import ServedModel
+from server.request.task import TextOptions
 from server.schemas.common import GenerationBody
-from server.validation import shown
+from server.text.text_tokenizer import TextTokenizer
+from server.validation import check_range, shown
 
 MAX_STOPS = 64
 MAX_BAD_WORDS = 1024
@@ -28,20 +30,19 @@ T = TypeVar("T")
 
 def build_sampling_params(
     body: GenerationBody,
+    model: ServedModel,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    defaults: GenerationDefaults,
-    tokenizer: TextTokenizer,
-    info: EngineInfo,
-    seed: int,
+    extra_stop_ids: Sequence[int] = (),
 ) -> SamplingParams:
-    """Everything about sampling; `seed` is used when the body has none.
+    """Everything about sampling; the seed is random when the body has none.
 
     Raises:
         InvalidRequestError: A value is out of range; names the field as it is called on the wire.
     """
+    info, defaults = model.engine_info, model.defaults
     top_k = _first(body.top_k, defaults.top_k, 0)
     try:
         return SamplingParams(
@@ -54,11 +55,13 @@ def build_sampling_params(
             presence_penalty=_first(body.presence_penalty, 0.0),
             frequency_penalty=_first(body.frequency_penalty, 0.0),
             repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
-            seed=(seed if body.seed is None else body.seed) % 2**64,
-            stop_token_ids=tuple(dict.fromkeys(_known_ids("stop_token_ids", body.stop_token_ids or [], info))),
+            seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
+            stop_token_ids=tuple(
+                dict.fromkeys((*_known_ids("stop_token_ids", body.stop_token_ids or [], info), *extra_stop_ids))
+            ),
             ignore_eos=bool(body.ignore_eos),
             logit_bias=_logit_bias(body.logit_bias or {}, info),
-            bad_words_token_ids=_bad_words(body.bad_words or [], tokenizer),
+            bad_words_token_ids=_bad_words(body.bad_words or [], model.tokenizer),
             allowed_token_ids=(
                 None
                 if body.allowed_token_ids is None
@@ -72,22 +75,42 @@ def build_sampling_params(
         raise InvalidRequestError(str(exc), param=str(exc).split()[0]) from None
 
 
+def num_prompt_logprobs(body: GenerationBody, echoed: int | None = None) -> int | None:
+    """Alternatives per prompt token, for the field and for the `echoed` ones; None when nobody asks for any.
+
+    Raises:
+        InvalidRequestError: Out of range, or asked of a stream, which has no place for them.
+    """
+    if body.prompt_logprobs is None:
+        return echoed
+    if body.stream:
+        raise InvalidRequestError("prompt_logprobs cannot be used with stream", param="prompt_logprobs")
+    return max(check_range("prompt_logprobs", body.prompt_logprobs, 0, MAX_LOGPROBS), echoed or 0)
+
+
 def num_to_look_at(body: GenerationBody) -> int:
     """Characters that `build_sampling_params` encodes, and ids that it checks."""
     return sum(map(len, body.bad_words or ())) + len(body.allowed_token_ids or ())
 
 
-def build_text_options(body: GenerationBody, *, track_tokens: bool) -> TextOptions:
-    """How output becomes text."""
+def build_text_options(body: GenerationBody, *, shows_logprobs: bool) -> TextOptions:
+    """How output becomes text.
+
+    Raises:
+        InvalidRequestError: A stop string is empty or too long, or there are too many.
+    """
     return TextOptions(
+        stops=_stop_list(body),
         stop_token_ids=frozenset(body.stop_token_ids or ()),
         include_stop=bool(body.include_stop_str_in_output),
         min_tokens=body.min_tokens or 0,
-        track_tokens=track_tokens,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        tracks_tokens=shows_logprobs or bool(body.return_token_ids),
+        tells_ids=bool(body.return_token_ids),
     )
 
 
-def stop_list(body: GenerationBody) -> list[str]:
+def _stop_list(body: GenerationBody) -> list[str]:
     """The stop strings, whichever way they were written."""
     stops = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
     if len(stops) > MAX_STOPS:
@@ -98,18 +121,6 @@ def stop_list(body: GenerationBody) -> list[str]:
             raise InvalidRequestError(f"{param} must not be empty", param=param)
         check_range(f"the length of stop[{i}]", len(stop), 1, MAX_STOP_CHARS, param="stop")
     return stops
-
-
-def check_range(name: str, value: int, low: int, high: int | None, *, param: str | None = None) -> int:
-    """Return the value; `param` is the field when `name` is not.
-
-    Raises:
-        InvalidRequestError: It is out of bounds.
-    """
-    if value < low or (high is not None and value > high):
-        bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequestError(f"{name} must be {bound}, got {shown(value)}", param=param or name)
-    return value
 
 
 def check_common(body: GenerationBody, max_n: int) -> None:

@@ -27,6 +27,7 @@ from engine.garbage import collect_rarely
 from server.app import create_app
 from server.connections import Connections, raise_file_limit
 from server.engine_client import SocketEngineClient
+from server.http.models import served_models
 from server.http_protocol import WeftProtocol
 from server.lifecycle import Lifecycle
 from server.runtime_folder import METRICS_NAME
@@ -70,7 +71,7 @@ def _forget_stdin() -> None:
 
 async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.Path, listener: socket.socket) -> None:
     async with SocketEngineClient(runtime_dir) as engine_client:
-        app = create_app(engine_client, tokenizer, settings)
+        app = create_app(served_models(engine_client, tokenizer, settings), settings)
         connections = Connections(settings, raise_file_limit())
         server = HttpServer(app, connections, on_started=ready_file(runtime_dir, os.getpid()).touch)
         drain = Drain(server, app.state.lifecycle, engine_client, settings.drain_timeout_s)

@@ -1,30 +1,15 @@
 """What an answer says of its prompt: its text, where each token begins in that, log-probabilities of its tokens."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
 from engine.protocol import TokenLogprobs
-from server.answer import Prompt
-from server.context import TextTokenizer
-from server.errors import InvalidRequestError
-from server.params import MAX_LOGPROBS, check_range
+from server.generate.events import PromptReport
 from server.render import MIN_LOGPROB, RenderOptions
-from server.schemas.common import GenerationBody, PromptLogprob, PromptLogprobs
-
-
-def num_prompt_logprobs(body: GenerationBody, echoed: int | None = None) -> int | None:
-    """Alternatives per prompt token, for the field and for the `echoed` ones; None when nobody asks for any.
-
-    Raises:
-        InvalidRequestError: Out of range, or asked of a stream, which has no place for them.
-    """
-    if body.prompt_logprobs is None:
-        return echoed
-    if body.stream:
-        raise InvalidRequestError("prompt_logprobs cannot be used with stream", param="prompt_logprobs")
-    return max(check_range("prompt_logprobs", body.prompt_logprobs, 0, MAX_LOGPROBS), echoed or 0)
+from server.request.task import Prompt
+from server.schemas.common import PromptLogprob, PromptLogprobs
+from server.text.text_tokenizer import TextTokenizer
 
 
 def prompt_text(token_ids: list[int], options: RenderOptions, tokenizer: TextTokenizer) -> str | UnsetType:
@@ -33,16 +18,14 @@ def prompt_text(token_ids: list[int], options: RenderOptions, tokenizer: TextTok
 
 
 def prompt_logprobs(
-    token_ids: Sequence[int], entries: Sequence[TokenLogprobs] | None, options: RenderOptions, tokenizer: TextTokenizer
+    report: PromptReport, options: RenderOptions, tokenizer: TextTokenizer
 ) -> PromptLogprobs | UnsetType:
-    """By position, each alternative and the token itself; `entries` are for positions 1 and up."""
+    """By position, each alternative and the token itself."""
     count = options.prompt_logprobs
     if count is None:
         return UNSET
-    return [
-        None,
-        *(_position(i, entry, count, tokenizer) for i, entry in zip(token_ids[1:], entries or (), strict=True)),
-    ]
+    pairs = zip(report.prompt.token_ids[1:], report.logprobs or (), strict=True)
+    return [None, *(_position(token_id, entry, count, tokenizer) for token_id, entry in pairs)]
 
 
 def _position(token_id: int, entry: TokenLogprobs, count: int, tokenizer: TextTokenizer) -> dict[int, PromptLogprob]:

@@ -1,5 +1,6 @@
-"""What the answers of both endpoints have in common: ids, finish reasons, usage, obfuscation."""
+"""What the answers of both endpoints have in common: ids, finish reasons, usage, the prompt, obfuscation."""
 
+import hashlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -7,8 +8,10 @@ from typing import TypedDict
 
 from msgspec import UNSET, UnsetType
 
-from engine.protocol import FinishReason
-from server.answer import Answer, Counts
+from engine.protocol import EngineInfo, FinishReason
+from server.context import VERSION
+from server.generate.events import Report
+from server.request.task import Task
 from server.schemas.common import CachedTokens, GenerationBody, OutputTokens, Usage
 
 FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -30,14 +33,14 @@ class Envelope(TypedDict):
     service_tier: str
 
 
-def new_envelope(prefix: str, model: str, fingerprint: str, service_tier: str) -> Envelope:
+def new_envelope(prefix: str, task: Task) -> Envelope:
     """An envelope for an answer that begins now."""
     return Envelope(
         id=f"{prefix}-{secrets.token_hex(16)}",
         created=int(time.time()),
-        model=model,
-        system_fingerprint=fingerprint,
-        service_tier=service_tier,
+        model=task.name,
+        system_fingerprint=_system_fingerprint(task.model.engine_info),
+        service_tier=task.service.tier,
     )
 
 
@@ -81,21 +84,22 @@ def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
     )
 
 
-def usage(counts: Counts, num_reasoning_tokens: int = 0) -> Usage:
-    """Usage as OpenAI writes it."""
+def usage(report: Report) -> Usage:
+    """Usage so far, as OpenAI writes it."""
+    counts = report.counts()
     return Usage(
         counts.prompt_tokens,
         counts.output_tokens,
         counts.prompt_tokens + counts.output_tokens,
         CachedTokens(counts.cached_tokens, counts.cache_write_tokens),
-        OutputTokens(num_reasoning_tokens, counts.accepted_predictions, counts.rejected_predictions),
+        OutputTokens(counts.reasoning_tokens, counts.accepted_predictions, counts.rejected_predictions),
     )
 
 
-def chunk_usage(options: RenderOptions, answer: Answer, num_reasoning_tokens: int = 0) -> Usage | UnsetType | None:
+def chunk_usage(options: RenderOptions, report: Report) -> Usage | UnsetType | None:
     """The usage member of a chunk that is not the last: so far, null, or absent."""
     if options.usage_on_every_chunk:
-        return usage(answer.counts(), num_reasoning_tokens)
+        return usage(report)
     return None if options.usage else UNSET
 
 
@@ -105,3 +109,9 @@ def obfuscation(options: RenderOptions, text: str) -> str | UnsetType:
         return UNSET
     length = -len(text.encode("utf-8", "replace")) % _OBFUSCATION_BLOCK
     return secrets.token_urlsafe(_OBFUSCATION_BLOCK)[:length]
+
+
+def _system_fingerprint(info: EngineInfo) -> str:
+    """Changes when the same request might be answered in other words: version, model, arithmetic."""
+    parts = (VERSION, info.architecture, str(info.vocab_size), info.device, info.dtype, info.attention_backend)
+    return "fp_" + hashlib.blake2s("|".join(parts).encode(), digest_size=5).hexdigest()

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
-def event(message: msgspec.Struct) -> bytes:
+def encode_event(message: msgspec.Struct) -> bytes:
     """One event. Text stays as it is, but for characters that some clients take for the end of a line."""
     return _frame(_encode(message))
 
@@ -41,10 +41,10 @@ class TextEvent:
 
     def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
         """`make` builds the message around a text, after which only what this server chose itself may follow."""
-        self._head, _, self._tail = event(make(_MARK)).rpartition(_encode(_MARK))
+        self._head, _, self._tail = encode_event(make(_MARK)).rpartition(_encode(_MARK))
 
     def fill(self, text: str) -> bytes:
-        """What `event` would return for the message with this text."""
+        """What `encode_event` would return for the message with this text."""
         return self._head + _one_line(_encode(text)) + self._tail
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.context import TextTokenizer
 from server.errors import InvalidRequestError, UnsupportedParameterError
 from server.schemas.chat_completions import ChatCompletionBody
+from server.text.text_tokenizer import TextTokenizer
 
 _OTHER_PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 

@@ -16,11 +16,11 @@ from typing import TypeAlias
 import tokenizers
 
 from server.chat_template import RESERVED_NAMES, ChatTemplateError, ChatTemplates, read_chat_templates
-from server.choice_stream import Detokenizer
 from server.detokenizer import BytesDetokenizer, WindowDetokenizer
 from server.long_text import Room, fitted
 from server.memory import return_free_memory
 from server.shield import Shield
+from server.text.text_tokenizer import Detokenizer
 from server.token_bytes import read_token_table
 
 # The library's own thread pool serves batches; here each text has a thread already, and the engine needs the cores.
@@ -109,7 +109,7 @@ class Tokenizer:
         """
         return self._ids(fitted(text, room, self._count), add_special_tokens)
 
-    def encode_chat(
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
@@ -117,9 +117,8 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] = _NO_VARIABLES,
         chat_template: str | None = None,
-        room: Room | None = None,
-    ) -> list[int]:
-        """Render messages with a chat template and return the ids of the prompt.
+    ) -> list[str]:
+        """Render messages with a chat template; `encode_rendered` makes ids of the pieces.
 
         Control tokens come from the template alone: such text inside messages or `template_kwargs` stays text.
 
@@ -128,10 +127,8 @@ class Tokenizer:
             continue_final_message: End with the content of the last message, which is left open.
             template_kwargs: What else the template may name, for example tools or enable_thinking.
             chat_template: Name or source of another template than the checkpoint's own.
-            room: See `long_text`; None is room for everything.
 
         Raises:
-            TextTooLongError: The rendered prompt does not fit.
             ChatTemplateError: There is no template, or it refuses the messages, or a name in template_kwargs is taken.
         """
         taken = sorted(RESERVED_NAMES & template_kwargs.keys())
@@ -153,7 +150,11 @@ class Tokenizer:
             rendered = _before(template.render(marked_messages, add_generation_prompt, variables), tag)
         else:
             rendered = template.render(marked_messages, add_generation_prompt, variables)
-        return self._encode_pieces(self._fitted_pieces(marked.cut(rendered), room))
+        return marked.cut(rendered)
+
+    def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
+        """Return the ids of a rendered prompt. Raises as `encode` does."""
+        return self._encode_pieces(self._fitted_pieces(pieces, room))
 
     def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
         """Return the ids of a text that follows other text; nothing is put in front. Raises as `encode` does."""
@@ -199,7 +200,7 @@ class Tokenizer:
         return self._added_ids.get(text)
 
     def template_source(self, has_tools: bool) -> str:
-        """Return the source of the chat template that `encode_chat` takes; empty when there is none."""
+        """Return the source of the chat template that `render_chat` takes; empty when there is none."""
         try:
             return self._templates.select(None, has_tools).source
         except ChatTemplateError:

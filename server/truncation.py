@@ -1,7 +1,7 @@
 """`truncate_prompt_tokens`: the end of a prompt that is too long, for callers who ask for it."""
 
 from engine.protocol import EngineInfo
-from server.params import check_range
+from server.validation import check_range
 
 
 def truncated(token_ids: list[int], num_kept: int | None, max_tokens: int | None, info: EngineInfo) -> list[int]:

@@ -80,6 +80,31 @@ def required(value: T | None, path: str) -> T:
     return value
 
 
+def check_range(name: str, value: int, low: int, high: int | None, *, param: str | None = None) -> int:
+    """Return the value; `param` is the field when `name` is not.
+
+    Raises:
+        InvalidRequestError: It is out of bounds.
+    """
+    if value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidRequestError(f"{name} must be {bound}, got {shown(value)}", param=param or name)
+    return value
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> None:
+    """Check ids that a caller sent.
+
+    Raises:
+        InvalidRequestError: One is not in the vocabulary.
+    """
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        i = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise InvalidRequestError(
+            f"{name}[{i}] must be a token id between 0 and {vocab_size - 1}, got {token_ids[i]}", param=f"{name}[{i}]"
+        )
+
+
 def _steps(error: Any, body: Any) -> list[str | int]:
     """Follow a location into the body, leaving out what is not in it; a missing field ends its path all the same."""
     steps: list[str | int] = []

@@ -2,11 +2,15 @@
 
 import json
 import random
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from server.tokenizer import Tokenizer
 
 CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA3_SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -113,3 +117,8 @@ def write_checkpoint(
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     return folder
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]], **options: Any) -> list[int]:
+    """Messages to the ids of a prompt."""
+    return tokenizer.encode_rendered(tokenizer.render_chat(messages, **options))

@@ -20,7 +20,8 @@ from engine.sampling_params import SamplingParams
 from engine.status_page import Status
 from server.app import create_app
 from server.chat_template import ChatTemplateError
-from server.engine_client import EngineUnavailableError
+from server.errors import EngineUnavailableError
+from server.http.models import served_models
 from server.long_text import Room, fitted
 from server.settings import Settings
 
@@ -53,6 +54,7 @@ class ByteTokenizer:
 
     def __init__(self) -> None:
         self.rendered: list[dict[str, Any]] = []
+        self.num_renderings = 0
         self.template = ""
         self.threads: set[str] = set()
         self.variables: dict[str, Any] = {}
@@ -67,23 +69,26 @@ class ByteTokenizer:
     def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
         return self.encode(text, False, room)
 
-    def encode_chat(
+    def render_chat(
         self,
         messages: Any,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Any = NO_KWARGS,
-        room: Room | None = None,
-    ) -> list[int]:
+    ) -> list[str]:
         self.threads.add(threading.current_thread().name)
+        self.num_renderings += 1
         self.rendered, self.variables = list(messages), dict(template_kwargs)
         if any(message["content"] == "refuse me" for message in messages):
             raise ChatTemplateError("the chat template refuses these messages: no")
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         if continue_final_message:
             text = text.removesuffix("\n")
-        return [BOS, *fitted(text, room, len).encode(), *b"assistant:" * add_generation_prompt]
+        return [text, "assistant:" * add_generation_prompt]
+
+    def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
+        return [BOS, *fitted("".join(pieces), room, len).encode()]
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:
         detokenizer = ByteDetokenizer(skip_special_tokens)
@@ -275,7 +280,11 @@ class Site:
         self.engine = FakeEngine()
         self.tokenizer = ByteTokenizer()
         self.settings = Settings.model_validate({"served_model_name": (MODEL, "alias"), **settings})
-        self.app = create_app(self.engine, self.tokenizer, self.settings)
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Build the app anew, around the tokenizer as it is now."""
+        self.app = create_app(served_models(self.engine, self.tokenizer, self.settings), self.settings)
 
     def call(self, method: str, path: str, **request: Any) -> Reply:
         async def run() -> Reply:

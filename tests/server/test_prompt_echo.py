@@ -3,8 +3,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.answer import Prompt
 from server.prompt_report import echo_prompt
+from server.request.task import Prompt
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,143 @@
+"""From the fields that OpenAI's generating endpoints share to the task that follows from them."""
+
+import hashlib
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from server.beam_search import beam_options
+from server.cache_options import uses_cache
+from server.context import ServerContext
+from server.fields import ignored_fields
+from server.http.models import ServedModel
+from server.params import build_sampling_params, build_text_options, check_common, num_to_look_at
+from server.request.task import Chat, OutputWishes, Task, Texts
+from server.schemas.common import GenerationBody
+from server.service_tier import service_of
+
+
+@dataclass(frozen=True, slots=True)
+class BodyHead:
+    """What is known of a body before its own fields are read; `size` is in bytes."""
+
+    size: int
+    model: ServedModel
+    ignored: Sequence[str]
+
+
+async def read_head(
+    body: GenerationBody,
+    request: Request,
+    context: ServerContext,
+    refused: Mapping[str, tuple[object, ...]],
+) -> BodyHead:
+    """Find the model, and the fields without effect.
+
+    Raises:
+        InvalidRequestError: A field is refused, or out of range.
+        ModelNotFoundError: The model is not served here.
+        EngineRestartingError: Its engine is not connected.
+    """
+    size = len(await request.body())
+    strict = context.settings.strict_params
+    ignored = await context.workers.run_light(size, ignored_fields, body, refused, strict=strict)
+    model = context.check_model(body.model)
+    _ = model.engine_info
+    check_common(body, context.settings.max_n)
+    return BodyHead(size, model, ignored)
+
+
+async def read_task(
+    body: GenerationBody,
+    request: Request,
+    context: ServerContext,
+    head: BodyHead,
+    *,
+    input: Chat | Texts,
+    wishes: OutputWishes,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    num_made: int | None = None,
+    prediction: str = "",
+    user: str | None,
+    honoured: Collection[str] = (),
+) -> Task:
+    """Read what both endpoints have.
+
+    Args:
+        logprobs: Alternatives per token that the answer shows; None: it shows none.
+        num_made: Choices to choose the answers from; None: all are answered.
+        user: Whom the caller asks for; None: nobody is named.
+        honoured: Names among the accepted fields that have an effect with this model.
+
+    Raises:
+        InvalidRequestError: A field is out of range, or cannot be used with another.
+    """
+    n = 1 if body.n is None else body.n
+    ranks = num_made is not None and num_made > n
+    filling = input.filling if isinstance(input, Texts) else None
+    beams = beam_options(body)
+    sampling = await context.workers.run(
+        num_to_look_at(body),
+        build_sampling_params,
+        body,
+        head.model,
+        max_tokens=max_tokens,
+        logprobs=0 if logprobs is None and ranks else logprobs,
+        prompt_logprobs=prompt_logprobs,
+        extra_stop_ids=filling.stop_token_ids if filling else (),
+    )
+    return Task(
+        size=head.size,
+        model=head.model,
+        name=body.model or head.model.name,
+        input=input,
+        sampling=sampling,
+        has_seed=body.seed is not None,
+        num_choices=n,
+        num_made=num_made or n,
+        beams=beams,
+        text=build_text_options(body, shows_logprobs=logprobs is not None),
+        wishes=wishes,
+        prediction=prediction,
+        truncate_to=body.truncate_prompt_tokens,
+        service=service_of(request, body, context.settings),
+        tenant=_tenant(request, user),
+        deadline=_deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
+        cache_salt=_cache_salt(body.cache_salt, body.prompt_cache_key),
+        uses_cache=uses_cache(body.prompt_cache_options),
+        is_stream=bool(body.stream),
+        ignored=[*(name for name in head.ignored if name not in honoured), *wishes.thinking.ignored],
+    )
+
+
+def _deadline(request: Request, *, is_stream: bool, ping_s: float) -> float | None:
+    """When the client will have given up, on the clock of `time.monotonic`; None when that is not known.
+
+    SDKs say how long they wait for the next byte. In a stream the keep-alive comments are bytes, too.
+    """
+    try:
+        timeout_s = float(request.headers.get("x-stainless-read-timeout", "nan"))
+    except ValueError:
+        return None
+    if not 0 < timeout_s < 1e9 or (is_stream and 0 < ping_s < timeout_s):
+        return None
+    return time.monotonic() + timeout_s
+
+
+def _tenant(request: Request, user: str | None) -> str:
+    """Whom this work is done for, as a digest: the API key, else whom the caller names, else nobody.
+
+    The engine is told, and schedules nobody by it yet.
+    """
+    name = getattr(request.state, "api_key", None) or user
+    return hashlib.blake2s(name.encode("utf-8", "replace"), digest_size=8).hexdigest() if name else ""
+
+
+def _cache_salt(*parts: str | None) -> str:
+    """One salt from several; empty when there are none. No two lists of parts have the same salt."""
+    given = [f"{len(part)}:{part}" if part else "" for part in parts]
+    return ",".join(given) if any(given) else ""
