@@ -72,6 +72,7 @@ class ParsedChoice:
             if end is None:
                 return []
             text, tokens = "".join(texts), all_tokens
+        num_sure = 0
         for token, slice_ in self._slices(text, tokens):
             before = self._parser.region
             pieces = self._parser.feed(slice_) if slice_ else []
@@ -81,11 +82,12 @@ class ParsedChoice:
                 self._search(self._stops, pieces, is_passed=self.num_tokens <= self._options.min_tokens)
                 if self.has_matched:
                     break
-        if end is not None or self.has_matched:
-            end = self._finish(end)
-        elif self._num_held:
-            return []
-        return self._tell(end)
+            if not self._num_held:
+                num_sure = len(self._unsure)
+        if end is None and not self.has_matched:
+            return self._tell(num_sure)
+        end = self._finish(end)
+        return [*self._tell(len(self._unsure)), *self._close_call(), end]
 
     def _search(self, stops: StopStrings, pieces: Sequence[Piece], *, is_passed: bool) -> None:
         """Look for stop strings in content, unless it is to be passed over."""
@@ -97,38 +99,39 @@ class ParsedChoice:
         self.has_matched = stops.matched is not None
 
     def _finish(self, end: End | None) -> End:
-        """Read what the parser still held; return how the choice has ended."""
+        """Read what the parser still held; return how the choice has ended, None being by a stop string."""
         is_cut_call = self._parser.region is Kind.CALL and end is not None and end.reason is FinishReason.LENGTH
         rest = self._parser.finish()
         if self._stops is not None:
             self._search(self._stops, rest, is_passed=False)
             if self.has_matched:
                 end = End(FinishReason.STOP, self._stops.matched)
+            else:
+                self._num_let_go += self._num_held
         if is_cut_call and not self.has_matched:  # its markup is nobody's content
             rest = [piece for piece in rest if piece.kind is not Kind.CONTENT]
         self._unsure.append(_Read(None, {self._parser.region}, rest))
         assert end is not None
         return end
 
-    def _tell(self, end: End | None) -> list[Event]:
-        """Everything that is no longer unsure."""
-        reads, self._unsure = self._unsure, []
+    def _tell(self, num_reads: int) -> list[Event]:
+        """So much of what was read, which is no longer unsure."""
+        reads, self._unsure = self._unsure[:num_reads], self._unsure[num_reads:]
         pieces: list[Piece] = []
         tokens: list[Token] = []
         for token, regions, new in reads:
-            kept = self._kept(new) if self.has_matched else new
+            kept = new if self._stops is None else self._kept(new)
             pieces += kept
             if token is not None:
                 self._undecided.append(token)
             if self._undecided:
                 tokens += self._decide(regions, kept)
-        self._num_let_go = 0
         events: list[Event] = []
         if self._options.tells_ids and (ids := [read.token.token_id for read in reads if read.token is not None]):
             events.append(TokenIds(ids))
         for kind, text in joined(pieces):
             if self._call is not None and kind is not Kind.ARGUMENTS:
-                events.append(self._close(self._call))
+                events += self._close_call()
             match kind:
                 case Kind.CONTENT:
                     events.append(Text(text, tokens))
@@ -142,16 +145,17 @@ class ParsedChoice:
                     assert self._call is not None, "arguments are those of a call"
                     self._call[1].append(text)
                     events.append(CallArguments(text))
-        if end is not None and self._call is not None:
-            events.append(self._close(self._call))
-        return events if end is None else [*events, end]
+        return events
 
-    def _close(self, call: tuple[str, list[str]]) -> CallClosed:
-        self._call = None
-        return CallClosed(call[0], "".join(call[1]))
+    def _close_call(self) -> list[CallClosed]:
+        """The end of the call that is open, if one is."""
+        if self._call is None:
+            return []
+        (name, arguments), self._call = self._call, None
+        return [CallClosed(name, "".join(arguments))]
 
     def _kept(self, pieces: list[Piece]) -> list[Piece]:
-        """Leave out what lies behind the content that a stop string left."""
+        """Leave out what lies behind the content that the stops let go."""
         kept: list[Piece] = []
         for piece in pieces:
             if piece.kind is Kind.CONTENT:
