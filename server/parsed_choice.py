@@ -9,17 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from engine.protocol import FinishReason
-from server.generate.events import (
-    CallArguments,
-    CallClosed,
-    CallOpened,
-    End,
-    Event,
-    Reasoning,
-    Text,
-    Token,
-    TokenIds,
-)
+from server.generate.events import CallArguments, CallClosed, CallOpened, End, Event, Reasoning, Text, Token, TokenIds
 from server.parsers.parser import Kind, OutputParser, Piece, joined
 from server.request.task import TextOptions
 from server.stop_strings import StopStrings

@@ -1,40 +1,9 @@
-"""What an answer says of its prompt: its text, where each token begins in that, log-probabilities of its tokens."""
+"""What an answer says of its prompt's text: what the caller wrote, and where each token begins in that."""
 
 from dataclasses import dataclass
 
-from msgspec import UNSET, UnsetType
-
-from engine.protocol import TokenLogprobs
-from server.generate.events import PromptReport
-from server.render import MIN_LOGPROB, RenderOptions
 from server.request.task import Prompt
-from server.schemas.common import PromptLogprob, PromptLogprobs
 from server.text.text_tokenizer import TextTokenizer
-
-
-def prompt_text(token_ids: list[int], options: RenderOptions, tokenizer: TextTokenizer) -> str | UnsetType:
-    """The whole prompt, control tokens included, if the caller wants to see it."""
-    return tokenizer.decode(token_ids, skip_special_tokens=False) if options.prompt_text else UNSET
-
-
-def prompt_logprobs(
-    report: PromptReport, options: RenderOptions, tokenizer: TextTokenizer
-) -> PromptLogprobs | UnsetType:
-    """By position, each alternative and the token itself."""
-    count = options.prompt_logprobs
-    if count is None:
-        return UNSET
-    pairs = zip(report.prompt.token_ids[1:], report.logprobs or (), strict=True)
-    return [None, *(_position(token_id, entry, count, tokenizer) for token_id, entry in pairs)]
-
-
-def _position(token_id: int, entry: TokenLogprobs, count: int, tokenizer: TextTokenizer) -> dict[int, PromptLogprob]:
-    ranks = {other_id: rank for rank, other_id in enumerate(entry.top_token_ids, 1)}
-    logprobs = {token_id: entry.logprob, **dict(zip(entry.top_token_ids[:count], entry.top_logprobs, strict=False))}
-    return {
-        i: PromptLogprob(max(logprob, MIN_LOGPROB), ranks.get(i), tokenizer.token_text(i))
-        for i, logprob in logprobs.items()
-    }
 
 
 @dataclass(frozen=True, slots=True)

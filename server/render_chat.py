@@ -9,8 +9,7 @@ from msgspec import UNSET
 from engine.protocol import FinishReason
 from server.answered_calls import CallStream, add_calls
 from server.generate.events import End, Event, Part, Reasoning, Report, Text, Token, TokenIds, WholeChoice
-from server.prompt_report import prompt_logprobs, prompt_text
-from server.render import FINISH_WORDS, MIN_LOGPROB, RenderOptions, chunk_usage, new_envelope, obfuscation, usage
+from server.render import FINISH_WORDS, MIN_LOGPROB, OpenAIRenderer, RenderOptions
 from server.request.task import Task
 from server.schemas import chat_completions as wire
 from server.sse import TextEvent, encode_event
@@ -26,15 +25,12 @@ class _Choice:
     token_ids: list[int] = field(default_factory=list)  # that no chunk has shown yet
 
 
-class ChatRenderer:
+class ChatRenderer(OpenAIRenderer):
     """Writes one answer. Mutated by `stream`, which remembers what has begun."""
 
     def __init__(self, task: Task, options: RenderOptions, report: Report) -> None:
         """Nothing is written yet."""
-        self._report = report
-        self._envelope = new_envelope("chatcmpl", task)
-        self._options = options
-        self._tokenizer = task.model.tokenizer
+        super().__init__("chatcmpl", task, options, report)
         self._use = task.wishes.use
         self._shows_reasoning = task.wishes.thinking.is_shown
         self._choices: dict[int, _Choice] = {}
@@ -54,15 +50,15 @@ class ChatRenderer:
         if not self._options.usage:
             return b""
         chunk = self._chunk([])
-        chunk.usage = usage(self._report)
+        chunk.usage = self._usage()
         return encode_event(chunk)
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The plain answer."""
         answered = [self._whole_choice(choice) for choice in choices]
-        completion = wire.ChatCompletion(**self._envelope, choices=answered, usage=usage(self._report))
+        completion = wire.ChatCompletion(**self._envelope, choices=answered, usage=self._usage())
         self._add_prompt(completion)
-        completion.prompt_logprobs = prompt_logprobs(self._report.prompts[0], self._options, self._tokenizer)
+        completion.prompt_logprobs = self._prompt_logprobs()
         return msgspec.json.encode(completion)
 
     def _new_choice(self, index: int) -> _Choice:
@@ -95,7 +91,7 @@ class ChatRenderer:
     def _role_event(self, index: int) -> bytes:
         role = wire.ChunkDelta(role="assistant", content="", refusal=None)
         chunk = self._chunk([wire.ChunkChoice(index, role)])
-        chunk.obfuscation = obfuscation(self._options, "")
+        chunk.obfuscation = self._obfuscation("")
         self._add_prompt(chunk)
         return encode_event(chunk)
 
@@ -106,7 +102,7 @@ class ChatRenderer:
         if self._options.token_ids:
             chunk_choice.token_ids, choice.token_ids = choice.token_ids, []
         chunk = self._chunk([chunk_choice])
-        chunk.obfuscation = obfuscation(self._options, text)
+        chunk.obfuscation = self._obfuscation(text)
         return encode_event(chunk)
 
     def _last_events(self, choice: _Choice, end: End) -> bytes:
@@ -118,7 +114,7 @@ class ChatRenderer:
         if choice.token_ids:
             last.token_ids = choice.token_ids
         chunk = self._chunk([last])
-        chunk.obfuscation = obfuscation(self._options, "")
+        chunk.obfuscation = self._obfuscation("")
         return b"".join([*events, encode_event(chunk)])
 
     def _finish_word(self, end: End, has_calls: bool) -> str:
@@ -143,14 +139,8 @@ class ChatRenderer:
             answered.token_ids = choice.token_ids
         return answered
 
-    def _add_prompt(self, answer: wire.ChatCompletion | wire.ChatCompletionChunk) -> None:
-        """Show the prompt as ids and as text, as far as it was asked for."""
-        token_ids = self._report.prompts[0].prompt.token_ids
-        answer.prompt_token_ids = token_ids if self._options.token_ids else UNSET
-        answer.prompt_text = prompt_text(token_ids, self._options, self._tokenizer)
-
     def _chunk(self, choices: list[wire.ChunkChoice]) -> wire.ChatCompletionChunk:
-        counts = chunk_usage(self._options, self._report)
+        counts = self._chunk_usage()
         return wire.ChatCompletionChunk(**self._envelope, choices=choices, usage=counts)
 
     def _logprobs(self, tokens: Sequence[Token], *, always: bool = False) -> wire.ChoiceLogprobs | None:

@@ -7,8 +7,8 @@ from msgspec import UNSET
 
 from engine.protocol import TokenLogprobs
 from server.generate.events import End, Event, Part, Report, Text, Token, TokenIds, WholeChoice
-from server.prompt_report import PromptEcho, echo_prompt, prompt_logprobs, prompt_text
-from server.render import FINISH_WORDS, MIN_LOGPROB, RenderOptions, chunk_usage, new_envelope, obfuscation, usage
+from server.prompt_report import PromptEcho, echo_prompt
+from server.render import FINISH_WORDS, MIN_LOGPROB, OpenAIRenderer, RenderOptions
 from server.request.task import Task
 from server.schemas import completions as wire
 from server.sse import TextEvent, encode_event
@@ -17,15 +17,12 @@ _Row = tuple[int, int, TokenLogprobs | None]
 """Token id, where its text begins, log-probabilities (None for the first token of a prompt)."""
 
 
-class CompletionRenderer:
+class CompletionRenderer(OpenAIRenderer):
     """Writes one answer. Mutated by `stream`, which remembers the choices that have begun."""
 
     def __init__(self, task: Task, options: RenderOptions, report: Report, *, echo: bool) -> None:
         """Nothing is written yet. O(tokens of the prompts) for `echo` and for logprobs."""
-        self._report = report
-        self._envelope = new_envelope("cmpl", task)
-        self._options = options
-        self._tokenizer = task.model.tokenizer
+        super().__init__("cmpl", task, options, report)
         self._num_choices = task.num_made
         self._echo = echo
         self._echoes: list[PromptEcho] = []
@@ -70,12 +67,12 @@ class CompletionRenderer:
         """The usage event, if it was asked for."""
         if not self._options.usage:
             return b""
-        return encode_event(wire.Completion(**self._envelope, choices=[], usage=usage(self._report)))
+        return encode_event(wire.Completion(**self._envelope, choices=[], usage=self._usage()))
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The plain answer."""
         answered = [self._whole_choice(position, choice) for position, choice in enumerate(choices)]
-        completion = wire.Completion(**self._envelope, choices=answered, usage=usage(self._report))
+        completion = wire.Completion(**self._envelope, choices=answered, usage=self._usage())
         return msgspec.json.encode(completion)
 
     def _whole_choice(self, position: int, choice: WholeChoice) -> wire.CompletionChoice:
@@ -90,31 +87,24 @@ class CompletionRenderer:
         if self._options.token_ids:
             answered.token_ids = choice.token_ids
         self._add_prompt(answered, choice.index)
-        report = self._report.prompt_of(choice.index)
-        answered.prompt_logprobs = prompt_logprobs(report, self._options, self._tokenizer)
+        answered.prompt_logprobs = self._prompt_logprobs(choice.index)
         return answered
 
     def _event(self, choice: wire.CompletionChoice, *, is_first: bool) -> bytes:
         if is_first:
             self._add_prompt(choice, choice.index)
         chunk = self._chunk(choice)
-        chunk.obfuscation = obfuscation(self._options, choice.text)
+        chunk.obfuscation = self._obfuscation(choice.text)
         return encode_event(chunk)
 
     def _text_chunk(self, index: int, text: str) -> wire.Completion:
         return self._chunk(wire.CompletionChoice(index, text, None, None))
 
     def _chunk(self, choice: wire.CompletionChoice) -> wire.Completion:
-        return wire.Completion(**self._envelope, choices=[choice], usage=chunk_usage(self._options, self._report))
+        return wire.Completion(**self._envelope, choices=[choice], usage=self._chunk_usage())
 
     def _echo_of(self, index: int) -> PromptEcho:
         return self._echoes[index // self._num_choices]
-
-    def _add_prompt(self, choice: wire.CompletionChoice, index: int) -> None:
-        """Show the prompt as ids and as text, as far as it was asked for."""
-        token_ids = self._report.prompt_of(index).prompt.token_ids
-        choice.prompt_token_ids = token_ids if self._options.token_ids else UNSET
-        choice.prompt_text = prompt_text(token_ids, self._options, self._tokenizer)
 
     def _prompt_rows(self, index: int) -> list[_Row]:
         if self._options.logprobs is None:

@@ -14,7 +14,7 @@ import msgspec
 from sse_starlette.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ApiError, InternalError, as_api_error, error_body
+from server.errors import ApiError, as_api_error, error_body
 
 DONE = b"data: [DONE]\n\n"
 
@@ -60,10 +60,9 @@ def _one_line(body: bytes) -> bytes:
 
 
 def _error_event(exc: Exception) -> bytes:
-    error = as_api_error(exc)
-    if isinstance(error, InternalError) and not isinstance(exc, ApiError):
+    if not isinstance(exc, ApiError):
         _log.exception("a stream failed")
-    return _frame(error_body(error))
+    return _frame(error_body(as_api_error(exc)))
 
 
 class EventStream(EventSourceResponse):

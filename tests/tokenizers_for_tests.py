@@ -5,11 +5,11 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from server.chat_template import TemplateOptions
 from server.tokenizer import Tokenizer
 
 CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -119,6 +119,14 @@ def write_checkpoint(
     return folder
 
 
-def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]], **options: Any) -> list[int]:
+def encode_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, object]],
+    *,
+    chat_template: str | None = None,
+    template_kwargs: Mapping[str, object] | None = None,
+    **end: bool,
+) -> list[int]:
     """Messages to the ids of a prompt."""
-    return tokenizer.encode_rendered(tokenizer.render_chat(messages, **options))
+    options = TemplateOptions(variables=template_kwargs or {}, **end)
+    return tokenizer.encode_rendered(tokenizer.render_chat(messages, options, chat_template=chat_template))

@@ -18,11 +18,11 @@ from server.messages import template_messages, text_of
 from server.params import MAX_LOGPROBS, num_prompt_logprobs
 from server.render import render_options
 from server.render_chat import ChatRenderer
-from server.request.read_body import read_head, read_task
+from server.request.read_body import read_task
 from server.request.task import Chat, OutputWishes
 from server.schemas.chat_completions import ChatCompletionBody
 from server.structured_output import structure_of
-from server.template_options import honoured_by_template, template_options
+from server.template_options import template_options
 from server.thinking import read_thinking
 from server.tool_use import tool_use
 from server.validation import check_range
@@ -35,26 +35,23 @@ async def create_chat_completion(
     body: ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Answer a conversation, streamed or whole."""
-    workers = context.workers
-    head = await read_head(body, request, context, REFUSED_IN_CHAT)
+    model, workers, size = context.check_model(body.model), context.workers, len(await request.body())
     logprobs = _logprobs(body)
-    wishes = await workers.run_light(head.size, _read_wishes, body, head.model.formats)
+    wishes = await workers.run_light(size, _read_wishes, body, model.formats)
     breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)
-    options = template_options(body, head.model.tokenizer, wishes.variables)
-    messages = await workers.run_light(head.size, template_messages, body.messages)
+    options = template_options(body, model.tokenizer, wishes.variables)
+    messages = await workers.run_light(size, template_messages, body.messages)
     task = await read_task(
         body,
         request,
         context,
-        head,
+        REFUSED_IN_CHAT,
         input=Chat(messages, options, breakpoints),
         wishes=wishes,
         max_tokens=0 if body.prewarm else _max_tokens(body),
         logprobs=logprobs,
         prompt_logprobs=num_prompt_logprobs(body),
-        prediction=text_of(body.prediction.content, "prediction.content", "") if body.prediction else "",
         user=body.safety_identifier or body.user,
-        honoured=honoured_by_template(head.model.tokenizer),
     )
     return await respond(task, request, context, partial(ChatRenderer, task, render_options(body, logprobs)))
 
@@ -71,7 +68,8 @@ def _read_wishes(body: ChatCompletionBody, formats: OutputFormats) -> OutputWish
         raise UnsupportedParameterError(
             f"{use.param} cannot be used: the chat template of this model shows no tools", param=use.param
         )
-    return OutputWishes(use, structure_of(body), read_thinking(body, formats))
+    prediction = text_of(body.prediction.content, "prediction.content", "") if body.prediction else ""
+    return OutputWishes(use, structure_of(body), read_thinking(body, formats), prediction)
 
 
 def _max_tokens(body: ChatCompletionBody) -> int | None:

@@ -17,7 +17,7 @@ from server.generate.pipeline import respond
 from server.params import MAX_LOGPROBS, num_prompt_logprobs
 from server.render import render_options
 from server.render_completions import CompletionRenderer
-from server.request.read_body import read_head, read_task
+from server.request.read_body import read_task
 from server.request.task import OutputWishes, Texts
 from server.schemas.completions import CompletionBody
 from server.structured_output import structure_of
@@ -34,9 +34,9 @@ async def create_completion(
     body: CompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Continue one prompt or several, streamed or whole."""
-    head = await read_head(body, request, context, REFUSED_IN_COMPLETIONS)
+    size = len(await request.body())
     num_made = _num_made(body, context.settings.max_n)
-    filling = _filling(body, head.model.tokenizer)
+    filling = _filling(body, context.check_model(body.model).tokenizer)
     logprobs = _logprobs(body)
     items = _items(body.prompt)
     if items is not None:  # more would never find room in the queue; refused before work is spent on them
@@ -45,9 +45,9 @@ async def create_completion(
         body,
         request,
         context,
-        head,
+        REFUSED_IN_COMPLETIONS,
         input=Texts(items, body.add_special_tokens is not False, body.suffix or "", filling),
-        wishes=OutputWishes(structure=await context.workers.run_light(head.size, structure_of, body)),
+        wishes=OutputWishes(structure=await context.workers.run_light(size, structure_of, body)),
         max_tokens=_max_tokens(body),
         logprobs=logprobs,
         prompt_logprobs=num_prompt_logprobs(body, logprobs if body.echo else None),

@@ -13,8 +13,7 @@ from server.errors import ContextLengthError, InvalidRequestError
 from server.long_text import Room, TextTooLongError
 from server.request.task import Chat, Prompt, Task, Texts
 from server.text.text_tokenizer import TextTokenizer
-from server.truncation import truncated
-from server.validation import check_token_ids
+from server.validation import check_range, check_token_ids
 from server.workers import LONG_SIZE, Workers
 
 
@@ -25,20 +24,11 @@ def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: Room) -> tuple[list[
         InvalidRequestError: The messages do not suit the template, or there is none.
         TextTooLongError: There is no room for the prompt.
     """
-
-    def render(messages: list[dict[str, object]]) -> list[str]:
-        return tokenizer.render_chat(
-            messages,
-            add_generation_prompt=chat.options.add_generation_prompt,
-            continue_final_message=chat.options.continue_final_message,
-            template_kwargs=chat.options.variables,
-        )
-
     try:
-        token_ids = tokenizer.encode_rendered(render(chat.messages), room)
+        token_ids = tokenizer.encode_rendered(tokenizer.render_chat(chat.messages, chat.options), room)
         if not chat.breakpoints:
             return token_ids, []
-        rendered = render(marked(chat.messages, chat.breakpoints))
+        rendered = tokenizer.render_chat(marked(chat.messages, chat.breakpoints), chat.options)
         return token_ids, find_pins(chat.breakpoints, token_ids, rendered, tokenizer.encode_rendered)
     except ChatTemplateError as exc:
         raise InvalidRequestError(str(exc), param="messages") from exc
@@ -80,7 +70,7 @@ class PromptEncoder:
 
     async def prediction(self) -> tuple[int, ...]:
         """What the output will probably hold."""
-        text = self._task.prediction
+        text = self._task.wishes.prediction
         if not text:
             return ()
         with self._checking_context("prediction.content", has_output=False):
@@ -116,9 +106,16 @@ class PromptEncoder:
         return Prompt(item)
 
     def _truncated(self, prompt: Prompt) -> Prompt:
-        max_tokens = self._task.sampling.max_tokens
-        token_ids = truncated(prompt.token_ids, self._task.truncate_to, max_tokens, self._info)
-        return prompt if len(token_ids) == len(prompt.token_ids) else Prompt(token_ids)
+        """The end of a prompt, if the caller asked for it; its text is then no longer what the caller wrote."""
+        num_kept, max_len = self._task.truncate_to, self._info.max_model_len
+        if num_kept == -1:  # as many as leave room for the output
+            max_tokens = self._task.sampling.max_tokens
+            num_kept = max_len - (1 if max_tokens is None else max_tokens)
+        elif num_kept is not None:
+            name = "truncate_prompt_tokens"
+            check_range(f"{name}, when it is not -1,", num_kept, 1, max_len, param=name)
+        has_more = num_kept is not None and 0 < num_kept < len(prompt.token_ids)
+        return Prompt(prompt.token_ids[-num_kept:]) if has_more and num_kept else prompt
 
     def _check_context(self, prompts: list[Prompt], param: str) -> None:
         max_tokens = self._task.sampling.max_tokens

@@ -2,8 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from starlette.requests import Request
 
@@ -11,49 +10,18 @@ from server.beam_search import beam_options
 from server.cache_options import uses_cache
 from server.context import ServerContext
 from server.fields import ignored_fields
-from server.http.models import ServedModel
 from server.params import build_sampling_params, build_text_options, check_common, num_to_look_at
 from server.request.task import Chat, OutputWishes, Task, Texts
 from server.schemas.common import GenerationBody
 from server.service_tier import service_of
-
-
-@dataclass(frozen=True, slots=True)
-class BodyHead:
-    """What is known of a body before its own fields are read; `size` is in bytes."""
-
-    size: int
-    model: ServedModel
-    ignored: Sequence[str]
-
-
-async def read_head(
-    body: GenerationBody,
-    request: Request,
-    context: ServerContext,
-    refused: Mapping[str, tuple[object, ...]],
-) -> BodyHead:
-    """Find the model, and the fields without effect.
-
-    Raises:
-        InvalidRequestError: A field is refused, or out of range.
-        ModelNotFoundError: The model is not served here.
-        EngineRestartingError: Its engine is not connected.
-    """
-    size = len(await request.body())
-    strict = context.settings.strict_params
-    ignored = await context.workers.run_light(size, ignored_fields, body, refused, strict=strict)
-    model = context.check_model(body.model)
-    _ = model.engine_info
-    check_common(body, context.settings.max_n)
-    return BodyHead(size, model, ignored)
+from server.template_options import honoured_by_template
 
 
 async def read_task(
     body: GenerationBody,
     request: Request,
     context: ServerContext,
-    head: BodyHead,
+    refused: Mapping[str, tuple[object, ...]],
     *,
     input: Chat | Texts,
     wishes: OutputWishes,
@@ -61,21 +29,23 @@ async def read_task(
     logprobs: int | None,
     prompt_logprobs: int | None,
     num_made: int | None = None,
-    prediction: str = "",
     user: str | None,
-    honoured: Collection[str] = (),
 ) -> Task:
     """Read what both endpoints have.
 
     Args:
+        refused: Fields that the endpoint does not have; see `ignored_fields`.
         logprobs: Alternatives per token that the answer shows; None: it shows none.
         num_made: Choices to choose the answers from; None: all are answered.
         user: Whom the caller asks for; None: nobody is named.
-        honoured: Names among the accepted fields that have an effect with this model.
 
     Raises:
         InvalidRequestError: A field is out of range, or cannot be used with another.
     """
+    model, settings, size = context.check_model(body.model), context.settings, len(await request.body())
+    ignored = await context.workers.run_light(size, ignored_fields, body, refused, strict=settings.strict_params)
+    honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
+    check_common(body, settings.max_n)
     n = 1 if body.n is None else body.n
     ranks = num_made is not None and num_made > n
     filling = input.filling if isinstance(input, Texts) else None
@@ -84,16 +54,16 @@ async def read_task(
         num_to_look_at(body),
         build_sampling_params,
         body,
-        head.model,
+        model,
         max_tokens=max_tokens,
         logprobs=0 if logprobs is None and ranks else logprobs,
         prompt_logprobs=prompt_logprobs,
         extra_stop_ids=filling.stop_token_ids if filling else (),
     )
     return Task(
-        size=head.size,
-        model=head.model,
-        name=body.model or head.model.name,
+        size=size,
+        model=model,
+        name=body.model or model.name,
         input=input,
         sampling=sampling,
         has_seed=body.seed is not None,
@@ -102,15 +72,14 @@ async def read_task(
         beams=beams,
         text=build_text_options(body, shows_logprobs=logprobs is not None),
         wishes=wishes,
-        prediction=prediction,
         truncate_to=body.truncate_prompt_tokens,
-        service=service_of(request, body, context.settings),
+        service=service_of(request, body, settings),
         tenant=_tenant(request, user),
-        deadline=_deadline(request, is_stream=bool(body.stream), ping_s=context.settings.sse_ping_s),
+        deadline=_deadline(request, is_stream=bool(body.stream), ping_s=settings.sse_ping_s),
         cache_salt=_cache_salt(body.cache_salt, body.prompt_cache_key),
         uses_cache=uses_cache(body.prompt_cache_options),
         is_stream=bool(body.stream),
-        ignored=[*(name for name in head.ignored if name not in honoured), *wishes.thinking.ignored],
+        ignored=[*(name for name in ignored if name not in honoured), *wishes.thinking.ignored],
     )
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from engine.protocol import BeamOptions
 from engine.sampling_params import SamplingParams
 from server.cache_options import Breakpoint
+from server.chat_template import TemplateOptions
 from server.fim import FillIn
 from server.http.models import ServedModel
 from server.service_tier import Service
 from server.structured_output import Structure
-from server.template_options import TemplateOptions
 from server.thinking import Thinking
 from server.tool_use import ToolUse
 
@@ -75,11 +75,12 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputWishes:
-    """What the output is to hold."""
+    """What the output is to hold; `prediction` is what it probably will."""
 
     use: ToolUse | None = None
     structure: Structure | None = None
     thinking: Thinking = field(default_factory=Thinking)
+    prediction: str = ""
 
     @property
     def variables(self) -> dict[str, object]:
@@ -98,7 +99,6 @@ class Task:
         has_seed: The caller has chosen the seed; else each prompt of a list gets another one.
         num_choices: Answers to each prompt.
         num_made: Choices that the engine makes for each prompt; the best are answered.
-        prediction: What the output will probably hold.
         truncate_to: Keep the last so many tokens of a prompt; -1: as many as fit; None: all.
         deadline: On the clock of `time.monotonic`; None: no limit.
         uses_cache: The prefix cache is used also without breakpoints.
@@ -115,7 +115,6 @@ class Task:
     beams: BeamOptions | None = None
     text: TextOptions = TextOptions()
     wishes: OutputWishes = OutputWishes()
-    prediction: str = ""
     truncate_to: int | None = None
     service: Service
     tenant: str = ""

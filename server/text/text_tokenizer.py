@@ -1,8 +1,9 @@
 """Tokenizer and detokenizer as everything else sees them; `server.tokenizer.Tokenizer` is the real one."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any, Protocol
 
+from server.chat_template import TemplateOptions
 from server.long_text import Room
 
 
@@ -37,14 +38,7 @@ class TextTokenizer(Protocol):
     def template_variables(self) -> frozenset[str]:
         """What the chat template names besides what it defines."""
 
-    def render_chat(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, object] = ...,
-    ) -> list[str]:
+    def render_chat(self, messages: list[dict[str, Any]], options: TemplateOptions) -> list[str]:
         """Messages to text through the chat template, cut where `encode_rendered` must keep pieces apart."""
 
     def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:

@@ -19,14 +19,13 @@ from engine.protocol import AddRequest, EngineInfo, FinishReason, RequestOutput,
 from engine.sampling_params import SamplingParams
 from engine.status_page import Status
 from server.app import create_app
-from server.chat_template import ChatTemplateError
+from server.chat_template import ChatTemplateError, TemplateOptions
 from server.errors import EngineUnavailableError
 from server.http.models import served_models
 from server.long_text import Room, fitted
 from server.settings import Settings
 
 BOS, EOS, END = 256, 257, 258
-NO_KWARGS: dict[str, Any] = {}
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 1000
 MODEL = "org/fake model"
@@ -69,23 +68,16 @@ class ByteTokenizer:
     def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
         return self.encode(text, False, room)
 
-    def render_chat(
-        self,
-        messages: Any,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Any = NO_KWARGS,
-    ) -> list[str]:
+    def render_chat(self, messages: Any, options: TemplateOptions) -> list[str]:
         self.threads.add(threading.current_thread().name)
         self.num_renderings += 1
-        self.rendered, self.variables = list(messages), dict(template_kwargs)
+        self.rendered, self.variables = list(messages), dict(options.variables)
         if any(message["content"] == "refuse me" for message in messages):
             raise ChatTemplateError("the chat template refuses these messages: no")
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-        if continue_final_message:
+        if options.continue_final_message:
             text = text.removesuffix("\n")
-        return [text, "assistant:" * add_generation_prompt]
+        return [text, "assistant:" * options.add_generation_prompt]
 
     def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
         return [BOS, *fitted("".join(pieces), room, len).encode()]
