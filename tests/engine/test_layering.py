@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[2]
 SEAMS = {
     "engine.limits",
@@ -15,6 +17,14 @@ SEAMS = {
     "engine.garbage",
 }
 SEAMS |= {"engine.models.registry", "engine.models.errors"}  # which models there are
+DOWNWARD = {
+    "server.render": {"server.generate", "server.api"},
+    "server.request": {"server.generate", "server.render", "server.api"},
+    "server.generate": {"server.render", "server.api"},
+    "server.text": {"server.generate", "server.request", "server.render", "server.api"},
+    "server.errors": {"server.generate", "server.engine_client"},
+}
+"""What a part of the server never imports; what a renderer is told (`events`) is everybody's."""
 HEAVY = {"torch", "transformers", "engine.engine"}
 
 
@@ -43,6 +53,15 @@ def test_the_server_imports_only_the_seams_of_the_engine() -> None:
     used = {i for path in modules("server").values() for i in imported(path) if i.split(".")[0] == "engine"}
     assert used - SEAMS == set()
     assert used
+
+
+@pytest.mark.parametrize("part", DOWNWARD)
+def test_no_import_climbs(part: str) -> None:
+    files = {name: path for name, path in modules("server").items() if name.startswith(part)}
+    assert files
+    for name, path in files.items():
+        used = imported(path) - {"server.generate.events"}
+        assert [i for i in used if i.startswith(tuple(DOWNWARD[part]))] == [], name
 
 
 def test_the_server_loads_neither_torch_nor_transformers() -> None:
