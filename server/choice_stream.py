@@ -52,16 +52,16 @@ class ChoiceStream:
         """
         if self.is_finished:
             return None
-        tokens: list[Token] = []
-        end: End | None = None
         if self._only_text and output.finish_reason is None and output.logprobs is None:  # the usual case, made short
             self.num_output_tokens += len(output.token_ids)
             text = "".join(map(self._detokenizer.feed, output.token_ids))
-        else:
-            text, tokens, end = self._read(output)
-            self.is_finished = end is not None
+            if not text:
+                return None
+            return [Text(text)] if self._parsed is None else self._parse(self._parsed, text, [], None)
+        text, tokens, end = self._read(output)
         if not (text or tokens or end):
             return None
+        self.is_finished = end is not None
         if self._parsed is not None:
             return self._parse(self._parsed, text, tokens, end)
         events: list[Event] = [Text(text, tokens)] if text or tokens else []
