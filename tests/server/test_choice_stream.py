@@ -144,7 +144,7 @@ def test_mean_logprob() -> None:
 
 
 def test_tokens_are_not_kept_unless_tracked() -> None:
-    assert ChoiceStream(Bytes(), TextOptions()).feed(output(b"ab")) == [Text("ab")]
+    assert ChoiceStream(Bytes(), TextOptions()).feed(output(b"ab")) == [Text("ab", [])]
 
 
 def test_ids_are_told_with_the_text_that_they_complete() -> None:
