@@ -77,14 +77,14 @@ gpu:
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f engine/native/*.so $(VENV)/.installed*
+	rm -f engine/kernels/cpu/*.so $(VENV)/.installed*
 	find server engine tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV) $(CLIENTS)
 
 # What is compiled at installation.
-SOURCES := pyproject.toml $(wildcard engine/native/*.[ch])
+SOURCES := pyproject.toml $(wildcard engine/kernels/cpu/*.[ch])
 
 # Each stamp is written last, so an interrupted installation is taken up again.
 $(VENV)/.torch:

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.front_end_engine import StepTable
-from server.child import Child, python_command, python_environment
-from server.runtime_folder import runtime_folder
-from server.settings import Settings
-from server.supervisor import listen, ready_file
-from server.tokenizer import Tokenizer
+from weft.server.run.child import Child, python_command, python_environment
+from weft.server.run.runtime_folder import runtime_folder
+from weft.server.run.supervisor import listen, ready_file
+from weft.server.settings import Settings
+from weft.server.text.tokenizer import Tokenizer
 
 CHECKPOINT = pathlib.Path(__file__).parents[1] / "server" / "demo_model"
 TOKEN_TEXT, TOKEN_MARK, EVENT_MARK = "Z", b"Z", b"]"
@@ -186,7 +186,7 @@ def front_end(steps_per_s: float, port: int) -> Iterator[FrontEnd]:
         environment = python_environment({})
         arguments = (str(runtime_dir), str(token_id), str(steps_per_s))
         engine = Child("engine", python_command("benchmarks.front_end_engine", *arguments), environment)
-        command = python_command("server.process", str(runtime_dir), str(fd))
+        command = python_command("weft.server.run.process", str(runtime_dir), str(fd))
         server = Child("server", command, environment, (fd,), settings)
         try:
             for child, its_cores in ((engine, others), (server, cores[-1:])):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.protocol import (
+from weft.engine.run.server_link import ServerLink
+from weft.engine.shared.messages import (
     SOCKET_NAME,
     STATUS_NAME,
     Accepted,
@@ -23,8 +24,7 @@ from engine.protocol import (
     RequestOutput,
     ToEngine,
 )
-from engine.server_link import ServerLink
-from engine.status_page import Status, StatusPage
+from weft.engine.shared.status_page import Status, StatusPage
 
 INFO = EngineInfo("e", "Fake", 1536, 1 << 20, (2,), "cpu", "float32", "sdpa", 16, 256, 1024, 8192)
 MAX_NUM_STEPS = 1 << 20

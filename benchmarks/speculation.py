@@ -13,10 +13,10 @@ import random
 import statistics
 import time
 
-from engine.engine import Engine
-from engine.protocol import AddRequest, EngineOptions, Guidance
-from engine.sampling_params import SamplingParams
-from engine.startup import start
+from weft.engine.core.engine import Engine
+from weft.engine.run.startup import start
+from weft.engine.shared.messages import AddRequest, EngineOptions, Guidance
+from weft.engine.shared.sampling_params import SamplingParams
 
 MEAN_RUN = 8
 """Ids in a corrupted run, on average."""

@@ -22,10 +22,10 @@ def main() -> None:
     if is_serving:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the supervisor waits for it
     if any(argument.startswith("--api-key") for argument in sys.argv):
-        from server.hidden_arguments import hide_values
+        from weft.server.run.hidden_arguments import hide_values
 
         hide_values("--api-key")
-    from server.cli import app
+    from weft.server.terminal.cli import app
 
     if not is_serving:
         for signum, handler in before.items():

@@ -36,7 +36,7 @@ from typing import ClassVar
 import msgspec
 from starlette.responses import Response
 
-from engine.protocol import RejectReason
+from weft.engine.shared.messages import RejectReason
 
 MAX_MESSAGE_CHARS = 4000
 """Whoever writes a message bounds what it quotes of a request; templates and libraries do not."""

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from engine.protocol import EngineOptions
+from weft.engine.shared.messages import EngineOptions
 
 ENV_PREFIX = "WEFT_"
 CONFIG_ENV = "WEFT_CONFIG"

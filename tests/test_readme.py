@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from benchmarks.compare.report import format_value
-from server.fields import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
-from server.fields_table import render_table as render_fields_table
-from server.fields_table import treatments
-from server.schemas.chat_completions import ChatCompletionBody
-from server.schemas.common import GenerationBody
-from server.schemas.completions import CompletionBody
-from server.settings_table import render_table
+from weft.server.request.fields import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
+from weft.server.request.fields_table import render_table as render_fields_table
+from weft.server.request.fields_table import treatments
+from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.schemas.common import GenerationBody
+from weft.server.schemas.completions import CompletionBody
+from weft.server.terminal.settings_table import render_table
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from server.chat_template import TemplateOptions
-from server.tokenizer import Tokenizer
+from weft.server.text.chat_template import TemplateOptions
+from weft.server.text.tokenizer import Tokenizer
 
 CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA3_SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")

@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.gpu import report
 from benchmarks.gpu.job import Findings, Job
 from benchmarks.gpu.rows import FULL, QUICK, Row, Sizes, judge, make_rows
-from server.child import python_command, python_environment
+from weft.server.run.child import python_command, python_environment
 
 TIME_BOXES_S = {
     "ceilings": 60.0,

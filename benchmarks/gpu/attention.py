@@ -8,13 +8,13 @@ import torch
 from benchmarks.gpu.ceilings import seconds
 from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import model_folder
-from engine import config as engine_config
-from engine.cache_specs import CacheGroup
-from engine.dummy_batch import dummy_batch
-from engine.kernels import choose_kit, make_backend
-from engine.models.config import load_model_config
-from engine.models.layout import decoder_spec
-from engine.protocol import EngineOptions
+from weft.engine.cache.specs import CacheGroup
+from weft.engine.models.config import load_model_config
+from weft.engine.models.layout import decoder_spec
+from weft.engine.run import config as engine_config
+from weft.engine.run.dummy_batch import dummy_batch
+from weft.engine.run.kernel_choice import choose_kit, make_backend
+from weft.engine.shared.messages import EngineOptions
 
 
 def run(job: Job, reporter: Reporter) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.gpu.job import Job, Reporter
 from benchmarks.gpu.models import model_folder
-from engine.models.config import load_model_config
-from engine.models.layout import decoder_spec
+from weft.engine.models.config import load_model_config
+from weft.engine.models.layout import decoder_spec
 
 _NUM_ROUNDS = 8
 _NUM_TOGETHER = 4

@@ -19,10 +19,10 @@ from benchmarks.gpu import time_split
 from benchmarks.gpu.job import Job, Reporter, UnavailableError
 from benchmarks.gpu.models import Work, model_folder, read_work
 from benchmarks.gpu.report import ENGINE
-from engine.engine import Engine
-from engine.protocol import AddRequest, EngineOptions
-from engine.sampling_params import SamplingParams
-from engine.startup import Started, start
+from weft.engine.core.engine import Engine
+from weft.engine.run.startup import Started, start
+from weft.engine.shared.messages import AddRequest, EngineOptions
+from weft.engine.shared.sampling_params import SamplingParams
 
 Feature = Literal["graphs", "overlap"]
 

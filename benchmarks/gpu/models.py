@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.compare import checkpoints
-from engine.cache_specs import group_layers
-from engine.models.config import ModelConfig, load_model_config
-from engine.models.layout import decoder_spec
+from weft.engine.cache.specs import group_layers
+from weft.engine.models.config import ModelConfig, load_model_config
+from weft.engine.models.layout import decoder_spec
 
 _BEHIND_ATTENTION = 3
 """Matrices of a layer that follow its attention."""

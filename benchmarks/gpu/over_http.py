@@ -11,8 +11,8 @@ from benchmarks.compare.workloads import Workload
 from benchmarks.gpu.clients import Clients
 from benchmarks.gpu.job import Job, Reporter
 from benchmarks.gpu.models import model_folder
-from engine.models.config import load_model_config
-from server.child import python_command, python_environment
+from weft.engine.models.config import load_model_config
+from weft.server.run.child import python_command, python_environment
 
 START_TIMEOUT_S = 60.0
 NUM_ROUNDS = 2
@@ -40,7 +40,7 @@ def run(job: Job, reporter: Reporter) -> None:
     vocab_size = load_model_config(model_folder(job.scratch, sizes.small)).vocab_size
     with (
         Clients(vocab_size, sizes.num_clients) as clients,
-        servers.running(wanted, [many], job.scratch / "server.log", START_TIMEOUT_S) as running,
+        servers.running(wanted, [many], job.scratch / "weft.server.log", START_TIMEOUT_S) as running,
     ):
         clients.connect(running.url)
         if "http-1" in job.rows:

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.backend import AttentionStep
-from engine.layers.parts import HeadLayer, Layer, Linear
-from engine.states import StateStep
+from weft.engine.kernels.torch.states import StateStep
+from weft.engine.layers.attention import AttentionStep
+from weft.engine.layers.parts import HeadLayer, Layer, Linear
 
 
 @dataclass(frozen=True, slots=True)

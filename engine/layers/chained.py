@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.layers.parts import Layer, Linear
+from weft.engine.layers.parts import Layer, Linear
 
 
 class ChainedLinear:

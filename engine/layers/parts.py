@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.backend import PagedCache
+from weft.engine.layers.attention import PagedCache
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 

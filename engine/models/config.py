@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from engine.layers.gated import ACTIVATIONS
-from engine.layers.rotary import RopeConfig, YarnScaling
-from engine.models.errors import ModelError
-from engine.models.family import FamilySwitches
-from engine.models.fields import Fields
-from engine.models.registry import identify
-from engine.models.rope import read_rope
+from weft.engine.layers.gated import ACTIVATIONS
+from weft.engine.layers.rotary import RopeConfig, YarnScaling
+from weft.engine.models.families.family import FamilySwitches
+from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.registry import identify
+from weft.engine.models.rope import read_rope
+from weft.engine.shared.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ModelConfig:
         sliding_windows: One entry per layer; None is full attention.
         norm_offset, has_post_norms, embedding_scale, attention_scale, attention_soft_cap, logit_soft_cap: See
             `FamilySwitches`.
-        activation: Of the feed-forward layers, a key of `engine.layers.gated.ACTIVATIONS`.
+        activation: Of the feed-forward layers, a key of `weft.engine.layers.gated.ACTIVATIONS`.
         dtype: What the checkpoint declares; float32 when it declares nothing.
         eos_token_ids: Ids that end an answer, from generation_config.json, else config.json; may be empty.
             Each is an id of the vocabulary.

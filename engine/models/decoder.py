@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.cache_specs import CacheSpec
-from engine.caches import StepCaches
-from engine.layers.block import Block, BlockStep, run_blocks
-from engine.layers.parts import Layer, Linear
-from engine.layers.rotary import RotaryTable
+from weft.engine.cache.specs import CacheSpec
+from weft.engine.kernels.caches import StepCaches
+from weft.engine.layers.block import Block, BlockStep, run_blocks
+from weft.engine.layers.parts import Layer, Linear
+from weft.engine.layers.rotary import RotaryTable
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model ready to run on one device. Made by `engine.models.loading`.
+    """A model ready to run on one device. Made by `weft.engine.models.loading`.
 
     Attributes:
         blocks: With the layers that a kit has fused as one block.

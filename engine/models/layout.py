@@ -3,10 +3,10 @@
 The names are those of Llama, which all families served share.
 """
 
-from engine.cache_specs import PagedKV
-from engine.models.config import ModelConfig
-from engine.models.specs import AttentionSpec, DecoderSpec, GatedSpec, NormSpec, OutputSpec, PreNormSpec
-from engine.weights.refs import Split, VectorRef, WeightRef
+from weft.engine.cache.specs import PagedKV
+from weft.engine.models.config import ModelConfig
+from weft.engine.models.specs import AttentionSpec, DecoderSpec, GatedSpec, NormSpec, OutputSpec, PreNormSpec
+from weft.engine.weights.refs import Split, VectorRef, WeightRef
 
 
 def decoder_spec(config: ModelConfig) -> DecoderSpec:

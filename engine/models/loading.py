@@ -11,15 +11,15 @@ from typing import Literal
 
 import torch
 
-from engine.layers.chained import ChainedLinear, scaled, soft_cap
-from engine.layers.kit import LayerKit
-from engine.layers.rotary import RotaryTable
-from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
-from engine.models.layout import decoder_spec
-from engine.models.specs import DecoderSpec
-from engine.weights.reader import DenseReader, Progress, TensorSource, WeightReader
-from engine.weights.sources import RandomSource, SafetensorsSource
+from weft.engine.kernels.torch.torch_kit import LayerKit
+from weft.engine.layers.chained import ChainedLinear, scaled, soft_cap
+from weft.engine.layers.rotary import RotaryTable
+from weft.engine.models.config import ModelConfig
+from weft.engine.models.decoder import Decoder
+from weft.engine.models.layout import decoder_spec
+from weft.engine.models.specs import DecoderSpec
+from weft.engine.weights.reader import DenseReader, Progress, TensorSource, WeightReader
+from weft.engine.weights.sources import RandomSource, SafetensorsSource
 
 LoadFormat = Literal["auto", "dummy"]
 

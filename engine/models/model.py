@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from engine.caches import StepCaches
+from weft.engine.kernels.caches import StepCaches
 
 
 class Model(Protocol):

@@ -6,9 +6,9 @@ layer does not compute.
 
 import math
 
-from engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling
-from engine.models.errors import ModelError
-from engine.models.fields import Fields
+from weft.engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling
+from weft.engine.models.families.fields import Fields
+from weft.engine.shared.errors import ModelError
 
 _DEFAULT_THETA = 10_000.0
 _SUPPORTED = "default, linear, llama3, yarn"

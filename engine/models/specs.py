@@ -9,14 +9,14 @@ from typing import Protocol
 
 import torch
 
-from engine.cache_specs import CacheSpec, PagedKV
-from engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock
-from engine.layers.chained import ChainedLinear
-from engine.layers.kit import LayerKit
-from engine.layers.norm import HeadNorm
-from engine.layers.parts import Layer, Linear
-from engine.weights.reader import WeightReader
-from engine.weights.refs import VectorRef, WeightRef
+from weft.engine.cache.specs import CacheSpec, PagedKV
+from weft.engine.kernels.torch.torch_kit import LayerKit
+from weft.engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock
+from weft.engine.layers.chained import ChainedLinear
+from weft.engine.layers.norm import HeadNorm
+from weft.engine.layers.parts import Layer, Linear
+from weft.engine.weights.reader import WeightReader
+from weft.engine.weights.refs import VectorRef, WeightRef
 
 Weights = tuple[WeightRef | VectorRef, ...]
 
@@ -94,7 +94,7 @@ class OutputSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """`engine.layers.block.Attention`; head_norms are those of queries and keys, or there are none."""
+    """`weft.engine.layers.block.Attention`; head_norms are those of queries and keys, or there are none."""
 
     qkv: WeightRef
     head_norms: tuple[NormSpec, NormSpec] | None

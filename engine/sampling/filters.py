@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.sampling import chunks
-from engine.sampling.transfer import to_device
+from weft.engine.sampling import chunks
+from weft.engine.step.transfer import to_device
 
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float32]

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from engine.batch import Floats, SamplingBatch
-from engine.sampling import chunks
+from weft.engine.sampling import chunks
+from weft.engine.step.batch import Floats, SamplingBatch
 
 
 class GraphSampler(Protocol):

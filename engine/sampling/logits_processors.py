@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
-from engine.sampling.transfer import to_device
+from weft.engine.step.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
+from weft.engine.step.transfer import to_device
 
 ApplyPenalties = Callable[[Tensor, PenaltyBatch, Tensor | None], None]
 """Step 1 of `edit_logits`, in place; its arguments are those of `edit_logits`."""

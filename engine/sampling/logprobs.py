@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import AskedLogprobs, Ints, ScoreBatch
-from engine.protocol import TokenLogprobs
-from engine.sampling import chunks
-from engine.sampling.transfer import to_device
+from weft.engine.sampling import chunks
+from weft.engine.shared.messages import TokenLogprobs
+from weft.engine.step.batch import AskedLogprobs, Ints, ScoreBatch
+from weft.engine.step.transfer import to_device
 
 _NONE = np.empty(0, np.int64)
 

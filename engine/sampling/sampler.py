@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Floats, Ints, SamplingBatch
-from engine.sampling import chunks, filters
-from engine.sampling.logits_processors import ApplyPenalties, apply_penalties, edit_logits
-from engine.sampling.logprobs import LogprobTensors, log_softmax, pick
-from engine.sampling.masks import RowMasks
-from engine.sampling.transfer import to_device
+from weft.engine.sampling import chunks, filters
+from weft.engine.sampling.logits_processors import ApplyPenalties, apply_penalties, edit_logits
+from weft.engine.sampling.logprobs import LogprobTensors, log_softmax, pick
+from weft.engine.step.batch import Floats, Ints, SamplingBatch
+from weft.engine.step.masks import RowMasks
+from weft.engine.step.transfer import to_device
 
 _LOWEST = -87.0
 _UNDERFLOW = 2e-38

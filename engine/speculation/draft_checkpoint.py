@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from engine.cache_specs import CacheGroup, CacheSpec, group_layers
-from engine.config import EngineConfig
-from engine.kernels import choose_kit
-from engine.layers.kit import LayerKit
-from engine.memory_plan import estimate_activations_bytes
-from engine.models.config import ModelConfig, load_model_config
-from engine.models.errors import ModelError
-from engine.models.layout import decoder_spec
-from engine.speculation.draft_model import match_groups
+from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
+from weft.engine.kernels.torch.torch_kit import LayerKit
+from weft.engine.models.config import ModelConfig, load_model_config
+from weft.engine.models.layout import decoder_spec
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.kernel_choice import choose_kit
+from weft.engine.run.memory_plan import estimate_activations_bytes
+from weft.engine.shared.errors import ModelError
+from weft.engine.speculation.draft_model import match_groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.batch import Batch
-from engine.batch_builder import build_batch
-from engine.cache_specs import CacheGroup, CacheSpec
-from engine.kv_cache_manager import KVCacheManager, StepBlocks
-from engine.model_runner import ModelRunner
-from engine.models.errors import ModelError
-from engine.request import Request
-from engine.scheduler import ScheduledRequest, ScheduledStep
-from engine.speculation.pace import Pace
+from weft.engine.cache.manager import KVCacheManager, StepBlocks
+from weft.engine.cache.specs import CacheGroup, CacheSpec
+from weft.engine.core.batch_builder import build_batch
+from weft.engine.core.request import Request
+from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep
+from weft.engine.run.model_runner import ModelRunner
+from weft.engine.shared.errors import ModelError
+from weft.engine.speculation.pace import Pace
+from weft.engine.step.batch import Batch
 
 _FORGETTING = 0.98
 """Many requests share the experience, so one draft of one request says little."""

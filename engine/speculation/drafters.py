@@ -2,18 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from engine.grammar.certain import needs_rows
-from engine.speculation.lookup import Lookup, Text
-from engine.speculation.pace import MAX_NUM_DRAFTS
+from weft.engine.guidance.certain import needs_rows
+from weft.engine.speculation.lookup import Lookup, Text
+from weft.engine.speculation.pace import MAX_NUM_DRAFTS
 
 if TYPE_CHECKING:
-    from engine.request import Request
+    from weft.engine.core.request import Request
 
 
 class ForcedTokens:
     """Proposes what a grammar leaves no choice about, to requests that need a row for each id all the same.
 
-    For the others such ids are no guesses: they have them already (`engine.grammar.certain`).
+    For the others such ids are no guesses: they have them already (`weft.engine.guidance.certain`).
     """
 
     def propose(self, request: "Request") -> list[int]:

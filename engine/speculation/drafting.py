@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from engine.speculation.lookup import Lookup
-from engine.speculation.pace import Pace
+from weft.engine.speculation.lookup import Lookup
+from weft.engine.speculation.pace import Pace
 
 if TYPE_CHECKING:
-    from engine.request import Request
+    from weft.engine.core.request import Request
 
 
 class Drafter(Protocol):

@@ -9,7 +9,7 @@ text are indexed when the first one is looked for, once, and as the text grows; 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from engine.speculation.pace import Pace
+from weft.engine.speculation.pace import Pace
 
 _MAX_CANDIDATES = 16
 """Occurrences of a pair that are compared; in a monotonous text there are thousands."""

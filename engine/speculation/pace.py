@@ -8,7 +8,7 @@ the rate of acceptance is what recent drafts have shown. Nothing here knows requ
 
 from collections.abc import Iterable
 
-from engine.step_cost import StepCostModel, StepLoad
+from weft.engine.core.step_cost import StepCostModel, StepLoad
 
 MAX_NUM_DRAFTS = 32
 """Longest draft: more is rarely accepted, and a step should stay short for the others in it."""

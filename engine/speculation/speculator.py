@@ -10,11 +10,11 @@ model, whose memory may be missing.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine.request import Request, Status
-from engine.scheduler import ScheduledStep, Scheduler
-from engine.speculation.drafting import Drafter
-from engine.speculation.pace import Pace, price_of_drafts
-from engine.speculation.pause import Pause
+from weft.engine.core.request import Request, Status
+from weft.engine.core.scheduler import ScheduledStep, Scheduler
+from weft.engine.speculation.drafting import Drafter
+from weft.engine.speculation.pace import Pace, price_of_drafts
+from weft.engine.speculation.pause import Pause
 
 
 class BatchDrafter(Protocol):

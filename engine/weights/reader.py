@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from engine.weights.refs import VectorRef, WeightRef
+from weft.engine.weights.refs import VectorRef, WeightRef
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in total, as they are on the device."""

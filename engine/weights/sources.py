@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.models.errors import ModelError
-from engine.models.fields import Fields
-from engine.upload import PinnedUpload
+from weft.engine.models.families.fields import Fields
+from weft.engine.shared.errors import ModelError
+from weft.engine.weights.upload import PinnedUpload
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 

@@ -7,25 +7,25 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.body import BodyRoute
-from server.cache_options import find_breakpoints
-from server.context import ServerContext, get_context
-from server.errors import InvalidRequestError, UnsupportedParameterError
-from server.fields import REFUSED_IN_CHAT
-from server.formats import OutputFormats
-from server.generate.pipeline import respond
-from server.messages import template_messages, text_of
-from server.params import MAX_LOGPROBS, num_prompt_logprobs
-from server.render import render_options
-from server.render_chat import ChatRenderer
-from server.request.read_body import read_task
-from server.request.task import Chat, OutputWishes
-from server.schemas.chat_completions import ChatCompletionBody
-from server.structured_output import structure_of
-from server.template_options import template_options
-from server.thinking import read_thinking
-from server.tool_use import tool_use
-from server.validation import check_range
+from weft.server.errors import InvalidRequestError, UnsupportedParameterError
+from weft.server.formats.detection import OutputFormats
+from weft.server.generate.pipeline import respond
+from weft.server.http.context import ServerContext, get_context
+from weft.server.render.chat import ChatRenderer
+from weft.server.render.common import render_options
+from weft.server.request.body import BodyRoute
+from weft.server.request.cache_options import find_breakpoints
+from weft.server.request.fields import REFUSED_IN_CHAT
+from weft.server.request.messages import template_messages, text_of
+from weft.server.request.params import MAX_LOGPROBS, num_prompt_logprobs
+from weft.server.request.read_body import read_task
+from weft.server.request.structured_output import structure_of
+from weft.server.request.task import Chat, OutputWishes
+from weft.server.request.template_options import template_options
+from weft.server.request.thinking import read_thinking
+from weft.server.request.tool_use import tool_use
+from weft.server.request.validation import check_range
+from weft.server.schemas.chat_completions import ChatCompletionBody
 
 router = APIRouter(route_class=BodyRoute)
 

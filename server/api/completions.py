@@ -8,21 +8,21 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.body import BodyRoute
-from server.context import ServerContext, get_context
-from server.errors import InvalidRequestError
-from server.fields import REFUSED_IN_COMPLETIONS
-from server.fim import FillIn, fill_in
-from server.generate.pipeline import respond
-from server.params import MAX_LOGPROBS, num_prompt_logprobs
-from server.render import render_options
-from server.render_completions import CompletionRenderer
-from server.request.read_body import read_task
-from server.request.task import OutputWishes, Texts
-from server.schemas.completions import CompletionBody
-from server.structured_output import structure_of
-from server.text.text_tokenizer import TextTokenizer
-from server.validation import check_range
+from weft.server.errors import InvalidRequestError
+from weft.server.generate.pipeline import respond
+from weft.server.http.context import ServerContext, get_context
+from weft.server.render.common import render_options
+from weft.server.render.completions import CompletionRenderer
+from weft.server.request.body import BodyRoute
+from weft.server.request.fields import REFUSED_IN_COMPLETIONS
+from weft.server.request.fim import FillIn, fill_in
+from weft.server.request.params import MAX_LOGPROBS, num_prompt_logprobs
+from weft.server.request.read_body import read_task
+from weft.server.request.structured_output import structure_of
+from weft.server.request.task import OutputWishes, Texts
+from weft.server.request.validation import check_range
+from weft.server.schemas.completions import CompletionBody
+from weft.server.text.text_tokenizer import TextTokenizer
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -10,8 +10,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from starlette.responses import JSONResponse, Response
 
-from server.context import VERSION, ServerContext, get_context
-from server.errors import EngineRestartingError, ShuttingDownError
+from weft.server.errors import EngineRestartingError, ShuttingDownError
+from weft.server.http.context import VERSION, ServerContext, get_context
 
 router = APIRouter()
 

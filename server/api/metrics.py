@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from server.context import ServerContext, get_context
+from weft.server.http.context import ServerContext, get_context
 
 router = APIRouter()
 

@@ -7,9 +7,9 @@ import msgspec
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from server.context import ServerContext, get_context
-from server.http.models import ServedModel
-from server.schemas.models import Model, ModelList, SamplingDefaults
+from weft.server.http.context import ServerContext, get_context
+from weft.server.http.models import ServedModel
+from weft.server.schemas.models import Model, ModelList, SamplingDefaults
 
 router = APIRouter()
 

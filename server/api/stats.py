@@ -7,9 +7,9 @@ import msgspec
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from server.context import VERSION, ServerContext, get_context
-from server.parsers.reasoning import reasoning_switch
-from server.schemas.stats import EngineStats, Stats, ThinkingSwitch
+from weft.server.formats.reasoning import reasoning_switch
+from weft.server.http.context import VERSION, ServerContext, get_context
+from weft.server.schemas.stats import EngineStats, Stats, ThinkingSwitch
 
 router = APIRouter()
 

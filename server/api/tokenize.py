@@ -7,21 +7,21 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.body import BodyRoute
-from server.context import ServerContext, get_context
-from server.errors import InvalidRequestError
-from server.fields import REFUSED_IN_TOKENIZE, ignored_fields, ignored_header
-from server.generate.prompts import encode_chat
-from server.http.models import ServedModel
-from server.long_text import Room, TextTooLongError
-from server.messages import template_messages
-from server.request.task import Chat
-from server.schemas.chat_completions import ChatCompletionBody, Message
-from server.schemas.tokenize import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
-from server.template_options import checked_kwargs, prompt_end
-from server.tool_use import tool_use
-from server.validation import check_range, check_token_ids
-from server.workers import Workers
+from weft.server.errors import InvalidRequestError
+from weft.server.generate.prompts import encode_chat
+from weft.server.http.context import ServerContext, get_context
+from weft.server.http.models import ServedModel
+from weft.server.http.workers import Workers
+from weft.server.request.body import BodyRoute
+from weft.server.request.fields import REFUSED_IN_TOKENIZE, ignored_fields, ignored_header
+from weft.server.request.messages import template_messages
+from weft.server.request.task import Chat
+from weft.server.request.template_options import checked_kwargs, prompt_end
+from weft.server.request.tool_use import tool_use
+from weft.server.request.validation import check_range, check_token_ids
+from weft.server.schemas.chat_completions import ChatCompletionBody, Message
+from weft.server.schemas.tokenize import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from weft.server.text.long_text import Room, TextTooLongError
 
 MIN_COUNTED_TOKENS = 1 << 16
 """So many tokens of a text are counted whatever the context, and else four times the context."""

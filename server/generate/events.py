@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.protocol import FinishReason, TokenLogprobs
-from server.request.task import Prompt
+from weft.engine.shared.messages import FinishReason, TokenLogprobs
+from weft.server.request.task import Prompt
 
 
 class Part(enum.Enum):

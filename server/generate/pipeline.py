@@ -14,18 +14,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.protocol import AddRequest, CachePolicy, Pin
-from server.answer import Answer
-from server.choice_stream import ChoiceStream
-from server.context import ServerContext
-from server.fields import ignored_header
-from server.generate.events import Renderer, Report
-from server.generate.prompts import PromptEncoder
-from server.metrics import RequestTimer
-from server.output_plan import OutputPlan, naming_the_grammar, plan_output
-from server.parsed_choice import ParsedChoice
-from server.request.task import Chat, Prompt, Task
-from server.sse import EventStream
+from weft.engine.shared.messages import AddRequest, CachePolicy, Pin
+from weft.server.generate.answer import Answer
+from weft.server.generate.choice_stream import ChoiceStream
+from weft.server.generate.events import Renderer, Report
+from weft.server.generate.output_plan import OutputPlan, naming_the_grammar, plan_output
+from weft.server.generate.parsed_choice import ParsedChoice
+from weft.server.generate.prompts import PromptEncoder
+from weft.server.http.context import ServerContext
+from weft.server.http.metrics import RequestTimer
+from weft.server.http.sse import EventStream
+from weft.server.request.fields import ignored_header
+from weft.server.request.task import Chat, Prompt, Task
 
 NUM_PRIMING_IDS = 8
 """Last ids of a prompt from which a decoder learns that the text has begun: more than a character has bytes."""

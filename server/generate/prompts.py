@@ -6,15 +6,15 @@ A text is encoded no further than it can fit, and cut where the caller asked for
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from engine.protocol import Pin
-from server.cache_options import find_pins, marked
-from server.chat_template import ChatTemplateError
-from server.errors import ContextLengthError, InvalidRequestError
-from server.long_text import Room, TextTooLongError
-from server.request.task import Chat, Prompt, Task, Texts
-from server.text.text_tokenizer import TextTokenizer
-from server.validation import check_range, check_token_ids
-from server.workers import LONG_SIZE, Workers
+from weft.engine.shared.messages import Pin
+from weft.server.errors import ContextLengthError, InvalidRequestError
+from weft.server.http.workers import LONG_SIZE, Workers
+from weft.server.request.cache_options import find_pins, marked
+from weft.server.request.task import Chat, Prompt, Task, Texts
+from weft.server.request.validation import check_range, check_token_ids
+from weft.server.text.chat_template import ChatTemplateError
+from weft.server.text.long_text import Room, TextTooLongError
+from weft.server.text.text_tokenizer import TextTokenizer
 
 
 def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: Room) -> tuple[list[int], list[Pin]]:

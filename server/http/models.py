@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.protocol import EngineInfo
-from server.engine_client import EngineClient
-from server.errors import EngineRestartingError
-from server.formats import OutputFormats, choose_formats
-from server.generation_defaults import GenerationDefaults, read_generation_defaults
-from server.settings import Settings
-from server.text.text_tokenizer import TextTokenizer
+from weft.engine.shared.messages import EngineInfo
+from weft.server.errors import EngineRestartingError
+from weft.server.formats.detection import OutputFormats, choose_formats
+from weft.server.generate.engine_client import EngineClient
+from weft.server.request.generation_defaults import GenerationDefaults, read_generation_defaults
+from weft.server.settings import Settings
+from weft.server.text.text_tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 
-from server.beam_search import beam_options
-from server.cache_options import uses_cache
-from server.context import ServerContext
-from server.fields import ignored_fields
-from server.params import build_sampling_params, build_text_options, check_common, num_to_look_at
-from server.request.task import Chat, OutputWishes, Task, Texts
-from server.schemas.common import GenerationBody
-from server.service_tier import service_of
-from server.template_options import honoured_by_template
+from weft.server.http.context import ServerContext
+from weft.server.request.beam_search import beam_options
+from weft.server.request.cache_options import uses_cache
+from weft.server.request.fields import ignored_fields
+from weft.server.request.params import build_sampling_params, build_text_options, check_common, num_to_look_at
+from weft.server.request.service_tier import service_of
+from weft.server.request.task import Chat, OutputWishes, Task, Texts
+from weft.server.request.template_options import honoured_by_template
+from weft.server.schemas.common import GenerationBody
 
 
 async def read_task(

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.protocol import BeamOptions
-from engine.sampling_params import SamplingParams
-from server.cache_options import Breakpoint
-from server.chat_template import TemplateOptions
-from server.fim import FillIn
-from server.http.models import ServedModel
-from server.service_tier import Service
-from server.structured_output import Structure
-from server.thinking import Thinking
-from server.tool_use import ToolUse
+from weft.engine.shared.messages import BeamOptions
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.server.http.models import ServedModel
+from weft.server.request.cache_options import Breakpoint
+from weft.server.request.fim import FillIn
+from weft.server.request.service_tier import Service
+from weft.server.request.structured_output import Structure
+from weft.server.request.thinking import Thinking
+from weft.server.request.tool_use import ToolUse
+from weft.server.text.chat_template import TemplateOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import BeforeValidator, Field, Tag
 
-from server.schemas.common import TEXT_OR_OTHER, Int, Items, PromptLogprobs, Text, Usage, WireModel, fewer
-from server.schemas.structured_output import GuidedBody
-from server.schemas.tools import FunctionChoice, FunctionDefinition, ToolChoice, ToolDefinition
+from weft.server.schemas.common import TEXT_OR_OTHER, Int, Items, PromptLogprobs, Text, Usage, WireModel, fewer
+from weft.server.schemas.structured_output import GuidedBody
+from weft.server.schemas.tools import FunctionChoice, FunctionDefinition, ToolChoice, ToolDefinition
 
 
 class CacheBreakpoint(WireModel):
@@ -19,7 +19,7 @@ class CacheBreakpoint(WireModel):
 
 
 class ContentPart(WireModel):
-    """One part of a message's content; which types are taken is decided in `server.messages`."""
+    """One part of a message's content; which types are taken is decided in `weft.server.request.messages`."""
 
     type: Text
     text: Text | None = None

@@ -67,7 +67,7 @@ class StreamOptions(WireModel):
 
 
 class PromptCacheOptions(WireModel):
-    """How a request uses the prefix cache; which ttl there are is decided in `server.cache_options`."""
+    """How a request uses the prefix cache; which ttl there are is decided in `weft.server.request.cache_options`."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Text | None = None

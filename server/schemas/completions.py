@@ -6,8 +6,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Discriminator, Field, Tag
 
-from server.schemas.common import Int, Items, PromptLogprobs, Text, Usage
-from server.schemas.structured_output import GuidedBody
+from weft.server.schemas.common import Int, Items, PromptLogprobs, Text, Usage
+from weft.server.schemas.structured_output import GuidedBody
 
 MAX_PROMPTS = 2**14
 """Before they are looked at; the settings allow fewer."""

@@ -14,7 +14,7 @@ class ThinkingSwitch(msgspec.Struct):
 
 
 class EngineStats(msgspec.Struct):
-    """One reading of the engine's status page; its fields are those of `engine.status_page.Status`."""
+    """One reading of the engine's status page; its fields are those of `weft.engine.shared.status_page.Status`."""
 
     num_requests_running: int
     num_requests_waiting: int

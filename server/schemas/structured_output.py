@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from server.schemas.common import TEXT_OR_OTHER, GenerationBody, Items, Text, WireModel
+from weft.server.schemas.common import TEXT_OR_OTHER, GenerationBody, Items, Text, WireModel
 
 ObjectOrText = Annotated[Annotated[Text, Tag("text")] | Annotated[dict[str, Any], Tag("other")], TEXT_OR_OTHER]
 """A JSON object, or the same as JSON text."""

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from server.schemas.chat_completions import Messages
-from server.schemas.common import Int, Items, Text, WireModel
-from server.schemas.tools import ToolDefinition
+from weft.server.schemas.chat_completions import Messages
+from weft.server.schemas.common import Int, Items, Text, WireModel
+from weft.server.schemas.tools import ToolDefinition
 
 
 class TokenizeBody(WireModel):

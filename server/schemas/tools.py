@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from server.schemas.common import TEXT_OR_OTHER, Items, Text, WireModel
+from weft.server.schemas.common import TEXT_OR_OTHER, Items, Text, WireModel
 
 ToolName = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 

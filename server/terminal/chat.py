@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from server.terminal.answer_display import LiveDisplay, PlainDisplay
-from server.terminal.chat_client import ChatClient, ChatError
-from server.terminal.conversation import CommandError, Conversation, run_command
-from server.terminal.line_input import LineInput, history_path
+from weft.server.terminal.answer_display import LiveDisplay, PlainDisplay
+from weft.server.terminal.chat_client import ChatClient, ChatError
+from weft.server.terminal.conversation import CommandError, Conversation, run_command
+from weft.server.terminal.line_input import LineInput, history_path
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

@@ -1,7 +1,7 @@
 """Checks of the machine and of what is to be served. Each takes what is there and returns a finding."""
 
-from server.connections import SHARE_OF_FILES
-from server.terminal.finding import Finding, gigabytes
+from weft.server.http.connections import SHARE_OF_FILES
+from weft.server.terminal.finding import Finding, gigabytes
 
 MIN_FREE_BYTES = 10**9
 MIN_SHARED_BYTES = 64 << 20

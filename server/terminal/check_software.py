@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from engine.protocol import MachineFacts
-from server.terminal.finding import Finding, Severity, gigabytes
+from weft.engine.shared.messages import MachineFacts
+from weft.server.terminal.finding import Finding, Severity, gigabytes
 
 _COMPILER_ADVICE = "install GCC 11 or newer and Python's headers (Debian: apt install gcc libc6-dev python3-dev)"
 _SHOWN_PACKAGES = ("torch", "transformers", "tokenizers")

@@ -5,8 +5,8 @@ import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.terminal.chat_client import ChatClient, ChatError
-from server.terminal.text import strip_controls
+from weft.server.terminal.chat_client import ChatClient, ChatError
+from weft.server.terminal.text import strip_controls
 
 
 class CommandError(Exception):
@@ -15,7 +15,7 @@ class CommandError(Exception):
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far. Commands and `server.terminal.chat` change it.
+    """What was said so far. Commands and `weft.server.terminal.chat` change it.
 
     Attributes:
         options: Further fields of each request, such as temperature.

@@ -18,15 +18,15 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from engine.protocol import MachineFacts
-from server import checkpoint, runtime_folder, supervisor
-from server.checkpoint import DEMO_MODEL, is_gguf, is_hub_id
-from server.child import python_command, python_environment
-from server.connections import raise_file_limit
-from server.model_check import check_tokenizer
-from server.settings import Settings, StartError
-from server.terminal import check_machine, check_software
-from server.terminal.finding import Finding
+from weft.engine.shared.messages import MachineFacts
+from weft.server.http.connections import raise_file_limit
+from weft.server.run import checkpoint, runtime_folder, supervisor
+from weft.server.run.checkpoint import DEMO_MODEL, is_gguf, is_hub_id
+from weft.server.run.child import python_command, python_environment
+from weft.server.run.model_check import check_tokenizer
+from weft.server.settings import Settings, StartError
+from weft.server.terminal import check_machine, check_software
+from weft.server.terminal.finding import Finding
 
 _HUB_S = 4.0
 _COMMAND_S = 120.0
@@ -52,7 +52,7 @@ def run(settings: Settings) -> int:
 def examine(settings: Settings) -> Iterator[Finding]:
     """All findings, the quick ones first."""
     names = importlib.metadata.metadata("weft")
-    command = python_command("engine.machine_facts")
+    command = python_command("weft.engine.run.machine_facts")
     asking = subprocess.Popen(command, env=python_environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     yield check_software.check_python(platform.python_version(), names["Requires-Python"])
     requirements = importlib.metadata.requires("weft") or []

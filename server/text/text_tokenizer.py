@@ -1,10 +1,10 @@
-"""Tokenizer and detokenizer as everything else sees them; `server.tokenizer.Tokenizer` is the real one."""
+"""Tokenizer and detokenizer as everything else sees them; `weft.server.text.tokenizer.Tokenizer` is the real one."""
 
 from collections.abc import Sequence, Set
 from typing import Any, Protocol
 
-from server.chat_template import TemplateOptions
-from server.long_text import Room
+from weft.server.text.chat_template import TemplateOptions
+from weft.server.text.long_text import Room
 
 
 class Detokenizer(Protocol):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from server.checkpoint import DEMO_MODEL
+from weft.server.run.checkpoint import DEMO_MODEL
 
 if TYPE_CHECKING:  # what needs no browser does not wait for it
     from playwright.sync_api import Browser, Page
@@ -159,7 +159,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def live_server(tmp_path_factory: pytest.TempPathFactory, long_model: str) -> Iterator[LiveServer]:
     """The demo model in float32 with a long context, shared by all tests that leave it as they found it."""
-    log = tmp_path_factory.mktemp("live") / "server.log"
+    log = tmp_path_factory.mktemp("live") / "weft.server.log"
     with serving(log, long_model, "--dtype", "float32") as server:
         yield server
 

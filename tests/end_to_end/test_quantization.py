@@ -6,8 +6,8 @@ import sys
 import httpx
 import pytest
 
-from engine.native.library import load
 from tests.end_to_end.conftest import TIMEOUT_S, Serve
+from weft.engine.kernels.cpu.library import load
 
 
 @pytest.mark.skipif(load() is None, reason="no native kernels on this machine")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.chat_templates_for_tests import QWEN3
 from tests.end_to_end.conftest import serving
-from tests.engine.grammar.demo import DEMO_MODEL, TOKENIZER
+from tests.engine.guidance.demo import DEMO_MODEL, TOKENIZER
 
 ASK: Any = [{"role": "user", "content": "Tell me something"}]
 YES_OR_NO: Any = {"structured_outputs": {"choice": ["yes", "no"]}}
@@ -26,7 +26,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     checkpoint = pathlib.Path(shutil.copytree(DEMO_MODEL, folder / "thinker"))
     (checkpoint / "chat_template.jinja").write_text(QWEN3)
     with (
-        serving(folder / "server.log", str(checkpoint), "--dtype", "float32") as server,
+        serving(folder / "weft.server.log", str(checkpoint), "--dtype", "float32") as server,
         openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as sdk,
     ):
         yield sdk

@@ -7,9 +7,9 @@ import sys
 import httpx
 import pytest
 
-import server as package
-from engine.native.library import load
 from tests.end_to_end.conftest import TIMEOUT_S, Serve
+from weft import server as package
+from weft.engine.kernels.cpu.library import load
 
 DEMO = str(pathlib.Path(package.__file__).parent / "demo_model")
 DRAFT = f"{DEMO}/draft"

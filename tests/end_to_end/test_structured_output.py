@@ -11,10 +11,10 @@ import jsonschema
 import llguidance
 import pytest
 
-from server.parsers.schema import guided_schema
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer
-from tests.engine.grammar.demo import TOKENIZER
+from tests.engine.guidance.demo import TOKENIZER
 from tests.json_schemas import JSON_SCHEMAS
+from weft.server.formats.schema import guided_schema
 
 NUM_CONNECTIONS = 16
 MAX_TOKENS = 700

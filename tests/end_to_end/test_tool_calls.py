@@ -11,7 +11,7 @@ from openai.lib.streaming.chat import FunctionToolCallArgumentsDoneEvent
 from pydantic import BaseModel, Field
 
 from tests.end_to_end.conftest import LiveServer
-from tests.engine.grammar.demo import TOKENIZER
+from tests.engine.guidance.demo import TOKENIZER
 
 MODEL = "weft-demo"
 ASK: Any = [{"role": "user", "content": "What is the weather?"}]

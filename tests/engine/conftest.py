@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.native.library import NativeLibrary, load, runnable_variants
 from tests.checkpoints import CHECKPOINTS, WIDE_CHECKPOINTS, write_checkpoint
+from weft.engine.kernels.cpu.library import NativeLibrary, load, runnable_variants
 
 
 @pytest.fixture(scope="session")

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.batch import Batch
-from engine.engine import Engine
-from engine.kv_cache_manager import KVCacheManager
-from engine.output_collector import Outputs
-from engine.protocol import TokenLogprobs
-from engine.scheduler import Scheduler
-from engine.step_cost import StepCostModel
-from engine.step_result import StepResult
 from tests.engine.paged import paged_specs
+from weft.engine.cache.manager import KVCacheManager
+from weft.engine.core.engine import Engine
+from weft.engine.core.output_collector import Outputs
+from weft.engine.core.scheduler import Scheduler
+from weft.engine.core.step_cost import StepCostModel
+from weft.engine.shared.messages import TokenLogprobs
+from weft.engine.step.batch import Batch
+from weft.engine.step.step_result import StepResult
 
 VOCAB_SIZE = 50
 

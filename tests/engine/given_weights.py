@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.weights.refs import VectorRef, WeightRef
+from weft.engine.weights.refs import VectorRef, WeightRef
 
 
 class Given:

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.batch import Batch
-from engine.protocol import EngineOptions
-from engine.sampling.masks import RowMasks
-from engine.startup import start
-from engine.step_result import StepResult
+from weft.engine.run.startup import start
+from weft.engine.shared.messages import EngineOptions
+from weft.engine.step.batch import Batch
+from weft.engine.step.masks import RowMasks
+from weft.engine.step.step_result import StepResult
 
 _LENGTH = struct.Struct("<I")
 
@@ -58,7 +58,7 @@ def receive(sock: socket.socket, kind: Any) -> Any:
 
 
 class ProcessExecutor:
-    """`engine.executor.Executor`, whose handle of a step is the future of its result."""
+    """`weft.engine.step.executor.Executor`, whose handle of a step is the future of its result."""
 
     def __init__(self, options: EngineOptions) -> None:
         self._socket, theirs = socket.socketpair()

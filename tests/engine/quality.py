@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-import server
 from benchmarks.demo_model import generate
 from benchmarks.demo_model.tokenizer import encode_conversation
-from engine.attention.backend import AttentionStep
-from engine.attention.sdpa import SdpaBackend
-from engine.cache_specs import group_layers, paged_groups
-from engine.caches import StepCaches
-from engine.layers.kit import LayerKit
-from engine.models.config import load_model_config
-from engine.models.loading import load_weights
 from tests.engine.paged import PagedRequests
+from weft import server
+from weft.engine.cache.specs import group_layers, paged_groups
+from weft.engine.kernels.caches import StepCaches
+from weft.engine.kernels.torch.sdpa import SdpaBackend
+from weft.engine.kernels.torch.torch_kit import LayerKit
+from weft.engine.layers.attention import AttentionStep
+from weft.engine.models.config import load_model_config
+from weft.engine.models.loading import load_weights
 
 FOLDER = Path(server.__file__).parent / "demo_model"
 CPU = torch.device("cpu")

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Sequence
 
-from engine.kv_cache_manager import KVCacheManager
-from engine.protocol import AddRequest, Guidance, ReasoningBudget
-from engine.request import Request, make_request
-from engine.sampling_params import SamplingParams
-from engine.step_cost import StepCostModel, StepLoad
+from weft.engine.cache.manager import KVCacheManager
+from weft.engine.core.request import Request, make_request
+from weft.engine.core.step_cost import StepCostModel, StepLoad
+from weft.engine.shared.messages import AddRequest, Guidance, ReasoningBudget
+from weft.engine.shared.sampling_params import SamplingParams
 
 
 def add_request(

@@ -15,21 +15,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.attention.sdpa import SdpaBackend
-from engine.cache_specs import group_layers, paged_groups
-from engine.caches import Caches
-from engine.engine import Engine
-from engine.kv_cache_manager import KVCacheManager
-from engine.layers.kit import TorchKit
-from engine.model_runner import ModelRunner
-from engine.models.config import load_model_config
-from engine.models.loading import load_weights
-from engine.protocol import AddRequest, RequestOutput, TokenLogprobs
-from engine.request import Request
-from engine.sampling_params import SamplingParams
-from engine.scheduler import ScheduledStep, Scheduler
-from engine.step_cost import StepCostModel
 from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, WIDE_CHECKPOINTS, load_reference, write_checkpoint
+from weft.engine.cache.manager import KVCacheManager
+from weft.engine.cache.specs import group_layers, paged_groups
+from weft.engine.core.engine import Engine
+from weft.engine.core.request import Request
+from weft.engine.core.scheduler import ScheduledStep, Scheduler
+from weft.engine.core.step_cost import StepCostModel
+from weft.engine.kernels.caches import Caches
+from weft.engine.kernels.torch.sdpa import SdpaBackend
+from weft.engine.kernels.torch.torch_kit import TorchKit
+from weft.engine.models.config import load_model_config
+from weft.engine.models.loading import load_weights
+from weft.engine.run.model_runner import ModelRunner
+from weft.engine.shared.messages import AddRequest, RequestOutput, TokenLogprobs
+from weft.engine.shared.sampling_params import SamplingParams
 
 NUM_PROMPTS = 16
 NUM_OUTPUT_TOKENS = 10

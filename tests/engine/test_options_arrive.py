@@ -10,11 +10,11 @@ import msgspec
 import pytest
 import torch
 
-from engine import process
-from engine.models.decoder import Decoder
-from engine.models.errors import ModelError
-from engine.protocol import EngineOptions
-from engine.startup import Started, start
+from weft.engine.models.decoder import Decoder
+from weft.engine.run import process
+from weft.engine.run.startup import Started, start
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineOptions
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, long_model: str) -> Iterato
         "WEFT_BODY_TIMEOUT_S": "3",
         "WEFT_MAX_CONNECTIONS": str(MAX_CONNECTIONS),
     }
-    with serving(tmp_path_factory.mktemp("hostile") / "server.log", long_model, **settings) as server:
+    with serving(tmp_path_factory.mktemp("hostile") / "weft.server.log", long_model, **settings) as server:
         yield server
 
 
@@ -104,7 +104,7 @@ def test_a_full_server_answers_probes_and_refuses_the_rest(server: LiveServer, i
 
 
 def test_the_file_limit_is_raised(server: LiveServer) -> None:
-    (pid,) = server.children("server.process")
+    (pid,) = server.children("weft.server.run.process")
     limits = pathlib.Path(f"/proc/{pid}/limits").read_text().splitlines()
     soft, hard = next(line for line in limits if line.startswith("Max open files")).split()[3:5]
     assert soft == hard

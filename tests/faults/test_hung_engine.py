@@ -32,7 +32,11 @@ def stop(pid: int) -> None:
 
 def test_a_stop_of_everything_is_no_hang(server: LiveServer, stall_s: float) -> None:
     """Ctrl-Z and fg: whoever wakes first finds an old status page."""
-    pids = [server.process.pid, *server.children("engine.process"), *server.children("server.process")]
+    pids = [
+        server.process.pid,
+        *server.children("weft.engine.run.process"),
+        *server.children("weft.server.run.process"),
+    ]
     for pid in pids:
         stop(pid)
     time.sleep(stall_s + 1.5)
@@ -41,13 +45,17 @@ def test_a_stop_of_everything_is_no_hang(server: LiveServer, stall_s: float) -> 
         time.sleep(0.2)
     server.wait_ready()
     assert complete(server).status_code == 200
-    assert [server.process.pid, *server.children("engine.process"), *server.children("server.process")] == pids
+    assert [
+        server.process.pid,
+        *server.children("weft.engine.run.process"),
+        *server.children("weft.server.run.process"),
+    ] == pids
 
 
 def test_an_engine_that_hangs_is_replaced_and_its_requests_are_told(server: LiveServer, stall_s: float) -> None:
     """It was left as it was: streams hung, new requests hung with them, and the log said nothing."""
     stream = Stream(server, **LONG)
-    (engine,) = server.children("engine.process")
+    (engine,) = server.children("weft.engine.run.process")
     stop_time = time.monotonic()
     stop(engine)
     text = stream.wait()
@@ -56,14 +64,14 @@ def test_an_engine_that_hangs_is_replaced_and_its_requests_are_told(server: Live
     assert text.endswith("data: [DONE]\n\n")
     server.wait_ready()
     assert complete(server).status_code == 200
-    assert server.children("engine.process") != [engine]
+    assert server.children("weft.engine.run.process") != [engine]
     (line,) = [line for line in server.log.read_text().splitlines() if "The engine hangs" in line]
     assert f"no sign of life for {stall_s:.0f} s, with 1 requests running and 0 waiting; killing it" in line
 
 
 def test_an_idle_engine_that_hangs_is_ended_before_anybody_asks(server: LiveServer) -> None:
     """It was ready until the first request, which hung."""
-    (engine,) = server.children("engine.process")
+    (engine,) = server.children("weft.engine.run.process")
     stop(engine)
-    eventually(lambda: engine not in server.children("engine.process"), "it is not ended")
+    eventually(lambda: engine not in server.children("weft.engine.run.process"), "it is not ended")
     assert "with 0 requests running and 0 waiting; killing it" in server.log.read_text()

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cache_specs import group_layers
-from engine.engine import Engine
-from engine.models.config import load_model_config
-from engine.models.layout import decoder_spec
-from engine.protocol import EngineOptions, TokenLogprobs
-from engine.startup import start
+from weft.engine.cache.specs import group_layers
+from weft.engine.core.engine import Engine
+from weft.engine.models.config import load_model_config
+from weft.engine.models.layout import decoder_spec
+from weft.engine.run.startup import start
+from weft.engine.shared.messages import EngineOptions, TokenLogprobs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

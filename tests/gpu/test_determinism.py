@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.engine import Engine
-from engine.native import library
-from engine.protocol import AddRequest, EngineOptions, RequestOutput
-from engine.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.test_golden import golden
 from tests.gpu.harness import DEVICES, Entry, bits, start_engine
+from weft.engine.core.engine import Engine
+from weft.engine.kernels.cpu import library
+from weft.engine.shared.messages import AddRequest, EngineOptions, RequestOutput
+from weft.engine.shared.sampling_params import SamplingParams
 
 HAS_SETTING = "deterministic" in EngineOptions.__struct_fields__
 WATCHED = 100_000

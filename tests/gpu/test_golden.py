@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.engine import Engine
-from engine.protocol import AddRequest
-from engine.sampling_params import SamplingParams
 from tests.checkpoints import WIDE_CHECKPOINTS, load_reference
 from tests.engine.test_golden import NUM_OUTPUT_TOKENS, NUM_PROMPTS, Golden, golden, greedy, run
 from tests.gpu.harness import DEVICES, graphs, start_engine, without
+from weft.engine.core.engine import Engine
+from weft.engine.shared.messages import AddRequest
+from weft.engine.shared.sampling_params import SamplingParams
 
 
 def check(engine: Engine, expected: Golden, numbers: range, num_choices: int = 1) -> None:

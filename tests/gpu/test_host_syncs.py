@@ -10,13 +10,13 @@ import msgspec
 import pytest
 import torch
 
-import server
-from engine.engine import Engine
-from engine.protocol import EngineOptions, Guidance
-from engine.startup import start
-from tests.engine.grammar.demo import json_grammar
+from tests.engine.guidance.demo import json_grammar
 from tests.engine.requests_for_tests import add_request
 from tests.gpu.harness import DEVICES
+from weft import server
+from weft.engine.core.engine import Engine
+from weft.engine.run.startup import start
+from weft.engine.shared.messages import EngineOptions, Guidance
 
 DEMO = Path(server.__file__).parent / "demo_model"
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}

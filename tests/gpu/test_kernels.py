@@ -37,7 +37,7 @@ def run(check: Any, *arguments: Any) -> None:
 )
 def test_attention(check: str, cases: str) -> None:
     """Half precision is run as bfloat16 as well, which the interpreter cannot compute."""
-    from tests.engine.attention import triton_parity as parity
+    from tests.engine.kernels.triton import attention_parity as parity
 
     for case in getattr(parity, cases):
         dtypes = [torch.float16, torch.bfloat16] if case.dtype == torch.float16 else [case.dtype]
@@ -48,7 +48,7 @@ def test_attention(check: str, cases: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layers(dtype: torch.dtype) -> None:
-    from tests.engine.layers import triton_parity as parity
+    from tests.engine.kernels.triton import layer_parity as parity
 
     for check in parity.CHECKS:
         run(check, torch.device("cuda"), dtype)
@@ -56,7 +56,7 @@ def test_layers(dtype: torch.dtype) -> None:
 
 @pytest.mark.timeout(600)
 def test_sampling() -> None:
-    from tests.engine.sampling import triton_parity as parity
+    from tests.engine.kernels.triton import sampling_parity as parity
 
     for vocab_size in (*parity.SMALL_VOCABULARIES, *parity.LARGE_VOCABULARIES):
         run(parity.check_ids, torch.device("cuda"), vocab_size)
@@ -67,7 +67,7 @@ def test_sampling() -> None:
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (151936, 1024)], ids=str)
 def test_rows_of_tiled_products_are_alone(shape: tuple[int, int]) -> None:
     """Bit for bit, at every number of rows; and right."""
-    from engine.layers.tiled_linear import TiledLinear, forbid_split_sums
+    from weft.engine.kernels.torch.tiled_linear import TiledLinear, forbid_split_sums
 
     forbid_split_sums()
     generator = torch.Generator("cuda").manual_seed(0)

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch
-from engine.engine import Engine
-from engine.models.errors import ModelError
-from engine.protocol import AddRequest, FinishReason
-from engine.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.test_golden import Golden, golden, greedy, run
 from tests.gpu.harness import DEVICES, start_engine
+from weft.engine.core.engine import Engine
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import AddRequest, FinishReason
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.step.batch import Batch
 
 NUM_LARGE = 24
 SPARE_BYTES = 6 << 20

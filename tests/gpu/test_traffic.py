@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from engine import startup
-from engine.engine import Engine
-from engine.protocol import AddRequest, FinishReason, RequestOutput
-from engine.sampling_params import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.test_golden import Golden, PreemptingScheduler, golden, greedy
 from tests.gpu.harness import start_engine
+from weft.engine.core.engine import Engine
+from weft.engine.run import startup
+from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput
+from weft.engine.shared.sampling_params import SamplingParams
 
 MAX_NUM_OPEN = 40
 LONGEST_PROMPT, LONGEST_OUTPUT = 150, 60

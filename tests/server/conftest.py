@@ -15,15 +15,15 @@ import httpx
 import pytest
 import uvicorn
 
-from engine.protocol import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs
-from engine.sampling_params import SamplingParams
-from engine.status_page import Status
-from server.app import create_app
-from server.chat_template import ChatTemplateError, TemplateOptions
-from server.errors import EngineUnavailableError
-from server.http.models import served_models
-from server.long_text import Room, fitted
-from server.settings import Settings
+from weft.engine.shared.messages import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.shared.status_page import Status
+from weft.server.errors import EngineUnavailableError
+from weft.server.http.models import served_models
+from weft.server.run.app import create_app
+from weft.server.settings import Settings
+from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
+from weft.server.text.long_text import Room, fitted
 
 BOS, EOS, END = 256, 257, 258
 VOCAB_SIZE = 300

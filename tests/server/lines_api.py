@@ -11,15 +11,15 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.sampling_params import SamplingParams
-from server.chat_template import TemplateOptions
-from server.context import ServerContext, get_context
-from server.generate.events import Event, Reasoning, Report, Text, WholeChoice
-from server.generate.pipeline import respond
-from server.parsers.parser import Tool
-from server.request.task import Chat, OutputWishes, Task
-from server.service_tier import Service
-from server.tool_use import ToolUse
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.server.formats.parser import Tool
+from weft.server.generate.events import Event, Reasoning, Report, Text, WholeChoice
+from weft.server.generate.pipeline import respond
+from weft.server.http.context import ServerContext, get_context
+from weft.server.request.service_tier import Service
+from weft.server.request.task import Chat, OutputWishes, Task
+from weft.server.request.tool_use import ToolUse
+from weft.server.text.chat_template import TemplateOptions
 
 router = APIRouter()
 

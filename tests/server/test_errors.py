@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import RejectReason
-from server.errors import (
+from weft.engine.shared.messages import RejectReason
+from weft.server.errors import (
     MAX_MESSAGE_CHARS,
     EngineDiedError,
     EngineLeftError,

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-import server
-from server.parsers import lark
-from server.parsers.harmony import HARMONY
-from server.parsers.json_calls import HERMES
-from server.parsers.parser import Tool, ToolFormat
-from server.parsers.pythonic_calls import PYTHONIC
-from server.shield import Shield
 from tests.linear_time import assert_linear
+from weft import server
+from weft.server.formats import lark
+from weft.server.formats.harmony import HARMONY
+from weft.server.formats.json_calls import HERMES
+from weft.server.formats.parser import Tool, ToolFormat
+from weft.server.formats.pythonic_calls import PYTHONIC
+from weft.server.text.shield import Shield
 
 FILLERS = (
     "a",
@@ -42,7 +42,7 @@ SEARCHED = {"_LARK_START", "_RECIPIENT", "_ANALYSIS", "_SURROGATE"}
 
 def patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
     for module in pkgutil.walk_packages(server.__path__, "server."):
-        if not module.name.startswith(("server.terminal", "server.demo")):
+        if not module.name.startswith(("weft.server.terminal", "weft.server.demo")):
             for name, value in vars(importlib.import_module(module.name)).items():
                 if isinstance(value, re.Pattern):
                     yield name, value

@@ -6,8 +6,8 @@ from typing import Any
 import openai
 import pytest
 
-from engine.protocol import RejectReason
-from server.errors import EngineDiedError, rejection
+from weft.engine.shared.messages import RejectReason
+from weft.server.errors import EngineDiedError, rejection
 
 MODEL = "org/fake model"
 HI: Any = [{"role": "user", "content": "Hi"}]

@@ -4,9 +4,9 @@ import pathlib
 import msgspec
 import pytest
 
-import server
-from engine.protocol import EngineOptions
-from server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
+from weft import server
+from weft.engine.shared.messages import EngineOptions
+from weft.server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
 
 
 def write(folder: pathlib.Path, text: str) -> pathlib.Path:

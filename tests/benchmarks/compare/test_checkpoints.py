@@ -6,7 +6,7 @@ import pytest
 from benchmarks.compare import checkpoints
 from benchmarks.compare.machine import Model, read_bandwidth, read_model
 from benchmarks.compare.workloads import NUM_ODD_IDS, WORKLOADS, Workload
-from server.tokenizer import Tokenizer
+from weft.server.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

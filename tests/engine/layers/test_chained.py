@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from engine.layers.chained import ChainedLinear, scaled, soft_cap
-from engine.layers.linear import TorchLinear
-from engine.layers.norm import RMSNorm
+from weft.engine.kernels.torch.linear import TorchLinear
+from weft.engine.layers.chained import ChainedLinear, scaled, soft_cap
+from weft.engine.layers.norm import RMSNorm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from engine.layers.gated import ACTIVATIONS, TorchGated
-from engine.layers.linear import TorchLinear
+from weft.engine.kernels.torch.linear import TorchLinear
+from weft.engine.layers.gated import ACTIVATIONS, TorchGated
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

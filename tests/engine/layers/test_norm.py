@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from engine.layers.norm import HeadNorm, RMSNorm
+from weft.engine.layers.norm import HeadNorm, RMSNorm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -3,7 +3,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, RotaryTable, YarnScaling, rotate
+from weft.engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, RotaryTable, YarnScaling, rotate
 
 HEAD_DIM, LENGTH = 128, 9000
 CASES: dict[str, tuple[RopeConfig, dict[str, object]]] = {

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
-from engine.models.config import load_model_config
-from engine.models.errors import ModelError
+from weft.engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from weft.engine.models.config import load_model_config
+from weft.engine.shared.errors import ModelError
 
 SIZES: dict[str, object] = {
     "vocab_size": 1000,

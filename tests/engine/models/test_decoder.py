@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.sdpa import SdpaBackend
-from engine.cache_specs import PagedKV, group_layers, paged_groups
-from engine.caches import Caches
-from engine.layers.kit import LayerKit, TorchKit
-from engine.models.config import load_model_config
-from engine.models.decoder import Decoder
-from engine.models.loading import load_weights
-from engine.native.kit import NativeKit
-from engine.native.kit import supports as has_native_layers
-from engine.native.library import NativeLibrary
 from tests.checkpoints import CHECKPOINTS, MAX_POSITION_EMBEDDINGS, VOCAB_SIZE, load_reference
 from tests.engine.paged import PagedRequest, PagedRequests
+from weft.engine.cache.specs import PagedKV, group_layers, paged_groups
+from weft.engine.kernels.caches import Caches
+from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.cpu.native_kit import supports as has_native_layers
+from weft.engine.kernels.torch.sdpa import SdpaBackend
+from weft.engine.kernels.torch.torch_kit import LayerKit, TorchKit
+from weft.engine.models.config import load_model_config
+from weft.engine.models.decoder import Decoder
+from weft.engine.models.loading import load_weights
 
 NUM_BLOCKS, BLOCK_SIZE = 60, 8
 CPU = torch.device("cpu")

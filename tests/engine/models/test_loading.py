@@ -6,18 +6,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.layers.kit import TorchKit
-from engine.layers.linear import OnednnLinear, TorchLinear
-from engine.layers.parts import Layer, Linear
-from engine.models.config import load_model_config
-from engine.models.decoder import Decoder
-from engine.models.errors import ModelError
-from engine.models.layout import decoder_spec
-from engine.models.loading import LoadFormat, load_weights
-from engine.weights.reader import Progress, WeightReader
-from engine.weights.refs import WeightRef
 from tests.checkpoints import CHECKPOINTS, Checkpoint, load_reference, write_checkpoint
 from tests.engine.given_weights import Given
+from weft.engine.kernels.torch.linear import OnednnLinear, TorchLinear
+from weft.engine.kernels.torch.torch_kit import TorchKit
+from weft.engine.layers.parts import Layer, Linear
+from weft.engine.models.config import load_model_config
+from weft.engine.models.decoder import Decoder
+from weft.engine.models.layout import decoder_spec
+from weft.engine.models.loading import LoadFormat, load_weights
+from weft.engine.shared.errors import ModelError
+from weft.engine.weights.reader import Progress, WeightReader
+from weft.engine.weights.refs import WeightRef
 
 CPU, CPU_DTYPE = torch.device("cpu"), torch.bfloat16
 

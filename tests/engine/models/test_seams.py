@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.sdpa import SdpaBackend
-from engine.cache_specs import CacheSpec, group_layers, paged_groups
-from engine.caches import Caches
-from engine.layers.block import Block, BlockStep
-from engine.layers.kit import LayerKit, TorchKit
-from engine.layers.linear import TorchLinear
-from engine.layers.parts import Layer, Linear
-from engine.layers.rotary import RotaryTable
-from engine.models.config import load_model_config
-from engine.models.decoder import Decoder
-from engine.models.layout import decoder_spec
-from engine.models.loading import build_decoder
-from engine.models.specs import DecoderSpec, NormSpec, Weights
-from engine.weights.reader import DenseReader, WeightReader
-from engine.weights.refs import Split, VectorRef, WeightRef
-from engine.weights.sources import SafetensorsSource
 from tests.checkpoints import CHECKPOINTS
 from tests.engine.paged import PagedRequests
+from weft.engine.cache.specs import CacheSpec, group_layers, paged_groups
+from weft.engine.kernels.caches import Caches
+from weft.engine.kernels.torch.linear import TorchLinear
+from weft.engine.kernels.torch.sdpa import SdpaBackend
+from weft.engine.kernels.torch.torch_kit import LayerKit, TorchKit
+from weft.engine.layers.block import Block, BlockStep
+from weft.engine.layers.parts import Layer, Linear
+from weft.engine.layers.rotary import RotaryTable
+from weft.engine.models.config import load_model_config
+from weft.engine.models.decoder import Decoder
+from weft.engine.models.layout import decoder_spec
+from weft.engine.models.loading import build_decoder
+from weft.engine.models.specs import DecoderSpec, NormSpec, Weights
+from weft.engine.weights.reader import DenseReader, WeightReader
+from weft.engine.weights.refs import Split, VectorRef, WeightRef
+from weft.engine.weights.sources import SafetensorsSource
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 40, 4, 64

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import filters
+from weft.engine.sampling import filters
 
 F32 = np.float32
 

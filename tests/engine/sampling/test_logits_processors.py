@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import ConditionalBans, PenaltyBatch, Placeholders
-from engine.sampling.logits_processors import apply_penalties, edit_logits
+from weft.engine.sampling.logits_processors import apply_penalties, edit_logits
+from weft.engine.step.batch import ConditionalBans, PenaltyBatch, Placeholders
 
 INF = float("inf")
 

@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
-from engine.native.library import load, runnable_variants
-from engine.sampling import sampler
-from engine.sampling.logits_processors import apply_penalties
-from engine.sampling.logprobs import token_logprobs
-from engine.sampling.masks import RowMasks
-from engine.sampling.native import NativeSampler
-from engine.sampling.random import uniforms
-from engine.sampling.sampler import PickIds, SampleResult, SamplingKit, pick_ids
-from engine.step_result import NO_TOKEN_ID
+from weft.engine.kernels.cpu.library import load, runnable_variants
+from weft.engine.kernels.cpu.sampling import NativeSampler
+from weft.engine.sampling import sampler
+from weft.engine.sampling.logits_processors import apply_penalties
+from weft.engine.sampling.logprobs import token_logprobs
+from weft.engine.sampling.random import uniforms
+from weft.engine.sampling.sampler import PickIds, SampleResult, SamplingKit, pick_ids
+from weft.engine.step.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
+from weft.engine.step.masks import RowMasks
+from weft.engine.step.step_result import NO_TOKEN_ID
 
 INF = float("inf")
 VOCAB_SIZE = 1003  # several chunks, the last one short

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.speculation import speculator
+from weft.engine.speculation import speculator
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Runs requests to their end, and what they gained."""
 
-from engine.engine import Engine
-from engine.protocol import AddRequest, RequestOutput
+from weft.engine.core.engine import Engine
+from weft.engine.shared.messages import AddRequest, RequestOutput
 
 Outputs = dict[tuple[int, int], RequestOutput]
 

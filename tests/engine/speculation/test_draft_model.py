@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-import server
-from engine.cache_specs import CacheGroup, PagedKV, StateSpec, group_layers, paged_groups
-from engine.caches import Caches
-from engine.cuda_graphs import DecodeGraphs
-from engine.engine import Engine
-from engine.models.errors import ModelError
-from engine.native import library
-from engine.protocol import AddRequest, EngineOptions
-from engine.sampling_params import SamplingParams
-from engine.speculation import pace
-from engine.speculation.draft_model import DraftModel, match_groups
-from engine.startup import start
 from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, Checkpoint, write_checkpoint
 from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.speculation.runs import Outputs, ids, run
+from weft import server
+from weft.engine.cache.specs import CacheGroup, PagedKV, StateSpec, group_layers, paged_groups
+from weft.engine.core.engine import Engine
+from weft.engine.kernels.caches import Caches
+from weft.engine.kernels.cpu import library
+from weft.engine.run.cuda_graphs import DecodeGraphs
+from weft.engine.run.startup import start
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import AddRequest, EngineOptions
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.speculation import pace
+from weft.engine.speculation.draft_model import DraftModel, match_groups
 
 DEMO = Path(server.__file__).parent / "demo_model"
 CPU = torch.device("cpu")

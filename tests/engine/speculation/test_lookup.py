@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from engine.speculation.lookup import Lookup, Text
+from weft.engine.speculation.lookup import Lookup, Text
 
 
 def follow(text: list[int], output: list[int], most: int = 4) -> list[list[int]]:

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-import server
-from engine.engine import Engine
-from engine.native import library
-from engine.protocol import AddRequest, EngineOptions, Guidance
-from engine.sampling_params import SamplingParams
-from engine.speculation.drafters import NgramDrafter
-from engine.startup import start
 from tests.engine.fake_runner import make_engine
 from tests.engine.requests_for_tests import add_request
 from tests.engine.speculation.runs import run
+from weft import server
+from weft.engine.core.engine import Engine
+from weft.engine.kernels.cpu import library
+from weft.engine.run.startup import start
+from weft.engine.shared.messages import AddRequest, EngineOptions, Guidance
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.speculation.drafters import NgramDrafter
 
 pytestmark = pytest.mark.usefixtures("cheap_drafts")
 

@@ -1,8 +1,8 @@
 import pytest
 
-from engine.speculation.pace import MAX_NUM_DRAFTS, Pace, best_num_drafts, price_of_drafts
-from engine.step_cost import StepCostModel
 from tests.engine.requests_for_tests import PerToken
+from weft.engine.core.step_cost import StepCostModel
+from weft.engine.speculation.pace import MAX_NUM_DRAFTS, Pace, best_num_drafts, price_of_drafts
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.5, 0.8, 0.95, 1.0])

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.speculation.pause import FIRST_PAUSE, LONGEST_PAUSE, Pause
+from weft.engine.speculation.pause import FIRST_PAUSE, LONGEST_PAUSE, Pause
 
 
 def fail(pause: Pause) -> int:

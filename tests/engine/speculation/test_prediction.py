@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import AddRequest, Guidance
-from engine.speculation.drafters import PredictionDrafter
 from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine
 from tests.engine.requests_for_tests import add_request
 from tests.engine.speculation.runs import ids, run
+from weft.engine.shared.messages import AddRequest, Guidance
+from weft.engine.speculation.drafters import PredictionDrafter
 
 pytestmark = pytest.mark.usefixtures("cheap_drafts")
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import FinishReason
+from weft.engine.shared.messages import FinishReason
 
 PROMPT = "user: Hi\nassistant:"
 

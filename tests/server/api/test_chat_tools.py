@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import RejectReason
-from server.errors import rejection
 from tests.chat_templates_for_tests import QWEN3
+from weft.engine.shared.messages import RejectReason
+from weft.server.errors import rejection
 
 WEATHER: dict[str, Any] = {
     "name": "weather",

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from engine.status_page import Status
+from weft.engine.shared.status_page import Status
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])

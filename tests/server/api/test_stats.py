@@ -1,7 +1,7 @@
 from typing import Any
 
-from engine.status_page import Status
 from tests.chat_templates_for_tests import QWEN3
+from weft.engine.shared.status_page import Status
 
 ENGINE: Any = {
     "num_requests_running": 3,

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.app import create_app
-from server.http.models import served_models
 from tests.chat_templates_for_tests import QWEN3
 from tests.server.conftest import BOS, MODEL, ByteTokenizer, FakeEngine
+from weft.server.http.models import served_models
+from weft.server.run.app import create_app
 
 
 class UpperTokenizer(ByteTokenizer):

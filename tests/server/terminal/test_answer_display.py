@@ -3,8 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from server.terminal.answer_display import LiveDisplay, PlainDisplay, finished_length
 from tests.pseudo_terminal import Screen
+from weft.server.terminal.answer_display import LiveDisplay, PlainDisplay, finished_length
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ import socket
 
 import pytest
 
-from server.terminal.chat_client import ChatClient, ChatError, Delta, api_root
 from tests.server.terminal.scripted_server import END, Script, event
+from weft.server.terminal.chat_client import ChatClient, ChatError, Delta, api_root
 
 BODY = {"model": "a", "messages": []}
 

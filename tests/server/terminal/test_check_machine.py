@@ -1,6 +1,6 @@
 import pytest
 
-from server.terminal.check_machine import (
+from weft.server.terminal.check_machine import (
     check_folder,
     check_hub,
     check_memory,
@@ -9,7 +9,7 @@ from server.terminal.check_machine import (
     check_runtime_folder,
     check_shared_memory,
 )
-from server.terminal.finding import Finding
+from weft.server.terminal.finding import Finding
 
 GB = 10**9
 

@@ -1,7 +1,7 @@
 import pytest
 
-from engine.protocol import CudaDevice, MachineFacts
-from server.terminal.check_software import (
+from weft.engine.shared.messages import CudaDevice, MachineFacts
+from weft.server.terminal.check_software import (
     check_compiler,
     check_cuda,
     check_kernels,
@@ -11,7 +11,7 @@ from server.terminal.check_software import (
     is_within,
     split_requirement,
 )
-from server.terminal.finding import Finding
+from weft.server.terminal.finding import Finding
 
 CPU = MachineFacts(None, (), 8_000_000_000, ("amx", "avx2"), "avx2")
 BARE = MachineFacts("12.8", (), 8_000_000_000, (), None)

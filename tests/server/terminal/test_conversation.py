@@ -3,9 +3,9 @@ import pathlib
 
 import pytest
 
-from server.terminal.chat_client import ChatClient
-from server.terminal.conversation import HELP, CommandError, Conversation, run_command
 from tests.server.terminal.scripted_server import Script
+from weft.server.terminal.chat_client import ChatClient
+from weft.server.terminal.conversation import HELP, CommandError, Conversation, run_command
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from engine.protocol import MachineFacts
-from server.settings import Settings
-from server.terminal import doctor
+from weft.engine.shared.messages import MachineFacts
+from weft.server.settings import Settings
+from weft.server.terminal import doctor
 
 FACTS = MachineFacts(None, (), 8 * 10**9, ("avx2",), "avx2")
 

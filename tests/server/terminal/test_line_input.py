@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.terminal import line_input
-from server.terminal.line_input import LineInput, history_path
+from weft.server.terminal import line_input
+from weft.server.terminal.line_input import LineInput, history_path
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 import pytest
 
-from server.terminal.text import strip_controls
+from weft.server.terminal.text import strip_controls
 
 
 @pytest.mark.parametrize(

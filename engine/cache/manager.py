@@ -1,0 +1,386 @@
+"""Requests <-> blocks: prefix lookup, allocation, copy-on-write, indexing.
+
+One block table and one pool per cache group, whose spec says how many tokens a block stands for. Blocks are indexed by
+a keyed, chained 128-bit hash when they are *scheduled*: within a layer, writes precede reads, so a request of the same
+step may already read them; a failed step un-indexes them. Prompts whose next block another running request is about to
+compute are told to wait for it, so requests that arrive together compute a common prefix once. Unverified tokens
+(drafts, placeholders) are never indexed. A model with a cache that cannot go back to an earlier token, as a state
+cannot, shares no prefixes.
+"""
+
+import hashlib
+import os
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool
+from weft.engine.cache.pins import Pins
+from weft.engine.cache.specs import CacheSpec
+from weft.engine.core.request import Request
+
+_HASH_BYTES = 16
+
+
+@dataclass(slots=True)
+class StepBlocks:
+    """What block bookkeeping one step brought: copies to make first, and index entries to undo if it fails."""
+
+    copies: list[list[tuple[int, int]]]
+    indexed: list[tuple[BlockPool, int]] = field(default_factory=list)
+
+
+class KVCacheManager:
+    """Owner of the block pools and of every request's block tables. Called by the scheduler alone."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        specs: Sequence[CacheSpec],
+        prefix_caching: bool = True,
+        max_num_pinned_blocks: int = 0,
+        num_states: int = 0,
+    ) -> None:
+        """Make one pool for each cache group.
+
+        Args:
+            num_blocks: Of tokens, the null block included, in each group that has such blocks.
+            specs: One entry per group.
+            num_states: Requests that may keep a state at a time.
+        """
+        self.block_size = block_size
+        self.specs = tuple(specs)
+        self.can_rewind = all(spec.can_rewind for spec in specs)
+        self.prefix_caching = prefix_caching and self.can_rewind
+        self.num_blocks = num_blocks - 1
+        self.pools = tuple(BlockPool(spec.pool_size(num_blocks, num_states)) for spec in specs)
+        self.pins = Pins(self.pools, max_num_pinned_blocks)
+        self._block_sizes = tuple(spec.tokens_per_block(block_size) for spec in specs)
+        self._paged = tuple(group for group, size in enumerate(self._block_sizes) if size == block_size)
+        self._paged_pools = tuple(self.pools[group] for group in self._paged)
+        self._windows = tuple(spec.sliding_window for spec in specs)
+        self._has_windows = any(window is not None for window in self._windows)
+        self._key = os.urandom(_HASH_BYTES)
+        self._leaders: dict[bytes, Request] = {}
+        self.wake_followers: Callable[[bytes], object] = lambda block_hash: None
+        self._step_blocks = StepBlocks([[] for _ in self.pools])
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks of tokens that can be allocated, in the group that has fewest."""
+        return min((pool.num_free for pool in self._paged_pools), default=self.num_blocks)
+
+    def take_step_blocks(self) -> StepBlocks:
+        """Hand over the books of the step that has just been scheduled, and start those of the next one."""
+        step_blocks, self._step_blocks = self._step_blocks, StepBlocks([[] for _ in self.pools])
+        return step_blocks
+
+    def cache_seed(self, cache_salt: str, adapter: str | None, extra_hash_keys: Sequence[str]) -> bytes:
+        """First parent of the chain of hashes; differs when any of the arguments does."""
+        parts = [cache_salt, adapter or "", "" if adapter is None else "a", *extra_hash_keys]
+        digest = hashlib.blake2b(key=self._key, digest_size=_HASH_BYTES)
+        for part in parts:
+            data = part.encode()
+            digest.update(len(data).to_bytes(8, "little") + data)
+        return digest.digest()
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that num_tokens tokens take."""
+        return -(-num_tokens // self.block_size)
+
+    # --- prefix cache ---------------------------------------------------------------------------------------------
+
+    def find_prefix(self, request: Request) -> int:
+        """How many leading tokens of a waiting request are in the cache, a multiple of the block size.
+
+        Looks at the blocks that are hashed. At least one token is left to compute, since its logits are needed. A
+        request whose prompt is still to be scored finds nothing. O(blocks found).
+        """
+        if _is_unscored(request):
+            return 0
+        hashes = request.block_hashes[: (request.num_tokens - 1) // self.block_size]
+        num_blocks = len(hashes) + 1
+        while num_blocks != len(hashes):  # groups may differ; shorten until all agree
+            num_blocks = len(hashes)
+            for pool, window in zip(self.pools, self._windows, strict=True):
+                hashes = hashes[: self._num_found_blocks(pool, hashes, window)]
+        return num_blocks * self.block_size
+
+    def _num_found_blocks(self, pool: BlockPool, hashes: Sequence[bytes], window: int | None) -> int:
+        """Longest prefix, in blocks, of which the pool holds all that the next token sees."""
+        if window is None:
+            return next((i for i, block_hash in enumerate(hashes) if pool.lookup(block_hash) is None), len(hashes))
+        num_needed = -(-(window - 1) // self.block_size)
+        run = 0
+        for block in reversed(range(len(hashes))):
+            run = run + 1 if pool.lookup(hashes[block]) is not None else 0
+            if run >= num_needed:
+                return block + run
+        return run
+
+    def awaited_hash(self, request: Request, num_cached_tokens: int) -> bytes | None:
+        """Last of the blocks after the cached prefix that other running requests are about to compute, one by one.
+
+        Among the hashed ones; None if nobody is about to compute the first of them. `wake_followers` is told the hash
+        once it is computed, or will not be.
+        """
+        awaited = None
+        if not _is_unscored(request):
+            first, end = num_cached_tokens // self.block_size, (request.num_tokens - 1) // self.block_size
+            for block_hash in request.block_hashes[first:end]:
+                if block_hash not in self._leaders:
+                    break
+                awaited = block_hash
+        return awaited
+
+    def num_unhashed_blocks(self, request: Request) -> int:
+        """Full blocks of known tokens that have no hash yet; 0 for who does not use the cache."""
+        return len(request.token_ids) // self.block_size - len(request.block_hashes) if self._caches(request) else 0
+
+    def hash_blocks(self, request: Request, max_num_blocks: int | None = None) -> None:
+        """Hash the full blocks of known tokens that are not hashed yet; the first so many of them, or all."""
+        hashes, size = request.block_hashes, self.block_size
+        num_blocks = self.num_unhashed_blocks(request)
+        if max_num_blocks is not None:
+            num_blocks = min(num_blocks, max_num_blocks)
+        parent, start = hashes[-1] if hashes else request.cache_seed, len(hashes) * size
+        data = array("I", request.token_ids[start : start + num_blocks * size]).tobytes()
+        step = size * array("I").itemsize
+        for offset in range(0, num_blocks * step, step):
+            block = data[offset : offset + step]
+            parent = hashlib.blake2b(parent + block, key=self._key, digest_size=_HASH_BYTES).digest()
+            hashes.append(parent)
+
+    # --- life of a request ----------------------------------------------------------------------------------------
+
+    def admit(self, request: Request, num_cached_tokens: int, num_tokens: int) -> bool:
+        """Give a waiting request its cached prefix and slots for the next num_tokens tokens.
+
+        Sets num_computed_tokens to the cached prefix, and makes the request the leader of the blocks it will
+        compute, all of which are hashed. Returns False and changes nothing when too few blocks are free.
+        """
+        assert not self.num_unhashed_blocks(request)
+        num_cached_blocks = num_cached_tokens // self.block_size
+        hashes = request.block_hashes[:num_cached_blocks]
+        tables = []
+        for pool, window in zip(self.pools, self._windows, strict=True):
+            first = self._first_visible_block(window, num_cached_tokens)
+            table = array("q", [NULL_BLOCK]) * min(first, num_cached_blocks)
+            for block_hash in hashes[len(table) :]:
+                block = pool.lookup(block_hash)
+                assert block is not None
+                pool.acquire(block)
+                table.append(block)
+            tables.append(table)
+        request.block_tables = tables
+        request.num_free_window_blocks = [
+            min(self._first_visible_block(window, num_cached_tokens), num_cached_blocks) for window in self._windows
+        ]
+        request.num_computed_tokens = num_cached_tokens
+        request.num_indexed_blocks = request.first_new_block = num_cached_blocks
+        if not self.allocate(request, num_tokens):
+            self._release(request)
+            return False
+        for block_hash in request.block_hashes[num_cached_blocks:]:
+            self._leaders.setdefault(block_hash, request)
+        for pin in request.caching.pins:
+            self.pins.add(request.block_hashes[: pin.num_tokens // self.block_size], time.monotonic() + pin.ttl_s)
+        return True
+
+    def num_held_blocks(self, request: Request, num_cached_tokens: int) -> int:
+        """How many blocks of a cached prefix cost no free block: others hold them, or no token to come sees them.
+
+        The least over the groups. O(blocks of the prefix).
+        """
+        hashes = request.block_hashes[: num_cached_tokens // self.block_size]
+        found = ([pool.lookup(block_hash) for block_hash in hashes] for pool in self.pools)
+        return min(
+            sum(block is None or pool.references(block) > 0 for block in blocks)
+            for pool, blocks in zip(self.pools, found, strict=True)
+        )
+
+    def num_available_tokens(self, request: Request) -> int:
+        """Most tokens for which `allocate` can succeed now, once it has given back the blocks out of the window."""
+        num_blocks = self._num_held(request) + self.num_free_blocks
+        return num_blocks * self.block_size - request.num_computed_tokens
+
+    def allocate(self, request: Request, num_tokens: int) -> bool:
+        """Reserve slots for the next num_tokens (>= 1) tokens of a request.
+
+        Appends block ids; ids already there change only where the first of these tokens falls into a block that
+        others hold as well: it is then copied first. Under a sliding window, blocks that no coming token sees are
+        given back before. Returns False and changes nothing else when fewer blocks are free than needed. O(blocks).
+        """
+        start = request.num_computed_tokens
+        self._free_out_of_window(request)
+        end = start + num_tokens
+        plans = []
+        groups = zip(self.pools, request.block_tables, self._block_sizes, strict=True)
+        for group, (pool, table, block_size) in enumerate(groups):
+            first = start // block_size
+            num_needed = -(-end // block_size)
+            is_shared = first < len(table) and pool.references(table[first]) > 1
+            num_new = max(0, num_needed - len(table))
+            if pool.num_free < num_new + is_shared:
+                return False
+            if num_new or is_shared:
+                plans.append((group, pool, table, first, num_new, is_shared))
+        for group, pool, table, first, num_new, is_shared in plans:
+            blocks = pool.allocate(num_new + is_shared)
+            assert blocks is not None
+            if is_shared:
+                copy = blocks.pop()
+                self._step_blocks.copies[group].append((table[first], copy))
+                pool.free(table[first])
+                table[first] = copy
+            table.extend(blocks)
+        return True
+
+    def reserve(self, request: Request, num_tokens: int) -> int:
+        """Slots for up to num_tokens (>= 1) next tokens that may be written before a step is scheduled for them.
+
+        Allocates, if there are blocks for all of them. Returns how many there are; 0 when a block would have to be
+        copied first.
+        """
+        assert self.can_rewind
+        first = request.num_computed_tokens // self.block_size
+        for pool, table in zip(self.pools, request.block_tables, strict=True):
+            if first < len(table) and pool.references(table[first]) > 1:
+                return 0
+        self.allocate(request, num_tokens)
+        return min(num_tokens, self._num_held(request) * self.block_size - request.num_computed_tokens)
+
+    def index_computed_blocks(self, request: Request) -> None:
+        """Index the full blocks whose tokens are known and scheduled; the request leads them no longer."""
+        num_known = min(request.num_computed_tokens, len(request.token_ids))
+        num_full = num_known // self.block_size
+        if not self._caches(request) or num_full <= request.num_indexed_blocks:
+            return
+        self.hash_blocks(request)
+        for block in range(request.num_indexed_blocks, num_full):
+            for pool, table in zip(self.pools, request.block_tables, strict=True):
+                if table[block] != NULL_BLOCK and pool.index(table[block], request.block_hashes[block]):
+                    self._step_blocks.indexed.append((pool, table[block]))
+            self._stop_leading(request, request.block_hashes[block])
+        request.num_indexed_blocks = num_full
+
+    def num_tokens_before_fork(self, request: Request, num_tokens: int) -> int:
+        """The next num_tokens (>= 1) tokens of a request, or those of them after which it is to be forked.
+
+        A state that pending choices are to go on from is not taken beyond the token before the last of the prompt.
+        """
+        if self.can_rewind or not request.pending_indices:
+            return num_tokens
+        num_left = request.num_prompt_tokens - 1 - request.num_computed_tokens
+        return min(num_tokens, num_left) if num_left > 0 else num_tokens
+
+    def must_fork(self, request: Request) -> bool:
+        """Whether pending choices can go on from where the request is now, and not from where it will be."""
+        return not self.can_rewind and 0 < request.num_computed_tokens == request.num_prompt_tokens - 1
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let child share all of the parent's blocks that hold its tokens, which begin as the parent's do.
+
+        The child computes its last token itself, for the logits; the block it falls into is copied on write.
+        A fork that finds no block for that copy must be freed again, or all holders could wait for each other. A state
+        that has gone beyond the child's tokens is of no use to it: it begins at its first token.
+        """
+        num_shared = min(parent.num_computed_tokens, len(child.token_ids) - 1)
+        if num_shared < parent.num_computed_tokens and not self.can_rewind:
+            num_shared = 0
+        num_blocks = self.num_blocks_for(num_shared)
+        child.block_tables = []
+        for pool, table in zip(self.pools, parent.block_tables, strict=True):
+            shared = table[:num_blocks]
+            for block in shared:
+                if block != NULL_BLOCK:
+                    pool.acquire(block)
+            child.block_tables.append(shared)
+        child.num_computed_tokens = num_shared
+        child.block_hashes = parent.block_hashes[: len(child.token_ids) // self.block_size]
+        child.num_indexed_blocks = min(parent.num_indexed_blocks, num_shared // self.block_size)
+        child.first_new_block = num_shared // self.block_size
+        child.num_free_window_blocks = [min(n, num_blocks) for n in parent.num_free_window_blocks]
+
+    def free(self, request: Request) -> None:
+        """Give all blocks of a request back; those that are indexed stay findable until they are handed out again."""
+        for block_hash in request.block_hashes[request.num_indexed_blocks :]:
+            self._stop_leading(request, block_hash)
+        self._release(request)
+
+    def fail_steps(self, failed: Sequence[StepBlocks]) -> None:
+        """Un-index what failed steps had indexed, since its content was never written.
+
+        What was indexed since the last of them was scheduled goes, too: it may end in tokens that they computed.
+        """
+        for step_blocks in (*failed, self._step_blocks):
+            for pool, block in step_blocks.indexed:
+                pool.unindex(block)
+        self._step_blocks.indexed.clear()
+
+    def check_integrity(self, requests: Sequence[Request]) -> None:
+        """Assert that the tables of all live requests account for every reference in the pools."""
+        for group, pool in enumerate(self.pools):
+            pool.check_integrity()
+            counts: dict[int, int] = {}
+            for request in requests:
+                for block in request.block_tables[group] if request.block_tables else []:
+                    counts[block] = counts.get(block, 0) + 1
+            counts.pop(NULL_BLOCK, None)
+            held = {b: pool.references(b) for b in range(1, pool.num_blocks) if pool.references(b)}
+            assert counts == held, f"group {group}: tables hold {counts}, pool says {held}"
+        assert all(leader in requests for leader in self._leaders.values())
+
+    # --- helpers --------------------------------------------------------------------------------------------------
+
+    def _caches(self, request: Request) -> bool:
+        return self.prefix_caching and request.caching.is_used
+
+    def _first_visible_block(self, window: int | None, position: int) -> int:
+        """First block that the token at position (or any later one) sees."""
+        return 0 if window is None else max(0, position - window + 1) // self.block_size
+
+    def _num_held(self, request: Request) -> int:
+        """Blocks of tokens that a request holds in each group, or could."""
+        return len(request.block_tables[self._paged[0]]) if self._paged else self.num_blocks
+
+    def has_completed_block(self, request: Request) -> bool:
+        """Whether the request has filled a block since it was (re)admitted, so that preempting it loses no chance."""
+        return request.num_computed_tokens // self.block_size > request.first_new_block
+
+    def _free_out_of_window(self, request: Request) -> None:
+        """Give back what no coming token sees; choices still to be forked will see what the last of the prompt sees."""
+        if not self._has_windows:
+            return
+        position = request.num_computed_tokens
+        if request.pending_indices:
+            position = min(position, request.num_prompt_tokens - 1)
+        for group, (pool, window) in enumerate(zip(self.pools, self._windows, strict=True)):
+            first = self._first_visible_block(window, position)
+            table = request.block_tables[group]
+            for block in range(request.num_free_window_blocks[group], min(first, len(table))):
+                if table[block] != NULL_BLOCK:
+                    pool.free(table[block])
+                    table[block] = NULL_BLOCK
+            request.num_free_window_blocks[group] = max(request.num_free_window_blocks[group], min(first, len(table)))
+
+    def _release(self, request: Request) -> None:
+        for pool, table in zip(self.pools, request.block_tables, strict=True):
+            for block in reversed(table):  # the end of a prefix is evicted before its beginning
+                if block != NULL_BLOCK:
+                    pool.free(block)
+        request.block_tables = []
+        request.num_free_window_blocks = []
+        request.num_computed_tokens = request.num_indexed_blocks = request.first_new_block = 0
+
+    def _stop_leading(self, request: Request, block_hash: bytes) -> None:
+        if self._leaders.get(block_hash) is request:
+            del self._leaders[block_hash]
+            self.wake_followers(block_hash)
+
+
+def _is_unscored(request: Request) -> bool:
+    """Whether log-probabilities of the prompt are wanted and not reported yet, so that it must all be computed."""
+    return request.params.prompt_logprobs is not None and request.num_scored_tokens < request.num_prompt_tokens

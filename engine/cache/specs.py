@@ -1,0 +1,132 @@
+"""What a layer keeps of a request between steps: a small union of specs, and the groups of layers that share one.
+
+Whoever sizes, hands out, copies or frees caches asks the spec. Every group has a table of blocks for each request: keys
+and values take a block for so many tokens, a state is one block that stands for all tokens of its request. A new kind
+of cache, such as one latent per token or the keys of an encoder, is one more class here and a backend in
+`weft.engine.kernels.caches`.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKV:
+    """Keys and values of every token, and how they are attended to.
+
+    Attributes:
+        can_rewind: What was kept up to an earlier token is still there.
+        num_kv_heads: Heads of K and of V.
+        head_dim: Values per head.
+        sliding_window: A token sees itself and the sliding_window - 1 tokens before it; None means all before it.
+        scale: What scores are multiplied with; None means head_dim ** -0.5.
+        soft_cap: Scaled scores become soft_cap * tanh(score / soft_cap) before any is masked; None leaves them alone.
+    """
+
+    can_rewind: ClassVar[bool] = True
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied with."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def tokens_per_block(self, block_size: int) -> int:
+        """Tokens of a request that a block stands for."""
+        return block_size
+
+    def pool_size(self, num_blocks: int, num_states: int) -> int:
+        """Blocks of the pool, the null block included, where there are num_blocks for tokens and room for states."""
+        return num_blocks
+
+    def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes that a block of tokens takes in one layer, K and V."""
+        return 2 * block_size * self.num_kv_heads * self.head_dim * dtype.itemsize
+
+    @property
+    def bytes_per_request(self) -> int:
+        """Bytes that a request takes in one layer, however long it is."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A state of fixed size that every token of a request changes, as recurrent layers keep it.
+
+    Only the state behind the last computed token exists. So no prefix of it can be shared later, no draft can be taken
+    back, and a fork copies it at the very token at which it is.
+
+    Attributes:
+        can_rewind: See `PagedKV`.
+        sliding_window: See `PagedKV`; a state is never given back early.
+        shape: Of the state of one request.
+        dtype: Of its values, whatever the model's is.
+    """
+
+    can_rewind: ClassVar[bool] = False
+    sliding_window: ClassVar[None] = None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tokens_per_block(self, block_size: int) -> int:
+        """See `PagedKV`: all of them."""
+        return sys.maxsize
+
+    def pool_size(self, num_blocks: int, num_states: int) -> int:
+        """See `PagedKV`."""
+        return num_states + 1
+
+    def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
+        """See `PagedKV`."""
+        return 0
+
+    @property
+    def bytes_per_request(self) -> int:
+        """See `PagedKV`."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+CacheSpec = PagedKV | StateSpec
+"""What one layer keeps, and of what size. Layers of equal specs form a group and share block tables."""
+
+SpecT = TypeVar("SpecT", bound=CacheSpec)
+SpecT_co = TypeVar("SpecT_co", bound=CacheSpec, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup(Generic[SpecT_co]):
+    """The layers (ascending indices of their caches) that share one spec."""
+
+    spec: SpecT_co
+    layers: tuple[int, ...]
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes that one block of tokens takes over all layers of the group."""
+        return self.spec.bytes_per_block(block_size, dtype) * len(self.layers)
+
+    @property
+    def request_bytes(self) -> int:
+        """Bytes that one request takes over all layers of the group, however long it is."""
+        return self.spec.bytes_per_request * len(self.layers)
+
+
+def group_layers(specs: Sequence[SpecT]) -> tuple[CacheGroup[SpecT], ...]:
+    """Group layers by equal spec, in order of first appearance."""
+    layers: dict[SpecT, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        layers.setdefault(spec, []).append(layer)
+    return tuple(CacheGroup(spec, tuple(indices)) for spec, indices in layers.items())
+
+
+def paged_groups(groups: Sequence[CacheGroup[CacheSpec]]) -> tuple[CacheGroup[PagedKV], ...]:
+    """The groups that keep keys and values."""
+    return tuple(CacheGroup(g.spec, g.layers) for g in groups if isinstance(g.spec, PagedKV))

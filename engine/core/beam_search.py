@@ -1,0 +1,141 @@
+"""The beams of one request, each of them a request to the scheduler.
+
+A beam computes its last id and then has its row: the most probable ids to go on with. Once every beam has one, the
+best continuations are chosen and the beams formed anew: a beam's first continuation goes on in its blocks, every other
+one shares them and copies the last where it is partly filled, and what nothing continues gives its blocks back. The
+choices come whole, at the end, best first. Knows no queues and no blocks but through the scheduler.
+
+A search may be wider than there is room. Where none of its beams can compute anything, those that have their row give
+their places to others (`give_way`): the row is kept, and what continues them waits to be admitted like any request.
+"""
+
+import itertools
+from collections.abc import Container
+
+from weft.engine.core.beams import Beam, Beams
+from weft.engine.core.output_collector import Outputs
+from weft.engine.core.request import Request, RequestKey, Status
+from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep, Scheduler
+from weft.engine.shared.messages import AddRequest, BeamOptions, FinishReason, RequestOutput, TokenLogprobs
+from weft.engine.shared.sampling_params import MAX_BEAMS, SamplingParams
+from weft.engine.step.step_result import StepResult
+
+
+def beam_fault(add: AddRequest, vocab_size: int) -> str | None:
+    """What is wrong with a request for beams; None when nothing is."""
+    if add.num_choices > min(MAX_BEAMS, vocab_size):
+        return f"num_choices must be at most {min(MAX_BEAMS, vocab_size)} with beams, got {add.num_choices}"
+    if add.sampling_params.max_tokens == 0:
+        return "max_tokens must be at least 1 with beams, got 0"
+    if add.guidance.grammar is not None or add.guidance.reasoning_budget is not None:
+        return "beams can follow neither a grammar nor a budget for reasoning"
+    return None
+
+
+def give_way(scheduler: Scheduler, step: ScheduledStep | None) -> None:
+    """Make room in every search of which nothing is in the step that was just scheduled. O(running requests)."""
+    keys: Container[RequestKey] = step.keys if step is not None else ()
+    for search in dict.fromkeys(request.search for request in scheduler.running):
+        if search is not None:
+            search.give_way(scheduler, keys)
+
+
+class BeamSearch:
+    """The search of one request. The requests of its beams hold it, so it ends with the last of them."""
+
+    def __init__(self, request: Request, num_choices: int, options: BeamOptions) -> None:
+        """Make a request that nobody has scheduled yet the first beam, which is empty."""
+        self._num_choices = num_choices
+        self._num_logprobs = request.params.logprobs
+        self._stop_ids = request.stop_ids
+        max_tokens = request.max_num_tokens - request.num_prompt_tokens
+        self._beams = Beams(num_choices, max_tokens, self._stop_ids, options, self._num_logprobs or 0)
+        self._names = itertools.count(num_choices)  # as no choice is called, which somebody might abort
+        self._requests = [request]  # by live beam
+        request.key = request.key._replace(choice=next(self._names))
+        request.pending_indices = []
+        request.prediction = request.token_counts = None
+        request.params = SamplingParams(temperature=0.0, logprobs=max(2 * num_choices, self._num_logprobs or 0))
+        self._rows: dict[Request, TokenLogprobs] = {}
+
+    def take(self, scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResult) -> Outputs:
+        """Apply the results of a step for one beam; returns the choices once the search is over."""
+        request = scheduled.request
+        if not scheduled.num_rows:
+            return []
+        request.num_placeholders -= 1
+        self._rows[request] = result.logprobs[scheduled.first_row]
+        if request.status is Status.WAITING:  # preempted meanwhile: there is nothing to compute again
+            scheduler.drop(request)
+        if len(self._rows) < len(self._requests):
+            return []
+        self._beams.advance([self._rows[beam] for beam in self._requests])
+        self._rows.clear()
+        if self._beams.is_done:
+            return self._finish(scheduler)
+        self._form(scheduler)
+        return []
+
+    def give_way(self, scheduler: Scheduler, keys: Container[RequestKey]) -> None:
+        """Drop as many beams that have their row as there are others, if none of these is being computed now."""
+        others = [request for request in self._requests if request not in self._rows]
+        if self._rows and not any(request.num_placeholders or request.key in keys for request in others):
+            holders = [request for request in self._rows if not request.is_finished]
+            for request in holders[-len(others) :]:
+                scheduler.drop(request)
+
+    def end(self, scheduler: Scheduler, reason: FinishReason, message: str | None) -> Outputs:
+        """End the search from the engine's side; every choice is told why."""
+        indices = range(self._num_choices)
+        return self._close(scheduler, [self._output(index, reason, message=message) for index in indices])
+
+    def _finish(self, scheduler: Scheduler) -> Outputs:
+        outputs = [self._choice(index, beam) for index, beam in enumerate(self._beams.best)]
+        scheduler.counters.generation_tokens += sum(len(output.token_ids) for output in outputs)
+        return self._close(scheduler, outputs)
+
+    def _close(self, scheduler: Scheduler, outputs: list[RequestOutput]) -> Outputs:
+        connection, request_id, _ = self._requests[0].key
+        for request in scheduler.requests.choices_of(connection, request_id):
+            scheduler.finish(request)
+        return [(connection, output) for output in outputs]
+
+    def _choice(self, index: int, beam: Beam) -> RequestOutput:
+        is_stop = beam.token_id in self._stop_ids
+        output = self._output(index, FinishReason.STOP if is_stop else FinishReason.LENGTH)
+        output.token_ids = beam.token_ids
+        output.stop_token_id = beam.token_id if is_stop else None
+        output.logprobs = beam.entries if self._num_logprobs is not None else None
+        output.num_cached_tokens = self._requests[0].num_cached_tokens
+        output.queue_time_s = self._requests[0].queue_time_s
+        return output
+
+    def _output(self, index: int, reason: FinishReason, message: str | None = None) -> RequestOutput:
+        return RequestOutput(self._requests[0].key.request_id, index, [], reason, message=message)
+
+    def _form(self, scheduler: Scheduler) -> None:
+        """Let the requests be those of the live beams again."""
+        live, parents = self._beams.live, self._requests
+        heirs: dict[int, int] = {}  # the first continuation of each parent that has one
+        for index, beam in enumerate(live):
+            heirs.setdefault(beam.source, index)
+        for source, parent in enumerate(parents):
+            if source not in heirs and not parent.is_finished:
+                scheduler.drop(parent)
+        self._requests = [
+            parents[beam.source]
+            if heirs[beam.source] == index
+            else self._fork(scheduler, parents[beam.source], beam.token_id)
+            for index, beam in enumerate(live)
+        ]
+        for source, index in heirs.items():
+            parent = parents[source]
+            parent.token_ids.append(live[index].token_id)
+            if parent.is_finished:  # it gave its place away
+                scheduler.add(parent)
+
+    def _fork(self, scheduler: Scheduler, parent: Request, token_id: int) -> Request:
+        child = parent.sibling(next(self._names))
+        child.token_ids = [*parent.token_ids, token_id]
+        scheduler.start_beside(parent, child)
+        return child

@@ -1,0 +1,116 @@
+"""Beam search as arithmetic: which continuations go on, which are finished, and when no better one can come.
+
+The rules are those of transformers' `generate(num_beams=...)`: of the 2 * width most probable continuations those that
+end count as finished if they are among the first `width`, the others go on; a finished one scores its log-probability
+divided by length ** length_penalty, where the length counts output tokens, the one that ended it included. Pure.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from weft.engine.shared.messages import BeamOptions, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beam:
+    """One output so far, as the beam that it extends and its last id: beams share what they have in common.
+
+    Attributes:
+        previous: None for the empty output, which has no last id.
+        source: Where `previous` stood among the live beams.
+        entry: What is known of the last id.
+        logprob: Sum of the log-probabilities of all ids.
+    """
+
+    previous: "Beam | None" = None
+    source: int = 0
+    token_id: int = -1
+    entry: TokenLogprobs | None = None
+    logprob: float = 0.0
+    num_tokens: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All ids of the output."""
+        return [beam.token_id for beam in self._path()]
+
+    @property
+    def entries(self) -> list[TokenLogprobs]:
+        """What is known of each id."""
+        return [beam.entry for beam in self._path() if beam.entry is not None]
+
+    def _path(self) -> list["Beam"]:
+        def backwards() -> Iterator[Beam]:
+            beam = self
+            while beam.previous is not None:
+                yield beam
+                beam = beam.previous
+
+        return list(backwards())[::-1]
+
+
+class Beams:
+    """The beams of one prompt, mutated by `advance` alone: `live` go on, the most probable first, all of one length."""
+
+    def __init__(
+        self,
+        width: int,
+        max_tokens: int,
+        stop_ids: frozenset[int],
+        options: BeamOptions,
+        num_logprobs: int = 0,
+    ) -> None:
+        """Start with one empty beam; width and max_tokens are at least 1, num_logprobs alternatives are kept an id."""
+        self.live = [Beam()]
+        self._width = width
+        self._max_tokens = max_tokens
+        self._stop_ids = stop_ids
+        self._options = options
+        self._num_logprobs = num_logprobs
+        self._finished: list[tuple[float, Beam]] = []  # at most width, best first
+
+    def advance(self, rows: Sequence[TokenLogprobs]) -> None:
+        """Extend every live beam by one token.
+
+        `rows` hold its most probable next ids, the best first: at least 2 * width and num_logprobs, or all there are.
+        """
+        num_ids = len(rows[0].top_logprobs)
+        sums = [beam.logprob + more for beam, row in zip(self.live, rows, strict=True) for more in row.top_logprobs]
+        best = sorted(range(len(sums)), key=sums.__getitem__, reverse=True)  # of equal ones the first comes first
+        live = []
+        for rank, index in enumerate(best[: 2 * self._width]):
+            longer = self._longer(rows, *divmod(index, num_ids))
+            if longer.token_id not in self._stop_ids and longer.num_tokens < self._max_tokens:
+                live.append(longer)
+            elif rank < self._width:
+                self._finished.append((self._score(longer, longer.num_tokens), longer))
+        self.live = live[: self._width]
+        self._finished.sort(key=lambda scored: -scored[0])
+        self._finished = self._finished[: self._width]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the search is over."""
+        if not self.live:
+            return True
+        if len(self._finished) < self._width:
+            return False
+        if self._options.early_stopping is True:
+            return True
+        reaches_end = self._options.early_stopping == "never" and self._options.length_penalty > 0
+        length = self._max_tokens if reaches_end else self.live[0].num_tokens
+        return self._score(self.live[0], length) <= self._finished[-1][0]
+
+    @property
+    def best(self) -> list[Beam]:
+        """The finished beams, best first."""
+        return [beam for _, beam in self._finished]
+
+    def _longer(self, rows: Sequence[TokenLogprobs], source: int, rank: int) -> Beam:
+        beam, row, count = self.live[source], rows[source], self._num_logprobs
+        logprob = row.top_logprobs[rank]
+        entry = TokenLogprobs(logprob, row.top_token_ids[:count], row.top_logprobs[:count])
+        return Beam(beam, source, row.top_token_ids[rank], entry, beam.logprob + logprob, beam.num_tokens + 1)
+
+    def _score(self, beam: Beam, length: int) -> float:
+        return float(beam.logprob / length**self._options.length_penalty)

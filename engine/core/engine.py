@@ -1,0 +1,306 @@
+"""The stepper: schedule -> launch -> collect.
+
+With overlap, step n+1 is scheduled and launched before step n is collected; without, one at a time. No I/O and no
+clock but the one that times steps. Owns scheduler and executor.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+from weft.engine.core.batch_builder import build_batch
+from weft.engine.core.beam_search import BeamSearch, beam_fault, give_way
+from weft.engine.core.output_collector import Outputs, collect, end, fail
+from weft.engine.core.request import Request, make_request
+from weft.engine.core.scheduler import ScheduledStep, Scheduler
+from weft.engine.guidance.errors import GrammarError
+from weft.engine.guidance.masks import MaskComputer
+from weft.engine.guidance.pending import Compiled, PendingGrammars
+from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason
+from weft.engine.speculation.drafting import Drafter
+from weft.engine.speculation.speculator import BatchDrafter, Speculator
+from weft.engine.step.executor import Executor, Launched
+from weft.engine.step.out_of_memory import is_out_of_memory
+
+logger = logging.getLogger(__name__)
+
+_STEPS_AFTER_S = 0.5
+"""Idle time after which what steps will need is made ready, a little at a time: nobody waits for it."""
+_VOCABULARY_AFTER_S = 2.0
+"""And after which the vocabulary is read, which takes a second that a request may have to wait for."""
+
+
+class RejectedError(Exception):
+    """A request that cannot be taken in; the message is fit for the caller."""
+
+    def __init__(self, reason: RejectReason, message: str) -> None:
+        """Keep the reason beside the message."""
+        super().__init__(message)
+        self.reason = reason
+
+
+class Engine(Generic[Launched]):
+    """Owner of everything between a request and its tokens. Single-threaded."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor[Launched],
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        max_num_waiting: int,
+        eos_token_ids: tuple[int, ...] = (),
+        overlap: bool = False,
+        drafters: Sequence[Drafter] = (),
+        grammars: PendingGrammars | None = None,
+        masks: MaskComputer | None = None,
+        draft_model: BatchDrafter | None = None,
+        before_launch: Callable[[ScheduledStep], None] = lambda step: None,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            scheduler: Holds the requests.
+            executor: Computes batches.
+            vocab_size: Ids from 0 to this, exclusive, exist.
+            max_model_len: Most tokens of a request.
+            max_num_waiting: Further requests are rejected.
+            eos_token_ids: End an output unless the request ignores them.
+            overlap: Launch a step before the one before it is collected.
+            drafters: Where guesses come from, the best first; empty for plain decoding.
+            grammars: Where requests wait for their grammar; None rejects those that bring one.
+            masks: Computes what grammars allow; needed with `grammars`.
+            draft_model: Guesses where no drafter does; None leaves it at that.
+            before_launch: Told of every step right before it is launched.
+        """
+        self.scheduler = scheduler
+        self._executor = executor
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_num_waiting = max_num_waiting
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._overlap = overlap
+        self.grammars = grammars
+        self._masks = masks
+        self._speculator = Speculator(scheduler, drafters, draft_model) if drafters or draft_model else None
+        self._before_launch = before_launch
+        self._launched: deque[tuple[ScheduledStep, Launched, float]] = deque()
+        self.ended_steps: list[ScheduledStep] = []
+        """Steps that the last call of `step` collected, or that failed in it."""
+        self._last_end = 0.0
+        self._num_arrivals = 0
+        self.num_steps = 0
+        self.step_seconds = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_requests or bool(self._launched) or bool(self.grammars)
+
+    @property
+    def launched_steps(self) -> list[ScheduledStep]:
+        """Steps on the device, in order, that are not collected yet."""
+        return [step for step, _, _ in self._launched]
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to be admitted or for their grammar."""
+        return len(self.scheduler.waiting) + len(self.grammars or ())
+
+    def is_live(self, connection: int, request_id: int) -> bool:
+        """Whether any choice of a request runs, waits, or waits for its grammar."""
+        is_pending = self.grammars is not None and self.grammars.has(connection, request_id)
+        return is_pending or bool(self.scheduler.requests.choices_of(connection, request_id))
+
+    def add(self, connection: int, add: AddRequest, *, runs_alone: bool = False) -> bool:
+        """Take a request in.
+
+        Returns:
+            False when it first waits for its grammar: `take_compiled` says how that ended.
+
+        Raises:
+            RejectedError: It can never run, or the queue is full.
+        """
+        self._check(add)
+        request = make_request(
+            add,
+            connection=connection,
+            arrival=self._num_arrivals,
+            arrival_time=time.monotonic(),
+            eos_token_ids=self._eos_token_ids,
+            max_model_len=self._max_model_len,
+            cache_seed=self.scheduler.kv.cache_seed(add.cache_salt, add.adapter, add.extra_hash_keys),
+        )
+        if request.edits.leave_nothing(0, add.sampling_params.min_tokens):
+            message = "allowed_token_ids must leave an id that bad_words and min_tokens do not ban, got none"
+            raise RejectedError(RejectReason.INVALID, message)
+        request.runs_alone = runs_alone
+        if add.beams is not None:
+            request.search = BeamSearch(request, add.num_choices, add.beams)
+        self._num_arrivals += 1
+        if add.guidance.grammar is not None:
+            self._compile(request, add.guidance.grammar)
+            return False
+        self.scheduler.add(request)
+        return True
+
+    def prepare(self, idle_for_s: float) -> float | None:
+        """Spend idle time on what the next request of a kind would have to wait for.
+
+        Args:
+            idle_for_s: How long nobody has asked for anything.
+
+        Returns:
+            After how many more seconds of that there is something to do; None if there is nothing.
+        """
+        if idle_for_s < _STEPS_AFTER_S:
+            return _STEPS_AFTER_S - idle_for_s
+        if self._executor.prepare():
+            return 0.0
+        if self.grammars is None:
+            return None
+        if idle_for_s < _VOCABULARY_AFTER_S:
+            return _VOCABULARY_AFTER_S - idle_for_s
+        self.grammars.prepare()
+        return None
+
+    def take_compiled(self) -> list[Compiled]:
+        """Requests that have waited long enough for their grammar; those without a fault now wait to be admitted."""
+        ready = self.grammars.take_ready() if self.grammars else []
+        for compiled in ready:
+            if compiled.fault is None:
+                self.scheduler.add(compiled.request)
+            for index in compiled.aborted_choices:
+                self.scheduler.abort(*compiled.request.key[:2], index)
+        return ready
+
+    def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
+        """End one choice, or all choices, of a request. Unknown ones have ended already: nothing happens."""
+        self.scheduler.abort(connection, request_id, index)
+        if self.grammars is not None:
+            self.grammars.abort(connection, request_id, index)
+
+    def abort_connection(self, connection: int) -> None:
+        """End all requests of a server that has gone."""
+        self.scheduler.abort_connection(connection)
+        if self.grammars is not None:
+            self.grammars.abort_connection(connection)
+
+    def step(self) -> Outputs:
+        """Run one step and return what the requests gained.
+
+        A step that fails ends its requests, and those of steps launched behind it, with an error.
+
+        Raises:
+            Exception: The device is lost, as after an illegal memory access: only a new process has it again.
+        """
+        outputs: Outputs = []
+        self.ended_steps = []
+        for request in self.scheduler.take_expired():
+            outputs += end(self.scheduler, request, FinishReason.TIMEOUT, "the deadline passed before the request ran")
+        step = self.scheduler.schedule()
+        give_way(self.scheduler, step)
+        try:
+            if step is not None:
+                self._launch(step)
+            while self._launched and len(self._launched) > (self._overlap and step is not None):
+                outputs += self._collect()
+        except Exception as error:
+            logger.exception("a step failed")
+            self._executor.check_device()
+            failed = self.launched_steps + ([step] if step is not None else [])
+            self._launched.clear()
+            self.ended_steps += failed
+            has_no_memory = is_out_of_memory(error)
+            fault = "the device ran out of memory" if has_no_memory else type(error).__name__
+            outputs += fail(self.scheduler, failed, f"the step failed: {fault}")
+            if has_no_memory:
+                self.scheduler.token_budget.halve()
+        return outputs
+
+    def _launch(self, step: ScheduledStep) -> None:
+        previous = self._launched[-1][0] if self._launched else None  # at most one: `step` collects the others
+        batch = build_batch(step, previous, self.scheduler.kv.block_size, self.scheduler.kv.specs)
+        self._before_launch(step)
+        launch_time = time.perf_counter()
+        masks = self._masks.begin(step) if self._masks is not None else None
+        self._launched.append((step, self._executor.launch(batch, masks), launch_time))
+
+    def _collect(self) -> Outputs:
+        step, launched, launch_time = self._launched[0]
+        result = self._executor.collect(launched)
+        self._observe(step, launch_time, result.device_s)
+        outputs = collect(self.scheduler, step, result)
+        self._launched.popleft()
+        self.ended_steps.append(step)
+        if self._speculator is not None:
+            self._speculator.draft(step)
+        return outputs
+
+    def _observe(self, step: ScheduledStep, launch_time: float, device_s: float | None) -> None:
+        """Time a step: from its launch, or from the end of the step before it when that ran longer.
+
+        What the host adds to that is part of what a step costs its requests, but not of the device's work.
+        """
+        now = time.perf_counter()
+        seconds = now - max(launch_time, self._last_end)
+        self._last_end = now
+        self.num_steps += 1
+        self.step_seconds += seconds if device_s is None else device_s
+        self.scheduler.cost.observe(step.load, seconds)
+        self.scheduler.token_budget.observe(step.load.num_tokens)
+
+    def _compile(self, request: Request, text: str) -> None:
+        try:
+            if self.grammars is None:
+                raise GrammarError("this engine follows no grammars")
+            self.grammars.submit(request, text)
+        except GrammarError as error:
+            raise RejectedError(RejectReason.GRAMMAR, str(error)) from error
+
+    def _check(self, add: AddRequest) -> None:
+        num_prompt, params = len(add.prompt_token_ids), add.sampling_params
+        if not add.prompt_token_ids:
+            raise RejectedError(RejectReason.INVALID, "the prompt must hold at least one token")
+        if add.num_choices < 1:
+            raise RejectedError(RejectReason.INVALID, f"num_choices must be at least 1, got {add.num_choices}")
+        if add.adapter is not None:
+            raise RejectedError(RejectReason.INVALID, f"adapter {add.adapter!r} is not loaded")
+        if add.beams is not None and (fault := beam_fault(add, self._vocab_size)) is not None:
+            raise RejectedError(RejectReason.INVALID, fault)
+        budget = add.guidance.reasoning_budget
+        if budget is not None and budget.max_tokens < 0:
+            message = f"reasoning_budget must be at least 0, got {budget.max_tokens}"
+            raise RejectedError(RejectReason.INVALID, message)
+        least = 1 if params.max_tokens is None else params.max_tokens
+        if num_prompt + least > self._max_model_len:
+            raise RejectedError(
+                RejectReason.CONTEXT_LENGTH,
+                f"the context holds {self._max_model_len} tokens, but {num_prompt} in the prompt and {least} of output "
+                f"were asked for",
+            )
+        listed = {"stop_token_ids": params.stop_token_ids, "allowed_token_ids": params.allowed_token_ids or ()}
+        for name, listed_ids in listed.items():
+            if len(listed_ids) > self._vocab_size:
+                message = f"{name} must hold at most {self._vocab_size} ids, got {len(listed_ids)}"
+                raise RejectedError(RejectReason.INVALID, message)
+        for name, ids in (
+            ("prompt", add.prompt_token_ids),
+            ("prediction", add.guidance.prediction_token_ids),
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("logprob_token_ids", params.logprob_token_ids),
+            ("bad_words", [i for word in params.bad_words_token_ids for i in word]),
+            ("reasoning_budget", (budget.end_token_id,) if budget is not None else ()),
+        ):
+            for token_id in (min(ids), max(ids)) if ids else ():
+                if not 0 <= token_id < self._vocab_size:
+                    message = f"{name} must hold token ids from 0 to {self._vocab_size - 1}, got {token_id}"
+                    raise RejectedError(RejectReason.INVALID, message)
+        if self.num_waiting >= self._max_num_waiting:
+            message = f"{self.num_waiting} requests are waiting, at most {self._max_num_waiting} may"
+            raise RejectedError(RejectReason.QUEUE_FULL, message)

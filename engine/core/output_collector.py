@@ -1,0 +1,163 @@
+"""Results of a step -> what each request gained.
+
+Appends sampled ids and those that are certain behind them, verifies drafts, rolls `num_computed_tokens` back behind a
+refused draft, forks pending choices, ends requests. Changes requests through the scheduler only where queues or blocks
+are concerned.
+"""
+
+import logging
+
+from weft.engine.core.batch_builder import scored_range
+from weft.engine.core.request import Request, Status
+from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep, Scheduler
+from weft.engine.guidance.certain import certain_token_ids
+from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs
+from weft.engine.speculation.drafters import PredictionDrafter
+from weft.engine.step.step_result import StepResult
+
+logger = logging.getLogger(__name__)
+
+Outputs = list[tuple[int, RequestOutput]]
+"""Outputs with the connection that each goes to."""
+
+
+def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Outputs:
+    """Apply the results of a step, in the order of the batch.
+
+    A request that has ended since the step was launched gets nothing; one that was preempted since keeps its new ids.
+    What fails for one request ends that one alone.
+    """
+    outputs: Outputs = []
+    scores = iter(result.scores)
+    for scheduled in step.requests:
+        request = scheduled.request
+        prompt_logprobs = [next(scores) for _ in scored_range(scheduled)]
+        if request.is_finished:
+            continue
+        output = RequestOutput(request.key.request_id, request.key.choice, [])
+        if request.params.prompt_logprobs is not None and prompt_logprobs:
+            output.prompt_logprobs = prompt_logprobs
+            request.num_scored_tokens += len(prompt_logprobs)
+        try:
+            if request.search is not None:
+                outputs += request.search.take(scheduler, scheduled, result)
+            else:
+                _advance(scheduler, scheduled, result, output)
+        except Exception as error:
+            logger.exception("request %s failed, and the others go on", request.key)
+            if request.search is not None or not request.is_finished:  # a search outlives its beams
+                outputs += end(scheduler, request, FinishReason.ERROR, f"the request failed: {type(error).__name__}")
+            continue
+        if output.token_ids or output.finish_reason is not None or output.prompt_logprobs:
+            outputs.append((request.key.connection, output))
+    return outputs
+
+
+def fail(scheduler: Scheduler, steps: list[ScheduledStep], message: str) -> Outputs:
+    """End the requests of failed steps with an error; what those steps had indexed is forgotten."""
+    outputs: Outputs = []
+    for step in steps:
+        for scheduled in step.requests:
+            request = scheduled.request
+            if not request.is_finished:
+                outputs += end(scheduler, request, FinishReason.ERROR, message)
+    scheduler.kv.fail_steps([step.blocks for step in steps])  # last: a request that ends indexes what it holds
+    return outputs
+
+
+def end(scheduler: Scheduler, request: Request, reason: FinishReason, message: str | None = None) -> Outputs:
+    """End a request, with its pending choices or its whole search, from the engine's side."""
+    if request.search is not None:
+        return request.search.end(scheduler, reason, message)
+    outputs: Outputs = []
+    for index in [request.key.choice, *request.pending_indices]:
+        output = RequestOutput(request.key.request_id, index, [], finish_reason=reason, message=message)
+        outputs.append((request.key.connection, output))
+    scheduler.finish(request)
+    return outputs
+
+
+def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResult, output: RequestOutput) -> None:
+    """Append what was sampled for one request."""
+    request = scheduled.request
+    if scheduled.num_rows:
+        request.num_placeholders -= 1
+        request.draft_token_ids = []
+        is_first = len(request.token_ids) == request.num_prompt_tokens
+        if request.pending_indices:
+            scheduler.fork(request)
+        rows = range(scheduled.first_row, scheduled.first_row + scheduled.num_rows)
+        token_ids = result.token_ids[rows.start : rows.stop]
+        num_accepted = _num_accepted(scheduled.draft_token_ids, token_ids)
+        if (
+            request.status is Status.RUNNING
+            and request.num_preemptions == scheduled.num_preemptions
+            and num_accepted < len(scheduled.draft_token_ids)
+        ):
+            request.num_computed_tokens = scheduled.num_context_tokens + num_accepted
+        logprobs: list[TokenLogprobs] = []
+        for row in rows[: num_accepted + 1]:
+            _append(request, result.token_ids[row], output)
+            if output.message is None and row in result.logprobs:
+                logprobs.append(result.logprobs[row])
+            if output.finish_reason is not None:
+                break
+        else:
+            for token_id in certain_token_ids(request):
+                _append(request, token_id, output)
+                if output.finish_reason is not None:
+                    break
+        scheduler.counters.generation_tokens += len(output.token_ids)
+        if scheduled.draft_token_ids:
+            _count_drafts(scheduler, scheduled, min(num_accepted, len(output.token_ids)), output)
+        output.logprobs = logprobs or None
+        if is_first:
+            output.num_cached_tokens = request.num_cached_tokens
+            output.queue_time_s = request.queue_time_s
+    elif scheduled.start + scheduled.num_tokens >= request.max_num_tokens:
+        if request.pending_indices:
+            scheduler.fork(request)
+        output.finish_reason = FinishReason.LENGTH  # max_tokens=0: the prompt was only scored
+        output.num_cached_tokens = request.num_cached_tokens
+        output.queue_time_s = request.queue_time_s
+    if output.finish_reason is not None:
+        scheduler.finish(request)
+
+
+def _append(request: Request, token_id: int, output: RequestOutput) -> None:
+    is_end_forced = request.reasoning is not None and request.reasoning.is_used_up()  # whatever the parameters allow
+    if request.grammar is not None:
+        output.message = request.grammar.accept(token_id)
+    elif not is_end_forced and request.edits.leave_nothing(
+        len(request.token_ids) - request.num_prompt_tokens, request.params.min_tokens, request.token_ids
+    ):
+        output.message = "no token is left that the parameters of the request allow"
+    if output.message is not None:
+        output.finish_reason = FinishReason.DEAD_END
+        return
+    output.token_ids.append(token_id)
+    output.finish_reason = request.append(token_id)
+    if output.finish_reason is FinishReason.STOP and token_id in request.stop_ids:
+        output.stop_token_id = token_id
+
+
+def _count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepted: int, output: RequestOutput) -> None:
+    """Tell the counters, the source of the drafts, and the caller whose prediction they were from."""
+    num_drafts = len(scheduled.draft_token_ids)
+    scheduler.counters.num_drafts += 1
+    scheduler.counters.num_draft_tokens += num_drafts
+    scheduler.counters.num_accepted_tokens += num_accepted
+    drafting = scheduled.request.drafting
+    if drafting.pace is not None:
+        drafting.pace.observe(num_drafts, num_accepted)
+    if isinstance(drafting.drafter, PredictionDrafter):
+        output.num_accepted_predictions = num_accepted
+        output.num_rejected_predictions = num_drafts - num_accepted
+
+
+def _num_accepted(draft_token_ids: tuple[int, ...], token_ids: list[int]) -> int:
+    """Length of the prefix of drafts that plain decoding samples as well."""
+    for index, draft in enumerate(draft_token_ids):
+        if draft != token_ids[index]:
+            return index
+    return len(draft_token_ids)

@@ -1,0 +1,247 @@
+"""The engine's unit of work: one prompt, one continuation.
+
+A request's tokens are `token_ids` (known to the host) followed by `num_placeholders` ids that a launched step samples
+and that the host has not seen yet. The one rule of scheduling: `num_computed_tokens` moves towards `num_tokens`.
+Only the scheduler and the KV cache manager mutate a request.
+"""
+
+import enum
+from array import array
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.engine.guidance.matcher import GrammarMatcher
+from weft.engine.guidance.reasoning_budget import ReasoningProgress
+from weft.engine.sampling.logit_edits import LogitEdits, make_edits
+from weft.engine.sampling.token_counts import TokenCounts
+from weft.engine.shared.messages import (
+    TIER_WIDTH,
+    USUAL_CACHING,
+    AddRequest,
+    CachePolicy,
+    FinishReason,
+    ReasoningBudget,
+)
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.speculation.drafting import Drafting
+from weft.engine.speculation.lookup import Text
+
+if TYPE_CHECKING:
+    from weft.engine.core.beam_search import BeamSearch
+
+
+class Status(enum.Enum):
+    """The three places a request can be."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class RequestKey(NamedTuple):
+    """Names a request across connections. A tuple, because it is hashed several times a step."""
+
+    connection: int
+    request_id: int
+    choice: int
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """State of one request; see the module's head for the counters.
+
+    Attributes:
+        arrival: Order of arrival over all requests, from 0; forks are one arrival.
+        arrival_time: `time.monotonic` at arrival.
+        eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
+        max_num_tokens: Prompt and output together never exceed this.
+        cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
+        edits: What the parameters do to the logits of every row.
+        num_lifts: Tiers that it has gained by waiting; changes only while it waits.
+        deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
+        runs_alone: No other request may run beside it (a suspect of a crash).
+        token_ids: Prompt and known output ids.
+        num_placeholders: Output ids that are being sampled and not known yet.
+        draft_token_ids: Guesses for the next ids, verified in the next step; never indexed.
+        num_computed_tokens: Tokens that are in the caches, or will be once launched steps have run.
+        block_tables: Block ids, one array per cache group (64-bit, so that a batch copies them as they are).
+        block_hashes: Hash of each full block of known tokens, as far as computed.
+        num_indexed_blocks: Leading blocks that went through the index.
+        num_free_window_blocks: Leading blocks given back under a sliding window, one count per cache group.
+        first_new_block: Blocks before this one were there when the request was (re)admitted.
+        pending_indices: Choices to be forked from this request once its prompt is computed.
+        num_cached_tokens: Prompt tokens found in the prefix cache at first admission; None before.
+        num_scored_tokens: Prompt tokens whose log-probability has been reported, the first one, which has none, too.
+        stop_ids: Ids that end the output: end-of-sequence ids and the caller's.
+        token_counts: What penalties look at; the prompt belongs to it under a repetition penalty. None without any.
+        reasoning_budget: When the end of reasoning is forced; None means never.
+        reasoning: How much of it is used up; None without one.
+        grammar: Has consumed the known output ids; None when any text will do.
+        prediction: What the output will probably hold; None when nobody said. Choices share it.
+        drafting: What speculation knows of this choice.
+        awaits_ids: There is a guess, to be made again once the ids on their way are known: no step before that.
+        search: The beam search that it is a beam of, which says what ids it goes on with; None: what is sampled.
+    """
+
+    key: RequestKey
+    params: SamplingParams
+    prompt_token_ids: list[int]
+    arrival: int
+    arrival_time: float
+    eos_token_ids: frozenset[int]
+    max_num_tokens: int
+    cache_seed: bytes
+    edits: LogitEdits
+    caching: CachePolicy = USUAL_CACHING
+    priority: int = 0
+    num_lifts: int = 0
+    deadline: float | None = None
+    runs_alone: bool = False
+    status: Status = Status.WAITING
+    token_ids: list[int] = field(default_factory=list)
+    num_placeholders: int = 0
+    draft_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    block_tables: list["array[int]"] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_indexed_blocks: int = 0
+    num_free_window_blocks: list[int] = field(default_factory=list)
+    first_new_block: int = 0
+    pending_indices: list[int] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    queue_time_s: float = 0.0
+    num_scored_tokens: int = 1
+    num_preemptions: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    token_counts: TokenCounts | None = None
+    reasoning_budget: ReasoningBudget | None = None
+    reasoning: ReasoningProgress | None = None
+    grammar: GrammarMatcher | None = None
+    prediction: Text | None = None
+    drafting: Drafting = field(default_factory=Drafting)
+    awaits_ids: bool = False
+    search: "BeamSearch | None" = None
+
+    def __post_init__(self) -> None:
+        """Start from the prompt alone."""
+        self.token_ids = list(self.prompt_token_ids)
+        self.stop_ids = self.eos_token_ids | frozenset(self.params.stop_token_ids)
+        self.reasoning = ReasoningProgress(self.reasoning_budget) if self.reasoning_budget is not None else None
+        params, self.token_counts = self.params, None
+        if params.repetition_penalty != 1.0:
+            self.token_counts = TokenCounts(self.prompt_token_ids)
+        elif params.presence_penalty or params.frequency_penalty:
+            self.token_counts = TokenCounts(())
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens given."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens given and generated, placeholders included."""
+        return len(self.token_ids) + self.num_placeholders
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated, placeholders included."""
+        return self.num_tokens - len(self.prompt_token_ids)
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that wait to be computed, drafts not counted."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def has_computed_prompt(self) -> bool:
+        """Whether all that is left to compute is output."""
+        return self.num_computed_tokens >= len(self.prompt_token_ids)
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Output tokens that may still be sampled."""
+        return self.max_num_tokens - self.num_tokens
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Who is served first: tier and priority, then arrival; choices of one arrival in order."""
+        return (self.priority - self.num_lifts * TIER_WIDTH, self.arrival, self.key.choice)
+
+    @property
+    def needs_known_ids(self) -> bool:
+        """Whether what may come next depends on the ids before it, so that none of them may be a placeholder."""
+        return self.grammar is not None or self.reasoning_budget is not None or self.search is not None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self.status is Status.FINISHED
+
+    def sibling(self, choice: int) -> "Request":
+        """The same prompt as another choice, of which nothing is computed yet."""
+        return replace(
+            self,
+            key=self.key._replace(choice=choice),
+            pending_indices=[],
+            status=Status.WAITING,
+            num_placeholders=0,
+            draft_token_ids=[],
+            drafting=Drafting(),
+            awaits_ids=False,
+            num_computed_tokens=0,
+            block_tables=[],
+            block_hashes=[],
+            num_free_window_blocks=[],
+            num_indexed_blocks=0,
+            num_scored_tokens=self.num_prompt_tokens,
+            grammar=self.grammar.copy() if self.grammar is not None else None,
+        )
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add one sampled id to the output; return why the output ends with it, or None if it goes on."""
+        self.token_ids.append(token_id)
+        if self.token_counts is not None:
+            self.token_counts.add(token_id)
+        if self.reasoning is not None:
+            self.reasoning.append(token_id)
+        if token_id in self.stop_ids and len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens:
+            return FinishReason.STOP
+        if self.grammar is not None and self.grammar.is_stopped:
+            return FinishReason.STOP  # nothing but the end can follow, whatever min_tokens and ignore_eos say
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_num_tokens else None
+
+
+def make_request(
+    add: AddRequest,
+    *,
+    connection: int,
+    arrival: int,
+    arrival_time: float,
+    eos_token_ids: frozenset[int],
+    max_model_len: int,
+    cache_seed: bytes,
+) -> Request:
+    """Turn a checked AddRequest into the request of its first choice; the others wait in `pending_indices`."""
+    params = add.sampling_params
+    max_num_tokens = max_model_len
+    if params.max_tokens is not None:
+        max_num_tokens = min(max_model_len, len(add.prompt_token_ids) + params.max_tokens)
+    eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+    return Request(
+        key=RequestKey(connection, add.request_id, 0),
+        params=params,
+        prompt_token_ids=add.prompt_token_ids,
+        arrival=arrival,
+        arrival_time=arrival_time,
+        eos_token_ids=eos_token_ids,
+        max_num_tokens=max_num_tokens,
+        cache_seed=cache_seed,
+        edits=make_edits(params, eos_token_ids | frozenset(params.stop_token_ids)),
+        caching=add.caching,
+        priority=add.priority,
+        deadline=add.deadline,
+        pending_indices=list(range(1, add.num_choices)),
+        reasoning_budget=add.guidance.reasoning_budget,
+        prediction=Text(add.guidance.prediction_token_ids) if add.guidance.prediction_token_ids else None,
+    )

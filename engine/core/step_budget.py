@@ -1,0 +1,113 @@
+"""What one step may compute: tokens, and predicted time while anything decodes.
+
+Decodes are charged first; what is left is shared by several prefills. A prefill that is granted less than a block
+while the budget is whole gets a block all the same, so that prefill never starves; a target that cannot be met is
+said once in the log.
+"""
+
+import logging
+
+from weft.engine.core.prompt_burst import MAX_DELAY_S, PromptBurst
+from weft.engine.core.step_cost import StepCostModel, StepLoad
+
+logger = logging.getLogger(__name__)
+
+SLOWDOWN = 1.8
+"""Without a target, a step may take so many times as long as its decodes alone: prefill gets nearly half the time."""
+
+SHARE_FOR_OTHERS = 0.25
+"""Part of a step's prefill that the longest one leaves to others, so that a short prompt overtakes a long one."""
+
+
+class StepBudget:
+    """Made by the scheduler for each step; counts down as requests are scheduled."""
+
+    def __init__(
+        self, cost: StepCostModel, *, max_num_tokens: int, block_size: int, limit_s: float | None, decodes: StepLoad
+    ) -> None:
+        """Charge the decodes of the step.
+
+        Args:
+            block_size: The least that a step grants to prefill, in tokens.
+            limit_s: Longest predicted step, from `LatencyTarget`; None when only tokens count.
+        """
+        self._cost = cost
+        self._load = decodes
+        self._limit_s = limit_s
+        self._num_tokens_left = max(max_num_tokens - decodes.num_tokens, 0)
+        self._block_size = block_size
+        self._has_granted = False
+
+    def grant(self, num_tokens: int, context: int, share: float = 1.0) -> int:
+        """How many of num_tokens prefill tokens, behind `context` computed ones, may be computed; 0 when spent.
+
+        `share` of what is left is the most that is granted. Nothing is charged yet.
+        """
+        limit = float(self._num_tokens_left)
+        if self._limit_s is not None:
+            limit = min(limit, self._cost.num_tokens_within(self._load, context, self._limit_s))
+        granted = min(num_tokens, int(limit * share))
+        if granted < min(num_tokens, self._block_size) and not self._has_granted:
+            granted = min(num_tokens, self._block_size, self._num_tokens_left)
+        return granted
+
+    def charge(self, num_tokens: int, context: int) -> None:
+        """Take what a prefill computes off the budget."""
+        self._load.add(num_tokens, context)
+        self._num_tokens_left = max(self._num_tokens_left - num_tokens, 0)
+        self._has_granted = True
+
+
+class LatencyTarget:
+    """How long a step may be predicted to take while anything decodes.
+
+    Given as a time, which 99 of 100 steps keep; or as None. Then prefill may slow the streams that are running down by
+    a factor, whatever the model and the machine are, and a burst of prompts goes before them (`PromptBurst`), but 99 of
+    100 steps keep `MAX_DELAY_S`. Says once that a given time cannot be met by decoding alone.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        """Take the target; None follows the decodes."""
+        self._seconds = seconds
+        self._burst = PromptBurst()
+        self._is_said = False
+
+    def limit_s(
+        self, decodes: StepLoad, cost: StepCostModel, *, num_streams: int, num_prompts: int, now_s: float
+    ) -> float | None:
+        """Longest that a step should be predicted to take; None for no limit.
+
+        Args:
+            num_streams: Requests that decode, in the step or as soon as their ids are known.
+            num_prompts: Requests that could go on with their prompts.
+            now_s: Of a clock that never goes back.
+        """
+        if not num_streams:
+            self._burst = PromptBurst()
+            return None
+        predicted_s = cost.predict(decodes)
+        if self._seconds is None:
+            goes_first = self._burst.goes_first(num_streams, num_prompts, predicted_s, now_s)
+            is_free = goes_first or not predicted_s  # nothing is known before the first step
+            longest_s = MAX_DELAY_S / cost.tail_ratio
+            return longest_s if is_free else min(predicted_s * SLOWDOWN, longest_s)
+        if predicted_s > self._seconds and not self._is_said:
+            self._is_said = True
+            logger.warning(
+                "itl_target_ms=%.0f cannot be met: a step of %d decodes alone takes about %.0f ms",
+                self._seconds * 1e3,
+                decodes.num_tokens,
+                predicted_s * 1e3,
+            )
+        return self._seconds / cost.tail_ratio
+
+    def draft_limit_s(self, decodes: StepLoad, cost: StepCostModel, *, is_awaited: bool) -> float | None:
+        """Longest that a step should be predicted to take for the sake of drafts; None for no limit.
+
+        Args:
+            decodes: Without drafts.
+            is_awaited: Whether anything decodes in the step for which there is no draft, so that it only waits.
+        """
+        if self._seconds is not None:
+            return self._seconds / cost.tail_ratio
+        return cost.predict(decodes) * SLOWDOWN or None if is_awaited else None

@@ -1,0 +1,174 @@
+"""Requests that wait for their grammar, outside the scheduler's queues. The step loop asks; nothing here waits.
+
+Compilations begin in the order in which they were asked for, so only the first ones can have begun, and a call of the
+step loop looks at no more than those, and at what has ended.
+"""
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import islice
+
+from weft.engine.core.request import Request
+from weft.engine.guidance.compiler import GrammarCompiler
+from weft.engine.guidance.errors import GrammarError
+from weft.engine.guidance.matcher import GrammarMatcher
+from weft.engine.shared.messages import RejectReason
+
+logger = logging.getLogger(__name__)
+
+COMPILE_LIMIT_S = 10.0
+"""What compiles for longer is refused; the thread goes on, and a later request finds what it made."""
+
+QUEUE_LIMIT_S = 60.0
+"""Who has waited longer behind the grammars of others is sent away, to come again."""
+
+_NUM_AT_WORK = 4
+"""Compilations that a crash may be blamed on: the two that run, and those that begin before the record is written."""
+
+_Key = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: Request
+    matcher: Future[GrammarMatcher]
+    submit_time: float
+    aborted_choices: list[int] = field(default_factory=list)
+
+    @property
+    def key(self) -> _Key:
+        return self.request.key[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The end of the wait.
+
+    Attributes:
+        request: Has its grammar, unless there is a fault.
+        fault: Why the request is not taken in; None if it is.
+        aborted_choices: Choices that the caller gave up meanwhile.
+    """
+
+    request: Request
+    fault: str | None
+    reason: RejectReason
+    aborted_choices: list[int]
+
+
+class PendingGrammars:
+    """Owner of the requests whose grammar is being compiled."""
+
+    def __init__(self, compiler: GrammarCompiler, limit_s: float = COMPILE_LIMIT_S) -> None:
+        self._compiler = compiler
+        self._limit_s = limit_s
+        self._waiting: dict[_Key, _Waiting] = {}  # in order of arrival
+        self._compilations: dict[Future[GrammarMatcher], dict[_Key, _Waiting]] = {}  # as they begin: who waits for each
+        self._start_times: dict[Future[GrammarMatcher], float] = {}  # of those that have begun
+        self._done: deque[Future[GrammarMatcher]] = deque()  # filled by the threads that compile
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those whose grammars are being compiled, or are the next ones; however many wait behind these."""
+        at_work = dict.fromkeys([*self._start_times, *islice(self._compilations, _NUM_AT_WORK)])
+        return [waiting.request for matcher in at_work for waiting in self._compilations[matcher].values()]
+
+    def has(self, connection: int, request_id: int) -> bool:
+        """Whether a request waits here."""
+        return (connection, request_id) in self._waiting
+
+    def prepare(self) -> None:
+        """Do now, while nobody waits, what the first grammar would take a second for; without a vocabulary nothing."""
+        with contextlib.suppress(GrammarError):
+            self._compiler.prepare()
+
+    def submit(self, request: Request, text: str) -> None:
+        """Let a request wait for its grammar.
+
+        Raises:
+            GrammarError: The text is too long.
+        """
+        waiting = _Waiting(request, self._compiler.compile(text), time.monotonic())
+        matcher = waiting.matcher
+        if matcher not in self._compilations:
+            self._compilations[matcher] = {}
+            if matcher.running():  # for somebody who has left: out of order
+                self._start_times[matcher] = waiting.submit_time
+            matcher.add_done_callback(self._done.append)
+        self._waiting[waiting.key] = self._compilations[matcher][waiting.key] = waiting
+
+    def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
+        """Forget a request, or note that one of its choices is not wanted any more."""
+        waiting = self._waiting.get((connection, request_id))
+        if waiting is not None and index is not None:
+            waiting.aborted_choices.append(index)
+        elif waiting is not None:
+            self._drop([waiting])
+
+    def abort_connection(self, connection: int) -> None:
+        """Forget the requests of a server that has gone."""
+        self._drop([waiting for key, waiting in self._waiting.items() if key[0] == connection])
+
+    def take_ready(self) -> list[Compiled]:
+        """Give out those whose wait is over, in order of arrival."""
+        now = time.monotonic()
+        self._note_starts(now)
+        over = {waiting.key: waiting for waiting in self._late(now)}
+        while self._done:
+            over |= self._compilations.get(self._done.popleft(), {})
+        in_order = sorted(over.values(), key=lambda waiting: waiting.request.arrival)
+        ready = [self._end(waiting) for waiting in in_order]
+        self._drop(in_order)
+        return ready
+
+    def _note_starts(self, now: float) -> None:
+        for matcher in self._compilations:
+            if matcher not in self._start_times and not matcher.done():
+                if not matcher.running():
+                    break
+                self._start_times[matcher] = now
+
+    def _late(self, now: float) -> list[_Waiting]:
+        """Those whose compilation has taken too long, and those for whom it should have begun long ago."""
+        slow = [matcher for matcher, start_time in self._start_times.items() if now > start_time + self._limit_s]
+        late = [waiting for matcher in slow for waiting in self._compilations[matcher].values()]
+        for waiting in self._waiting.values():
+            if now <= waiting.submit_time + QUEUE_LIMIT_S:
+                break
+            if waiting.matcher not in self._start_times:
+                late.append(waiting)
+        return late
+
+    def _drop(self, leaving: Sequence[_Waiting]) -> None:
+        """Forget some that wait; what nobody waits for any more need not begin to be compiled."""
+        for waiting in leaving:
+            del self._waiting[waiting.key]
+            others = self._compilations[waiting.matcher]
+            del others[waiting.key]
+            if not others:
+                del self._compilations[waiting.matcher]
+                self._start_times.pop(waiting.matcher, None)
+                waiting.matcher.cancel()
+
+    def _end(self, waiting: _Waiting) -> Compiled:
+        fault, reason = None, RejectReason.GRAMMAR
+        if not waiting.matcher.done() and not waiting.matcher.running():
+            fault, reason = "too many grammars wait to be compiled; try again", RejectReason.QUEUE_FULL
+        elif not waiting.matcher.done():
+            fault = f"the grammar could not be compiled within {self._limit_s:g} s"
+        elif (error := waiting.matcher.exception()) is None:
+            waiting.request.grammar = waiting.matcher.result().copy()
+        elif isinstance(error, GrammarError):
+            fault = str(error)
+        else:
+            logger.error("a grammar could not be compiled", exc_info=error)
+            fault = f"the grammar could not be compiled: {type(error).__name__}"
+        return Compiled(waiting.request, fault, reason, waiting.aborted_choices)

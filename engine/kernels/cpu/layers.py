@@ -1,0 +1,128 @@
+"""The parts of a layer, each one native call; see `packed.py` and `elementwise.c`."""
+
+import ctypes
+from enum import IntEnum
+
+import torch
+
+from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.kernels.cpu.memory import allocate
+from weft.engine.kernels.cpu.packed import pack_bf16, pack_int8
+from weft.engine.layers.attention import PagedCache
+from weft.engine.layers.norm import HeadNorm
+
+_POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class _Epilogue(IntEnum):
+    """What becomes of the sums; see `weft_linear`."""
+
+    STORE_BF16 = 0
+    STORE_F32 = 1
+    ADD_BF16 = 2
+    GATED_SILU = 3
+
+
+class NativeNorm:
+    """RMSNorm of rows."""
+
+    def __init__(self, library: NativeLibrary, weight: torch.Tensor, eps: float) -> None:
+        """Scale by weight (size of a row,)."""
+        self.weight, self.eps = weight, eps
+        self._function = library.function("weft_rms_norm", _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _FLOAT, _POINTER)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Same shape as inputs (num_rows, size)."""
+        num_rows, size = inputs.shape
+        outputs = torch.empty(num_rows, size, dtype=torch.bfloat16)
+        pointers = self.weight.data_ptr(), self.eps, outputs.data_ptr()
+        self._function(inputs.data_ptr(), size, num_rows, size, *pointers)
+        return outputs
+
+
+class NativeHeads:
+    """See `HeadLayer`; works in place."""
+
+    def __init__(self, library: NativeLibrary, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> None:
+        """Without a norm, heads are rotated alone."""
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self._weight = norm.weight.contiguous() if norm else None  # (num_heads + num_kv_heads, head_dim)
+        self.weight_pointer = None if self._weight is None else self._weight.data_ptr()
+        self.eps = norm.eps if norm else 0.0
+        sizes = _SIZE, _SIZE, _SIZE, _SIZE
+        self._function = library.function("weft_prepare_heads", _POINTER, *sizes, _POINTER, _POINTER, _FLOAT)
+
+    def __call__(
+        self, qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `HeadLayer`."""
+        assert cache is None, "these layers leave writing to attention"
+        num_tokens, total_heads, head_dim = qkv.shape
+        sizes = (total_heads * head_dim, num_tokens, self.num_heads + self.num_kv_heads, head_dim)
+        self._function(qkv.data_ptr(), *sizes, rotation.data_ptr(), self.weight_pointer, self.eps)
+        queries, keys, values = qkv.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        return queries, keys, values
+
+
+class NativeLinear:
+    """A packed matrix; see `Linear`, and `LayerKit.gated` for the gated kind, which is only called."""
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        is_gated: bool = False,
+        is_int8: bool = False,
+    ) -> None:
+        """Pack a weight (out_features, in_features); of a gated one each half is packed by itself."""
+        parts = weight.chunk(2) if is_gated else (weight,)
+        self.out_features, self.in_features = parts[0].shape
+        self._bias = bias
+        self.bias_pointer = None if bias is None else bias.data_ptr()
+        # Kept, because fresh memory for the logits of 64 rows costs more than all else of a small model (page faults).
+        self._float32 = torch.empty(0)
+        self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
+        self.matrix = (pack_int8 if is_int8 else pack_bf16)(library, parts)
+        self._multiply, self._gather, self._pointers = self.matrix.multiply, self.matrix.gather, self.matrix.pointers
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(num_tokens, in_features) -> (num_tokens, out_features)."""
+        outputs = torch.empty(inputs.size(0), self.out_features, dtype=torch.bfloat16)
+        self._run(inputs, outputs, self._epilogue)
+        return outputs
+
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+        """See `Linear`."""
+        self._run(inputs, residual, _Epilogue.ADD_BF16)
+
+    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
+        """See `Linear`."""
+        num_values = len(inputs) * self.out_features
+        if num_values > self._float32.numel():
+            self._float32 = allocate(num_values, torch.float32)
+        outputs = self._float32[:num_values].view(len(inputs), self.out_features)
+        self._run(inputs, outputs, _Epilogue.STORE_F32)
+        return outputs
+
+    def gather(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows `ids` (n,) int64 of the weight, (n, in_features)."""
+        rows = torch.empty(len(ids), self.in_features, dtype=torch.bfloat16)
+        self._gather(*self._pointers, self.in_features, ids.data_ptr(), len(ids), rows.data_ptr())
+        return rows
+
+    def _run(self, inputs: torch.Tensor, outputs: torch.Tensor, epilogue: _Epilogue) -> None:
+        self._multiply(
+            inputs.data_ptr(),
+            inputs.stride(0),
+            inputs.size(0),  # len() is a Python function of torch, ten times as slow
+            self.in_features,
+            *self._pointers,
+            self.out_features,
+            self.bias_pointer,
+            outputs.data_ptr(),
+            outputs.stride(0),
+            epilogue,
+        )

@@ -1,0 +1,203 @@
+"""The kernels of `weft.engine.kernels.triton.attention`: attend, and merge what was split.
+
+A kernel does what the items that `weft.engine.kernels.triton.attention_plan` made say and decides nothing itself, so that a captured
+graph computes the next step as soon as the items in device memory are others. A block of the cache holds its keys, then
+its values, each (num_kv_heads, block_size, head_dim): what one K/V head reads is contiguous.
+
+Scores are kept times log2(e), so that exp2 does. Online softmax: Milakov and Gimelshein, 2018; tiles: Dao et al., 2022.
+Splitting the context and merging by log-sum-exp: Dao et al., Flash-Decoding, 2023.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_kernel(
+    queries: tl.tensor,
+    outputs: tl.tensor,
+    cache: tl.tensor,
+    metadata: tl.tensor,
+    items: tl.tensor,
+    partials: tl.tensor,
+    partial_sums: tl.tensor,
+    query_stride,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    NUM_SHARED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+):
+    """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
+
+    Rows of a tile are (token, query head of the K/V head), token by token: K/V are read once for the NUM_SHARED heads
+    that share them. WINDOW, SOFT_CAP: 0 is none. IS_UNIFORM masks all keys, not just those that some row does not see:
+    the bits of a row then do not depend on others of its tile, and decoding, where masks cost nothing, has one loop.
+    """
+    item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7
+    num_tokens = tl.load(item + 2)
+    if num_tokens == 0:
+        return
+    table = metadata + tl.load(item)
+    first_token = tl.load(item + 1).to(tl.int64)
+    first_position = tl.load(item + 3)
+    first_key, last_key = tl.load(item + 4), tl.load(item + 5)
+    partial = tl.load(item + 6)
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    rows = tl.arange(0, TILE_ROWS)
+    tokens = rows // NUM_SHARED
+    heads = kv_head * NUM_SHARED + rows % NUM_SHARED
+    positions = first_position + tokens
+    dims = tl.arange(0, PADDED_DIM)
+    is_row = tokens < num_tokens
+    is_query = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    offsets = (first_token + tokens)[:, None] * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
+    query = tl.load(queries + offsets, mask=is_query, other=0.0)
+    maxima, sums = tl.full([TILE_ROWS], float("-inf"), tl.float32), tl.zeros([TILE_ROWS], tl.float32)
+    attended = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
+    heads_start = cache + kv_head * (BLOCK_SIZE * HEAD_DIM)
+    masked_from = first_key  # before it, every row sees every key
+    blocks = _load_blocks(table, first_key, last_key, BLOCK_SIZE, TILE_KEYS)
+    if not IS_UNIFORM and WINDOW == 0:
+        masked_from = tl.maximum(first_key, tl.minimum(last_key, first_position + 1) // TILE_KEYS * TILE_KEYS)
+        maxima, sums, attended, blocks = _attend_keys(
+            maxima, sums, attended, blocks, query, positions, heads_start, table, first_key, masked_from, last_key,
+            SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PADDED_DIM, TILE_KEYS, False,
+        )  # fmt: skip
+    maxima, sums, attended, blocks = _attend_keys(
+        maxima, sums, attended, blocks, query, positions, heads_start, table, masked_from, last_key, last_key,
+        SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PADDED_DIM, TILE_KEYS, True,
+    )  # fmt: skip
+    attended /= tl.where(sums == 0, 1.0, sums)[:, None]  # a padding row sees nothing and gets zeros
+    target = tl.where(partial < 0, first_token, partial)  # token of the step, or row of the workspace
+    targets = (target + tokens) * (NUM_KV_HEADS * NUM_SHARED) + heads
+    offsets = targets[:, None] * HEAD_DIM + dims[None, :]
+    if partial < 0:
+        tl.store(outputs + offsets, attended.to(outputs.dtype.element_ty), mask=is_query)
+    else:
+        tl.store(partials + offsets, attended, mask=is_query)
+        tl.store(partial_sums + targets, maxima + tl.log2(sums), mask=is_row)
+
+
+@triton.jit
+def _load_blocks(table, start, last_key, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """The block of each key from start on; block 0, which always exists, behind the last key."""
+    keys = start + tl.arange(0, TILE_KEYS)
+    return tl.load(table + keys // BLOCK_SIZE, mask=keys < last_key, other=0)
+
+
+@triton.jit
+def _attend_keys(
+    maxima,
+    sums,
+    attended,
+    blocks,
+    query,
+    positions,
+    heads_start,
+    table,
+    start,
+    stop,
+    last_key,
+    SCALE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """Take in the keys from start to stop: updates running maxima and sums of scores, weighted values, next blocks."""
+    dims = tl.arange(0, PADDED_DIM)
+    side: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    for first in range(start, stop, TILE_KEYS):
+        # Blocks are looked up a tile ahead: keys whose address is loaded in the same pass could not be under way early.
+        next_blocks = _load_blocks(table, first + TILE_KEYS, last_key, BLOCK_SIZE, TILE_KEYS)
+        keys = first + tl.arange(0, TILE_KEYS)
+        # Behind the context may lie anything: not-a-numbers, too, which would reach the result through a weight of 0.
+        is_key = keys < last_key
+        is_value = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+        starts = blocks.to(tl.int64) * (2 * side) + keys % BLOCK_SIZE * HEAD_DIM
+        sources = heads_start + starts[:, None] + dims[None, :]
+        key = tl.load(sources, mask=is_value, other=0.0).to(query.dtype)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * SCALE
+        if SOFT_CAP > 0:
+            scores = _soft_cap(scores, SOFT_CAP)
+        if IS_MASKED:
+            is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
+            if WINDOW > 0:
+                is_seen &= keys[None, :] > positions[:, None] - WINDOW
+            scores = tl.where(is_seen, scores, float("-inf"))
+        new_maxima = tl.maximum(maxima, tl.max(scores, 1))
+        # A row that has seen no key has a maximum of -inf, from which nothing can be subtracted.
+        shifts = tl.where(new_maxima == float("-inf"), 0.0, new_maxima)
+        weights = tl.exp2(scores - shifts[:, None])
+        decay = tl.exp2(maxima - shifts)
+        sums = sums * decay + tl.sum(weights, 1)
+        value = tl.load(sources + side, mask=is_value, other=0.0).to(query.dtype)
+        attended = tl.dot(weights.to(query.dtype), value, attended * decay[:, None], input_precision="ieee")
+        maxima = new_maxima
+        blocks = next_blocks
+    return maxima, sums, attended, blocks
+
+
+@triton.jit
+def _soft_cap(scores, CAP: tl.constexpr):
+    """CAP * tanh(scores / CAP), both times log2(e), by tanh(x) = 1 - 2 / (exp(2 x) + 1).
+
+    From 2 ** 64 on the quotient vanishes beside 1; there the exponential stops, before it is infinite.
+    """
+    RATE: tl.constexpr = 2 * 1.4426950408889634 / CAP
+    return CAP - 2 * CAP / (tl.exp2(tl.minimum(scores * RATE, 64.0)) + 1)
+
+
+@triton.jit
+def merge_kernel(
+    outputs: tl.tensor,
+    merges: tl.tensor,
+    partials: tl.tensor,
+    partial_sums: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    TILE_PARTS: tl.constexpr,
+):
+    """Merge the parts of one token and head by their log-sum-exp; the grid is merges x heads; some have none."""
+    merge = merges + tl.program_id(0) // NUM_HEADS * 4
+    head = tl.program_id(0) % NUM_HEADS
+    num_parts = tl.load(merge + 2)
+    if num_parts == 0:
+        return
+    token = tl.load(merge).to(tl.int64)
+    first = tl.load(merge + 1)
+    stride = tl.load(merge + 3)
+    dims = tl.arange(0, PADDED_DIM)
+    is_value = dims < HEAD_DIM
+    maximum = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    attended = tl.zeros([PADDED_DIM], tl.float32)
+    for start in range(0, num_parts, TILE_PARTS):
+        parts = start + tl.arange(0, TILE_PARTS)
+        is_part = parts < num_parts
+        sources = (first + parts * stride) * NUM_HEADS + head
+        sums = tl.load(partial_sums + sources, mask=is_part, other=float("-inf"))
+        values = tl.load(
+            partials + sources[:, None] * HEAD_DIM + dims[None, :], mask=is_part[:, None] & is_value[None, :], other=0.0
+        )
+        new_maximum = tl.maximum(maximum, tl.max(sums, 0))
+        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # of the first parts a token may see nothing
+        weights = tl.exp2(sums - shift)
+        decay = tl.exp2(maximum - shift)
+        total = total * decay + tl.sum(weights, 0)
+        attended = attended * decay + tl.sum(weights[:, None] * values, 0)
+        maximum = new_maximum
+    outputs += (token * NUM_HEADS + head) * HEAD_DIM + dims
+    tl.store(outputs, (attended / total).to(outputs.dtype.element_ty), mask=is_value)

@@ -1,0 +1,111 @@
+"""Weft's own `PickIds` for CUDA: two launches for a step, four where a row has top-k, top-p or min-p.
+
+Follows `pick_ids` number by number; see `triton_kernels` for how. Its exponential and the order of its sums differ in
+the last bits, so an id may differ where a uniform number, or a nucleus, lies within 1e-5 of the border between two; a
+row is sampled alone, bit for bit. Nothing waits for the device.
+"""
+
+import numpy as np
+import torch
+import triton
+
+from weft.engine.kernels.triton import sampling_kernels as kernels
+from weft.engine.step.batch import Floats, SamplingBatch
+from weft.engine.step.masks import RowMasks
+from weft.engine.step.transfer import to_device
+
+_PART, _CHUNK = 4096, 128
+_TILE = 2048
+"""Listed values that one pass of a search looks at together."""
+
+
+class TritonSampler:
+    """See `PickIds`."""
+
+    def __call__(self, logits: torch.Tensor, batch: SamplingBatch, masks: RowMasks | None) -> torch.Tensor:
+        """Logits (num_rows, vocab_size) float32, contiguous; those of masked rows are overwritten."""
+        parameters = to_device(pack_parameters(batch, masks, logits.size(1)), logits.device)
+        bits = None
+        if masks is not None:
+            bits = to_device(masks.bits.view(np.uint8), logits.device).view(torch.int32)
+        return launch(logits, parameters, bits, has_filters(batch))
+
+
+class TritonGraphSampler:
+    """The same in a CUDA graph, which has no masks; see `GraphSampler`."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """Sample from so many logits a row."""
+        self._vocab_size = vocab_size
+
+    def kind(self, batch: SamplingBatch) -> int | None:
+        """1 where a row is filtered, which takes two launches more, else 0."""
+        return int(has_filters(batch))
+
+    def parameters(self, batch: SamplingBatch, num_rows: int) -> Floats:
+        """See `pack_parameters`; padding repeats the last row."""
+        parameters = pack_parameters(batch, None, self._vocab_size)
+        return np.pad(parameters, ((0, 0), (0, num_rows - parameters.shape[1])), "edge")
+
+    def sample(self, logits: torch.Tensor, parameters: torch.Tensor, kind: int) -> torch.Tensor:
+        """See `launch`."""
+        return launch(logits, parameters, None, bool(kind))
+
+
+def has_filters(batch: SamplingBatch) -> bool:
+    """Whether any row has top-k, top-p or min-p."""
+    return bool(((batch.top_ks > 0) | (batch.top_ps < 1) | (batch.min_ps > 0)).any())
+
+
+def pack_parameters(batch: SamplingBatch, masks: RowMasks | None, vocab_size: int) -> Floats:
+    """What `launch` wants to know of the rows: (6, num_rows) float32, in the order of `triton_kernels`."""
+    mask_rows = np.full(len(batch.temperatures), -1)
+    if masks is not None:
+        mask_rows[masks.rows] = np.arange(len(masks.rows))
+    is_random = batch.temperatures > 0
+    temperatures = np.where(is_random, batch.temperatures, np.float32(1))
+    with np.errstate(divide="ignore", over="ignore"):
+        inverses = np.minimum(1 / temperatures, np.finfo(np.float32).max) * is_random
+        margins = temperatures * np.log(batch.min_ps)  # log(0) = -inf keeps all
+    top_ks = np.where(batch.top_ks < vocab_size, batch.top_ks, 0)
+    return np.stack((inverses, margins, top_ks, batch.top_ps, batch.uniforms, mask_rows)).astype(np.float32)
+
+
+def launch(
+    logits: torch.Tensor, parameters: torch.Tensor, bits: torch.Tensor | None, is_filtered: bool
+) -> torch.Tensor:
+    """Queue the kernels; all that they read and write is on the device, so that a CUDA graph may hold them.
+
+    Args:
+        logits: (num_rows, vocab_size) float32, contiguous; those of masked rows are overwritten.
+        parameters: See `pack_parameters`.
+        bits: (n, vocab_size / 32, rounded up) int32, see `RowMasks`; None when no row has a mask.
+        is_filtered: Whether a row may have top-k, top-p or min-p.
+
+    Returns:
+        (num_rows,) int64.
+    """
+    num_rows, vocab_size = logits.shape
+    num_parts = triton.cdiv(vocab_size, _PART)
+    padded = max(triton.next_power_of_2(num_parts), 16)
+    chunk_bests = logits.new_empty(num_rows, num_parts, _PART // _CHUNK)
+    part_bests, part_masses = logits.new_empty(num_rows, num_parts), logits.new_empty(num_rows, num_parts)
+    part_best_ids = logits.new_empty(num_rows, num_parts, dtype=torch.int32)
+    summaries = (chunk_bests, part_bests, part_best_ids, part_masses)
+    token_ids = logits.new_empty(num_rows, dtype=torch.int64)
+    floors, totals = logits.new_empty(num_rows), logits.new_empty(num_rows, dtype=torch.float64)
+    if bits is None:
+        bits = parameters.view(torch.int32)  # which is not read where no row has a mask
+    grid = (num_rows, num_parts)
+    num_words = triton.cdiv(vocab_size, 32)
+    kernels.summarise[grid](logits, parameters, bits, *summaries, vocab_size, num_words, _PART, _CHUNK, num_warps=8)
+    results = (token_ids, floors, totals, vocab_size, num_parts)
+    kernels.decide[(num_rows,)](logits, parameters, *summaries, *results, _PART, _CHUNK, padded, num_warps=8)
+    if is_filtered:
+        lists = logits.new_empty(num_rows, num_parts, _PART)
+        counts = torch.empty_like(part_best_ids)
+        kernels.collect[grid](logits, floors, part_bests, lists, counts, vocab_size, _PART, num_warps=8)
+        found = (floors, totals, part_bests, lists, counts, token_ids, vocab_size, num_parts)
+        width = max(_TILE // padded, 8)
+        kernels.draw[(num_rows,)](logits, parameters, *found, _PART, padded, width, num_warps=8)
+    return token_ids

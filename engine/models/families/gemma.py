@@ -1,0 +1,57 @@
+"""Gemma and Gemma 2: scaled embeddings, norms around 1, tanh GELU; Gemma 2 adds soft caps and norms behind branches.
+
+Published configurations leave out what transformers takes for granted; the defaults here are its.
+"""
+
+from dataclasses import replace
+
+from weft.engine.models.families.family import FamilySwitches, read_window, windows_by_type
+from weft.engine.models.families.fields import Fields
+from weft.engine.shared.errors import ModelError
+
+_ACTIVATION = "gelu_pytorch_tanh"
+
+
+def gemma(fields: Fields) -> FamilySwitches:
+    """The first releases say gelu and mean its approximation by tanh, as transformers has it."""
+    if fields.flag("use_bidirectional_attention", False):
+        raise ModelError("use_bidirectional_attention is not supported (every token sees itself and those before it)")
+    attention_bias = fields.flag("attention_bias", False)
+    activation = fields.optional_text("hidden_act") or _ACTIVATION
+    return FamilySwitches(
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        head_dim=256,
+        norm_offset=1.0,
+        embedding_scale=fields.integer("hidden_size") ** 0.5,
+        activation=_ACTIVATION if activation == "gelu" else activation,
+        ties_embeddings=True,
+    )
+
+
+def gemma2(fields: Fields) -> FamilySwitches:
+    """Every second layer has a window, from the first one on, unless layer_types says otherwise."""
+    window = read_window(fields, 4096)
+    num_layers = fields.integer("num_hidden_layers")
+    alternating = tuple(None if layer % 2 else window for layer in range(num_layers))
+    return replace(
+        gemma(fields),
+        has_post_norms=True,
+        sliding_windows=windows_by_type(fields, window) or alternating,
+        attention_scale=_positive(fields, "query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", 50.0),
+        logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", 30.0),
+        activation=fields.optional_text("hidden_activation") or fields.optional_text("hidden_act") or _ACTIVATION,
+    )
+
+
+def _soft_cap(fields: Fields, name: str, default: float) -> float | None:
+    """A cap that is null is none; one that is not mentioned is the default."""
+    return None if fields.mentions(name) and not fields.has(name) else _positive(fields, name, default)
+
+
+def _positive(fields: Fields, name: str, default: float) -> float:
+    value = fields.number(name, default)
+    if not value > 0:
+        raise fields.wrong(name, "a number above 0")
+    return value

@@ -1,9 +1,0 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values; sliding windows in upper layers if switched on."""
-
-from engine.models.family import FamilySwitches, read_layer_windows
-from engine.models.fields import Fields
-
-
-def qwen2(fields: Fields) -> FamilySwitches:
-    """The biases are part of the architecture, config.json does not mention them."""
-    return FamilySwitches(qkv_bias=True, sliding_windows=read_layer_windows(fields))

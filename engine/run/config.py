@@ -1,0 +1,162 @@
+"""The engine's settings with every "auto" resolved, each from the options, the checkpoint and the machine.
+
+Frozen: measured values (weights in memory, number of blocks) live in `MemoryPlan`.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from weft.engine.models.config import ModelConfig
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineOptions
+
+_CGROUP = Path("/sys/fs/cgroup")
+_FP8_CAPABILITY = 8, 9
+"""GPUs from here on convert e4m3 in hardware."""
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine runs with.
+
+    Attributes:
+        dtype: Of weights and activations.
+        max_model_len: Most tokens of a request, before the memory plan has its say.
+        max_num_seqs: Most requests that run at once.
+        prefix_caching: Whether blocks are found by content.
+        pin_share: Share of the KV cache that requests may pin.
+        is_int8: Matrices are quantized to int8; activations and KV cache stay in dtype.
+        itl_target_s: Longest predicted step while anything decodes; None follows the decodes (`LatencyTarget`).
+        overlap: Whether a step is launched before the one before it is collected.
+        kv_cache_memory_bytes: Asked for by the user; None lets the plan decide.
+        is_deterministic: Whether a request's bits may not depend on what runs beside it.
+        is_ngram: What an output repeats is guessed from the request's own tokens.
+        draft_model: Folder of a model that guesses for this one; None for none.
+        is_kv_cache_fp8: K and V are kept in one byte a value (e4m3) instead of in dtype.
+        prefill_attention: auto, or what attends in fresh prompts on CUDA: triton or flash.
+    """
+
+    model: Path
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    prefix_caching: bool
+    pin_share: float
+    load_dummy: bool
+    is_int8: bool
+    itl_target_s: float | None
+    max_num_waiting: int
+    overlap: bool
+    kv_cache_memory_bytes: int | None
+    is_deterministic: bool = False
+    is_ngram: bool = False
+    draft_model: Path | None = None
+    is_kv_cache_fp8: bool = False
+    prefill_attention: str = "auto"
+
+    @property
+    def kv_cache_dtype(self) -> torch.dtype:
+        """What K and V are kept in."""
+        return torch.float8_e4m3fn if self.is_kv_cache_fp8 else self.dtype
+
+
+def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
+    """Decide what the options leave open.
+
+    Raises:
+        ModelError: The options ask for what the machine or the checkpoint does not have.
+    """
+    device = _device(options.device)
+    is_cuda = device.type == "cuda"
+    max_num_seqs = options.max_num_seqs or (256 if is_cuda else 128)
+    block_size = options.block_size or (16 if is_cuda else 32)  # the CPU's attention reads 32 tokens at a time
+    least = max_num_seqs + block_size
+    max_num_batched_tokens = options.max_num_batched_tokens or max(8192 if is_cuda else 2048, least)
+    if max_num_batched_tokens < least:
+        raise ModelError(
+            f"max_num_batched_tokens must be at least max_num_seqs + block_size = {least}, got {max_num_batched_tokens}"
+        )
+    max_model_len = options.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
+        raise ModelError(
+            f"max_model_len must be at most {model.max_position_embeddings}, which the model was made for, "
+            f"got {max_model_len}"
+        )
+    dtype = _DTYPES.get(options.dtype, model.dtype)
+    is_int8 = options.quantization == "int8"
+    if is_int8 and (device.type != "cpu" or dtype != torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        raise ModelError(f"quantization int8 needs device cpu and dtype bfloat16, got {device.type} and {name}")
+    if options.prefill_attention != "auto" and not is_cuda:
+        raise ModelError(f"prefill_attention {options.prefill_attention} needs device cuda, got {device.type}")
+    return EngineConfig(
+        model=Path(options.model),
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        prefix_caching=options.prefix_caching,
+        pin_share=options.pin_share,
+        load_dummy=options.load_format == "dummy",
+        is_int8=is_int8,
+        itl_target_s=options.itl_target_ms / 1e3 if options.itl_target_ms else 0.05 if is_cuda else None,
+        max_num_waiting=options.max_num_waiting,
+        overlap=is_cuda,  # on the CPU a launch already computes the step
+        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        is_deterministic=options.deterministic,
+        is_ngram=options.speculative == "ngram",
+        draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
+        is_kv_cache_fp8=_is_kv_cache_fp8(options, device),
+        prefill_attention=options.prefill_attention,
+    )
+
+
+def _is_kv_cache_fp8(options: EngineOptions, device: torch.device) -> bool:
+    if options.kv_cache_dtype != "fp8":
+        return False
+    if device.type != "cuda":
+        raise ModelError(f"kv_cache_dtype fp8 needs device cuda, got {device.type}")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _FP8_CAPABILITY:
+        needed, got = (f"{major}.{minor}" for major, minor in (_FP8_CAPABILITY, capability))
+        raise ModelError(f"kv_cache_dtype fp8 needs compute capability {needed}, got {got}")
+    return True
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device cuda was asked for, but torch finds no CUDA device")
+    return torch.device(name)
+
+
+def available_memory_bytes(device: torch.device) -> int:
+    """Bytes that can be allocated now without pushing anybody out."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = _meminfo_bytes("MemAvailable")
+    limit = _CGROUP / "memory.max"  # a container's limit, where there is one
+    if limit.exists() and limit.read_text().strip().isdigit():
+        used = int((_CGROUP / "memory.current").read_text())
+        pages = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        reclaimable = int(pages.get("inactive_file", 0))  # cached files, the weights just read among them
+        free = min(free, int(limit.read_text()) - used + reclaimable)
+    return free
+
+
+def _meminfo_bytes(name: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

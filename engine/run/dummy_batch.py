@@ -1,0 +1,105 @@
+"""Steps of zeros, for what is measured and warmed up at start-up: no request is behind them."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.engine.cache.specs import CacheSpec, StateSpec
+from weft.engine.run.config import EngineConfig
+from weft.engine.step.batch import Batch, GroupBatch, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
+
+
+def dummy_batch(
+    num_tokens: int, specs: Sequence[CacheSpec], block_size: int, num_rows: int, max_model_len: int | None = None
+) -> Batch:
+    """Prompts of num_tokens zeros in all, sampled greedily at the last num_rows of them; blocks begin at 1.
+
+    Args:
+        specs: One entry per cache group.
+        max_model_len: Tokens of each prompt but the last one, which may be shorter; None makes a single one.
+    """
+    longest = min(max_model_len or num_tokens, num_tokens)
+    num_rows = min(num_rows, num_tokens)
+    at = np.arange(num_tokens)
+    requests, positions = np.divmod(at, longest)
+    starts = np.arange(0, num_tokens, longest)
+    num_blocks = -(-longest // block_size)
+    none = np.zeros(0, np.int64)
+    no_copies = np.zeros((0, 2), np.int64)
+    paged = GroupBatch(
+        slot_mapping=(1 + requests * num_blocks) * block_size + positions,
+        block_tables=1 + np.arange(len(starts) * num_blocks).reshape(-1, num_blocks),
+        block_copies=no_copies,
+    )
+    states = GroupBatch(none, 1 + np.arange(len(starts))[:, None], no_copies)
+    return Batch(
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=positions,
+        placeholders=Placeholders(none, none),
+        query_start_locs=np.append(starts, num_tokens),
+        seq_lens=np.diff(np.append(starts, num_tokens)),
+        groups=tuple(states if isinstance(spec, StateSpec) else paged for spec in specs),
+        row_indices=at[-num_rows:],
+        sampling=SamplingBatch(
+            temperatures=np.zeros(num_rows, np.float32),
+            top_ks=np.zeros(num_rows, np.int64),
+            top_ps=np.ones(num_rows, np.float32),
+            min_ps=np.zeros(num_rows, np.float32),
+            uniforms=np.zeros(num_rows, np.float32),
+            num_logprobs=np.full(num_rows, -1),
+            bias_rows=none,
+            bias_ids=none,
+            bias_values=np.zeros(0, np.float32),
+            allowed_rows=none,
+            allowed_entries=none,
+            allowed_ids=none,
+        ),
+    )
+
+
+def going_on(batch: Batch) -> Batch:
+    """The batch of a single prompt without its first token, as if a step before had computed it."""
+    groups = tuple(dataclasses.replace(group, slot_mapping=group.slot_mapping[1:]) for group in batch.groups)
+    return dataclasses.replace(
+        batch,
+        token_ids=batch.token_ids[1:],
+        positions=batch.positions[1:],
+        query_start_locs=np.array([0, batch.num_tokens - 1]),
+        groups=groups,
+        row_indices=batch.row_indices - 1,
+    )
+
+
+def largest_batch(config: EngineConfig, specs: Sequence[CacheSpec]) -> Batch:
+    """The most that a step may compute, with filters and log-probabilities for as many rows as there may be requests.
+
+    These need more memory than any layer; that a prompt is scored, too, keeps the hidden states of all tokens. One row
+    is penalised, which takes little memory, but a kernel that has to be compiled. None is longer than the model's
+    context, for which there is no position.
+    """
+    num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
+    batch = dummy_batch(num_tokens, specs, config.block_size, config.max_num_seqs, config.max_model_len)
+    num_rows = len(batch.row_indices)
+    first = np.zeros(1, np.int64)
+    one = np.ones(1, np.float32)
+    penalties = PenaltyBatch(
+        rows=first,
+        presence=one,
+        frequency=one,
+        repetition=one,
+        starts=np.arange(2),
+        ids=first,
+        counts=first,
+        placeholders=Placeholders(first[:0], first[:0]),
+    )
+    sampling = dataclasses.replace(
+        batch.sampling,
+        temperatures=np.ones(num_rows, np.float32),
+        top_ks=np.full(num_rows, 50),
+        top_ps=np.full(num_rows, 0.9, np.float32),
+        min_ps=np.full(num_rows, 0.01, np.float32),
+        num_logprobs=np.full(num_rows, 20),
+        penalties=penalties,
+    )
+    return dataclasses.replace(batch, sampling=sampling, scores=ScoreBatch(first, first, np.full(1, 20)))

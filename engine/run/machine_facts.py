@@ -1,0 +1,31 @@
+"""Prints as JSON what only torch and the native kernels know of this machine. Run by `weft doctor`; loads no model."""
+
+import sys
+
+import msgspec
+import torch
+
+from weft.engine.kernels.cpu import library
+from weft.engine.run.config import available_memory_bytes
+from weft.engine.shared.messages import CudaDevice, MachineFacts
+
+
+def collect() -> MachineFacts:
+    """Ask torch, the kernels and the operating system."""
+    native = library.load()
+    return MachineFacts(
+        cuda_version=torch.version.cuda,
+        cuda_devices=tuple(map(_device, range(torch.cuda.device_count()))),
+        free_bytes=available_memory_bytes(torch.device("cpu")),
+        compiled=library.compiled_variants(),
+        native=native.variant if native else None,
+    )
+
+
+def _device(index: int) -> CudaDevice:
+    major, minor = torch.cuda.get_device_capability(index)
+    return CudaDevice(torch.cuda.get_device_name(index), f"{major}.{minor}", torch.cuda.mem_get_info(index)[0])
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(collect()))

@@ -1,0 +1,151 @@
+"""Where the memory goes: weights, activations, and what is left for the KV cache.
+
+The same plan is printed by `weft plan` before anything is loaded (weights from the shapes, activations estimated) and
+by the engine once weights are in memory and a step has been measured. Allocates nothing itself.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.engine.cache.specs import CacheGroup, CacheSpec
+from weft.engine.models.config import ModelConfig
+from weft.engine.run.config import EngineConfig
+from weft.engine.shared.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+SHARE_OF_FREE_MEMORY = {"cpu": 0.4, "cuda": 0.92}
+"""Most of the memory that is free after weights and activations which the KV cache takes unless told otherwise: on a
+CPU other programs need some of it, on a GPU CUDA graphs do, and what is lost between allocations."""
+
+MAX_CPU_CACHE_BYTES = 4 << 30
+"""A CPU decodes too slowly to make use of more."""
+
+_LENGTHS = (1_024, 4_096, 16_384, 65_536)
+"""Of requests, in tokens, for which people want to know how many run at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by purpose and what they hold."""
+
+    weights_bytes: int
+    activations_bytes: int
+    kv_cache_bytes: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the KV cache holds; the null block holds none."""
+        return (self.num_blocks - 1) * self.block_size
+
+    def num_requests(self, num_tokens: int) -> int:
+        """Requests of so many tokens that the KV cache holds at once, if they share no prefix."""
+        return (self.num_blocks - 1) // -(-num_tokens // self.block_size)
+
+    def concurrency(self, max_num_seqs: int) -> str:
+        """How many requests run at once, by length, for people."""
+        lengths = [n for n in _LENGTHS if n < self.max_model_len] + [self.max_model_len]
+        counts = [(min(self.num_requests(n), max_num_seqs), n) for n in lengths]
+        listed = ", ".join(f"{count:,} with {n:,} tokens each" for count, n in counts)
+        return f"at once      {listed} (never more than {max_num_seqs} requests)"
+
+    def lines(self) -> list[str]:
+        """The plan for people."""
+        at_once = self.num_tokens / self.max_model_len
+        return [
+            f"weights      {format_size(self.weights_bytes)}",
+            f"activations  {format_size(self.activations_bytes)}",
+            f"KV cache     {format_size(self.kv_cache_bytes)} = {self.num_blocks:,} blocks of {self.block_size} = "
+            f"{self.num_tokens:,} tokens = {at_once:.1f} requests of {self.max_model_len:,} tokens at once",
+        ]
+
+
+def check_fit(*, weights_bytes: int, activations_bytes: int, free_bytes: int) -> None:
+    """Refuse, before anything is loaded, a model that leaves nothing for the KV cache.
+
+    Raises:
+        ModelError: Weights and activations take all the free_bytes that there are now.
+    """
+    if weights_bytes + activations_bytes >= free_bytes:
+        raise ModelError(
+            f"the model does not fit: weights take {format_size(weights_bytes)} and activations "
+            f"{format_size(activations_bytes)}, but only {format_size(free_bytes)} are free"
+        )
+
+
+def make_plan(
+    config: EngineConfig,
+    groups: Sequence[CacheGroup[CacheSpec]],
+    *,
+    weights_bytes: int,
+    activations_bytes: int,
+    free_bytes: int,
+) -> MemoryPlan:
+    """Divide the memory: what each request takes however long it is comes first, for as many as may run at once.
+
+    Raises:
+        ModelError: Not even one request fits.
+    """
+    block_bytes = sum(group.block_bytes(config.block_size, config.kv_cache_dtype) for group in groups)
+    states_bytes = (config.max_num_seqs + 1) * sum(group.request_bytes for group in groups)
+    kv_bytes = config.kv_cache_memory_bytes
+    if kv_bytes is None:
+        kv_bytes = int(free_bytes * SHARE_OF_FREE_MEMORY[config.device.type])
+        if config.device.type == "cpu":
+            kv_bytes = min(kv_bytes, MAX_CPU_CACHE_BYTES)
+    elif kv_bytes > free_bytes:
+        raise ModelError(
+            f"kv_cache_memory is {format_size(kv_bytes)}, but only {format_size(max(free_bytes, 0))} are free"
+        )
+    blocks_per_request = -(-config.max_model_len // config.block_size)
+    num_blocks = config.max_num_seqs * blocks_per_request + 1
+    paged_bytes = max(kv_bytes - states_bytes, 0)
+    if block_bytes:
+        num_blocks = min(paged_bytes // block_bytes, num_blocks)
+    if num_blocks < 2 or kv_bytes < states_bytes:
+        states = f", the states of {config.max_num_seqs} requests {format_size(states_bytes)}" if states_bytes else ""
+        raise ModelError(
+            f"no memory is left for the KV cache: {format_size(kv_bytes)}, a block takes {format_size(block_bytes)}"
+            f"{states}"
+        )
+    max_model_len = min(config.max_model_len, (num_blocks - 1) * config.block_size)
+    if max_model_len < config.max_model_len:
+        logger.warning(
+            "max_model_len lowered from %d to %d tokens, which fill the KV cache of %s",
+            config.max_model_len,
+            max_model_len,
+            format_size(num_blocks * block_bytes + states_bytes),
+        )
+    return MemoryPlan(
+        weights_bytes=weights_bytes,
+        activations_bytes=activations_bytes,
+        kv_cache_bytes=num_blocks * block_bytes + states_bytes,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+    )
+
+
+def estimate_activations_bytes(model: ModelConfig, config: EngineConfig) -> int:
+    """Bytes of the largest step, from the shapes alone: the widest layer for all tokens, and logits in float32.
+
+    On a CPU a matrix may keep its inputs in float32 as well.
+    """
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    per_token = 4 * model.hidden_size + heads + 3 * model.intermediate_size
+    logits = 3 * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size * 4
+    widened = max(model.intermediate_size, model.num_heads * model.head_dim) * 4 if config.device.type == "cpu" else 0
+    return config.max_num_batched_tokens * (per_token * config.dtype.itemsize + widened) + logits
+
+
+def format_size(num_bytes: float) -> str:
+    """Such as 1.2 GB."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.2f} GB"

@@ -1,0 +1,215 @@
+"""Weights and cache behind one call: batch in, sampled ids out.
+
+`launch` queues a step on the device, with the way of its results to the host, and returns at once (on the CPU: when it
+is computed); `collect` waits for those results, not for what was launched since. Ids that the previous step sampled
+are taken from the device, so a step can be launched before the one before it is collected. Sees batches, never
+requests. The host waits for the device in `collect` only, and for the masks of grammars in `launch`.
+"""
+
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from weft.engine.kernels.caches import Caches
+from weft.engine.models.model import Model
+from weft.engine.run.cuda_graphs import ComputedStep, DecodeGraphs
+from weft.engine.sampling.logprobs import LogprobTensors, score, token_logprobs
+from weft.engine.sampling.sampler import TORCH_SAMPLING, SampleResult, SamplingKit, sample
+from weft.engine.step.batch import Batch, ScoreBatch
+from weft.engine.step.masks import RowMasks
+from weft.engine.step.out_of_memory import is_out_of_memory
+from weft.engine.step.step_result import StepResult
+from weft.engine.step.transfer import Download, mark, to_device
+
+logger = logging.getLogger(__name__)
+
+_SCORES_AT_ONCE = 64
+"""Prompt positions whose logits exist at the same time: a row of logits is large."""
+
+
+class Follower(Protocol):
+    """Computes what the runner's model computes, for a cache of its own that mirrors the runner's."""
+
+    def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
+        """Compute a batch with these input ids, (num_tokens,) on the device."""
+
+    def prepare(self) -> bool:
+        """See `ModelRunner.prepare`."""
+
+    def give_up_memory(self) -> None:
+        """See `ModelRunner.give_up_memory`."""
+
+    def take_device_s(self) -> float:
+        """What the device has spent on other steps of its own since this was asked, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose results are on their way to the host; samples is None when it sampled nothing."""
+
+    samples: SampleResult | None
+    scores: list[LogprobTensors]
+    download: Download
+
+
+class ModelRunner:
+    """Owner of the model and its caches."""
+
+    def __init__(
+        self,
+        model: Model,
+        caches: Caches,
+        device: torch.device,
+        follower: Follower | None = None,
+        sampling: SamplingKit = TORCH_SAMPLING,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """Take over a loaded model and its allocated caches.
+
+        Args:
+            follower: Given every step as well.
+            graphs: Of this model and these caches; without them all steps run eagerly.
+        """
+        self._model = model
+        self._caches = caches
+        self._device = device
+        self._follower = follower
+        self._sampling = sampling
+        self._graphs = graphs
+        self._previous_token_ids: torch.Tensor | None = None
+        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
+        """Queue forward pass and sampling of one step.
+
+        Steps run in the order in which they are launched; placeholders come from the step launched before. Masks are
+        waited for between the two.
+
+        Raises:
+            RuntimeError: Among others out of memory, even after everything that can be computed again was given up; at
+                once where the step cannot be repeated.
+        """
+        try:
+            return self._launch(batch, masks)
+        except RuntimeError as error:
+            if not (is_out_of_memory(error) and self._caches.may_repeat):
+                raise
+            logger.warning("a step of %d tokens ran out of memory and is launched again", batch.num_tokens)
+        # Behind the handler, for the error holds on to what the step had allocated. A step may be launched twice: it
+        # writes to the slots that are its own, and what it reads from others is there.
+        self.give_up_memory()
+        return self._launch(batch, masks)
+
+    @torch.inference_mode()
+    def prepare(self) -> bool:
+        """Spend idle time on what steps would have to wait for; returns whether there is more of it."""
+        if self._caches.prepare() or (self._follower is not None and self._follower.prepare()):
+            return True
+        return self._graphs is not None and self._graphs.record_next()
+
+    def check_device(self) -> None:
+        """Wait for the device; raises if it computes nothing any more."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Compute a batch with these input ids, up to the hidden states.
+
+        Returns:
+            Hidden states, (num_rows, hidden_size) of the rows to be sampled; of all tokens where prompts are scored.
+        """
+        caches = self._caches.begin(batch)
+        rows = None
+        if batch.scores is None and len(batch.row_indices) != batch.num_tokens:
+            rows = to_device(batch.row_indices, self._device)
+        return self._model.forward(token_ids, to_device(batch.positions, self._device), caches, rows)
+
+    def collect(self, launched: LaunchedStep) -> StepResult:
+        """Wait for the results of a step."""
+        tensors = iter(launched.download.wait())
+        samples, logprobs = launched.samples, {}
+        token_ids = next(tensors).tolist() if samples is not None else []
+        if samples is not None and samples.logprobs is not None:
+            part = samples.logprobs.on_host(tensors)
+            logprobs = dict(zip(part.rows.tolist(), token_logprobs(part), strict=True))
+        scores = [entry for part in launched.scores for entry in token_logprobs(part.on_host(tensors))]
+        return StepResult(token_ids, logprobs, scores, self._device_s())
+
+    def _device_s(self) -> float | None:
+        """Seconds of the steps that have ended since this was asked; a step without results may end later."""
+        if self._device.type != "cuda":
+            return None
+        milliseconds = 0.0
+        while self._spans and self._spans[0][1].query():  # type: ignore[no-untyped-call]
+            began, ended = self._spans.popleft()
+            milliseconds += began.elapsed_time(ended)
+        return milliseconds / 1e3 + (self._follower.take_device_s() if self._follower else 0.0)
+
+    def _launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> LaunchedStep:
+        computed = None
+        if self._graphs is not None:
+            # Where a graph samples, nothing may fail behind it: launched again, it would find its own ids in place of
+            # those that the previous step sampled.
+            computed = self._graphs.run(batch, may_sample=masks is None and self._follower is None)
+        if computed is None:
+            began = mark(self._device)
+            token_ids = self._input_ids(batch)
+            computed = ComputedStep(token_ids, self.forward(token_ids, batch), None, began)
+        samples = self._sample(batch, computed, masks) if len(batch.row_indices) else None
+        scores = list(self._score(batch.scores, computed.hidden_states)) if batch.scores else []
+        if self._follower is not None:
+            self._follower.follow(computed.token_ids, batch)
+        if computed.began and (ended := mark(self._device)):
+            self._spans.append((computed.began, ended))
+        parts = [*([samples.logprobs] if samples and samples.logprobs else []), *scores]
+        results = [tensor for part in parts for tensor in part.tensors]
+        launched = LaunchedStep(samples, scores, Download([*([samples.token_ids] if samples else []), *results]))
+        self._previous_token_ids = samples.token_ids if samples else None
+        if self._graphs is not None and samples is not None and computed.sampled_ids is None:
+            self._graphs.keep_sampled(samples.token_ids)
+        return launched
+
+    def _input_ids(self, batch: Batch) -> torch.Tensor:
+        """(num_tokens,) on the device, placeholders filled in."""
+        token_ids = to_device(batch.token_ids, self._device)
+        if not len(batch.placeholders.targets):
+            return token_ids
+        assert self._previous_token_ids is not None
+        targets = to_device(batch.placeholders.targets, self._device)
+        rows = to_device(batch.placeholders.rows, self._device)
+        return token_ids.index_copy(0, targets, self._previous_token_ids[rows])
+
+    def _sample(self, batch: Batch, computed: ComputedStep, masks: "Future[RowMasks] | None") -> SampleResult:
+        if computed.sampled_ids is not None:
+            return SampleResult(computed.sampled_ids, None)
+        rows = computed.hidden_states
+        if len(batch.row_indices) != len(rows):
+            rows = rows[to_device(batch.row_indices, self._device)]
+        logits = self._model.compute_logits(rows)
+        row_masks = masks.result() if masks is not None else None
+        return sample(logits, batch.sampling, self._previous_token_ids, row_masks, self._sampling)
+
+    def give_up_memory(self) -> None:
+        """Free what can be made again: graphs."""
+        self.check_device()  # a step in flight may be using the memory of a graph
+        if self._graphs is not None:
+            self._graphs.release()
+        if self._follower is not None:
+            self._follower.give_up_memory()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _score(self, scores: ScoreBatch, hidden_states: torch.Tensor) -> Iterator[LogprobTensors]:
+        for start in range(0, len(scores.token_indices), _SCORES_AT_ONCE):
+            part = ScoreBatch(
+                *(getattr(scores, f.name)[start : start + _SCORES_AT_ONCE] for f in dataclasses.fields(scores))
+            )
+            rows = hidden_states[to_device(part.token_indices, self._device)]
+            yield score(self._model.compute_logits(rows), part)

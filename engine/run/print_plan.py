@@ -1,0 +1,62 @@
+"""Prints what a model takes and how many requests it serves, before anything is loaded.
+
+Run by `weft plan`, with the options on standard input. Exit code 2: the model does not fit or cannot
+be read, and one line on stderr says why.
+"""
+
+import pathlib
+import sys
+
+import msgspec
+
+from weft.engine.cache.specs import group_layers
+from weft.engine.models.config import load_model_config
+from weft.engine.models.layout import decoder_spec
+from weft.engine.run import config as engine_config
+from weft.engine.run.kernel_choice import choose_kit
+from weft.engine.run.memory_plan import check_fit, estimate_activations_bytes, format_size, make_plan
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineOptions
+from weft.engine.speculation.draft_checkpoint import find_draft_checkpoint
+
+
+def main() -> int:
+    """Print the plan for the options on standard input."""
+    options = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineOptions)
+    try:
+        model = load_model_config(pathlib.Path(options.model))
+        config = engine_config.resolve(options, model)
+        weights_bytes = decoder_spec(model).weights_bytes(choose_kit(model, config), config.dtype)
+        activations_bytes = estimate_activations_bytes(model, config)
+        groups = group_layers(decoder_spec(model).caches)
+        draft = find_draft_checkpoint(config, model)
+        if draft:
+            weights_bytes += draft.weights_bytes
+            activations_bytes = max(activations_bytes, draft.activations_bytes)
+            groups += draft.groups
+        free_bytes = engine_config.available_memory_bytes(config.device)
+        check_fit(weights_bytes=weights_bytes, activations_bytes=activations_bytes, free_bytes=free_bytes)
+        plan = make_plan(
+            config,
+            groups,
+            weights_bytes=weights_bytes,
+            activations_bytes=activations_bytes,
+            free_bytes=free_bytes - weights_bytes - activations_bytes,
+        )
+    except ModelError as error:
+        print(f"weft: error: {error}", file=sys.stderr)
+        return 2
+    dtype = str(config.dtype).removeprefix("torch.")
+    print(f"model        {config.model.name} ({model.architecture})")
+    exceptions = ", matrices in int8" * config.is_int8 + ", KV cache in fp8" * config.is_kv_cache_fp8
+    print(f"device       {config.device.type}, {dtype}{exceptions}")
+    if draft and config.draft_model:
+        print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
+    print(f"free memory  {format_size(free_bytes)}")
+    print("\n".join(plan.lines()))
+    print(plan.concurrency(config.max_num_seqs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

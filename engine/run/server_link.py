@@ -1,0 +1,166 @@
+"""The engine's end of the sockets to the server processes.
+
+Reads are taken between steps; writes never wait: what a slow reader has not taken yet is merged per choice, so an
+outbox is bounded by the tokens of that connection's requests. End of file means that the server is dead. Knows
+messages and bytes, nothing of scheduling.
+"""
+
+import logging
+import pathlib
+import selectors
+import socket
+from collections.abc import Iterator
+
+import msgspec
+
+from weft.engine.shared.messages import (
+    EngineInfo,
+    FrameReader,
+    FromEngine,
+    RequestOutput,
+    StepOutput,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 20
+
+
+class Connection:
+    """One server process. Owned by `ServerLink`."""
+
+    def __init__(self, number: int, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.number = number
+        self.sock = sock
+        self.reader = FrameReader()
+        self._unsent = bytearray()
+        self._outputs: dict[tuple[int, int], RequestOutput] = {}
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether anything waits for the reader."""
+        return bool(self._unsent or self._outputs)
+
+    def put(self, message: FromEngine) -> None:
+        """Queue a small message."""
+        self._flush_outputs()
+        self._unsent += encode(message)
+
+    def put_output(self, output: RequestOutput) -> None:
+        """Queue what a choice gained; merged with what is still queued for it."""
+        key = (output.request_id, output.index)
+        queued = self._outputs.get(key)
+        if queued is None:
+            self._outputs[key] = output
+        else:
+            queued.merge(output)
+
+    def send(self) -> None:
+        """Send what the socket takes now.
+
+        Raises:
+            OSError: The peer is gone.
+        """
+        while self.has_unsent:
+            if not self._unsent:
+                self._flush_outputs()
+            try:
+                sent = self.sock.send(self._unsent)
+            except BlockingIOError:
+                return
+            del self._unsent[:sent]
+
+    def _flush_outputs(self) -> None:
+        if self._outputs:
+            self._unsent += encode(StepOutput(list(self._outputs.values())))
+            self._outputs = {}
+
+
+class ServerLink:
+    """Owner of the listening socket and of all connections."""
+
+    def __init__(self, path: pathlib.Path, info: EngineInfo) -> None:
+        """Listen at path, replacing the socket of an engine that is gone; greet every server with info."""
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._info = info
+        self._connections: dict[int, Connection] = {}
+        self._num_accepted = 0
+
+    def poll(self, timeout: float | None) -> Iterator[tuple[int, ToEngine | None]]:
+        """Wait up to timeout seconds (None: for ever) for traffic, and yield (connection, message).
+
+        None instead of a message says that the connection has ended.
+        """
+        for key, events in self._selector.select(timeout):
+            connection: Connection | None = key.data
+            if connection is None:
+                self._accept()
+                continue
+            try:
+                if events & selectors.EVENT_WRITE:
+                    connection.send()
+                    self._watch(connection)
+                if events & selectors.EVENT_READ:
+                    yield from ((connection.number, message) for message in self._read(connection))
+            except (OSError, ValueError, msgspec.DecodeError) as error:
+                logger.info("server connection %d ended: %s", connection.number, error or type(error).__name__)
+                self._close(connection)
+                yield connection.number, None
+
+    def put(self, number: int, message: FromEngine) -> None:
+        """Send a small message, or queue it; a connection that has ended takes nothing."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.put(message)
+            self._send(connection)
+
+    def put_outputs(self, outputs: list[tuple[int, RequestOutput]]) -> None:
+        """Send a step's outputs: one message for each connection."""
+        touched = set()
+        for number, output in outputs:
+            connection = self._connections.get(number)
+            if connection is not None:
+                connection.put_output(output)
+                touched.add(connection)
+        for connection in touched:
+            self._send(connection)
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        connection = Connection(self._num_accepted, sock)
+        self._num_accepted += 1
+        self._connections[connection.number] = connection
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self.put(connection.number, self._info)
+
+    def _read(self, connection: Connection) -> list[ToEngine]:
+        data = connection.sock.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionResetError("end of file")
+        return [decode_to_engine(body) for body in connection.reader.feed(data)]
+
+    def _send(self, connection: Connection) -> None:
+        try:
+            connection.send()
+        except OSError:
+            return  # the read side sees the end as well, and reports it
+        self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_unsent else 0)
+        self._selector.modify(connection.sock, events, connection)
+
+    def _close(self, connection: Connection) -> None:
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        del self._connections[connection.number]

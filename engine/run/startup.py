@@ -1,0 +1,318 @@
+"""From options to an engine that can step: config, weights, measured memory plan, cache, warm-up.
+
+The order matters: weights first, then a step is measured, and the KV cache takes what is really left.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from weft.engine.cache.manager import KVCacheManager
+from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
+from weft.engine.core.engine import Engine
+from weft.engine.core.scheduler import ScheduledStep, Scheduler
+from weft.engine.core.step_cost import StepCostModel, StepLoad
+from weft.engine.guidance.compiler import GrammarCompiler
+from weft.engine.guidance.masks import MaskComputer
+from weft.engine.guidance.pending import PendingGrammars
+from weft.engine.guidance.vocabulary import load_vocabulary
+from weft.engine.kernels.caches import Caches
+from weft.engine.kernels.torch.torch_kit import LayerKit
+from weft.engine.models.config import ModelConfig, load_model_config
+from weft.engine.models.decoder import Decoder
+from weft.engine.models.layout import decoder_spec
+from weft.engine.models.loading import load_weights
+from weft.engine.run import config as engine_config
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.cuda_graphs import DecodeGraphs
+from weft.engine.run.dummy_batch import dummy_batch, going_on, largest_batch
+from weft.engine.run.kernel_choice import (
+    choose_graph_sampler,
+    choose_kit,
+    choose_sampling,
+    make_caches,
+    set_num_threads,
+    settle_prefill,
+)
+from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
+from weft.engine.run.model_runner import LaunchedStep, ModelRunner
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineInfo, EngineOptions
+from weft.engine.speculation.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
+from weft.engine.speculation.draft_model import DraftModel
+from weft.engine.speculation.drafters import ForcedTokens, NgramDrafter, PredictionDrafter
+from weft.engine.speculation.drafting import Drafter
+
+logger = logging.getLogger(__name__)
+
+_GOING_ON_TOKENS = 32
+_WARM_UP_TOKENS = (1, 16, 64)
+"""Step sizes that are run before serving, so that the first request does not pay for it and times can be predicted."""
+
+_SMALL_MODEL_BYTES = 100_000_000
+"""Weights of which one thread may have computed a step sooner than several have met; larger ones always take all
+threads, or whatever else runs on the machine at that moment would decide for as long as the engine lives."""
+
+_COMPARED_ROWS = 16
+"""Rows of the step that is compared: by a step of one row the benchmark's tiny model got one thread, with which 64
+streams take 21 ms instead of 12."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An engine that is ready, and what to tell of it."""
+
+    engine: Engine[LaunchedStep]
+    info: EngineInfo
+    plan: MemoryPlan
+
+
+def start(
+    options: EngineOptions,
+    epoch: str,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    before_launch: Callable[[ScheduledStep], None] = lambda step: None,
+) -> Started:
+    """Load the model and build the engine around it.
+
+    Args:
+        progress: Told of bytes loaded and bytes in all.
+
+    Raises:
+        ModelError: The model cannot be loaded or does not fit; one line fit for the user.
+    """
+    model_config = load_model_config(Path(options.model))
+    config = engine_config.resolve(options, model_config)
+    kit = choose_kit(model_config, config)
+    draft = find_draft_checkpoint(config, model_config)
+    check_fit(
+        weights_bytes=decoder_spec(model_config).weights_bytes(kit, config.dtype)
+        + (draft.weights_bytes if draft else 0),
+        activations_bytes=estimate_activations_bytes(model_config, config),
+        free_bytes=engine_config.available_memory_bytes(config.device),
+    )
+    torch.set_grad_enabled(False)
+    model = _load(config.model, model_config, kit, config, progress)
+    groups = group_layers(model.cache_specs)
+    drafter = _load(config.draft_model, draft.config, draft.kit, config) if draft and config.draft_model else None
+    config = settle_prefill(groups, config, model_config.num_heads)
+    plan = _plan_memory(model, model_config, config, groups, draft)
+    caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads)
+    logger.info("layers: %s; attention: %s", kit.name, caches.name)
+    kv = _cache_manager(config, plan, groups)
+    sampling = choose_sampling(config.device)
+    draft_model = None
+    if draft and drafter:
+        small_caches = make_caches(draft.groups, plan.num_blocks, config, draft.config.num_heads)
+        small = _graphs(drafter, small_caches, config, draft.config.vocab_size)
+        small_runner = ModelRunner(drafter, small_caches, config.device, sampling=sampling, graphs=small)
+        draft_model = DraftModel(small_runner, kv, draft.group_indices)
+    graphs = _graphs(model, caches, config, model_config.vocab_size)
+    runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
+    cost = StepCostModel()
+    num_threads = _warm_up(runner, cost, config, plan, kv.specs, partial(set_num_threads, kit, caches, sampling))
+    scheduler = Scheduler(
+        kv,
+        cost,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        itl_target_s=config.itl_target_s,
+    )
+    vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
+    engine = Engine(
+        scheduler,
+        runner,
+        vocab_size=model_config.vocab_size,
+        max_model_len=plan.max_model_len,
+        max_num_waiting=config.max_num_waiting,
+        eos_token_ids=model_config.eos_token_ids,
+        overlap=config.overlap,
+        grammars=PendingGrammars(GrammarCompiler(vocabulary)),
+        masks=MaskComputer(model_config.vocab_size),
+        drafters=_drafters(config, kv.can_rewind),
+        draft_model=draft_model,
+        before_launch=before_launch,
+    )
+    return Started(engine, _info(epoch, model_config, config, plan, caches.name, num_threads), plan)
+
+
+def _load(
+    folder: Path,
+    model_config: ModelConfig,
+    kit: LayerKit,
+    config: EngineConfig,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Decoder:
+    return load_weights(
+        folder,
+        model_config,
+        kit,
+        device=config.device,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        load_format="dummy" if config.load_dummy else "auto",
+        progress=progress,
+    )
+
+
+def _cache_manager(config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGroup[CacheSpec], ...]) -> KVCacheManager:
+    return KVCacheManager(
+        plan.num_blocks,
+        config.block_size,
+        [group.spec for group in groups],
+        config.prefix_caching,
+        max_num_pinned_blocks=int(config.pin_share * (plan.num_blocks - 1)),
+        num_states=config.max_num_seqs,
+    )
+
+
+def _graphs(model: Decoder, caches: Caches, config: EngineConfig, vocab_size: int) -> DecodeGraphs | None:
+    if not caches.supports_graphs:
+        return None
+    return DecodeGraphs(
+        model,
+        caches,
+        config.device,
+        max_num_seqs=config.max_num_seqs,
+        max_num_rows=config.max_num_batched_tokens,
+        sampler=choose_graph_sampler(config.device, vocab_size),
+    )
+
+
+def _drafters(config: EngineConfig, can_rewind: bool) -> list[Drafter]:
+    """Where guesses come from: those of a grammar are certain, callers know more than what was repeated.
+
+    Raises:
+        ModelError: Guesses are asked for, and the model keeps what cannot go back behind a refused one.
+    """
+    if not can_rewind:
+        if config.is_ngram:
+            raise ModelError("speculative ngram needs caches that can go back behind a refused draft; a state cannot")
+        return []
+    sources = [f"draft model {config.draft_model.name}"] if config.draft_model else ["ngram"] * config.is_ngram
+    logger.info("speculation: %s", ", ".join(["predictions of the callers", *sources]))
+    return [ForcedTokens(), PredictionDrafter(), *([NgramDrafter()] if config.is_ngram else [])]
+
+
+def _info(
+    epoch: str,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    plan: MemoryPlan,
+    attention: str,
+    num_threads: int,
+) -> EngineInfo:
+    return EngineInfo(
+        epoch=epoch,
+        architecture=model_config.architecture,
+        vocab_size=model_config.vocab_size,
+        max_model_len=plan.max_model_len,
+        eos_token_ids=model_config.eos_token_ids,
+        device=_device_name(config.device, num_threads),
+        dtype=str(config.dtype).removeprefix("torch."),
+        attention_backend=attention,
+        block_size=config.block_size,
+        num_blocks=plan.num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
+
+
+def _plan_memory(
+    model: Decoder,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    groups: tuple[CacheGroup[CacheSpec], ...],
+    draft: DraftCheckpoint | None,
+) -> MemoryPlan:
+    """Divide what the weights have left over."""
+    activations_bytes = _measure_activations(model, model_config, config, groups)
+    if draft:  # a step computes one model after the other
+        activations_bytes = max(activations_bytes, draft.activations_bytes)
+    if config.device.type == "cuda":
+        torch.cuda.empty_cache()  # what measuring took is free again, and counted once
+    return make_plan(
+        config,
+        groups + (draft.groups if draft else ()),
+        weights_bytes=model.weights_bytes + (draft.weights_bytes if draft else 0),
+        activations_bytes=activations_bytes,
+        free_bytes=engine_config.available_memory_bytes(config.device) - activations_bytes,
+    )
+
+
+def _measure_activations(
+    model: Decoder, model_config: ModelConfig, config: EngineConfig, groups: tuple[CacheGroup[CacheSpec], ...]
+) -> int:
+    """Bytes that the largest step needs beside weights and cache.
+
+    On CUDA that step is run with a cache of its own, sampled in the most costly way, and torch's peak is read; kernels
+    that only some rows need are compiled by it as well. On the CPU it would take seconds, so the shapes give an
+    estimate.
+    """
+    if config.device.type != "cuda":
+        return estimate_activations_bytes(model_config, config)
+    batch = largest_batch(config, [group.spec for group in groups])
+    num_blocks = max(int(group.block_tables.max()) for group in batch.groups) + 1
+    caches = make_caches(groups, num_blocks, config, model_config.num_heads)
+    runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config.device))
+    before = torch.cuda.memory_allocated(config.device)
+    torch.cuda.reset_peak_memory_stats(config.device)
+    runner.collect(runner.launch(batch))
+    return torch.cuda.max_memory_allocated(config.device) - before
+
+
+def _warm_up(
+    runner: ModelRunner,
+    cost: StepCostModel,
+    config: EngineConfig,
+    plan: MemoryPlan,
+    specs: Sequence[CacheSpec],
+    share_among: Callable[[int], None],
+) -> int:
+    """Run a few steps, as the first guess of the cost model, with the number of threads that decodes fastest.
+
+    Returns:
+        That number; `share_among` was told of it.
+    """
+
+    def run(num_tokens: int, num_rows: int = 1) -> float:
+        """Seconds of a step at its best; the first ones are slow."""
+        batch = dummy_batch(num_tokens, specs, config.block_size, num_rows)
+        seconds = []
+        for _ in range(2 if num_tokens > num_rows else 4):
+            began = time.perf_counter()
+            runner.collect(runner.launch(batch))
+            seconds.append(time.perf_counter() - began)
+        return min(seconds)
+
+    sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in _WARM_UP_TOKENS]
+    num_threads = torch.get_num_threads()
+    share_among(num_threads)
+    if config.device.type == "cpu" and num_threads > 1 and plan.weights_bytes < _SMALL_MODEL_BYTES:
+        num_rows = min(_COMPARED_ROWS, sizes[-1], config.max_num_seqs)
+        together = run(num_rows, num_rows)
+        share_among(1)
+        if run(num_rows, num_rows) > together:
+            share_among(num_threads)
+        else:  # a small model loses more by sharing a step than it gains
+            num_threads = 1
+    if config.device.type == "cuda":  # prompts that go on may have a kernel of their own, still to be compiled
+        batch = dummy_batch(min(_GOING_ON_TOKENS, plan.max_model_len), specs, config.block_size, 1)
+        runner.collect(runner.launch(going_on(batch)))
+    for size in sizes:
+        load = StepLoad()
+        load.add(size, 0)
+        cost.observe(load, run(size))
+    return num_threads
+
+
+def _device_name(device: torch.device, num_threads: int) -> str:
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({num_threads} threads)"

@@ -1,0 +1,353 @@
+"""The messages that cross the process boundary, and their framing.
+
+Supervisor, server and engine share these types and nothing else. Between server and engine runs a Unix stream
+socket of frames: four bytes of length (little endian), then one MessagePack message. The engine speaks first, with
+`EngineInfo`. End of file means that the peer is dead. Imports neither torch nor the server.
+"""
+
+import enum
+import struct
+from typing import Literal
+
+import msgspec
+
+from weft.engine.shared.sampling_params import SamplingParams
+
+MAX_FRAME_BYTES = 256 << 20
+"""A longer frame means that the two ends have lost step; the reader closes the connection."""
+
+SOCKET_NAME = "weft.engine.sock"
+STATUS_NAME = "status"
+STEP_NAME = "step"
+SUSPECTS_NAME = "suspects"
+"""File names in the runtime directory, which the supervisor makes and both sides are given."""
+
+TIER_WIDTH = 1 << 32
+"""What a service tier adds to `AddRequest.priority`; waiting long enough takes as much off."""
+
+_LENGTH = struct.Struct("<I")
+
+
+class FinishReason(enum.IntEnum):
+    """Why an output ended. Only the server turns it into OpenAI's words."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    TIMEOUT = 4
+    DEAD_END = 5
+
+
+class RejectReason(enum.IntEnum):
+    """Why a request was not taken in."""
+
+    INVALID = 0
+    CONTEXT_LENGTH = 1
+    QUEUE_FULL = 2
+    POISON = 3
+    GRAMMAR = 4
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor asks of the engine process; None means that the engine decides.
+
+    Attributes:
+        model: Local checkpoint folder in Hugging Face layout.
+        device: auto, cpu or cuda.
+        dtype: auto, bfloat16, float16 or float32.
+        max_model_len: Most tokens of prompt and output together.
+        kv_cache_memory_bytes: Bytes for the KV cache.
+        kv_cache_dtype: auto, or fp8 for one byte a value.
+        prefill_attention: auto, or what attends in fresh prompts on CUDA: triton or flash.
+        prefix_caching: Whether full blocks are indexed by content.
+        pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
+        load_format: auto, or dummy for random weights.
+        quantization: none, or int8 for matrices of one byte a value.
+        speculative: ngram, or the folder of a draft model; None for neither.
+        itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes.
+        deterministic: Whether a request's bits may not depend on what runs beside it.
+        stall_timeout_s: Silence after which the engine hangs at the latest; 0: it is never said to.
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
+    prefill_attention: str = "auto"
+    block_size: int | None = None
+    prefix_caching: bool = True
+    pin_share: float = 0.25
+    load_format: str = "auto"
+    quantization: str = "none"
+    speculative: str | None = None
+    itl_target_ms: float | None = None
+    deterministic: bool = False
+    max_num_waiting: int = 1024
+    stall_timeout_s: float = 120.0
+    log_format: str = "text"
+
+
+class EngineInfo(msgspec.Struct, tag="info", frozen=True):
+    """The handshake: what the engine behind this connection is. A new epoch means a new engine process."""
+
+    epoch: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    device: str
+    dtype: str
+    attention_backend: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class CudaDevice(msgspec.Struct, frozen=True):
+    """A GPU as torch sees it; compute_capability is such as "9.0"."""
+
+    name: str
+    compute_capability: str
+    free_bytes: int
+
+
+class MachineFacts(msgspec.Struct, frozen=True):
+    """What only the engine's side can tell of a machine, for `weft doctor`.
+
+    Attributes:
+        cuda_version: Of CUDA that torch was built for; None for a CPU build.
+        free_bytes: Memory of the host that can be allocated now.
+        compiled: Instruction sets that native kernels were compiled for, best first.
+        native: The instruction set that is used here; None: torch's own operations compute.
+    """
+
+    cuda_version: str | None
+    cuda_devices: tuple[CudaDevice, ...]
+    free_bytes: int
+    compiled: tuple[str, ...]
+    native: str | None
+
+
+class ReasoningBudget(msgspec.Struct, frozen=True):
+    """After so many tokens of reasoning comes the token that ends it, unless it has come before.
+
+    Reasoning begins with the output, or, where there is one, behind begin_token_id at the output's beginning.
+    """
+
+    max_tokens: int
+    end_token_id: int
+    begin_token_id: int | None = None
+
+
+class Guidance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an output has to look like, and what it is expected to look like.
+
+    Attributes:
+        grammar: The text of the output follows this: Lark or JSON, as `llguidance` reads them, and in JSON an entry
+            may have its grammar as `gbnf`; None: any text.
+        prediction_token_ids: What the output will probably hold; makes it faster, never different.
+        reasoning_budget: None: the model thinks as long as it likes.
+    """
+
+    grammar: str | None = None
+    prediction_token_ids: tuple[int, ...] = ()
+    reasoning_budget: ReasoningBudget | None = None
+
+
+UNGUIDED = Guidance()
+
+
+class Pin(msgspec.Struct, array_like=True, frozen=True):
+    """Keep the blocks of the first num_tokens tokens findable for ttl_s seconds from admission, if there is room."""
+
+    num_tokens: int
+    ttl_s: float
+
+
+class CachePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request does with the prefix cache; without `is_used` it neither reads nor writes it."""
+
+    is_used: bool = True
+    pins: tuple[Pin, ...] = ()
+
+
+USUAL_CACHING = CachePolicy()
+
+
+class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the finished beams of a search are compared, and when it ends.
+
+    Attributes:
+        length_penalty: Above 0 prefers longer outputs, below 0 shorter ones.
+        early_stopping: True ends with the first finished beams, as many as there are choices; False when the best live
+            one, at its length now, scores no better than the worst of them; "never" when none of any length can.
+    """
+
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
+class AddRequest(msgspec.Struct, tag="add", frozen=True):
+    """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
+
+    Attributes:
+        request_id: Unique on this connection; the engine client counts.
+        prompt_token_ids: At least one id.
+        sampling_params: How to sample; choice i draws from (seed, position, i).
+        num_choices: Independent continuations; they share the blocks of the prompt.
+        tenant: Who asks, empty when nobody is known. On the wire for fairness and accounting to come; no effect yet.
+        priority: Lower is served earlier; `TIER_WIDTH` for each tier, and within half of that what the caller says.
+        deadline: On the clock of `time.monotonic`; a request that still waits then ends with TIMEOUT. None: no limit.
+        cache_salt: Only requests with the same salt share blocks.
+        adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
+        extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
+        beams: The choices are the best outputs of a search as wide as they are many, and come whole, best first. Of the
+            sampling parameters `logprobs` and those that end an output count. None: each choice is sampled.
+    """
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    num_choices: int = 1
+    tenant: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str = ""
+    adapter: str | None = None
+    extra_hash_keys: tuple[str, ...] = ()
+    guidance: Guidance = UNGUIDED
+    caching: CachePolicy = USUAL_CACHING
+    beams: BeamOptions | None = None
+
+
+class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
+    """Stop a request and free its blocks; no output follows. `index` None means all its choices."""
+
+    request_id: int
+    index: int | None = None
+
+
+class Accepted(msgspec.Struct, tag="accepted", frozen=True):
+    """The request waits or runs."""
+
+    request_id: int
+
+
+class Rejected(msgspec.Struct, tag="rejected", frozen=True):
+    """The request was not taken in; the message is fit for the caller and names field, bound and value."""
+
+    request_id: int
+    reason: RejectReason
+    message: str
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """One token's log-probability under the model's own distribution, and the most probable alternatives."""
+
+    logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RequestOutput(msgspec.Struct, array_like=True):
+    """What one choice gained since the last message; merged when the reader is slow.
+
+    Attributes:
+        index: The choice, from 0.
+        token_ids: New output ids, in order; the id that stopped the output is the last one.
+        finish_reason: None while the choice runs.
+        stop_token_id: The stop id or end-of-sequence id behind FinishReason.STOP.
+        logprobs: One entry for each new id; None unless asked for.
+        prompt_logprobs: For prompt positions 1.., in order, before the first output id; None unless asked for.
+        num_cached_tokens: Prompt tokens found in the prefix cache; set on the first message of a choice.
+        queue_time_s: Seconds from arrival to the first step; set on the first message of a choice.
+        num_accepted_predictions: Ids of the prediction that were tried and are part of token_ids.
+        num_rejected_predictions: Those that were tried in vain.
+    """
+
+    request_id: int
+    index: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    num_cached_tokens: int | None = None
+    queue_time_s: float | None = None
+    message: str | None = None
+    num_accepted_predictions: int = 0
+    num_rejected_predictions: int = 0
+
+    def merge(self, later: "RequestOutput") -> None:
+        """Append a later output of the same choice."""
+        self.token_ids = self.token_ids + later.token_ids
+        self.finish_reason = later.finish_reason
+        self.stop_token_id = later.stop_token_id
+        self.message = later.message
+        if later.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + later.logprobs
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = (self.prompt_logprobs or []) + later.prompt_logprobs
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = later.num_cached_tokens
+        if self.queue_time_s is None:
+            self.queue_time_s = later.queue_time_s
+        self.num_accepted_predictions += later.num_accepted_predictions
+        self.num_rejected_predictions += later.num_rejected_predictions
+
+
+class StepOutput(msgspec.Struct, tag="step"):
+    """Everything that one step brought to one connection."""
+
+    outputs: list[RequestOutput]
+
+
+ToEngine = AddRequest | AbortRequest
+FromEngine = EngineInfo | Accepted | Rejected | StepOutput
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+decode_to_engine, decode_from_engine = _to_engine.decode, _from_engine.decode
+"""Decode the body of a frame; a msgspec.DecodeError says that it is no such message, or a parameter out of range."""
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """One frame, length included."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a byte stream into frame bodies. Owns the bytes of the frame that is not yet whole."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes as they arrive; return the bodies that are now whole, in order.
+
+        Raises:
+            ValueError: A frame says that it is longer than MAX_FRAME_BYTES.
+        """
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"frame of {length} bytes, at most {MAX_FRAME_BYTES} allowed")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[start + _LENGTH.size : end]))
+            start = end
+        del buffer[:start]
+        return bodies

@@ -1,0 +1,232 @@
+"""All choices of one HTTP request, from acceptance to the last event.
+
+Owns the generations in the engine (one per prompt) and the text pipeline of every choice. Choice i belongs to prompt
+i // num_choices. Invariant: whoever opened an answer closes it, and then nothing of it is left in the engine.
+Knows no JSON, and nothing of who renders it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+
+from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput
+from weft.server.errors import (
+    ApiError,
+    DeadlineError,
+    EngineDiedError,
+    EngineLeftError,
+    EngineRestartingError,
+    GrammarError,
+    InternalError,
+)
+from weft.server.generate.choice_stream import ChoiceStream
+from weft.server.generate.engine_client import EngineClient, Generation
+from weft.server.generate.events import Counts, End, Event, PromptReport, WholeChoice, whole_choice
+from weft.server.http.metrics import RequestTimer
+from weft.server.request.task import Prompt
+
+_log = logging.getLogger(__name__)
+
+
+class Answer:
+    """The choices of one HTTP request. Has one reader, who also closes it. A `Report`.
+
+    Attributes:
+        prompts: What the engine said of each prompt.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        requests: Sequence[AddRequest],
+        choices: Sequence[ChoiceStream],
+        timer: RequestTimer,
+        cached_block_size: int,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            requests: One for each prompt, with as many choices each.
+            choices: The text pipelines of all choices.
+            cached_block_size: 0 when the prefix cache is not used.
+        """
+        self.prompts = [PromptReport(prompt) for prompt in prompts]
+        self._requests = requests
+        self._choices = choices
+        self._timer = timer
+        self._cached_block_size = cached_block_size
+        self._num_choices = requests[0].num_choices
+        self._generations: dict[int, Generation] = {}
+        self._unfinished = FinishReason.ABORT  # how choices count that have not finished when it is closed
+        self._is_open = False
+        self._num_accepted = self._num_rejected = 0  # ids of the prediction
+
+    async def open(self, engine_client: EngineClient) -> None:
+        """Have every prompt accepted; when one is not, none stays behind.
+
+        Raises:
+            ApiError: No engine is connected, or it did not take a prompt in.
+        """
+
+        async def accept(index: int) -> None:
+            self._generations[index] = await engine_client.generate(self._requests[index])
+
+        try:
+            # Together, because each waits for the engine's answer, which comes between two steps.
+            accepts = map(accept, range(len(self._requests)))
+            results = await asyncio.gather(*accepts, return_exceptions=True)
+            for result in results:
+                if result is not None:
+                    raise result
+        except BaseException:
+            self.close()
+            raise
+        self._is_open = True
+        self._timer.accept([len(report.prompt.token_ids) for report in self.prompts])
+
+    def close(self) -> None:
+        """Abort whatever still runs, and count it. Idempotent."""
+        for generation in self._generations.values():
+            generation.close()
+        was_open, self._is_open = self._is_open, False
+        for index, choice in enumerate(self._choices):
+            if was_open and not choice.is_finished:
+                self._timer.finish_choice(index, self._unfinished, choice.num_output_tokens)
+
+    async def rendered(self, render: Callable[[int, list[Event]], bytes]) -> AsyncGenerator[bytes, None]:
+        """Yield render(choice, events) as the engine produces, unless it is empty; every choice ends with `End`.
+
+        Raises:
+            ApiError: The engine gave a choice up, or it went away; nothing of the answer is of use then.
+        """
+        try:
+            async with aclosing(_merged(self._generations)) as outputs:
+                async for prompt_index, output in outputs:
+                    index = prompt_index * self._num_choices + output.index
+                    choice = self._choices[index]
+                    self._note(index, self.prompts[prompt_index], output)
+                    events = choice.feed(output)
+                    if events is None:
+                        continue
+                    if choice.is_finished:
+                        self._finish(index, prompt_index, output, events[-1])
+                    if data := render(index, events):
+                        yield data
+        except (EngineDiedError, EngineLeftError):
+            self._unfinished = FinishReason.ERROR
+            raise
+
+    async def whole(self, num_best: int) -> list[WholeChoice]:
+        """Wait for the end; of each prompt, the choices with the highest mean log-probability, or all as they are.
+
+        Raises as `rendered` does.
+        """
+        events: list[list[Event]] = [[] for _ in self._choices]
+
+        def collect(index: int, new: list[Event]) -> bytes:
+            events[index] += new
+            return b""
+
+        async with aclosing(self.rendered(collect)) as nothing:
+            async for _ in nothing:
+                pass
+        shown: list[int] = []
+        for first in range(0, len(self._choices), self._num_choices):
+            made = range(first, first + self._num_choices)
+            is_all = num_best == self._num_choices
+            shown += made if is_all else sorted(made, key=lambda i: -self._choices[i].mean_logprob)[:num_best]
+        return [whole_choice(index, events[index]) for index in shown]
+
+    def prompt_of(self, index: int) -> PromptReport:
+        """The prompt that choice `index` continues."""
+        return self.prompts[index // self._num_choices]
+
+    def counts(self) -> Counts:
+        """Tokens so far."""
+        totals = [len(report.prompt.token_ids) for report in self.prompts]
+        cached = [report.num_cached_tokens or 0 for report in self.prompts]
+        block = self._cached_block_size  # only whole blocks can be found again
+        written = [max(0, t // block * block - c) if block else 0 for t, c in zip(totals, cached, strict=True)]
+        return Counts(
+            sum(totals),
+            sum(cached),
+            sum(written),
+            sum(choice.num_output_tokens for choice in self._choices),
+            sum(choice.num_reasoning_tokens for choice in self._choices),
+            self._num_accepted,
+            self._num_rejected,
+        )
+
+    def _note(self, index: int, report: PromptReport, output: RequestOutput) -> None:
+        if report.num_cached_tokens is None:
+            report.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None and report.logprobs_source in (None, output.index):
+            report.logprobs_source = output.index
+            report.logprobs = (report.logprobs or []) + output.prompt_logprobs
+        self._num_accepted += output.num_accepted_predictions
+        self._num_rejected += output.num_rejected_predictions
+        if not self._choices[index].is_finished:
+            self._timer.note_output(index, output, time.monotonic())
+
+    def _finish(self, index: int, prompt_index: int, output: RequestOutput, end: Event) -> None:
+        """Take note of a choice's end; stop the engine when only the text is at its end."""
+        assert isinstance(end, End)
+        self._timer.finish_choice(index, end.reason, self._choices[index].num_output_tokens)
+        error = _failure(end.reason, output.message)
+        if error is not None:
+            if end.reason not in (FinishReason.TIMEOUT, FinishReason.DEAD_END):  # the client's own wishes
+                _log.error("the engine gave a request up: %s: %s", end.reason.name, output.message)
+            raise error
+        if output.finish_reason is None:
+            self._generations[prompt_index].abort(output.index)
+
+
+def _failure(reason: FinishReason, message: str | None) -> ApiError | None:
+    """What the client is told when an output did not end as outputs should."""
+    match reason:
+        case FinishReason.TIMEOUT:
+            return DeadlineError("the client's deadline passed while the request waited")
+        case FinishReason.ERROR:
+            return InternalError("the engine failed on this request; the server's log has the details")
+        case FinishReason.ABORT:
+            return EngineRestartingError("the engine stopped this request; try again")
+        case FinishReason.DEAD_END:
+            return GrammarError(message or "the grammar cannot be followed any further")
+        case _:
+            return None
+
+
+async def _merged(generations: Mapping[int, Generation]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Yield (generation, output) of all of them, as they come."""
+    if len(generations) == 1:
+        async for output in generations[0]:
+            yield 0, output
+        return
+    # Room for one item: a slow reader must leave the outputs in the mailboxes, where they merge.
+    arrived: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=1)
+
+    async def pump(index: int, generation: Generation) -> None:
+        try:
+            async for output in generation:
+                await arrived.put((index, output))
+        except Exception as exc:
+            await arrived.put(exc)
+        else:
+            await arrived.put(None)
+
+    tasks = [asyncio.create_task(pump(i, generation)) for i, generation in generations.items()]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,217 @@
+"""What Prometheus is told: timings of this process's requests, and the engine's own counters from its status page.
+
+Names and meaning follow the servers whose dashboards people already have; only the prefix differs. Several server
+processes share their timings through files (`shared_metrics`), and the engine's numbers come from shared memory, so
+that every process answers the same. Where the folder of the files is gone, a process answers for itself.
+"""
+
+import collections
+import contextlib
+import os
+import struct
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from weft.engine.shared.messages import FinishReason, RequestOutput
+from weft.engine.shared.status_page import Status
+from weft.server.generate.engine_client import EngineClient
+from weft.server.http.shared_metrics import FOLDER_VARIABLE
+
+PREFIX: Final = "weft:"
+
+FLUSH_S = 1.0
+"""How old an inter-token latency may be before it is counted, while tokens come."""
+
+_NUM_TRIES: Final = 3
+"""A process that starts makes its file and fills it microseconds later; read in between, it is no file of numbers."""
+
+_FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_INTER_TOKEN_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
+    *(960.0, 1920.0, 7680.0),
+)
+_TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+
+_ENGINE_METRICS: tuple[tuple[str, type[CounterMetricFamily] | type[GaugeMetricFamily], str, str], ...] = (
+    ("num_requests_running", GaugeMetricFamily, "Requests in the running batch.", "num_requests_running"),
+    ("num_requests_waiting", GaugeMetricFamily, "Requests that wait for room.", "num_requests_waiting"),
+    ("prompt_tokens", CounterMetricFamily, "Prompt tokens processed.", "prompt_tokens"),
+    ("generation_tokens", CounterMetricFamily, "Output tokens generated.", "generation_tokens"),
+    ("prefix_cache_queries", CounterMetricFamily, "Tokens looked up in the prefix cache.", "prefix_cache_queries"),
+    ("prefix_cache_hits", CounterMetricFamily, "Tokens found in the prefix cache.", "prefix_cache_hits"),
+    ("num_preemptions", CounterMetricFamily, "Times that a request lost its blocks.", "num_preemptions"),
+    ("kv_cache_indexed_blocks", GaugeMetricFamily, "Blocks that can be found by content.", "num_cached_blocks"),
+    ("engine_steps", CounterMetricFamily, "Steps of the engine.", "num_steps"),
+    ("spec_decode_num_drafts", CounterMetricFamily, "Drafts verified.", "num_drafts"),
+    ("spec_decode_num_draft_tokens", CounterMetricFamily, "Tokens of drafts.", "num_draft_tokens"),
+    ("spec_decode_num_accepted_tokens", CounterMetricFamily, "Tokens of drafts accepted.", "num_accepted_tokens"),
+    ("engine_step_seconds", CounterMetricFamily, "Seconds that the device spent on steps.", "step_seconds"),
+    ("engine_prefill_tokens", CounterMetricFamily, "Tokens that steps computed as prefill.", "prefill_tokens"),
+    ("engine_decode_tokens", CounterMetricFamily, "Tokens that steps computed as decodes.", "decode_tokens"),
+)
+"""(name, kind, help, field of Status); the client library adds _total to counters."""
+
+
+class BatchHistogram(Histogram):
+    """A histogram that takes many amounts at once: for what happens with every token, `observe` takes too long."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Observe each amount."""
+        self._sum.inc(sum(amounts))
+        for index, count in collections.Counter(bisect_left(self._upper_bounds, a) for a in amounts).items():
+            self._buckets[index].inc(count)
+
+
+class EngineCollector(Collector):
+    """The engine's gauges and counters, read when asked."""
+
+    def __init__(self, engine_client: EngineClient, model_name: str) -> None:
+        self._engine_client = engine_client
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """One reading of the status page as metrics."""
+        status = self._engine_client.status()
+        for name, kind, text, field in _ENGINE_METRICS:
+            yield self._family(name, kind, text, getattr(status, field))
+        yield self._family("kv_cache_usage_perc", GaugeMetricFamily, "Share of the KV cache in use.", _usage(status))
+
+    def _family(
+        self, name: str, kind: type[CounterMetricFamily] | type[GaugeMetricFamily], text: str, value: float
+    ) -> Metric:
+        family = kind(PREFIX + name, text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+
+def _usage(status: Status) -> float:
+    return status.num_used_blocks / status.num_blocks if status.num_blocks else 0.0
+
+
+class Metrics:
+    """The metrics of one app; it owns its registry, so that several apps may live in one process."""
+
+    def __init__(self, engine_client: EngineClient, model_name: str) -> None:
+        self._own = CollectorRegistry()
+        self._engine = EngineCollector(engine_client, model_name)
+        self._model_name = model_name
+        self.first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN_BUCKETS)
+        self._inter_token = self._histogram("inter_token_latency_seconds", _INTER_TOKEN_BUCKETS)
+        self._inter_token_latencies: list[float] = []  # not yet observed
+        self._flush_time = 0.0
+        self.request = self._histogram("e2e_request_latency_seconds", _REQUEST_BUCKETS)
+        self.queue = self._histogram("request_queue_time_seconds", _REQUEST_BUCKETS)
+        self.prefill = self._histogram("request_prefill_time_seconds", _REQUEST_BUCKETS)
+        self.decode = self._histogram("request_decode_time_seconds", _REQUEST_BUCKETS)
+        self.prompt_tokens = self._histogram("request_prompt_tokens", _TOKEN_BUCKETS)
+        self.generation_tokens = self._histogram("request_generation_tokens", _TOKEN_BUCKETS)
+        success = Counter(
+            f"{PREFIX}request_success", "Choices that ended.", ["model_name", "finished_reason"], registry=self._own
+        )
+        self._retries = Counter(
+            f"{PREFIX}request_retries",
+            "Requests that a client sent again.",
+            ["model_name", "retry"],
+            registry=self._own,
+        )
+        self.success = {reason: success.labels(model_name, reason.name.lower()) for reason in FinishReason}
+
+    def note_retry(self, retry_count: str) -> None:
+        """Take note of how often a client says that it sent this request before; anything odd counts for nothing."""
+        if retry_count.isascii() and retry_count.isdigit() and int(retry_count[:9]) > 0:
+            self._retries.labels(self._model_name, retry_count if retry_count in ("1", "2") else "3+").inc()
+
+    def observe_inter_token(self, latency_s: float, now: float) -> None:
+        """Note the time between two tokens; it is counted within FLUSH_S of tokens, and before `render`."""
+        self._inter_token_latencies.append(latency_s)
+        if now >= self._flush_time:
+            self._flush_time = now + FLUSH_S
+            self.flush()
+
+    def flush(self) -> None:
+        """Count what is only noted, where other processes see it."""
+        self._inter_token.observe_all(self._inter_token_latencies)
+        self._inter_token_latencies.clear()
+
+    def render(self) -> bytes:
+        """Prometheus' text format."""
+        self.flush()
+        for _ in range(_NUM_TRIES - 1):
+            with contextlib.suppress(struct.error):
+                return self._read()
+        return self._read()
+
+    def _read(self) -> bytes:
+        registry = CollectorRegistry()
+        if os.path.isdir(os.environ.get(FOLDER_VARIABLE, "")):
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # registers itself
+            own = b""
+        else:
+            own = generate_latest(self._own)
+        registry.register(self._engine)
+        return own + generate_latest(registry)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> BatchHistogram:
+        text = name.replace("_", " ").capitalize() + "."
+        histogram = BatchHistogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._own)
+        return histogram.labels(self._model_name)
+
+
+class RequestTimer:
+    """The timings of one HTTP request, observed as they become known. Mutated by its answer alone."""
+
+    def __init__(self, metrics: Metrics, arrival_time: float, num_choices: int) -> None:
+        """Start at `arrival_time`, on the clock of `time.monotonic`; num_choices over all prompts."""
+        self._metrics = metrics
+        self._arrival_time = self._accept_time = arrival_time
+        self._first_times: list[float | None] = [None] * num_choices
+        self._last_times = [0.0] * num_choices
+        self._num_open = num_choices
+
+    def accept(self, num_prompt_tokens: Sequence[int]) -> None:
+        """Take note that the engine accepted every prompt, now."""
+        self._accept_time = time.monotonic()
+        for num_tokens in num_prompt_tokens:
+            self._metrics.prompt_tokens.observe(num_tokens)
+
+    def note_output(self, index: int, output: RequestOutput, now: float) -> None:
+        """Take note of what choice `index` gained."""
+        metrics = self._metrics
+        if output.queue_time_s is not None:
+            metrics.queue.observe(output.queue_time_s)
+        if not output.token_ids:
+            return
+        if self._first_times[index] is None:
+            self._first_times[index] = now
+            metrics.first_token.observe(now - self._arrival_time)
+            if output.queue_time_s is not None:
+                metrics.prefill.observe(max(0.0, now - self._accept_time - output.queue_time_s))
+        else:
+            metrics.observe_inter_token(now - self._last_times[index], now)
+        self._last_times[index] = now
+
+    def finish_choice(self, index: int, reason: FinishReason, num_output_tokens: int) -> None:
+        """Take note of the end of choice `index`."""
+        metrics = self._metrics
+        metrics.flush()
+        metrics.success[reason].inc()
+        metrics.generation_tokens.observe(num_output_tokens)
+        first_time = self._first_times[index]
+        if first_time is not None:
+            metrics.decode.observe(self._last_times[index] - first_time)
+        self._num_open -= 1
+        if self._num_open == 0:
+            metrics.request.observe(time.monotonic() - self._arrival_time)

@@ -1,0 +1,131 @@
+"""Server-sent events as OpenAI frames them: `data: ` + one line of JSON, comments as keep-alive, `[DONE]`.
+
+Before the first byte an error is a status; from then on it is an event with the same body, after which the stream
+ends in order. Whatever way a stream ends, also when its body was never begun, its answer is closed.
+"""
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+
+import anyio
+import msgspec
+from sse_starlette.sse import EventSourceResponse
+from starlette.types import Receive, Scope, Send
+
+from weft.server.errors import ApiError, as_api_error, error_body
+
+DONE = b"data: [DONE]\n\n"
+
+_PING = b": ping\n\n"
+_END_OF_PING = b":\n\n"
+"""Goes before the event after a comment, in one chunk with it. Some clients (`vllm bench serve`) strip each chunk, so
+the comment reaches their parser without its end, and would swallow the event."""
+
+_LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+_MARK = "\0text\0"
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+_log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_event(message: msgspec.Struct) -> bytes:
+    """One event. Text stays as it is, but for characters that some clients take for the end of a line."""
+    return _frame(_encode(message))
+
+
+class TextEvent:
+    """An event that comes with every token: encoded once, and from then on only its text."""
+
+    def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
+        """`make` builds the message around a text, after which only what this server chose itself may follow."""
+        self._head, _, self._tail = encode_event(make(_MARK)).rpartition(_encode(_MARK))
+
+    def fill(self, text: str) -> bytes:
+        """What `encode_event` would return for the message with this text."""
+        return self._head + _one_line(_encode(text)) + self._tail
+
+
+def _frame(body: bytes) -> bytes:
+    return b"data: " + _one_line(body) + b"\n\n"
+
+
+def _one_line(body: bytes) -> bytes:
+    if not body.isascii():
+        for raw, escaped in _LINE_BREAKS:
+            body = body.replace(raw, escaped)
+    return body
+
+
+def _error_event(exc: Exception) -> bytes:
+    if not isinstance(exc, ApiError):
+        _log.exception("a stream failed")
+    return _frame(error_body(as_api_error(exc)))
+
+
+class EventStream(EventSourceResponse):
+    """The response; calls `close` once it is over, however it ends."""
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        end: Callable[[], bytes],
+        *,
+        headers: Mapping[str, str],
+        ping_s: float,
+        close: Callable[[], None],
+    ) -> None:
+        """Stream encoded events, then what `end` returns, with a keep-alive comment after ping_s of silence (0: none).
+
+        A stream that flows gets no comments: some clients' parsers stumble over them.
+        """
+        self._events = events
+        self._end = end
+        self._ping_s = ping_s
+        self._last_send_time = time.monotonic()
+        self._is_after_ping = False
+        super().__init__(events, headers={**_HEADERS, **headers}, ping=ping_s, sep="\n")
+        self._close = close
+
+    async def _stream_response(self, send: Send) -> None:
+        """Send the events as they are; the base class's own loop spends a timer, a copy and a log call on each."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._events) as events:
+                async for data in events:
+                    self._last_send_time = time.monotonic()
+                    await send({"type": "http.response.body", "body": self._after_ping(data), "more_body": True})
+            end = self._end() + DONE
+        except Exception as exc:
+            end = _error_event(exc) + DONE
+        async with self._send_lock:  # pings are sent by a task of their own, and none may follow the end
+            self.active = False
+            await send({"type": "http.response.body", "body": self._after_ping(end), "more_body": False})
+
+    def _after_ping(self, data: bytes) -> bytes:
+        if self._is_after_ping:
+            self._is_after_ping = False
+            data = _END_OF_PING + data
+        return data
+
+    async def _ping(self, send: Send) -> None:
+        """Break silences; the base class sends whether the stream is silent or not."""
+        while self.active:
+            silent_s = time.monotonic() - self._last_send_time
+            if silent_s < self._ping_s:
+                await anyio.sleep(self._ping_s - silent_s)
+                continue
+            async with self._send_lock:
+                if self.active:
+                    self._last_send_time, self._is_after_ping = time.monotonic(), True
+                    await send({"type": "http.response.body", "body": _PING, "more_body": True})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it all."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # The generator's own `finally` does not run when the client left before its first event.
+            self._close()

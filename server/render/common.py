@@ -1,0 +1,151 @@
+"""What the answers of both endpoints have in common: ids, finish reasons, usage, the prompt, obfuscation."""
+
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+from msgspec import UNSET, UnsetType
+
+from weft.engine.shared.messages import EngineInfo, FinishReason, TokenLogprobs
+from weft.server.generate.events import Report
+from weft.server.http.context import VERSION
+from weft.server.request.task import Task
+from weft.server.schemas.common import CachedTokens, GenerationBody, OutputTokens, PromptLogprob, PromptLogprobs, Usage
+
+FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+"""OpenAI's words; every other reason is an error before it gets here."""
+
+MIN_LOGPROB = -9999.0
+"""What stands for a probability of zero, for JSON has no infinity."""
+
+_OBFUSCATION_BLOCK = 32
+
+
+class Envelope(TypedDict):
+    """The members that are the same in an answer and in each of its chunks."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """What the caller wants to see.
+
+    Attributes:
+        logprobs: Alternatives per token to show, ids that were asked for included; None shows no logprobs.
+        prompt_logprobs: Alternatives per prompt token to show; None shows none of the prompt's.
+        usage: End the stream with a usage chunk.
+        usage_on_every_chunk: Show usage so far on each chunk.
+        obfuscation: Pad chunks, so that their lengths on the wire do not give the text away.
+    """
+
+    logprobs: int | None
+    prompt_logprobs: int | None
+    prompt_text: bool
+    token_ids: bool
+    usage: bool
+    usage_on_every_chunk: bool
+    obfuscation: bool
+
+    @property
+    def only_text_changes(self) -> bool:
+        """Whether the chunks between the first and the last of a choice differ in nothing else."""
+        return self.logprobs is None and not (self.token_ids or self.usage_on_every_chunk or self.obfuscation)
+
+
+def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
+    """Read the options from a body."""
+    options = body.stream_options
+    return RenderOptions(
+        logprobs=None if logprobs is None else logprobs + len(body.logprob_token_ids or ()),
+        prompt_logprobs=body.prompt_logprobs,
+        prompt_text=bool(body.return_prompt_text),
+        token_ids=bool(body.return_token_ids),
+        usage=bool(options and options.include_usage),
+        usage_on_every_chunk=bool(options and options.continuous_usage_stats),
+        obfuscation=bool(options and options.include_obfuscation),
+    )
+
+
+class PromptMembers(Protocol):
+    """A wire shape that can show the prompt."""
+
+    prompt_token_ids: list[int] | UnsetType
+    prompt_text: str | UnsetType
+
+
+class OpenAIRenderer:
+    """What the renderers of both endpoints know, and the members that both write."""
+
+    def __init__(self, prefix: str, task: Task, options: RenderOptions, report: Report) -> None:
+        """An answer begins now, with an id of this prefix."""
+        self._report = report
+        self._options = options
+        self._tokenizer = task.model.tokenizer
+        self._envelope = Envelope(
+            id=f"{prefix}-{secrets.token_hex(16)}",
+            created=int(time.time()),
+            model=task.name,
+            system_fingerprint=_system_fingerprint(task.model.engine_info),
+            service_tier=task.service.tier,
+        )
+
+    def _usage(self) -> Usage:
+        """Usage so far, as OpenAI writes it."""
+        counts = self._report.counts()
+        return Usage(
+            counts.prompt_tokens,
+            counts.output_tokens,
+            counts.prompt_tokens + counts.output_tokens,
+            CachedTokens(counts.cached_tokens, counts.cache_write_tokens),
+            OutputTokens(counts.reasoning_tokens, counts.accepted_predictions, counts.rejected_predictions),
+        )
+
+    def _chunk_usage(self) -> Usage | UnsetType | None:
+        """The usage member of a chunk that is not the last: so far, null, or absent."""
+        if self._options.usage_on_every_chunk:
+            return self._usage()
+        return None if self._options.usage else UNSET
+
+    def _obfuscation(self, text: str) -> str | UnsetType:
+        """Random text that brings the length of a delta's text up to a multiple of 32."""
+        if not self._options.obfuscation:
+            return UNSET
+        length = -len(text.encode("utf-8", "replace")) % _OBFUSCATION_BLOCK
+        return secrets.token_urlsafe(_OBFUSCATION_BLOCK)[:length]
+
+    def _add_prompt(self, shape: PromptMembers, index: int = 0) -> None:
+        """Show the prompt of a choice as ids and as text, control tokens included, as far as it was asked for."""
+        token_ids = self._report.prompt_of(index).prompt.token_ids
+        if self._options.token_ids:
+            shape.prompt_token_ids = token_ids
+        if self._options.prompt_text:
+            shape.prompt_text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _prompt_logprobs(self, index: int = 0) -> PromptLogprobs | UnsetType:
+        """By position of the prompt, each alternative and the token itself."""
+        count, report = self._options.prompt_logprobs, self._report.prompt_of(index)
+        if count is None:
+            return UNSET
+        pairs = zip(report.prompt.token_ids[1:], report.logprobs or (), strict=True)
+        return [None, *(self._prompt_logprob(token_id, entry, count) for token_id, entry in pairs)]
+
+    def _prompt_logprob(self, token_id: int, entry: TokenLogprobs, count: int) -> dict[int, PromptLogprob]:
+        ranks = {other_id: rank for rank, other_id in enumerate(entry.top_token_ids, 1)}
+        logprobs = {token_id: entry.logprob, **dict(zip(entry.top_token_ids[:count], entry.top_logprobs, strict=False))}
+        return {
+            i: PromptLogprob(max(logprob, MIN_LOGPROB), ranks.get(i), self._tokenizer.token_text(i))
+            for i, logprob in logprobs.items()
+        }
+
+
+def _system_fingerprint(info: EngineInfo) -> str:
+    """Changes when the same request might be answered in other words: version, model, arithmetic."""
+    parts = (VERSION, info.architecture, str(info.vocab_size), info.device, info.dtype, info.attention_backend)
+    return "fp_" + hashlib.blake2s("|".join(parts).encode(), digest_size=5).hexdigest()

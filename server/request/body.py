@@ -1,0 +1,153 @@
+"""From the bytes of a body to the schema's model: bounded before work is done on it, beside the event loop when long.
+
+What a C function does with a long text cannot be interrupted by any other thread, so a body is bounded by what it
+holds, too, and not by its bytes alone: texts may fill it, but numbers, lists and objects are counted before it is
+parsed. When its client leaves, the request is dropped; what a thread has begun of it ends first, in the thread.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+
+from weft.server.errors import InvalidTypeError, MalformedBodyError, ShuttingDownError
+from weft.server.http.workers import Workers
+from weft.server.request.validation import as_invalid_request, shown
+from weft.server.schemas.common import MAX_ITEMS
+
+MAX_PARTS = 2**17
+"""Most texts, lists and objects in a body, names of members included."""
+
+_SLICE_BYTES = 1 << 18
+
+CLIENT_CLOSED = 499
+"""What nobody reads: the client has left."""
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class BodyRoute(APIRoute):
+    """A route whose body is decoded here; FastAPI is handed the model."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See FastAPI."""
+        handle = super().get_route_handler()
+        assert self.body_field is not None, "the routes with this class have a body"
+        model: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
+
+        async def handle_body(request: Request) -> Response:
+            try:
+                data = await request.body()
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_CLOSED)
+            decoding = _DecodingRequest(request.scope, request.receive, data, model)
+            return await _while_wanted(request, handle(decoding)) or Response(status_code=CLIENT_CLOSED)
+
+        return handle_body
+
+
+class _DecodingRequest(Request):
+    def __init__(self, scope: Scope, receive: Receive, data: bytes, model: type[BaseModel]) -> None:
+        super().__init__(scope, receive)
+        self._body = data
+        self._model = model
+
+    async def json(self) -> BaseModel | None:
+        """What FastAPI asks for when the body is said to be JSON."""
+        workers: Workers = self.app.state.context.workers
+        return await workers.run_light(len(self._body), decode, self._model, self._body)
+
+
+async def _while_wanted(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
+    """Await the work, but cancel it when the client leaves; None then. The body must have been read.
+
+    Raises:
+        ShuttingDownError: The drain has cut it.
+    """
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    unanswered = request.app.state.lifecycle.unanswered
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(disconnected())
+    unanswered.add(working)
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.cancelled():
+            raise ShuttingDownError("the server is shutting down and had to cut this request")
+        return working.result() if working.done() else None
+    finally:
+        unanswered.discard(working)
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+def decode(model: type[T], data: bytes) -> T | None:
+    """Parse and validate a body; None when it is JSON's null.
+
+    Raises:
+        MalformedBodyError: It is no JSON, or holds too much.
+        InvalidRequestError: It does not fit the schema.
+    """
+    check_amount(data)
+    try:
+        value = json.loads(data.decode("utf-8-sig", "surrogatepass"))  # in no other encoding, which would count wrongly
+    except json.JSONDecodeError as exc:
+        raise MalformedBodyError(f"the body is not valid JSON: {exc.msg} at character {exc.pos}") from None
+    except (ValueError, RecursionError) as exc:
+        raise MalformedBodyError(f"the body is not valid JSON: {_fault(exc)}") from None
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise InvalidTypeError(f"the body: input should be a JSON object, got {shown(value)}")
+    try:
+        return model.model_validate(value, from_attributes=True)
+    except ValidationError as exc:
+        raise as_invalid_request(exc.errors(include_url=False), value) from None
+
+
+def _fault(exc: Exception) -> str:
+    match exc:
+        case UnicodeDecodeError():
+            return "it is not encoded in UTF-8"
+        case RecursionError():
+            return "it is nested too deeply"
+        case _:
+            return "a number in it has too many digits"
+
+
+def check_amount(data: bytes) -> None:
+    """Count what a JSON text holds, outside of its texts.
+
+    Raises:
+        MalformedBodyError: It is too much.
+    """
+    num_items, num_parts, in_text, start = 0, 0, False, 0
+    while start < len(data):
+        end = start + _SLICE_BYTES
+        if _ends_in_escape(data[start:end]):
+            end += 1
+        pieces = data[start:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+        outside = b"".join(pieces[in_text::2])
+        num_items += outside.count(b",")
+        num_parts += outside.count(b"[") + outside.count(b"{") + len(pieces) // 2
+        if num_items > MAX_ITEMS or num_parts > MAX_PARTS:
+            raise MalformedBodyError(
+                f"the body must hold at most {MAX_ITEMS} values, and at most {MAX_PARTS} texts, lists and objects; "
+                f"got at least {num_items} and {num_parts}"
+            )
+        in_text ^= len(pieces) % 2 == 0
+        start = end
+
+
+def _ends_in_escape(data: bytes) -> bool:
+    return (len(data) - len(data.rstrip(b"\\"))) % 2 == 1

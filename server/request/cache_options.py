@@ -1,0 +1,117 @@
+"""`prompt_cache_options` and `prompt_cache_breakpoint`: what a request does with the prefix cache.
+
+Blocks are shared by content without being asked (mode implicit). Mode explicit without a breakpoint neither reads nor
+writes the cache. A breakpoint keeps the prompt up to the end of its part for a time, in either mode.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.engine.shared.messages import Pin
+from weft.server.errors import InvalidRequestError
+from weft.server.request.messages import PART_SEPARATOR
+from weft.server.request.validation import shown
+from weft.server.schemas.chat_completions import Message
+from weft.server.schemas.common import PromptCacheOptions
+
+TTLS_S = {"30m": 1800.0, "12h": 43200.0}
+DEFAULT_TTL = "30m"
+MAX_BREAKPOINTS = 4
+"""Of more, the last ones count."""
+
+_MARKS = "\U0010fffa\U0010fffb\U0010fffc\U0010fffd"
+"""One for each breakpoint, private to this file: no template or tokenizer gives them a meaning."""
+_WITHOUT_MARKS = dict.fromkeys(map(ord, _MARKS))
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """The end of a part up to which the prompt is kept: the message, characters of its content, for how long."""
+
+    message: int
+    num_chars: int
+    ttl_s: float
+
+
+def find_breakpoints(messages: Sequence[Message], options: PromptCacheOptions | None) -> list[Breakpoint]:
+    """The last breakpoints, in order.
+
+    Raises:
+        InvalidRequestError: A ttl is not among those that there are.
+    """
+    usual_s = _ttl_s(options.ttl if options else None, "prompt_cache_options.ttl") or TTLS_S[DEFAULT_TTL]
+    found = []
+    for i, message in enumerate(messages):
+        num_chars = 0
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            num_chars += len((part.text if part.type == "text" else part.refusal) or "")
+            if part.prompt_cache_breakpoint is not None:
+                path = f"messages[{i}].content[{j}].prompt_cache_breakpoint.ttl"
+                found.append(Breakpoint(i, num_chars, _ttl_s(part.prompt_cache_breakpoint.ttl, path) or usual_s))
+            num_chars += len(PART_SEPARATOR)
+    return found[-MAX_BREAKPOINTS:]
+
+
+def uses_cache(options: PromptCacheOptions | None) -> bool:
+    """Whether the cache is used without a breakpoint, too.
+
+    Raises:
+        InvalidRequestError: The ttl is not among those that there are.
+    """
+    if options is None:
+        return True
+    _ttl_s(options.ttl, "prompt_cache_options.ttl")
+    return options.mode != "explicit"
+
+
+def marked(messages: Sequence[dict[str, Any]], breakpoints: Sequence[Breakpoint]) -> list[dict[str, Any]]:
+    """The messages with a mark at each breakpoint, before white space there, which a template may strip."""
+    result = list(messages)
+    for mark, at in reversed([*zip(_MARKS, breakpoints, strict=False)]):  # from the end, where nothing moves
+        message = result[at.message]
+        content = message["content"]
+        end = len(content[: at.num_chars].rstrip())
+        result[at.message] = {**message, "content": content[:end] + mark + content[end:]}
+    return result
+
+
+def find_pins(
+    breakpoints: Sequence[Breakpoint],
+    token_ids: Sequence[int],
+    rendered: Sequence[str],
+    encode: Callable[[list[str]], list[int]],
+) -> list[Pin]:
+    """Where the breakpoints are among the prompt's ids.
+
+    The prompt itself is rendered without marks, so that no template answers to them. What both have in common up to a
+    mark is kept; all of the prompt where a template does not show the mark.
+
+    Args:
+        rendered: What a template made of marked messages, in the pieces that `encode` takes.
+    """
+    pins = []
+    for mark, at in zip(_MARKS, breakpoints, strict=False):
+        other_ids = encode(_beginning(rendered, mark))
+        pairs = enumerate(zip(token_ids, other_ids, strict=False))
+        num_common = next((i for i, (ours, other) in pairs if ours != other), min(len(token_ids), len(other_ids)))
+        pins.append(Pin(num_common, at.ttl_s))
+    return pins
+
+
+def _beginning(rendered: Sequence[str], mark: str) -> list[str]:
+    """What was rendered up to a mark, which stays so that the ids before it are told from those behind it."""
+    pieces: list[str] = []
+    for piece in rendered:
+        head, found, _ = piece.partition(mark)
+        pieces.append(head.translate(_WITHOUT_MARKS) + found)
+        if found:
+            break
+    return pieces
+
+
+def _ttl_s(ttl: str | None, path: str) -> float | None:
+    """Seconds; None when there is no ttl."""
+    if ttl is not None and ttl not in TTLS_S:
+        raise InvalidRequestError(f"{path} must be one of {', '.join(TTLS_S)}, got {shown(ttl)}", param=path)
+    return None if ttl is None else TTLS_S[ttl]

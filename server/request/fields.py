@@ -1,0 +1,97 @@
+"""Which body fields are refused, and which are reported as ignored: no field is dropped in silence.
+
+A field is honoured (it is declared in a schema and used), accepted (declared, validated, reported in the header
+`x-ignored-params`), refused (named here, 400 when its value asks for something) or unknown (reported, or 400 when
+parameters are strict).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from weft.server.errors import UnknownParameterError, UnsupportedParameterError
+from weft.server.request.validation import dotted_path, shown
+
+MAX_REPORTED = 32
+"""Most names in the header, which proxies limit."""
+
+_NOTHING: tuple[object, ...] = (None,)
+
+REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {"moderation": _NOTHING}
+"""Fields that are known and not honoured, each with the values that ask for nothing."""
+
+REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
+    **REFUSED_EVERYWHERE,
+    "reasoning": _NOTHING,
+    "chat_template": _NOTHING,
+    "echo": (None, False),
+    "best_of": (None, 1),
+    "modalities": (None, ["text"]),
+    "audio": _NOTHING,
+    "web_search_options": _NOTHING,
+}
+
+REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
+    **REFUSED_EVERYWHERE,
+    "prediction": _NOTHING,
+    "thinking_token_budget": _NOTHING,
+    "reasoning_budget_tokens": _NOTHING,
+}
+REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSED_IN_CHAT["chat_template"]}
+
+_ASKING_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {"store": (None, False)}
+ACCEPTED = frozenset({"user", "safety_identifier", "prompt_cache_retention", "metadata", "store", "verbosity"})
+"""Fields that are validated and reported, and change nothing."""
+
+
+def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *, strict: bool) -> list[str]:
+    """Return the dotted names of the fields of this body that have no effect.
+
+    Args:
+        refused: Names that are refused on this route, with the values that ask for nothing.
+
+    Raises:
+        UnsupportedParameterError: A refused field asks for something.
+        UnknownParameterError: A field is unknown and `strict` is set.
+    """
+    ignored: list[str] = []
+    for at, generic, value, is_extra in _walk(body, (), ""):
+        if is_extra and generic in refused:
+            if value not in refused[generic]:
+                path = dotted_path(at)
+                raise UnsupportedParameterError(
+                    f"{path} is not supported by this server, got {shown(value)}", param=path
+                )
+        elif is_extra and strict:
+            path = dotted_path(at)
+            raise UnknownParameterError(f"unknown parameter: {path}", param=path)
+        elif (is_extra or generic in ACCEPTED) and value not in _ASKING_FOR_NOTHING.get(generic, _NOTHING):
+            ignored.append(dotted_path(at))
+    return ignored
+
+
+def ignored_header(ignored: Iterable[str]) -> dict[str, str]:
+    """The `x-ignored-params` header, or none; names are the caller's text, so they are made safe for a header."""
+    names = [quote(name[:64], safe="[]._-", errors="replace")[:64] for name in list(ignored)[:MAX_REPORTED]]
+    return {"x-ignored-params": ",".join(names)} if names else {}
+
+
+def _walk(
+    model: BaseModel, at: tuple[str | int, ...], generic: str
+) -> Iterator[tuple[tuple[str | int, ...], str, Any, bool]]:
+    """Yield (steps to it, path without indices, value, is it unknown to the schema) for every field that was sent."""
+    prefix = f"{generic}." if generic else ""
+    for name, value in (model.model_extra or {}).items():
+        yield (*at, name), prefix + name, value, True
+    for field, info in type(model).model_fields.items():  # in the schema's order; that of a set is different each time
+        if field not in model.model_fields_set:
+            continue
+        name, value = info.alias or field, getattr(model, field)
+        yield (*at, name), prefix + name, value, False
+        if isinstance(value, BaseModel):
+            yield from _walk(value, (*at, name), prefix + name)
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):  # then all are
+            for i, item in enumerate(value):
+                yield from _walk(item, (*at, name, i), f"{prefix}{name}[]")

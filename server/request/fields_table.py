@@ -1,0 +1,91 @@
+"""The parameters table of the README: what becomes of every field of a generating endpoint, told from the code.
+
+`python -m weft.server.request.fields_table` prints it.
+"""
+
+from collections.abc import Mapping
+
+from weft.server.request.fields import ACCEPTED, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
+from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.schemas.common import GenerationBody
+from weft.server.schemas.completions import CompletionBody
+
+_ROUTES: tuple[tuple[str, type[GenerationBody], Mapping[str, tuple[object, ...]]], ...] = (
+    ("/v1/chat/completions", ChatCompletionBody, REFUSED_IN_CHAT),
+    ("/v1/completions", CompletionBody, REFUSED_IN_COMPLETIONS),
+)
+
+REMARKS = {
+    "seed": "of all prompts of a list; without it each has its own",
+    "messages": "text and text parts; an image, audio or a file is refused",
+    "prompt": "text, token ids, or a list of either; null is the beginning-of-text token alone",
+    "suffix": "for vocabularies with tokens for filling in the middle",
+    "n": "at most `max_n`",
+    "best_of": "not with `stream`",
+    "max_tokens": "0 with `echo` scores the prompt; 16 if not given to /v1/completions",
+    "max_completion_tokens": "before `max_tokens`",
+    "temperature": "0 is greedy",
+    "stop": "a text or up to 64",
+    "stream_options": "`include_usage`, `include_obfuscation`, `continuous_usage_stats`",
+    "logprobs": "a number up to 20 in /v1/completions",
+    "top_logprobs": "0 to 20",
+    "prompt_logprobs": "0 to 20; not with `stream`",
+    "logprob_token_ids": "reported at every position, behind the most probable ones",
+    "truncate_prompt_tokens": "keeps the last so many; -1 as many as fit",
+    "use_beam_search": "`n` beams, up to 32; not with `stream` or what changes probabilities",
+    "length_penalty": "with `use_beam_search`",
+    "early_stopping": "with `use_beam_search`: true, false, `never`",
+    "service_tier": "`flex` last; `priority` and `fast` first, for `priority_keys`; the answer has the tier served",
+    "priority": "lower is served earlier, within a tier; negative for `priority_keys`",
+    "prompt_cache_options": "`explicit` without a breakpoint leaves the prefix cache alone; ttl `30m`, `12h`",
+    "prompt_cache_key": "only requests with the same key share blocks",
+    "cache_salt": "only requests with the same salt share blocks",
+    "prewarm": "computes the prompt and generates nothing",
+    "continue_final_message": "leaves the last message open; not with `add_generation_prompt: true`",
+    "response_format": "`json_object`, `json_schema`, and `structural_tag` as an extension; a grammar, no request",
+    "structured_outputs": "one of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`",
+    "guided_json": "as `structured_outputs.json`",
+    "guided_regex": "as `structured_outputs.regex`",
+    "guided_choice": "as `structured_outputs.choice`",
+    "guided_grammar": "as `structured_outputs.grammar`: Lark, as llguidance reads it",
+    "tools": "functions and custom tools; the input of a custom tool may follow a regex",
+    "tool_choice": "`required`, a named tool and `allowed_tools` are enforced by a grammar",
+    "parallel_tool_calls": "false: the grammar permits one call",
+    "functions": "the old name of `tools`, answered in `function_call`",
+    "function_call": "the old name of `tool_choice`",
+    "reasoning_effort": "a variable of the chat template, else a switch and a budget; reported where there is neither",
+    "thinking_token_budget": "reasoning is ended after so many tokens; reported where the model has none",
+    "reasoning_budget_tokens": "the same",
+    "include_reasoning": "false leaves `reasoning_content` and `reasoning` out of the answer",
+    "chat_template_kwargs": "variables of the chat template, before those that follow from other fields",
+    "prediction": "verified in batches, makes the answer faster and never different",
+    "documents": "if the chat template names them, else refused",
+    "verbosity": "honoured if the chat template names it",
+    "user": "no effect yet: all callers share one queue",
+    "safety_identifier": "no effect yet: all callers share one queue",
+    "metadata": "16 pairs of 64 and 512 characters",
+}
+"""What is worth saying of a field, on any route that has it."""
+
+
+def treatments(body: type[GenerationBody], refused: Mapping[str, object]) -> dict[str, str]:
+    """By field of a body: honoured, accepted (no effect, reported) or refused."""
+    known = {name: "accepted" if name in ACCEPTED else "honoured" for name in body.model_fields}
+    return {**known, **{name: "refused" for name in refused if name not in known}}
+
+
+def render_table() -> str:
+    """The table in Markdown: one row for each field, the honoured ones first."""
+    by_route = [treatments(body, refused) for _, body, refused in _ROUTES]
+    names = list(dict.fromkeys(name for route in by_route for name in route))
+    rows = [(name, [route.get(name, "") for route in by_route]) for name in names]
+    order = ("honoured", "accepted", "refused", "")
+    rows.sort(key=lambda row: ([order.index(cell) for cell in row[1]], row[0]))
+    head = "| field | " + " | ".join(f"`{path}`" for path, _, _ in _ROUTES) + " | remark |"
+    lines = [head, "|---" * (len(_ROUTES) + 2) + "|"]
+    lines += [f"| `{name}` | {' | '.join(cells)} | {REMARKS.get(name, '')} |" for name, cells in rows]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(render_table(), end="")

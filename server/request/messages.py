@@ -1,0 +1,98 @@
+"""From the messages of a chat body to what a chat template is given.
+
+Content becomes one string; parts of it that this server cannot show to a model are refused. Calls of earlier turns
+are handed to the template with their arguments as an object, which is what templates expect, and it is the
+template's business whether it can write them.
+"""
+
+from typing import Any
+
+import msgspec
+
+from weft.server.errors import InvalidRequestError, UnsupportedValueError
+from weft.server.request.tool_use import CUSTOM_INPUT
+from weft.server.request.validation import required, shown
+from weft.server.schemas.chat_completions import ContentPart, FunctionCall, Message, ToolCall
+
+PART_SEPARATOR = "\n"
+"""Stands between the parts of a content."""
+_UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Every message as a dictionary for the template; a field that was not sent is not there.
+
+    Raises:
+        InvalidRequestError: There is no message, or a message does not fit its role.
+        UnsupportedValueError: A part of the content is an image, audio or a file.
+    """
+    if not messages:
+        raise InvalidRequestError("messages must hold at least one message, got none", param="messages")
+    try:
+        return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    except RecursionError as exc:  # arguments of a call are JSON inside JSON, which the body's own parser did not see
+        raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
+
+
+def _template_message(message: Message, at: str) -> dict[str, Any]:
+    if message.audio is not None:
+        raise UnsupportedValueError(f"{at}.audio: the model does not take audio", param=f"{at}.audio")
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    has_more = message.tool_calls or message.function_call or message.refusal or reasoning is not None
+    if message.content is None and not (message.role == "assistant" and has_more):
+        raise InvalidRequestError(f"{at}.content is required for role {message.role}", param=f"{at}.content")
+    if message.role == "tool":
+        required(message.tool_call_id, f"{at}.tool_call_id")
+    result: dict[str, Any] = {
+        "role": "tool" if message.role == "function" else message.role,
+        "content": message.refusal if message.content is None else text_of(message.content, f"{at}.content"),
+    }
+    if reasoning is not None:
+        result["reasoning_content"] = reasoning
+        if not (message.tool_calls or message.function_call):
+            result["content"] = result["content"] or ""  # a turn that was cut while it thought
+    for name in ("name", "tool_call_id"):
+        if getattr(message, name) is not None:
+            result[name] = getattr(message, name)
+    calls = [_template_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
+    if message.function_call is not None:
+        calls.append(_function_call(message.function_call))
+    if calls:
+        result["tool_calls"] = calls
+    return result
+
+
+def text_of(content: str | list[ContentPart], at: str, separator: str = PART_SEPARATOR) -> str:
+    """Content as one string; `at` is its path in the body, separator stands between its parts."""
+    if isinstance(content, str):
+        return content
+    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, at: str) -> str:
+    if part.type in _UNSEEN_PARTS:
+        raise UnsupportedValueError(f"{at}: the model does not take parts of type {part.type!r}", param=at)
+    if part.type not in ("text", "refusal"):
+        raise InvalidRequestError(f"{at}.type must be 'text', got {shown(part.type)}", param=f"{at}.type")
+    return required(part.text if part.type == "text" else part.refusal, f"{at}.{part.type}")
+
+
+def _template_call(call: ToolCall, at: str) -> dict[str, Any]:
+    if call.function is not None:
+        shown_call = _function_call(call.function)
+    else:
+        custom = required(call.custom, f"{at}.{call.type}")
+        shown_call = _call(custom.name, {CUSTOM_INPUT: custom.input})
+    return shown_call if call.id is None else {"id": call.id, **shown_call}
+
+
+def _function_call(function: FunctionCall) -> dict[str, Any]:
+    try:
+        arguments: Any = msgspec.json.decode(function.arguments)
+    except msgspec.DecodeError:
+        arguments = function.arguments  # what the model wrote was no JSON: show it as it was
+    return _call(function.name, arguments)
+
+
+def _call(name: str, arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}

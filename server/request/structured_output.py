@@ -1,0 +1,161 @@
+"""From a body to the grammar that its answer follows, whichever of the fields asks for one.
+
+A grammar is one entry of `llguidance`'s list of grammars: {"json_schema": ...} or {"lark_grammar": ...}.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from weft.server.errors import InvalidRequestError, JsonSchemaError
+from weft.server.formats import lark
+from weft.server.formats.schema import SchemaError, guided_schema
+from weft.server.request.validation import required, shown
+from weft.server.schemas.structured_output import (
+    GuidedBody,
+    ResponseFormat,
+    StructuralTag,
+    StructuredOutputs,
+    TaggedStructure,
+)
+
+MAX_CHOICES = 4096
+_LARK_START = re.compile(
+    r"^[ \t]*\??start[ \t]*:", re.MULTILINE
+)  # of one line: \s would look at line breaks again and again
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the text of an answer has to follow; `param` is the field that says so."""
+
+    grammar: dict[str, Any]
+    param: str
+
+    @property
+    def is_schema(self) -> bool:
+        """Whether it is a JSON schema."""
+        return "json_schema" in self.grammar
+
+
+def structure_of(body: GuidedBody) -> Structure | None:
+    """Read the one structure that a body asks for; None for free text.
+
+    Raises:
+        InvalidRequestError: Several are asked for, or one is not complete.
+    """
+    structures = list(_structures(body))
+    if len(structures) > 1:
+        first, second = structures[0].param, structures[1].param
+        raise InvalidRequestError(f"{second} cannot be used together with {first}", param=second)
+    return structures[0] if structures else None
+
+
+def _structures(body: GuidedBody) -> Iterator[Structure]:
+    if body.response_format is not None and body.response_format.type != "text":
+        yield _response_format(body.response_format)
+    if body.structured_outputs is not None:
+        yield _structured_outputs(body.structured_outputs)
+    yield from _fields("guided_", body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
+
+
+def _response_format(wanted: ResponseFormat) -> Structure:
+    if wanted.type == "json_object":
+        return _json({"type": "object"}, "response_format")
+    if wanted.type == "structural_tag":
+        structures = required(wanted.structures, "response_format.structures")
+        return _tags(structures, required(wanted.triggers, "response_format.triggers"), "response_format")
+    named = required(wanted.json_schema, "response_format.json_schema")
+    schema = {"type": "object"} if named.schema_ is None else named.schema_
+    return _json(schema, "response_format.json_schema.schema", is_lenient=not named.strict)
+
+
+def _structured_outputs(wanted: StructuredOutputs) -> Structure:
+    at = "structured_outputs"
+    found = list(_fields(f"{at}.", wanted.json_, wanted.regex, wanted.choice, wanted.grammar))
+    if wanted.json_object:
+        found.append(_json({"type": "object"}, f"{at}.json_object"))
+    if wanted.structural_tag is not None:
+        found.append(_structural_tag(wanted.structural_tag, f"{at}.structural_tag"))
+    if len(found) != 1:
+        raise InvalidRequestError(f"{at} must hold exactly one of its members, got {len(found)}", param=at)
+    return found[0]
+
+
+def _fields(
+    at: str, json: str | dict[str, Any] | None, regex: str | None, choice: list[str] | None, grammar: str | None
+) -> Iterator[Structure]:
+    """The members that two places share; their paths are `at` and their names."""
+    if json is not None:
+        yield _json(_object(json, f"{at}json"), f"{at}json")
+    if regex is not None:
+        yield Structure({"lark_grammar": f"start: {lark.regex(regex)}"}, f"{at}regex")
+    if choice is not None:
+        if not 1 <= len(choice) <= MAX_CHOICES:
+            message = f"{at}choice must hold 1 to {MAX_CHOICES} texts, got {len(choice)}"
+            raise InvalidRequestError(message, param=f"{at}choice")
+        texts = " | ".join(map(lark.literal, choice))  # one terminal: as many rules would be too many for the parser
+        yield Structure({"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}, f"{at}choice")
+    if grammar is not None:
+        is_gbnf = "::=" in grammar and not _LARK_START.search(grammar)
+        yield Structure({"gbnf" if is_gbnf else "lark_grammar": grammar}, f"{at}grammar")
+
+
+def _json(schema: dict[str, Any], param: str, *, is_lenient: bool = False) -> Structure:
+    try:
+        return Structure({"json_schema": guided_schema(schema, is_lenient=is_lenient)}, param)
+    except SchemaError as error:
+        raise JsonSchemaError(f"{param}: {error}", param=param) from None
+
+
+def _structural_tag(given: str | dict[str, Any], param: str) -> Structure:
+    try:
+        tag = StructuralTag.model_validate(_object(given, param))
+    except ValidationError as exc:
+        error = exc.errors()[0]
+        at = ".".join(map(str, (param, *error["loc"])))
+        raise InvalidRequestError(f"{at}: {error['msg'].lower()}", param=at) from None
+    return _tags(tag.structures, tag.triggers, param)
+
+
+def _tags(structures: list[TaggedStructure], triggers: list[str], param: str) -> Structure:
+    """Free text in which a trigger begins one of the structures that begin with it."""
+    by_trigger: dict[str, list[str]] = {trigger: [] for trigger in triggers if trigger}
+    for i, structure in enumerate(structures):
+        trigger = next((trigger for trigger in by_trigger if structure.begin.startswith(trigger)), None)
+        if trigger is None:
+            at = f"{param}.structures[{i}].begin"
+            raise InvalidRequestError(
+                f"{at} must begin with one of the triggers, got {shown(structure.begin)}", param=at
+            )
+        try:
+            value = lark.json_value(structure.schema_)
+        except SchemaError as error:
+            at = f"{param}.structures[{i}].schema"
+            raise JsonSchemaError(f"{at}: {error}", param=at) from None
+        parts = (lark.literal(structure.begin[len(trigger) :]), value, lark.literal(structure.end))
+        by_trigger[trigger].append(" ".join(part for part in parts if part != '""'))
+    rules = ["TEXT: /(.|\\n)*/"]
+    used = [(trigger, bodies) for trigger, bodies in by_trigger.items() if bodies]
+    for i, (trigger, bodies) in enumerate(used):
+        rules.append(f"open_{i}[lazy]: TEXT {lark.literal(trigger)}")
+        rules.append(f"tag_{i}: open_{i} ({' | '.join(bodies)})")
+    tags = " | ".join(f"tag_{i}" for i in range(len(used)))
+    start = f"start: ({tags})* tail\ntail: TEXT" if tags else "start: TEXT"
+    return Structure({"lark_grammar": "\n".join([start, *rules])}, param)
+
+
+def _object(given: str | dict[str, Any], param: str) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    try:
+        value = msgspec.json.decode(given)
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"{param} must be a JSON object, got {shown(given)}", param=param)
+    return value

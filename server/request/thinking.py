@@ -1,0 +1,80 @@
+"""How much a model may think, whichever of the fields says so."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from weft.server.errors import InvalidRequestError
+from weft.server.formats.detection import OutputFormats
+from weft.server.formats.reasoning import reasoning_switch
+from weft.server.request.validation import check_range
+from weft.server.schemas.chat_completions import ChatCompletionBody
+
+_BUDGETS: Final[Mapping[str, int | None]] = {
+    "none": 0,
+    "minimal": 256,
+    "low": 1024,
+    "medium": 8192,
+    "high": None,
+    "xhigh": None,
+    "max": None,
+}
+"""Tokens of reasoning by effort, for models whose template has no variable for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """What follows from a body.
+
+    Attributes:
+        template_kwargs: Variables that switch reasoning in the template.
+        max_tokens: Reasoning ends after so many tokens; None: when the model ends it.
+        ignored: Fields without effect on this model.
+    """
+
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    is_shown: bool = True
+    ignored: Sequence[str] = ()
+
+
+def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
+    """Read the fields about reasoning.
+
+    Raises:
+        InvalidRequestError: A budget is negative, or two differ.
+    """
+    max_tokens = _budget(body)
+    ignored = [
+        name
+        for name in ("thinking_token_budget", "reasoning_budget_tokens")
+        if getattr(body, name) is not None and formats.reasoning_ids is None
+    ]
+    effort = body.reasoning_effort
+    kwargs: Mapping[str, Any] = {}
+    if effort is not None:
+        switch = reasoning_switch(formats.template)
+        if switch is not None:
+            kwargs = switch.off if effort == "none" else switch.on
+        if re.search(r"\breasoning_effort\b", formats.template):
+            kwargs = {**kwargs, "reasoning_effort": effort}
+        elif switch is None and formats.reasoning_ids is None:
+            ignored.append("reasoning_effort")
+        elif max_tokens is None and not (effort == "none" and switch):
+            max_tokens = _BUDGETS[effort]
+    return Thinking(kwargs, max_tokens, body.include_reasoning is not False, ignored)
+
+
+def _budget(body: ChatCompletionBody) -> int | None:
+    given = {
+        name: check_range(name, value, 0, None)
+        for name in ("thinking_token_budget", "reasoning_budget_tokens")
+        if (value := getattr(body, name)) is not None
+    }
+    if len(set(given.values())) > 1:
+        raise InvalidRequestError(
+            f"thinking_token_budget and reasoning_budget_tokens mean the same, got {list(given.values())}",
+            param="reasoning_budget_tokens",
+        )
+    return next(iter(given.values()), None)

@@ -1,0 +1,188 @@
+"""From the tools of a chat body to what the template shows, what the model may call and how calls are answered.
+
+A custom tool, whose input is text, is shown and called as a function with one string, `input`. The deprecated
+`functions` and `function_call` are the same under other names, with at most one call.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError
+from weft.server.formats.parser import Tool
+from weft.server.formats.schema import SchemaError, guided_schema
+from weft.server.request.validation import required, shown
+from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.schemas.tools import (
+    CustomDefinition,
+    FunctionDefinition,
+    NamedTool,
+    ToolChoiceObject,
+    ToolDefinition,
+    ToolReference,
+)
+
+MAX_TOOLS = 128
+CUSTOM_INPUT = "input"
+"""The one argument of a custom tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request says about tools.
+
+    Attributes:
+        shown: The declarations for the template, as objects of type function.
+        tools: Those that may be called.
+        is_required: At least one call has to come.
+        allows_many: More than one call may come.
+        custom_names: Of the tools whose input is text.
+        is_legacy: Declared as `functions`, so the call is answered in `function_call`.
+    """
+
+    shown: list[dict[str, Any]]
+    tools: list[Tool]
+    is_required: bool
+    allows_many: bool
+    custom_names: frozenset[str] = frozenset()
+    is_legacy: bool = False
+
+    @property
+    def param(self) -> str:
+        """The field that declares the tools."""
+        return "functions" if self.is_legacy else "tools"
+
+
+def tool_use(body: ChatCompletionBody) -> ToolUse | None:
+    """Read the tools of a body; None when there are none to call.
+
+    Raises:
+        InvalidRequestError: A tool is declared twice or incompletely, or one is named that is not declared.
+    """
+    if body.functions is not None:
+        return _legacy_use(body, body.functions)
+    if body.function_call not in (None, "none", "auto"):
+        raise InvalidRequestError("function_call needs functions", param="function_call")
+    if body.tools is None:
+        if body.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
+        return None
+    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    _check_names(functions, "tools")
+    kinds = {function.name: tool.type for function, tool in zip(functions, body.tools, strict=True)}
+    names, is_required, is_one = _chosen(body.tool_choice, kinds)
+    if not names:
+        return None
+    return ToolUse(
+        shown=[_shown(function) for function in functions],
+        tools=[_tool(function) for function in functions if function.name in names],
+        is_required=is_required,
+        allows_many=body.parallel_tool_calls is not False and not is_one,
+        custom_names=frozenset(name for name, kind in kinds.items() if kind == "custom"),
+    )
+
+
+def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -> ToolUse | None:
+    if body.tools is not None:
+        raise InvalidRequestError("functions is the old name of tools: send only one of them", param="functions")
+    _check_names(functions, "functions")
+    if body.function_call == "none":
+        return None
+    callable_functions = functions
+    if isinstance(body.function_call, NamedTool):
+        _check_declared(body.function_call.name, [function.name for function in functions], "function_call.name")
+        callable_functions = [function for function in functions if function.name == body.function_call.name]
+    return ToolUse(
+        shown=[_shown(function) for function in functions],
+        tools=[_tool(function) for function in callable_functions],
+        is_required=isinstance(body.function_call, NamedTool),
+        allows_many=False,
+        is_legacy=True,
+    )
+
+
+def _function(tool: ToolDefinition, at: str) -> FunctionDefinition:
+    """A declaration as a function, whatever it is."""
+    if tool.type == "function":
+        return required(tool.function, f"{at}.function")
+    return _custom_function(required(tool.custom, f"{at}.custom"), f"{at}.custom")
+
+
+def _custom_function(custom: CustomDefinition, at: str) -> FunctionDefinition:
+    text: dict[str, Any] = {"type": "string"}
+    if custom.format is not None and custom.format.type == "grammar":
+        grammar = required(custom.format.grammar, f"{at}.format.grammar")
+        if grammar.syntax == "lark":
+            raise UnsupportedValueError(
+                f"{at}.format.grammar.syntax must be 'regex': the input of a tool is written inside JSON, where a Lark "
+                f"grammar cannot be followed; got 'lark'",
+                param=f"{at}.format.grammar.syntax",
+            )
+        text["pattern"] = f"^(?:{grammar.definition})$"
+    parameters = {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: text},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
+    return FunctionDefinition(name=custom.name, description=custom.description, parameters=parameters, strict=True)
+
+
+def _check_names(functions: Sequence[FunctionDefinition], param: str) -> None:
+    if not 1 <= len(functions) <= MAX_TOOLS:
+        raise InvalidRequestError(f"{param} must hold 1 to {MAX_TOOLS} tools, got {len(functions)}", param=param)
+    seen: set[str] = set()
+    for i, function in enumerate(functions):
+        if function.name in seen:
+            at = f"{param}[{i}]"
+            raise InvalidRequestError(f"{at} declares {shown(function.name)} a second time", param=at)
+        seen.add(function.name)
+        _check_parameters(function, f"{param}[{i}]{'.function' if param == 'tools' else ''}.parameters")
+
+
+def _check_parameters(function: FunctionDefinition, at: str) -> None:
+    """What is wrong with one tool's schema is said of that tool."""
+    parameters = function.parameters or {}
+    try:
+        guided_schema(parameters)
+        if parameters.get("type", "object") != "object":
+            raise SchemaError(f"type must be 'object', got {shown(parameters['type'])}")
+    except SchemaError as error:
+        raise JsonSchemaError(f"{at}: {error}", param=at) from None
+
+
+def _check_declared(name: str, names: Sequence[str], param: str) -> None:
+    if name not in names:
+        raise InvalidRequestError(f"{param} must be one of {shown(names)}, got {shown(name)}", param=param)
+
+
+def _chosen(choice: str | ToolChoiceObject | None, kinds: Mapping[str, str]) -> tuple[frozenset[str], bool, bool]:
+    """Names that may be called, whether one must be, whether it is one alone; kinds of tools go by their names."""
+    if choice is None or isinstance(choice, str):
+        return frozenset(() if choice == "none" else kinds), choice == "required", False
+    if choice.type == "allowed_tools":
+        if choice.allowed_tools is None or not choice.allowed_tools.tools:
+            at = "tool_choice.allowed_tools.tools"
+            raise InvalidRequestError(f"{at} must name at least one tool, got none", param=at)
+        references = enumerate(choice.allowed_tools.tools)
+        names = [_name(each, kinds, f"tool_choice.allowed_tools.tools[{i}]") for i, each in references]
+        return frozenset(names), choice.allowed_tools.mode == "required", False
+    return frozenset({_name(choice, kinds, "tool_choice")}), True, True
+
+
+def _name(reference: ToolReference | ToolChoiceObject, kinds: Mapping[str, str], at: str) -> str:
+    """The name in a reference to a declared tool."""
+    at += f".{reference.type}"
+    name = required(reference.function if reference.type == "function" else reference.custom, at).name
+    _check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
+    return name
+
+
+def _shown(function: FunctionDefinition) -> dict[str, Any]:
+    """A declaration as templates expect it: what was sent, without what concerns this server alone."""
+    declared = function.model_dump(exclude_none=True, exclude={"strict"})
+    return {"type": "function", "function": declared}
+
+
+def _tool(function: FunctionDefinition) -> Tool:
+    return Tool(function.name, function.parameters or {"type": "object", "properties": {}}, bool(function.strict))

@@ -1,0 +1,129 @@
+"""From pydantic's findings to one `InvalidRequestError` that names the field, the bound and the value.
+
+A finding's location holds the tags of unions besides keys and indices; only what can be followed in the body itself
+is part of the path. Of several findings the one deepest in the body is told: it is nearest to what was meant.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from fastapi.exceptions import RequestValidationError
+
+from weft.server.errors import InvalidRequestError, InvalidTypeError, MalformedBodyError
+
+_MAX_VALUE_CHARS = 80
+
+T = TypeVar("T")
+
+
+def as_invalid_request(errors: Sequence[Any], body: object) -> InvalidRequestError:
+    """Turn pydantic's findings on one body into the answer for the client."""
+    paths = [_steps(error, body) for error in errors]
+    deepest = max(range(len(errors)), key=lambda i: (len(paths[i]), -i))
+    return _describe(errors[deepest], dotted_path(paths[deepest]))
+
+
+def as_missing_body(exc: RequestValidationError) -> MalformedBodyError:
+    """The answer for a body that was not even parsed."""
+    if exc.body is None:
+        return MalformedBodyError("the body is empty; a JSON object is needed")
+    return MalformedBodyError("the body was not read: the Content-Type header must be application/json")
+
+
+def dotted_path(steps: Sequence[str | int]) -> str:
+    """Write ("messages", 2, "content") as messages[2].content; a name that a caller made up is not quoted at length."""
+    path = ""
+    for step in steps:
+        if isinstance(step, str):
+            name = step if len(step) <= _MAX_VALUE_CHARS else step[:_MAX_VALUE_CHARS] + "..."
+            path += f".{name}" if path else name
+        else:
+            path += f"[{step}]"
+    return path
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: not at length, nor looked at beyond that."""
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > _MAX_VALUE_CHARS:
+            return text[:_MAX_VALUE_CHARS] + "..."
+    return text
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """What `repr` writes of JSON data, bit by bit."""
+    if isinstance(value, str):
+        yield repr(value[: _MAX_VALUE_CHARS + 1])
+    elif isinstance(value, list | dict):
+        yield "[" if isinstance(value, list) else "{"
+        for i, item in enumerate(value):
+            yield ", " if i else ""
+            yield from _pieces(item)
+            if isinstance(value, dict):
+                yield ": "
+                yield from _pieces(value[item])
+        yield "]" if isinstance(value, list) else "}"
+    else:
+        yield repr(value)
+
+
+def required(value: T | None, path: str) -> T:
+    """Return the value of the field at `path`.
+
+    Raises:
+        InvalidRequestError: There is none.
+    """
+    if value is None:
+        raise InvalidRequestError(f"{path} is required", param=path)
+    return value
+
+
+def check_range(name: str, value: int, low: int, high: int | None, *, param: str | None = None) -> int:
+    """Return the value; `param` is the field when `name` is not.
+
+    Raises:
+        InvalidRequestError: It is out of bounds.
+    """
+    if value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidRequestError(f"{name} must be {bound}, got {shown(value)}", param=param or name)
+    return value
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> None:
+    """Check ids that a caller sent.
+
+    Raises:
+        InvalidRequestError: One is not in the vocabulary.
+    """
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        i = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise InvalidRequestError(
+            f"{name}[{i}] must be a token id between 0 and {vocab_size - 1}, got {token_ids[i]}", param=f"{name}[{i}]"
+        )
+
+
+def _steps(error: Any, body: Any) -> list[str | int]:
+    """Follow a location into the body, leaving out what is not in it; a missing field ends its path all the same."""
+    steps: list[str | int] = []
+    location = error["loc"]
+    for position, step in enumerate(location):
+        is_key = isinstance(body, dict) and step in body
+        is_index = isinstance(body, list) and isinstance(step, int) and step < len(body)
+        if is_key or is_index:
+            body = body[step]
+            steps.append(step)
+        elif error["type"] == "missing" and position == len(location) - 1:
+            steps.append(step)
+    return steps
+
+
+def _describe(error: Any, path: str) -> InvalidRequestError:
+    if error["type"] == "missing":
+        return InvalidRequestError(f"{path} is required", param=path)
+    text = error["msg"][0].lower() + error["msg"][1:]
+    is_type = error["type"].endswith(("_type", "_parsing", "int_from_float", "tag_not_found"))
+    kind = InvalidTypeError if is_type else InvalidRequestError
+    return kind(f"{path or 'the body'}: {text}, got {shown(error['input'])}", param=path or None)

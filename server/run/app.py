@@ -1,0 +1,93 @@
+"""The application: routes, error handlers and middleware around the served models. No globals; it starts nothing.
+
+`app.state.context` is what routes see, `app.state.lifecycle` what the process drains.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server.api import chat_completions, chat_page, completions, docs, health, metrics, models, stats, tokenize
+from weft.server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError, error_response
+from weft.server.http.auth import AuthMiddleware
+from weft.server.http.context import VERSION, ServerContext
+from weft.server.http.lifecycle import Lifecycle
+from weft.server.http.metrics import Metrics
+from weft.server.http.middleware import (
+    BodyLimitMiddleware,
+    DrainMiddleware,
+    LastResortMiddleware,
+    RequestHeadersMiddleware,
+)
+from weft.server.http.models import ServedModel
+from weft.server.http.origins import OriginMiddleware
+from weft.server.http.workers import Workers
+from weft.server.request.validation import as_missing_body
+from weft.server.settings import Settings
+
+
+def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI:
+    """Build the application.
+
+    Args:
+        served: The models by name, at least one.
+    """
+    if not served:
+        raise ValueError("settings.served_model_name must hold at least one name, got none")
+    default = next(iter(served.values()))
+    # "default" also keeps out FastAPI's own description of a 422, which this server never answers with.
+    failure = {"description": "An error", "content": {"application/json": {"schema": ERROR_SCHEMA}}}
+    app = FastAPI(title="Weft", version=VERSION, docs_url=None, redoc_url=None, responses={"default": failure})
+    app.state.lifecycle = Lifecycle()
+    app.state.context = ServerContext(
+        models=served,
+        settings=settings,
+        lifecycle=app.state.lifecycle,
+        metrics=Metrics(default.engine_client, default.name),
+        workers=Workers(),
+        created=int(time.time()),
+    )
+    for module in (chat_completions, completions, models, tokenize, health, metrics, stats, docs, chat_page):
+        app.include_router(module.router)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(DrainMiddleware, lifecycle=app.state.lifecycle)
+    app.add_middleware(
+        AuthMiddleware, keys=settings.api_key, open_paths=chat_page.PATHS, guard_metrics=settings.metrics_auth
+    )
+    app.add_middleware(LastResortMiddleware)
+    app.add_middleware(OriginMiddleware, settings=settings)
+    app.add_middleware(RequestHeadersMiddleware, model_name=default.name)
+    _install_error_handlers(app)
+    return app
+
+
+def _install_error_handlers(app: FastAPI) -> None:
+    """Every failure that has a meaning; the others end in the outermost middleware as an internal error."""
+
+    async def on_error(request: Request, exc: Any) -> Response:
+        return error_response(exc)
+
+    async def on_missing_body(request: Request, exc: Any) -> Response:
+        return error_response(as_missing_body(exc))
+
+    async def on_http_error(request: Request, exc: Any) -> Response:
+        if exc.status_code == 413:
+            return error_response(BodyTooLargeError(exc.detail))
+        if isinstance(exc.__cause__, ApiError):  # FastAPI says of every fault in a body that it could not be parsed
+            return error_response(exc.__cause__)
+        if exc.status_code in (404, 405):
+            what = "no such route" if exc.status_code == 404 else "method not allowed"
+            message = f"{what}: {request.method} {request.url.path}"
+            return error_response(RouteError(exc.status_code, message, exc.headers or {}))
+        return error_response(RouteError(exc.status_code, str(exc.detail), exc.headers or {}))
+
+    app.add_exception_handler(ApiError, on_error)
+    app.add_exception_handler(RequestValidationError, on_missing_body)
+    app.add_exception_handler(HTTPException, on_http_error)

@@ -1,0 +1,164 @@
+"""A server process: `python -m weft.server.run.process RUNTIME_DIR LISTEN_FD`, started by the supervisor.
+
+Owns the event loop, uvicorn on the inherited socket, the connection to the engine, and the drain: on SIGTERM new
+requests are refused (by the app, which reads `Lifecycle.draining`), and those whose body is still to come; running ones
+go on to their end; after drain_timeout_s their connection to the engine ends, which clients are told; then the process
+exits with 0. A second SIGTERM changes nothing: service managers send it to every process of a group, so it comes twice;
+the supervisor, which can tell, sends CUT_SIGNAL when it is forced, and requests are cut at once. Exit code 2 when the
+checkpoint's tokenizer cannot be read.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pathlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+from functools import partial
+
+import uvicorn
+import uvloop
+
+from weft.engine.shared import logs
+from weft.engine.shared.garbage import collect_rarely
+from weft.server.generate.engine_client import SocketEngineClient
+from weft.server.http.connections import Connections, raise_file_limit
+from weft.server.http.lifecycle import Lifecycle
+from weft.server.http.models import served_models
+from weft.server.http.protocol import WeftProtocol
+from weft.server.http.shared_metrics import share_metrics
+from weft.server.run.app import create_app
+from weft.server.run.runtime_folder import METRICS_NAME
+from weft.server.run.supervisor import CUT_SIGNAL, EXIT_CANNOT_START, ready_file
+from weft.server.settings import Settings
+from weft.server.text.tokenizer import Tokenizer, TokenizerError
+
+KEEP_ALIVE_S = 65
+"""Longer than the idle time after which clients and load balancers usually close a connection: they close first."""
+CUT_S = 1
+"""Seconds for the last words of requests that were cut."""
+
+logger = logging.getLogger("weft.server.run.process")
+
+
+def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
+    """Serve with the settings on standard input until SIGTERM; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the supervisor decides
+    settings = Settings.model_validate_json(sys.stdin.buffer.read())
+    _forget_stdin()
+    logs.configure(settings.log_format, "server")
+    assert settings.model is not None, "the supervisor fills it in"
+    try:
+        tokenizer = Tokenizer.load(pathlib.Path(settings.model))
+    except TokenizerError as error:
+        print(f"weft: error: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    share_metrics(runtime_dir / METRICS_NAME)
+    listener = socket.socket(fileno=listen_fd)
+    uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))
+    return 0
+
+
+def _forget_stdin() -> None:
+    """Let go of what the settings came in: it holds the keys, and /proc would show it as long as it is open."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.Path, listener: socket.socket) -> None:
+    async with SocketEngineClient(runtime_dir) as engine_client:
+        app = create_app(served_models(engine_client, tokenizer, settings), settings)
+        connections = Connections(settings, raise_file_limit())
+        server = HttpServer(app, connections, on_started=ready_file(runtime_dir, os.getpid()).touch)
+        drain = Drain(server, app.state.lifecycle, engine_client, settings.drain_timeout_s)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.on_signal)
+        asyncio.get_running_loop().add_signal_handler(CUT_SIGNAL, drain.on_cut)
+        await server.serve(sockets=[listener])
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, which tells when it accepts, and which leaves signals alone.
+
+    Its own handler would stop at the first signal, and sse-starlette ends every stream when it sees that handler
+    called; here only `should_exit` stops it, once the requests are through.
+    """
+
+    def __init__(self, app: Callable[..., object], connections: Connections, on_started: Callable[[], None]) -> None:
+        """Configure uvicorn for app; on_started is called once connections are accepted."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=partial(WeftProtocol, connections=connections),  # type: ignore[arg-type]  # called, nothing else
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=CUT_S,
+            )
+        )
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept."""
+        await super().startup(sockets)
+        collect_rarely()
+        self._on_started()
+
+    def stop_receiving(self) -> None:
+        """Refuse requests whose body is not here yet."""
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, WeftProtocol)
+            connection.stop_receiving()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Capture none."""
+        yield
+
+
+class Drain:
+    """The way to the end of a server process; owned by its event loop."""
+
+    def __init__(
+        self, server: HttpServer, lifecycle: Lifecycle, engine_client: SocketEngineClient, timeout_s: float
+    ) -> None:
+        self._server = server
+        self._lifecycle = lifecycle
+        self._engine_client = engine_client
+        self._timeout_s = timeout_s
+        self._task: asyncio.Task[None] | None = None  # None: no signal yet
+
+    def on_signal(self) -> None:
+        """Refuse what is new and wait for the rest; only the first signal counts."""
+        if self._task is None:
+            self._begin(self._timeout_s)
+
+    def on_cut(self) -> None:
+        """Wait for the rest no longer."""
+        if self._task is not None:
+            self._task.cancel()
+        self._begin(0.0)
+
+    def _begin(self, timeout_s: float) -> None:
+        self._lifecycle.draining = True
+        self._task = asyncio.create_task(self._finish(timeout_s))
+        self._server.stop_receiving()
+
+    async def _finish(self, timeout_s: float) -> None:
+        if not await self._lifecycle.wait_idle(timeout_s):
+            num_cut = self._lifecycle.num_active
+            logger.warning("Cutting requests that did not finish in time", extra={"num_requests": num_cut})
+            self._lifecycle.cut()
+            await self._engine_client.disconnect()
+            await self._lifecycle.wait_idle(CUT_S)
+        self._server.should_exit = True
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1]), int(sys.argv[2])))

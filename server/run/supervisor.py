@@ -1,0 +1,321 @@
+"""`weft serve`: the process that starts, restarts and ends all others.
+
+Owns the listening socket, the runtime folder, one engine process and N server processes. Life, in this order:
+
+1. The runtime folder is made. What the children are told, secrets included, comes on their standard input.
+2. The socket is bound. Servers inherit it, so the port stays open while one of them is replaced.
+3. All children start at once: servers answer 503 while the engine loads.
+4. Whatever dies is restarted, and an engine that hangs is killed. Exit code 2 of a child before everything was ready
+   once means that it never will be: everything ends with exit code 2, and the child has said why. So does a child
+   that has failed three times by then.
+5. SIGUSR1 forgets which requests are suspected, or convicted, of having ended the engine.
+6. The first SIGTERM, SIGINT or SIGHUP drains: servers finish their requests and exit, then the engine is ended. Exit
+   code 0; at a second signal servers cut their requests, tell their clients so, and end; exit code 1. One that follows
+   at once is no second one: `timeout` and others signal the process and then its group.
+7. When a child is to start and somebody has removed the runtime folder, all begin again in a new one. Until then the
+   others go on, and the log says that it is gone.
+
+Signals are blocked and waited for, so that no handler runs between two lines and an idle supervisor sleeps.
+Imports neither the tensor library nor the web framework. Serves no request itself.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+from prometheus_client import multiprocess
+
+from weft.engine.shared import limits
+from weft.engine.shared.messages import STATUS_NAME, STEP_NAME, SUSPECTS_NAME
+from weft.engine.shared.status_page import StatusPage
+from weft.server.run import status_line
+from weft.server.run.child import Child, python_command, python_environment
+from weft.server.run.runtime_folder import METRICS_NAME, is_there, runtime_folder
+from weft.server.run.watchdog import Watchdog
+from weft.server.settings import Settings, StartError, engine_options
+
+EXIT_FORCED = 1
+EXIT_CANNOT_START = 2
+DRAIN_MARGIN_S = 5.0
+"""Servers end by themselves after drain_timeout_s; after this much longer they are ended."""
+
+FORCED_S = 3.0
+"""What servers have, once a second signal came, to tell their clients that requests are cut."""
+
+MAX_START_FAILURES = 3
+"""A child that has ended so often before all was ready will not do better."""
+
+CUT_SIGNAL = signal.SIGUSR2
+"""Tells a server process to cut its requests now."""
+
+REPEAT_S = 0.2
+"""A stop signal that follows the first one sooner is its echo."""
+
+ENGINE_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=2000000000:glibc.malloc.trim_threshold=4000000000"}
+"""Memory of one step is kept for the next: fresh pages cost a prefill on the CPU a third of its time. What the user
+has set, stays."""
+
+_POLL_S = 0.05
+_STOP = {signal.SIGTERM, signal.SIGINT}
+# nohup has it ignored; blocked, it would come all the same.
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+    _STOP.add(signal.SIGHUP)
+_FORGET = signal.SIGUSR1
+_AWAITED = _STOP | {signal.SIGCHLD, _FORGET}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """How the children are started; the runtime folder, and for servers the socket's number, are appended."""
+
+    engine: Sequence[str] = tuple(python_command("weft.engine.run.launch", "weft.engine.run.process"))
+    server: Sequence[str] = tuple(python_command("weft.engine.run.launch", "weft.server.run.process"))
+
+
+class FolderLostError(Exception):
+    """Somebody has removed the runtime folder, so that no child can start in it."""
+
+
+def ready_file(runtime_dir: pathlib.Path, pid: int) -> pathlib.Path:
+    """The file with which the server process pid says that it accepts connections."""
+    return runtime_dir / f"server.{pid}.ready"
+
+
+def run(settings: Settings, model: pathlib.Path, commands: Commands | None = None) -> int:
+    """Serve until a signal says otherwise; to be called on the main thread of a process of its own.
+
+    Args:
+        settings: With `served_model_name` filled in.
+        commands: Other programs to run as children, in tests.
+
+    Returns:
+        The exit code: 0 after a drain, 1 after a forced end, 2 when a child cannot start.
+
+    Raises:
+        StartError: The address cannot be listened on, or there is no room for a runtime folder.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited SIG_IGN would reap the children
+    settings = settings.model_copy(update={"model": str(model)})
+    has_line = status_line.is_wanted(settings.log_format)
+    with listen(settings.host, settings.port) as listener:
+        while True:
+            with contextlib.ExitStack() as stack:
+                runtime_dir = stack.enter_context(runtime_folder())
+                if has_line:
+                    stack.enter_context(status_line.shown(runtime_dir / STATUS_NAME))
+                try:
+                    return Supervisor(settings, runtime_dir, listener, commands or Commands()).run()
+                except FolderLostError:
+                    logger.error("The runtime folder %s is gone; starting again in a new one", runtime_dir)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind the socket that the servers accept on.
+
+    Raises:
+        StartError: The port is taken, or the address is none of this machine.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server((str(address[0]), port), family=family, backlog=2048)
+    except OSError as error:
+        number = error.errno or 0  # below 0 when the name does not resolve
+        fault = (os.strerror(number) if number > 0 else error.strerror or str(error)).lower()
+        raise StartError(f"cannot listen on {host} port {port}: {fault} (--host, --port)") from None
+
+
+def page_url(host: str, port: int) -> str:
+    """Where a browser on this machine finds the chat page; an address for all interfaces is none to go to."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+class Supervisor:
+    """The children and the loop over them."""
+
+    def __init__(
+        self, settings: Settings, runtime_dir: pathlib.Path, listener: socket.socket, commands: Commands
+    ) -> None:
+        """Take note; nothing runs yet. Expects _AWAITED to be blocked."""
+        self._settings = settings
+        self._runtime_dir = runtime_dir
+        self._listener = listener
+        self._page = StatusPage(runtime_dir / STATUS_NAME)
+        self._watchdog = Watchdog(self._page)
+        self._has_killed_engine = False  # and it has not ended yet
+        self._metrics_dir = runtime_dir / METRICS_NAME
+        environment = python_environment({})
+        fd = listener.fileno()
+        engine_environment = {**ENGINE_ENVIRONMENT, **environment}
+        options = msgspec.json.encode(engine_options(settings, pathlib.Path(settings.model or "")))
+        self._engine = Child("engine", [*commands.engine, str(runtime_dir)], engine_environment, stdin=options)
+        told = settings.model_dump_json().encode()
+        self._servers = [
+            Child(f"server {i}", [*commands.server, str(runtime_dir), str(fd)], environment, (fd,), stdin=told)
+            for i in range(settings.server_processes)
+        ]
+        self._children = [self._engine, *self._servers]
+        self._is_ready = False
+        self._was_ready = False
+        self._misses_folder = False
+
+    def run(self) -> int:
+        """Run the children until a stop signal or a fatal exit; returns the exit code. No child outlives it.
+
+        Raises:
+            FolderLostError: A child is to be started and the runtime folder is gone.
+        """
+        try:
+            while True:
+                if self._start_due():
+                    return EXIT_CANNOT_START
+                signum = _wait(self._next_wait_s())
+                if signum in _STOP:
+                    return self._drain()
+                if signum == _FORGET:
+                    (self._runtime_dir / SUSPECTS_NAME).unlink(missing_ok=True)
+                    logger.info("Told the engine to forget which requests are suspected of having ended it")
+                for child in self._children:
+                    if (code := child.reap()) is not None and self._ended(child, code):
+                        return EXIT_CANNOT_START
+                self._kill_hung_engine()
+                self._watch_folder()
+                self._watch_readiness()
+        finally:
+            for child in (*self._servers, self._engine):  # in this order no server can say that the engine died
+                child.kill()
+            self._page.close()
+
+    def _start_due(self) -> bool:
+        """Start whom it is time for; True when there is no use in trying again."""
+        now = time.monotonic()
+        for child in self._children:
+            if child.due_time is not None and child.due_time <= now:
+                if not is_there(self._runtime_dir):
+                    raise FolderLostError
+                try:
+                    child.start()
+                except OSError as error:
+                    if self._failed(child, f"cannot be started ({limits.explain(error) or error})"):
+                        return True
+        return False
+
+    def _next_wait_s(self) -> float | None:
+        """How long to sleep if no signal comes; None is for ever."""
+        waits = [max(child.due_time - time.monotonic(), 0.0) for child in self._children if child.due_time is not None]
+        if not self._is_ready:
+            waits.append(_POLL_S)
+        if not self._has_killed_engine and (wait_s := self._watchdog.wait_s()) is not None:
+            waits.append(wait_s)
+        return min(waits, default=None)
+
+    def _watch_folder(self) -> None:
+        """Say once that somebody has removed the runtime folder; what runs goes on without it."""
+        if not self._misses_folder and not is_there(self._runtime_dir):
+            self._misses_folder = True
+            logger.error(
+                "The runtime folder %s was removed: /metrics is incomplete, and the next restart cuts all requests",
+                self._runtime_dir,
+            )
+
+    def _kill_hung_engine(self) -> None:
+        if self._has_killed_engine or (status := self._watchdog.hung()) is None:
+            return
+        self._has_killed_engine = True
+        logger.error(
+            "The engine hangs: no sign of life for %.0f s, with %d requests running and %d waiting; killing it",
+            time.monotonic() - status.progress_time,
+            status.num_requests_running,
+            status.num_requests_waiting,
+        )
+        self._engine.send_signal(signal.SIGKILL)
+
+    def _ended(self, child: Child, code: int) -> bool:
+        """Tidy up after a child; True when there is no use in starting it again."""
+        self._is_ready = False
+        if child is self._engine:
+            self._mark_engine_dead()
+            if code == -signal.SIGKILL and not self._has_killed_engine:  # by whoever ran out of memory, for example
+                (self._runtime_dir / STEP_NAME).unlink(missing_ok=True)  # no request is to blame
+            self._has_killed_engine = False
+        if code == EXIT_CANNOT_START and not self._was_ready:
+            return True
+        return self._failed(child, _ending(code))
+
+    def _failed(self, child: Child, ending: str) -> bool:
+        """Say how a child ended; True when that is to be its last try."""
+        if child.num_deaths >= MAX_START_FAILURES and not self._was_ready:
+            message = (
+                "The %s process %s, and %d times in all before it was ready: ending. What it may have run out of: %s"
+            )
+            logger.error(message, child.name, ending, child.num_deaths, limits.describe())
+            return True
+        delay_s = max((child.due_time or 0.0) - time.monotonic(), 0.0)
+        logger.error("The %s process %s; restarting it", child.name, ending, extra={"delay_s": round(delay_s, 1)})
+        return False
+
+    def _mark_engine_dead(self) -> None:
+        """The page outlives its writer: say for it that nothing is served, until the next engine writes."""
+        gone = ("is_ready", "stall_time", "has_work", "num_requests_running", "num_requests_waiting", "num_used_blocks")
+        self._page.write(replace(self._page.read(), **dict.fromkeys(gone, 0)))
+
+    def _watch_readiness(self) -> None:
+        """Tidy up after dead servers, and say so once everything serves."""
+        pids = {child.pid for child in self._servers}
+        num_ready = 0
+        for file in self._runtime_dir.glob("server.*.ready"):
+            pid = int(file.name.split(".")[1])
+            if pid in pids:
+                num_ready += 1
+            else:
+                file.unlink()
+                multiprocess.mark_process_dead(pid, str(self._metrics_dir))  # type: ignore[no-untyped-call]
+        if not self._is_ready and num_ready == len(self._servers) and self._page.read().is_ready:
+            self._is_ready = self._was_ready = True
+            url = page_url(self._settings.host, self._listener.getsockname()[1])
+            logger.info("Serving %s: chat at %s, API at %sv1", self._settings.served_model_name[0], url, url)
+
+    def _drain(self) -> int:
+        """Let the servers finish what they have; returns the exit code."""
+        start_time = time.monotonic()  # before the line that asks for a second signal, which may come at once
+        logger.info("Draining: new requests are refused, running ones finish; a second signal ends them")
+        self._listener.close()  # the servers hold it as long as they refuse; then the port is closed
+        for child in self._servers:
+            child.send_signal(signal.SIGTERM)
+        deadline = start_time + self._settings.drain_timeout_s + DRAIN_MARGIN_S
+        code = 0
+        while any(child.pid is not None for child in self._servers):
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                logger.error("Servers did not end in time; ending them")
+                break
+            if _wait(remaining_s) in _STOP and code == 0 and time.monotonic() - start_time >= REPEAT_S:
+                logger.warning("Forced to end; running requests are cut")
+                code, deadline = EXIT_FORCED, time.monotonic() + FORCED_S
+                for child in self._servers:
+                    child.send_signal(CUT_SIGNAL)
+            for child in self._children:
+                child.reap()
+        return code
+
+
+def _ending(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def _wait(timeout_s: float | None) -> int | None:
+    """Sleep until one of the awaited signals comes; None after timeout_s."""
+    if timeout_s is None:
+        return signal.sigwaitinfo(_AWAITED).si_signo
+    info = signal.sigtimedwait(_AWAITED, timeout_s)
+    return info.si_signo if info else None

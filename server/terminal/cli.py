@@ -1,0 +1,176 @@
+"""The `weft` command: `serve`, `chat`, `plan`, `doctor`, `config`.
+
+Owns the words on the command line; `__main__` runs it. The flags are made from `Settings`, so that each exists once:
+their values are passed on as text, and checked together with environment and file. A fault is one line on stderr and
+exit code 2. Imports little, so that `weft --help` is quick.
+"""
+
+import importlib.metadata
+import inspect
+import logging
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from weft.engine.shared import limits
+from weft.server.settings import FLAGS, Resolved, Settings, StartError, flag_name, resolve
+from weft.server.terminal.settings_table import describe, describe_values
+
+
+class _Group(TyperGroup):
+    """The command group, with faults in one line instead of a box."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run, and end the process with the command's exit code."""
+        try:
+            sys.exit(super().main(*args, **{**kwargs, "standalone_mode": False}))
+        except typer.Abort:
+            sys.exit(1)
+        except Exception as error:
+            # Usage errors are typer's copy of click's or click's own, by version; both can format themselves.
+            message = str(error) if isinstance(error, StartError) else getattr(error, "format_message", lambda: None)()
+            message = message or limits.explain(error)
+            if message is None:
+                raise
+            print(f"weft: error: {message}", file=sys.stderr)
+            sys.exit(2)
+
+
+app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+def _with_flags(command: Callable[[Resolved], None]) -> Callable[..., None]:
+    """Give a command the MODEL argument, --config, and a flag for every setting in FLAGS."""
+
+    def run(config: pathlib.Path | None, **given: object) -> None:
+        flags = {name: value for name, value in given.items() if value not in (None, [])}
+        flags |= {name: False for name in flags if Settings.model_fields[name].default is True}  # --no-...
+        command(resolve(flags, os.environ, config))
+
+    model = typer.Argument(show_default=False, help=Settings.model_fields["model"].description)
+    file = typer.Option("--config", metavar="FILE", help="YAML file with settings; every setting can stand there.")
+    parameters = {"model": Annotated[str | None, model], "config": Annotated[pathlib.Path | None, file]}
+    parameters |= {name: _flag(name) for name in FLAGS}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in parameters.items()]
+    )
+    run.__annotations__ = parameters
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    return run
+
+
+def _flag(name: str) -> Any:
+    """The type of a flag's parameter, as typer reads it: text, or a switch."""
+    field = Settings.model_fields[name]
+    if isinstance(field.default, bool):
+        meaning = f"Turn off: {field.description}" if field.default else field.description
+        return Annotated[bool | None, typer.Option(flag_name(name), help=meaning)]
+    values = describe_values(name)
+    metavar = values.replace(", ", "|") if field.default in values.split(", ") else values.split()[0].upper()
+    kind = list[str] | None if field.default == () else str | None
+    return Annotated[kind, typer.Option(flag_name(name), metavar=metavar, help=field.description)]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"weft {importlib.metadata.version('weft')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _weft(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version)] = False,
+) -> None:
+    """An OpenAI-compatible inference server."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+@_with_flags
+def serve(resolved: Resolved) -> None:
+    """Serve a model over HTTP."""
+    from weft.engine.shared import logs
+    from weft.server.run import checkpoint, supervisor
+    from weft.server.run.model_check import check_tokenizer
+
+    settings = resolved.settings
+    logs.configure(settings.log_format, "supervisor")
+    model = checkpoint.resolve(settings.model)
+    for note in check_tokenizer(model):
+        logging.getLogger(__name__).warning("%s", note)
+    settings = settings.model_copy(update={"speculative": checkpoint.resolve_draft(settings.speculative)})
+    if not settings.served_model_name:
+        settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
+    raise typer.Exit(supervisor.run(settings, model))
+
+
+@app.command()
+@_with_flags
+def plan(resolved: Resolved) -> None:
+    """Say what memory a model would take, and how many requests fit, without loading it."""
+    import msgspec
+
+    from weft.server.run import checkpoint
+    from weft.server.run.child import python_command, python_environment
+    from weft.server.run.model_check import check_tokenizer
+    from weft.server.settings import engine_options
+
+    settings = resolved.settings
+    model = checkpoint.resolve(settings.model, is_plan=True)
+    for note in check_tokenizer(model):
+        print(f"weft: note: {note}", file=sys.stderr)
+    draft = checkpoint.resolve_draft(settings.speculative, is_plan=True)
+    settings = settings.model_copy(update={"speculative": draft})
+    options = msgspec.json.encode(engine_options(settings, model))
+    raise typer.Exit(
+        subprocess.run(
+            python_command("weft.engine.run.print_plan"), env=python_environment({}), input=options
+        ).returncode
+    )
+
+
+@app.command()
+def chat(
+    url: Annotated[
+        str, typer.Option(envvar="OPENAI_BASE_URL", help="Any OpenAI-compatible server, with or without /v1.")
+    ] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None, typer.Option(help="Who answers; the first that the server lists if not given.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key that the server asks for.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; the server's if not given.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer; the server's if not given.")] = None,
+) -> None:
+    """Talk to a server in the terminal; with a pipe as standard input, answer that and leave."""
+    from weft.server.terminal.chat import chat as run
+
+    options: dict[str, object] = {"temperature": temperature, "max_tokens": max_tokens}
+    given = {name: value for name, value in options.items() if value is not None}
+    raise typer.Exit(run(url, api_key, model, system, given))
+
+
+@app.command()
+@_with_flags
+def doctor(resolved: Resolved) -> None:
+    """Look at the machine and the installation, and name what is missing to serve with these settings."""
+    from weft.server.terminal.doctor import run
+
+    raise typer.Exit(run(resolved.settings))
+
+
+@app.command()
+@_with_flags
+def config(resolved: Resolved) -> None:
+    """Print every setting, and where its value came from."""
+    print(describe(resolved))

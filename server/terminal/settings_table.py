@@ -1,0 +1,62 @@
+"""Settings as text: `weft config`, the help of the flags, and the table of the README.
+
+Invariant: nothing here ever shows a secret.
+"""
+
+from weft.server.settings import FLAGS, SECRETS, SIZES, Resolved, Settings, flag_name
+
+_SCHEMA = Settings.model_json_schema()["properties"]
+_WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true, false", "array": "names"}
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
+
+
+def describe(resolved: Resolved) -> str:
+    """One line for each setting: name, value and where the value came from. API keys are counted, not printed."""
+    rows = []
+    for name, origin in resolved.origins.items():
+        value = getattr(resolved.settings, name)
+        shown = f"{len(value)} set, not shown" if name in SECRETS and value else _show(name, value)
+        rows.append((name, shown, origin))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"{name:<{widths[0]}}  {shown:<{widths[1]}}  {origin}" for name, shown, origin in rows)
+
+
+def render_table() -> str:
+    """The settings table of the README, in Markdown."""
+    lines = ["| setting | flag | values | default | meaning |", "|---|---|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        flag = "MODEL" if name == "model" else f"`{flag_name(name)}`" if name in FLAGS else ""
+        default = _show(name, field.default)
+        lines.append(f"| `{name}` | {flag} | {describe_values(name)} | {default} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def describe_values(name: str) -> str:
+    """Which values a setting takes: its choices, or its type and bounds."""
+    if name in SIZES:
+        return "size"
+    schema = _SCHEMA[name]
+    schema = schema.get("anyOf", [schema])[0]  # of "or null", the first half
+    if "enum" in schema:
+        return ", ".join(schema["enum"])
+    bounds = ", ".join(f"{sign} {schema[key]:g}" for key, sign in _BOUNDS.items() if key in schema)
+    return f"{_WORDS[schema['type']]} {bounds}".strip()
+
+
+def _show(name: str, value: object) -> str:
+    if name in SIZES and isinstance(value, int):
+        return _format_size(value)
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value is None else str(value)
+
+
+def _format_size(num_bytes: int) -> str:
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes % factor == 0:
+            return f"{num_bytes // factor}{unit}"
+    return str(num_bytes)

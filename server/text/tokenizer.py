@@ -1,0 +1,316 @@
+"""Text to token ids and back; the only user of the `tokenizers` library.
+
+Owns the loaded vocabulary, the checkpoint's special tokens and its chat templates. Invariant: ids equal those of
+`transformers` for the same files, except that text of a control token inside a message stays text (see `shield`).
+Everything here is safe to call from several threads at once, and long texts are encoded without holding the
+interpreter lock. Reads tokenizer.json alone: a checkpoint without one is refused.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import TypeAlias
+
+import tokenizers
+
+from weft.server.text.chat_template import (
+    RESERVED_NAMES,
+    ChatTemplateError,
+    ChatTemplates,
+    TemplateOptions,
+    read_chat_templates,
+)
+from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer
+from weft.server.text.long_text import Room, fitted
+from weft.server.text.memory import return_free_memory
+from weft.server.text.shield import Shield
+from weft.server.text.text_tokenizer import Detokenizer
+from weft.server.text.token_bytes import read_token_table
+
+# The library's own thread pool serves batches; here each text has a thread already, and the engine needs the cores.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA_SPECIAL_NAMES = ("additional_special_tokens", "extra_special_tokens")
+_Json: TypeAlias = dict[str, object]
+
+
+class TokenizerError(Exception):
+    """The checkpoint's tokenizer cannot be used; one line that names the file and the fault."""
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. Immutable once loaded.
+
+    Attributes:
+        vocab_size: Ids with a text are below this, added tokens included; the model may have more rows.
+        bos_token_id: Beginning of a sequence; None when the checkpoint names none.
+        eos_token_id: End of a sequence; None when the checkpoint names none.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], templates: ChatTemplates
+    ) -> None:
+        """Take what `load` has read.
+
+        Args:
+            backend: Without truncation and padding.
+            special_tokens: bos_token, eos_token and their like -> text; templates see them under these names.
+        """
+        self._backend = backend
+        self._special_tokens = special_tokens
+        self._templates = templates
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
+        self._shield = Shield([token.content for token in added.values() if token.special])
+        self._table = read_token_table(backend, frozenset(token.content for token in added.values()))
+        self._newline_ids = self._ids("\n", add_special_tokens=False)
+        self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=0))
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+        self.has_chat_template = bool(templates)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Read a checkpoint in Hugging Face layout, as transformers 4 or 5 wrote it.
+
+        Raises:
+            TokenizerError: tokenizer.json is missing, or a file cannot be read.
+        """
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise TokenizerError(f"{folder} has no tokenizer.json; other tokenizer formats are not supported")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing more precise
+            raise TokenizerError(f"{file} is not a valid tokenizer: {error}") from error
+        return_free_memory()  # the parser's: half of what loading 150,000 entries takes
+        backend.no_truncation()
+        backend.no_padding()
+        config = _read_json(folder / "tokenizer_config.json")
+        declared = {**_read_json(folder / "special_tokens_map.json"), **config}
+        special_tokens = {
+            name: text for name in _SPECIAL_NAMES if (text := _token_text(declared.get(name))) is not None
+        }
+        _declare_special(backend, [*special_tokens.values(), *_extra_special(declared)])
+        try:
+            templates = ChatTemplates(read_chat_templates(folder, config))
+        except ChatTemplateError as error:
+            raise TokenizerError(f"{folder}: {error}") from error
+        return cls(backend, special_tokens, templates)
+
+    def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
+        """Return the ids of a text; the text of a special token in it becomes that token.
+
+        Args:
+            add_special_tokens: Add what the checkpoint puts around a prompt, mostly one token at the beginning.
+            room: See `long_text`; None is room for everything.
+
+        Raises:
+            TextTooLongError: It does not fit.
+        """
+        return self._ids(fitted(text, room, self._count), add_special_tokens)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, object]], options: TemplateOptions, *, chat_template: str | None = None
+    ) -> list[str]:
+        """Render messages with a chat template; `encode_rendered` makes ids of the pieces.
+
+        Control tokens come from the template alone: such text inside messages or variables stays text.
+
+        Args:
+            messages: In OpenAI's form, JSON values only.
+            chat_template: Name or source of another template than the checkpoint's own.
+
+        Raises:
+            ChatTemplateError: There is no template, or it refuses the messages, or a variable's name is taken.
+        """
+        given = options.variables
+        taken = sorted(RESERVED_NAMES & given.keys())
+        if taken:
+            raise ChatTemplateError(f"chat template variable {taken[0]!r} cannot be set")
+        template = self._templates.select(chat_template, has_tools=bool(given.get("tools")))
+        try:
+            # The variables' own names are the template's words, their values are the caller's.
+            marked = self._shield.mark((list(messages), list(given.values())), template.names)
+        except ValueError as error:
+            raise ChatTemplateError(str(error)) from error
+        marked_messages, values = marked.value
+        variables = {**self._special_tokens, **dict(zip(given, values, strict=True))}
+        if options.continue_final_message:
+            # Behind the content stands a tag that nobody could have written; the prompt ends where it is found.
+            tag = secrets.token_hex(8) + " "
+            final = marked_messages[-1]
+            marked_messages[-1] = {**final, "content": f"{final.get('content') or ''}{tag}"}
+            rendered = _before(template.render(marked_messages, options.add_generation_prompt, variables), tag)
+        else:
+            rendered = template.render(marked_messages, options.add_generation_prompt, variables)
+        return marked.cut(rendered)
+
+    def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
+        """Return the ids of a rendered prompt. Raises as `encode` does."""
+        return self._encode_pieces(self._fitted_pieces(pieces, room))
+
+    def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
+        """Return the ids of a text that follows other text; nothing is put in front. Raises as `encode` does."""
+        return self._continuation_ids(fitted(text, room, self._count))
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of a token by its text; None when the vocabulary has none."""
+        return self._backend.token_to_id(text)
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the checkpoint's own chat template names besides what it defines; nothing when there is none."""
+        try:
+            return self._templates.select(None, has_tools=False).variables
+        except ChatTemplateError:
+            return frozenset()
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of ids; an id outside the vocabulary has none, invalid UTF-8 becomes U+FFFD."""
+        detokenizer = self.detokenizer(skip_special_tokens)
+        return "".join([detokenizer.feed(token_id) for token_id in token_ids]) + detokenizer.finish()
+
+    def detokenizer(self, skip_special_tokens: bool = True, kept: Set[int] = frozenset()) -> Detokenizer:
+        """Return a new decoder for one output, whose pieces join to what `decode` returns; `kept` are never skipped."""
+        skipped = self._special_ids - kept if skip_special_tokens else frozenset()
+        if self._table is not None:
+            return BytesDetokenizer(self._table, skipped)
+        return WindowDetokenizer(self._backend, skipped)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token stands for, which may be part of a character; b"" outside the vocabulary."""
+        if self._table is not None:
+            return self._table.bytes_of[token_id]
+        text: str = self._backend.decode([token_id], skip_special_tokens=False)
+        return text.encode()
+
+    def token_text(self, token_id: int) -> str:
+        r"""Return one token as OpenAI's logprobs show it: bytes that are no character by themselves read \xe4."""
+        return self.token_bytes(token_id).decode("utf-8", "backslashreplace")
+
+    def added_id(self, text: str) -> int | None:
+        """Return the id of a control token, or of another token that was added to the vocabulary, by its text."""
+        return self._added_ids.get(text)
+
+    def template_source(self, has_tools: bool) -> str:
+        """Return the source of the chat template that `render_chat` takes; empty when there is none."""
+        try:
+            return self._templates.select(None, has_tools).source
+        except ChatTemplateError:
+            return ""
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether `skip_special_tokens` leaves this id out."""
+        return token_id in self._special_ids
+
+    def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """Return the ways to write a word that must not come: after a space, at the beginning, and after other text.
+
+        Raises:
+            ValueError: Nothing is left of the word without spaces.
+        """
+        word = word.strip()
+        if not word:
+            raise ValueError("a bad word must not be empty")
+        ways = [self._ids(word, False), self._ids(" " + word, False), self._continuation_ids(word)]
+        return tuple(dict.fromkeys(tuple(ids) for ids in ways))
+
+    def _fitted_pieces(self, pieces: list[str], room: Room | None) -> list[str]:
+        """Cut away from the front what there is no room for."""
+        num_chars = sum(map(len, pieces))
+        num_cut = num_chars - len(fitted("".join(pieces), room, self._count))
+        fitting = []
+        for piece in pieces:
+            if num_cut < len(piece):
+                fitting.append(piece[num_cut:])
+            num_cut = max(0, num_cut - len(piece))
+        return fitting
+
+    def _encode_pieces(self, pieces: list[str]) -> list[int]:
+        """Encode a prompt that was cut where a caller's text could take part in a control token."""
+        whole = self._ids("".join(pieces), False)
+        if len(pieces) < 2:
+            return whole
+        separate = self._ids(pieces[0], False)
+        for piece in pieces[1:]:
+            separate += self._continuation_ids(piece)
+        # The cuts cost fidelity to the model's usual tokens: keep them only if a control token arises without them.
+        return whole if self._special_only(whole) == self._special_only(separate) else separate
+
+    def _special_only(self, ids: list[int]) -> list[int]:
+        return [token_id for token_id in ids if token_id in self._special_ids]
+
+    def _continuation_ids(self, text: str) -> list[int]:
+        """Encode text that follows other text: SentencePiece puts a space before whatever begins."""
+        ids = self._ids("\n" + text, False)
+        num_newline = len(self._newline_ids)
+        return ids[num_newline:] if ids[:num_newline] == self._newline_ids else self._ids(text, False)
+
+    def _count(self, text: str) -> int:
+        return len(self._ids(text, False))
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # A batch, because the library lets go of the interpreter lock for batches only.
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def _named_id(self, name: str) -> int | None:
+        text = self._special_tokens.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+
+def _before(rendered: str, tag: str) -> str:
+    """Cut a rendered prompt where the last message was marked with a tag that ends in a space.
+
+    Raises:
+        ChatTemplateError: The template does not show the last message.
+    """
+    position = rendered.rfind(tag.strip())
+    if position < 0:
+        raise ChatTemplateError("the chat template does not show the final message, so it cannot be continued")
+    # A template that trims the message takes the tag's space, too, and so the spaces before the tag would have gone.
+    is_trimmed = not rendered.startswith(tag, position)
+    return rendered[:position].rstrip() if is_trimmed else rendered[:position]
+
+
+def _read_json(file: Path) -> _Json:
+    """Return an empty object when there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{file} must hold a JSON object")
+    return content
+
+
+def _token_text(declared: object) -> str | None:
+    """Read a token as checkpoints write it: its text, or an object that has it as `content`."""
+    if isinstance(declared, Mapping):
+        declared = declared.get("content")
+    return declared if isinstance(declared, str) else None
+
+
+def _extra_special(declared: _Json) -> list[str]:
+    """Read the special tokens without a role: a list in most checkpoints, an object by name in a few."""
+    texts: list[str] = []
+    for name in _EXTRA_SPECIAL_NAMES:
+        entries = declared.get(name) or []
+        values = entries.values() if isinstance(entries, dict) else entries if isinstance(entries, list) else []
+        texts += [text for entry in values if (text := _token_text(entry)) is not None]
+    return texts
+
+
+def _declare_special(backend: tokenizers.Tokenizer, texts: list[str]) -> None:
+    """Make special what only the configuration calls so, as `transformers` does. Never grows the vocabulary."""
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing = [text for text in dict.fromkeys(texts) if text not in added and backend.token_to_id(text) is not None]
+    if missing:
+        backend.add_special_tokens(missing)

@@ -1,0 +1,126 @@
+"""All layers in one call: bit for bit what their parts give one by one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.given_weights import given
+from tests.engine.paged import PagedRequests
+from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.kernels.cpu.attention import NativeBackend, NativeStep
+from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.cpu.run import NativeRun
+from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, PreNormBlock, run_blocks
+from weft.engine.layers.norm import HeadNorm
+from weft.engine.layers.rotary import RopeConfig, RotaryTable
+
+CPU = torch.device("cpu")
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 48, 66, 4, 2, 32
+NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 60, 16, 3
+WINDOWS = (None, 20, None)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What layers may differ in."""
+
+    is_int8: bool = False
+    has_head_norm: bool = True
+    has_bias: bool = False
+
+
+def make_block(kit: NativeKit, kind: Kind, index: int, activation: str = "silu", inner: int = INNER) -> PreNormBlock:
+    def weight(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape) * shape[-1] ** -0.5).bfloat16()
+
+    def bias(size: int) -> torch.Tensor | None:
+        return torch.randn(size).bfloat16() if kind.has_bias else None
+
+    def scale(size: int) -> torch.Tensor:
+        return (1 + torch.randn(size) / 4).bfloat16()
+
+    norm = HeadNorm(scale(HEAD_DIM), scale(HEAD_DIM), HEADS, KV_HEADS, 1e-5) if kind.has_head_norm else None
+    num_values = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    attention = Attention(
+        qkv=kit.linear(*given(weight(num_values, HIDDEN), bias(num_values))),
+        heads=kit.heads(norm, HEADS, KV_HEADS),
+        o=kit.linear(*given(weight(HIDDEN, HEADS * HEAD_DIM), bias(HIDDEN))),
+        head_dim=HEAD_DIM,
+        cache=index,
+    )
+    feed_forward = GatedFeedForward(
+        gated=kit.gated(*given(weight(2 * inner, HIDDEN)), activation),
+        down=kit.linear(*given(weight(HIDDEN, inner), bias(HIDDEN))),
+    )
+    return PreNormBlock(kit.norm(scale(HIDDEN), 1e-6), attention, kit.norm(scale(HIDDEN), 1e-6), feed_forward)
+
+
+def make_backend(library: NativeLibrary) -> NativeBackend:
+    groups = tuple(
+        CacheGroup(PagedKV(KV_HEADS, HEAD_DIM, window), tuple(i for i, w in enumerate(WINDOWS) if w == window))
+        for window in dict.fromkeys(WINDOWS)
+    )
+    return NativeBackend(groups, NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16, CPU, library)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Kind(), Kind(is_int8=True), Kind(has_head_norm=False), Kind(has_bias=True), Kind(is_int8=True, has_bias=True)],
+    ids=lambda kind: str(kind),
+)
+@pytest.mark.parametrize("rows", ["all", "some", "none"])
+def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind: Kind, rows: str) -> None:
+    torch.manual_seed(0)
+    kit = NativeKit(library, kind.is_int8)
+    blocks = [make_block(kit, kind, index) for index in range(NUM_LAYERS)]
+    fused = kit.fuse(blocks)
+    assert [type(block) for block in fused] == [NativeRun]
+    backends = make_backend(library), make_backend(library)
+    rotary = RotaryTable(RopeConfig(theta=1e4), HEAD_DIM, 200, torch.bfloat16, CPU)
+    paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, tuple(dict.fromkeys(WINDOWS)))
+    requests = [paged.add(np.zeros(num_tokens, np.int64)) for num_tokens in (90, 33, 40)]
+    for counts in ((60, 30, 1), (1, 1, 1), (29, 1, 38)):
+        batch = paged.make_batch(list(zip(requests, counts, strict=True)))
+        some, no = torch.tensor([0, 2, batch.num_tokens - 1]), torch.tensor([]).long()
+        wanted = {"all": None, "some": some, "none": no}[rows]
+        hidden = torch.randn(batch.num_tokens, HIDDEN).bfloat16()
+        rotation = rotary.gather(torch.from_numpy(batch.positions))
+        steps = [backend.begin(batch) for backend in backends]
+        ours = run_blocks(fused, hidden.clone(), BlockStep(rotation, steps[0], wanted))
+        parts = run_blocks(blocks, hidden.clone(), BlockStep(rotation, steps[1], wanted))
+        assert ours.isfinite().all() and len(ours) == len(hidden if wanted is None else wanted)
+        assert ours.equal(parts)
+        for index in range(NUM_LAYERS):
+            assert backends[0]._caches[index].equal(backends[1]._caches[index])
+
+
+def test_blocks_that_are_not_alike_stay_apart(library: NativeLibrary) -> None:
+    """A run ends at a part that is not native, and where a size changes."""
+    kit = NativeKit(library)
+    blocks = [make_block(kit, Kind(), index) for index in range(2)]
+    blocks.append(make_block(kit, Kind(), 2, activation="gelu_pytorch_tanh"))
+    blocks += [make_block(kit, Kind(), 3), make_block(kit, Kind(), 4, inner=2 * INNER)]
+    assert [type(block) for block in kit.fuse(blocks)] == [NativeRun, PreNormBlock, NativeRun, NativeRun]
+
+
+class Passing:
+    """Gives the queries back."""
+
+    def cache(self, layer: int) -> None:
+        """There is none."""
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return queries
+
+
+def test_attention_of_another_kind_is_called_block_by_block(library: NativeLibrary) -> None:
+    torch.manual_seed(0)
+    kit = NativeKit(library)
+    blocks = [make_block(kit, Kind(), index) for index in range(2)]
+    assert not isinstance(Passing(), NativeStep)
+    hidden, rotation = torch.randn(5, HIDDEN).bfloat16(), torch.randn(5, 2, HEAD_DIM).bfloat16()
+    step = BlockStep(rotation, Passing())
+    assert run_blocks(kit.fuse(blocks), hidden.clone(), step).equal(run_blocks(blocks, hidden.clone(), step))

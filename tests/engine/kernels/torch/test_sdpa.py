@@ -1,0 +1,209 @@
+"""sdpa.py against attention written out in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.paged import PagedRequest, PagedRequests
+from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.kernels.torch import sdpa
+from weft.engine.kernels.torch.sdpa import SdpaBackend
+
+NUM_BLOCKS = 200
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+
+class Harness:
+    """One layer's attention over a paged cache, and the queries, keys and values of every token of each request."""
+
+    def __init__(
+        self,
+        *,
+        window: int | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        num_heads: int = 4,
+        num_kv_heads: int = 2,
+        block_size: int = 8,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        garbage: float = float("nan"),
+    ) -> None:
+        self.window, self.scale, self.soft_cap = window, scale, soft_cap
+        self.dtype, self.device = dtype, torch.device(device)
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, 16
+        groups = (CacheGroup(PagedKV(num_kv_heads, self.head_dim, window, scale, soft_cap), (0,)),)
+        self.backend = SdpaBackend(groups, NUM_BLOCKS, block_size, dtype, self.device)
+        # What other requests left behind must not matter, whatever it is.
+        for cache in (self.backend._keys[0], self.backend._values[0]):
+            cache[block_size:] = garbage
+        self.paged = PagedRequests(NUM_BLOCKS, block_size, (window,))
+        self.generator = torch.Generator().manual_seed(0)
+        self.inputs: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, num_tokens: int) -> PagedRequest:
+        request = self.paged.add(np.zeros(num_tokens, np.int64))
+        self.inputs[id(request)] = (
+            self._random(num_tokens, self.num_heads),
+            self._random(num_tokens, self.num_kv_heads),
+            self._random(num_tokens, self.num_kv_heads),
+        )
+        return request
+
+    def step(self, scheduled: list[tuple[PagedRequest, int]], copies: np.ndarray | None = None) -> list[torch.Tensor]:
+        """Compute the next n tokens of each request; returns the attention output of each."""
+        spans = [slice(r.num_computed_tokens, r.num_computed_tokens + count) for r, count in scheduled]
+        batch = self.paged.make_batch(scheduled, *([] if copies is None else [copies]))
+        queries, keys, values = (
+            torch.cat([self.inputs[id(r)][part][span] for (r, _), span in zip(scheduled, spans, strict=True)])
+            for part in range(3)
+        )
+        with torch.inference_mode():
+            attended = self.backend.begin(batch).attend(0, queries, keys, values)
+        return list(torch.split(attended, [count for _, count in scheduled]))
+
+    def expected(self, request: PagedRequest) -> torch.Tensor:
+        """The attention output of every token of the request, (num_tokens, num_heads, head_dim)."""
+        queries, keys, values = (part.double().cpu() for part in self.inputs[id(request)])
+        keys, values = (part.repeat_interleave(self.num_heads // self.num_kv_heads, 1) for part in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * (self.scale or self.head_dim**-0.5)
+        if self.soft_cap is not None:
+            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
+        distances = torch.arange(len(queries))[:, None] - torch.arange(len(queries))[None, :]
+        is_seen = distances >= 0
+        if self.window is not None:
+            is_seen &= distances < self.window
+        weights = scores.masked_fill(~is_seen, float("-inf")).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values)
+
+    def check(self, request: PagedRequest, attended: torch.Tensor) -> None:
+        """Compare with the last tokens that were computed."""
+        stop = request.num_computed_tokens
+        expected = self.expected(request)[stop - len(attended) : stop]
+        tolerance = TOLERANCES[self.dtype]
+        torch.testing.assert_close(attended.double().cpu(), expected, atol=tolerance, rtol=tolerance)
+
+    def _random(self, num_tokens: int, num_heads: int) -> torch.Tensor:
+        values = torch.randn(num_tokens, num_heads, self.head_dim, generator=self.generator)
+        return values.to(self.device, self.dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 1, 5, 8, 40])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 2), (3, 3), (4, 1)])
+def test_mixed_steps_equal_naive_attention(
+    device: str, dtype: torch.dtype, window: int | None, num_heads: int, num_kv_heads: int
+) -> None:
+    check_mixed_steps(
+        Harness(device=device, dtype=dtype, window=window, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 2), (3, 3)])
+@pytest.mark.parametrize(("scale", "soft_cap"), [(0.1, None), (None, 1.5), (0.4, 0.7), (2e3, 3.0)])
+def test_scales_and_soft_caps_equal_naive_attention(
+    device: str,
+    dtype: torch.dtype,
+    window: int | None,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    soft_cap: float | None,
+) -> None:
+    check_mixed_steps(
+        Harness(
+            device=device,
+            dtype=dtype,
+            window=window,
+            scale=scale,
+            soft_cap=soft_cap,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+        )
+    )
+
+
+def check_mixed_steps(harness: Harness) -> None:
+    long, short, late = harness.add(90), harness.add(12), harness.add(33)
+    for scheduled in (
+        [(long, 61)],
+        [(long, 1), (short, 7)],
+        [(long, 1), (short, 1), (late, 20)],
+        [(short, 3), (long, 17), (late, 1)],
+        [(long, 1), (late, 12), (short, 1)],
+    ):
+        for (request, _), attended in zip(scheduled, harness.step(scheduled), strict=True):
+            harness.check(request, attended)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 1.0])
+@pytest.mark.parametrize("window", [None, 300, 700])
+def test_long_chunks_run_in_blocks_of_queries(window: int | None, soft_cap: float | None) -> None:
+    harness = Harness(window=window, soft_cap=soft_cap)
+    request = harness.add(1500)
+    for count in (600, 900):
+        (attended,) = harness.step([(request, count)])
+        harness.check(request, attended)
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_decodes_of_unlike_contexts(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdpa, "_GATHERED_TOKENS", {"cpu": 200})
+    harness = Harness(window=window)
+    requests = [harness.add(num_tokens) for num_tokens in (1, 300, 9, 120, 2, 118, 121, 250)]
+    harness.step([(request, len(request.token_ids) - 1) for request in requests if len(request.token_ids) > 1])
+    attended = harness.step([(request, 1) for request in requests])
+    for request, rows in zip(requests, attended, strict=True):
+        harness.check(request, rows)
+
+
+def test_decodes_of_like_contexts_run_together_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdpa, "_GATHERED_TOKENS", {"cpu": 256})
+    harness = Harness()
+    requests = [harness.add(num_tokens) for num_tokens in (100, 40, 90, 100)]
+    harness.step([(request, len(request.token_ids) - 1) for request in requests])
+    step = harness.backend.begin(harness.paged.make_batch([(request, 1) for request in requests]))
+    decodes = step._plans[0].decodes
+    assert [part.rows.tolist() for part in decodes] == [[0, 3], [2, 1]]
+    assert [part.mask is None for part in decodes] == [True, False]
+
+
+def test_a_whole_prompt_needs_no_mask() -> None:
+    harness = Harness()
+    step = harness.backend.begin(harness.paged.make_batch([(harness.add(1200), 1200)]))
+    (chunk,) = step._plans[0].chunks
+    assert chunk.slots is None
+    assert [block.mask for block in chunk.blocks] == [None]
+
+
+def test_the_rest_of_the_batch_changes_a_result_by_rounding_only() -> None:
+    alone, together = Harness(), Harness()
+    outputs = []
+    for harness, others in ((alone, ()), (together, (90, 64, 3))):
+        request = harness.add(80)
+        neighbours = [harness.add(num_tokens) for num_tokens in others]
+        harness.step([(request, 79)] + [(neighbour, len(neighbour.token_ids) - 1) for neighbour in neighbours])
+        outputs.append(harness.step([(request, 1)] + [(neighbour, 1) for neighbour in neighbours])[0])
+    torch.testing.assert_close(outputs[0], outputs[1], atol=1e-6, rtol=1e-6)
+
+
+def test_blocks_are_copied_before_the_step_writes() -> None:
+    harness = Harness(block_size=8)
+    original, fork = harness.add(13), harness.add(13)
+    queries, keys, values = (
+        torch.cat((theirs[:12], own[12:]))
+        for theirs, own in zip(harness.inputs[id(original)], harness.inputs[id(fork)], strict=True)
+    )
+    harness.inputs[id(fork)] = queries, keys, values
+    harness.step([(original, 12)])
+    # The fork shares the full block and copies the one that both write to.
+    fork.tables[0][0] = original.tables[0][0]
+    fork.num_computed_tokens = 12
+    copies = np.array([[original.tables[0][1], fork.tables[0][1]]])
+    for request, attended in zip((original, fork), harness.step([(original, 1), (fork, 1)], copies), strict=True):
+        harness.check(request, attended)

@@ -1,0 +1,53 @@
+"""The checks of triton_parity.py in Triton's interpreter; test_triton.py runs this file in a process of its own."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.kernels.triton import attention_parity as parity
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("case", parity.MIXED, ids=str)
+def test_mixed_steps(case: parity.Case) -> None:
+    parity.check_mixed_steps(case, CPU)
+
+
+@pytest.mark.parametrize("case", parity.DECODES, ids=str)
+def test_decodes(case: parity.Case) -> None:
+    parity.check_decodes(case, CPU)
+
+
+@pytest.mark.parametrize("case", parity.FRESH, ids=str)
+def test_fresh_prompts(case: parity.Case) -> None:
+    parity.check_fresh_prompts(case, CPU)
+
+
+@pytest.mark.parametrize("case", parity.COPIES, ids=str)
+def test_copies(case: parity.Case) -> None:
+    parity.check_copies(case, CPU)
+
+
+@pytest.mark.parametrize("case", parity.STATIC, ids=str)
+def test_static_shapes(case: parity.Case) -> None:
+    parity.check_static_shapes(case, CPU)
+
+
+def ordered_matmul(a: Any, b: Any, dtype: Any) -> Any:
+    """A product whose rows do not depend on how many there are.
+
+    The interpreter's own is numpy's, and numpy's BLAS adds in another order for tiles of another height on some CPUs.
+    """
+    product = np.zeros((len(a), b.shape[1]), dtype)
+    for k in range(len(b)):
+        product += a[:, k, None].astype(dtype) * b[k].astype(dtype)
+    return product
+
+
+@pytest.mark.parametrize("case", parity.INVARIANT, ids=str)
+def test_invariance(case: parity.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "matmul", ordered_matmul)
+    parity.check_invariance(case, CPU)

@@ -1,0 +1,137 @@
+"""Checks of `weft.engine.kernels.triton.triton_kit` against float64, on any device: Triton's interpreter or a GPU.
+
+Imported where triton is: by the tests that run interpreted, and by those that need a GPU.
+"""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+
+from tests.engine.given_weights import given
+from weft.engine.kernels.torch.linear import CublasLinear
+from weft.engine.kernels.triton.triton_kit import TritonKit
+from weft.engine.layers.attention import PagedCache
+from weft.engine.layers.gated import ACTIVATIONS
+from weft.engine.layers.norm import HeadNorm, RMSNorm
+from weft.engine.layers.rotary import RopeConfig, RotaryTable, rotate
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+HEADS = [(4, 2, 64), (3, 1, 96), (6, 2, 12), (32, 8, 128), (2, 2, 256)]
+"""Heads of queries, heads of keys, values per head."""
+
+
+class Source:
+    """Random tensors, the same on every device."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+        self._device, self._dtype = device, dtype
+
+    def draw(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(shape, generator=self._generator) * scale).to(self._device, self._dtype)
+
+
+def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
+    tolerance = TOLERANCES[ours.dtype]
+    torch.testing.assert_close(ours.double(), exact, atol=tolerance, rtol=tolerance)
+
+
+def check_norm(device: torch.device, dtype: torch.dtype) -> None:
+    source = Source(device, dtype)
+    for num_tokens, size in ((1, 48), (3, 1000), (5, 7), (2, 4096)):
+        hidden, weight = source.draw(num_tokens, size, scale=7.0), source.draw(size)
+        ours = TritonKit().norm(weight, 1e-5)(hidden)
+        assert ours.dtype == dtype
+        assert_close(ours, RMSNorm(weight.double(), 1e-5)(hidden.double()))
+    ours = TritonKit().norm(1 + weight.float(), 1e-5)(hidden)  # of families that have norms around 1
+    assert ours.dtype == dtype
+    assert_close(ours, RMSNorm(1 + weight.double(), 1e-5)(hidden.double()))
+
+
+def check_gated(device: torch.device, dtype: torch.dtype) -> None:
+    source = Source(device, dtype)
+    for (num_tokens, size), activation in itertools.product(((1, 80), (3, 1500)), ACTIVATIONS):
+        # The matrix only passes its inputs on, or float16 would lose digits before the kernel sees them.
+        weight, bias = torch.eye(2 * size, device=device, dtype=dtype), source.draw(2 * size, scale=0.1)
+        hidden = source.draw(num_tokens, 2 * size, scale=3.0)
+        gate, up = (hidden + bias).double().chunk(2, dim=1)
+        assert_close(TritonKit().gated(*given(weight, bias), activation)(hidden), ACTIVATIONS[activation](gate) * up)
+        gate, up = hidden.double().chunk(2, dim=1)
+        assert_close(TritonKit().gated(*given(weight), activation)(hidden), ACTIVATIONS[activation](gate) * up)
+
+
+def check_large_gates(device: torch.device, dtype: torch.dtype) -> None:
+    hidden = torch.tensor([[6e4, -6e4, 88.0, -88.0, 0.0] + [1.0] * 5], device=device, dtype=dtype)
+    for activation, function in ACTIVATIONS.items():
+        ours = TritonKit().gated(*given(torch.eye(10, device=device, dtype=dtype)), activation)(hidden)
+        assert_close(ours, function(hidden[:, :5].double()))
+
+
+def check_heads(device: torch.device, dtype: torch.dtype) -> None:
+    source = Source(device, dtype)
+    for (num_heads, num_kv_heads, head_dim), num_tokens in itertools.product(HEADS, (1, 3)):
+        num_rotated = num_heads + num_kv_heads
+        table = RotaryTable(RopeConfig(1e4), head_dim, 100, dtype, device)
+        rotation = table.gather(torch.tensor([99, 0, 41], device=device)[:num_tokens])
+        weights = source.draw(head_dim), source.draw(head_dim)
+        exact_norm = HeadNorm(weights[0].double(), weights[1].double(), num_heads, num_kv_heads, 1e-6)
+        for norm in (HeadNorm(*weights, num_heads, num_kv_heads, 1e-6), None):
+            qkv = source.draw(num_tokens, num_rotated + num_kv_heads, head_dim)
+            rotated = qkv[:, :num_rotated].double()
+            exact = rotate(exact_norm(rotated) if norm else rotated, rotation.double())
+            queries, keys, values = TritonKit().heads(norm, num_heads, num_kv_heads)(qkv.clone(), rotation, None)
+            assert_close(queries, exact[:, :num_heads])
+            assert_close(keys, exact[:, num_heads:])
+            assert torch.equal(values, qkv[:, num_rotated:])
+            check_write(norm, (num_heads, num_kv_heads), qkv, rotation)
+
+
+def check_write(norm: HeadNorm | None, num_heads: tuple[int, int], qkv: torch.Tensor, rotation: torch.Tensor) -> None:
+    """K/V of a token lie in its slot and nowhere else, and a token without one leaves the cache alone."""
+    heads, num_kv_heads = TritonKit().heads(norm, *num_heads), num_heads[1]
+    block_size, slots = 4, [9, -1, 2][: len(qkv)]
+    blocks = torch.full((3, 2, num_kv_heads, block_size, qkv.size(2)), 7.0, dtype=qkv.dtype, device=qkv.device)
+    expected = blocks.clone()
+    cache = PagedCache(blocks, torch.tensor(slots, dtype=torch.int32, device=qkv.device))
+    parts = heads(qkv.clone(), rotation, cache)
+    for part, alone in zip(parts, heads(qkv.clone(), rotation, None), strict=True):
+        assert torch.equal(part, alone)
+    for token, slot in enumerate(slots):
+        if slot >= 0:
+            expected[slot // block_size, :, :, slot % block_size] = torch.stack((parts[1][token], parts[2][token]))
+    assert torch.equal(blocks, expected)
+
+
+def check_linear(device: torch.device, dtype: torch.dtype) -> None:
+    source = Source(device, dtype)
+    for num_tokens, bias in ((1, None), (5, None), (5, source.draw(96, scale=0.1))):
+        weight, inputs = source.draw(96, 64, scale=0.1), source.draw(num_tokens, 64)
+        residual, linear = source.draw(num_tokens, 96), CublasLinear(weight, bias)
+        exact = F.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
+        assert_close(linear(inputs), exact)
+        logits = linear.to_float32(inputs)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits.double(), exact, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+        sums = residual.clone()
+        linear.add_to(sums, inputs)
+        assert_close(sums, exact + residual.double())
+
+
+def check_rows_are_alone(device: torch.device, dtype: torch.dtype) -> None:
+    """A token's outputs are the same, bit for bit, whatever stands beside it."""
+    source, kit = Source(device, dtype), TritonKit()
+    hidden, qkv = source.draw(9, 640), source.draw(9, 8, 64)
+    rotation = RotaryTable(RopeConfig(1e4), 64, 9, dtype, device).gather(torch.arange(9, device=device))
+    norm, heads = (
+        kit.norm(source.draw(640), 1e-6),
+        kit.heads(HeadNorm(hidden[0, :64], hidden[1, :64], 4, 2, 1e-6), 4, 2),
+    )
+    normed, queries = norm(hidden), heads(qkv.clone(), rotation, None)[0]
+    for row in range(9):
+        one = slice(row, row + 1)
+        assert torch.equal(norm(hidden[one].clone()), normed[one])
+        assert torch.equal(heads(qkv[one].clone(), rotation[one].clone(), None)[0], queries[one])
+
+
+CHECKS = (check_norm, check_gated, check_large_gates, check_heads, check_linear, check_rows_are_alone)

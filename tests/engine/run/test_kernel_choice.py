@@ -1,0 +1,278 @@
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.given_weights import given
+from tests.triton_interpreter import needs_triton
+from weft import server
+from weft.engine.cache.specs import group_layers, paged_groups
+from weft.engine.kernels.caches import Caches
+from weft.engine.kernels.cpu import library
+from weft.engine.kernels.cpu.layers import NativeLinear
+from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.torch.linear import CublasLinear
+from weft.engine.kernels.torch.sdpa import SdpaBackend
+from weft.engine.kernels.torch.tiled_linear import TiledLinear
+from weft.engine.kernels.torch.torch_kit import LayerKit, TorchKit
+from weft.engine.kernels.triton import flash
+from weft.engine.layers.parts import Layer
+from weft.engine.models.config import load_model_config
+from weft.engine.models.layout import decoder_spec
+from weft.engine.models.loading import load_weights
+from weft.engine.run import config as engine_config
+from weft.engine.run import kernel_choice as kernels
+from weft.engine.run.kernel_choice import (
+    choose_graph_sampler,
+    choose_kit,
+    choose_sampling,
+    make_backend,
+    make_caches,
+    set_num_threads,
+)
+from weft.engine.sampling.sampler import TORCH_SAMPLING, SamplingKit
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineOptions
+from weft.engine.weights.reader import WeightReader
+from weft.engine.weights.refs import WeightRef
+
+DEMO = Path(server.__file__).parent / "demo_model"
+BF16, CPU = torch.bfloat16, torch.device("cpu")
+
+
+def choose(folder: Path, quantization: str = "none", dtype: str = "auto") -> LayerKit:
+    model = load_model_config(folder)
+    options = EngineOptions(model=str(folder), device="cpu", quantization=quantization, dtype=dtype)
+    return choose_kit(model, engine_config.resolve(options, model))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_int8_is_refused_beside_other_types(dtype: str) -> None:
+    with pytest.raises(
+        ModelError, match=f"^quantization int8 needs device cpu and dtype bfloat16, got cpu and {dtype}$"
+    ):
+        choose(DEMO, quantization="int8", dtype=dtype)
+
+
+def test_int8_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = EngineOptions(model=str(DEMO), device="cuda", quantization="int8")
+    with pytest.raises(ModelError, match="needs device cpu and dtype bfloat16, got cuda and bfloat16"):
+        engine_config.resolve(options, load_model_config(DEMO))
+
+
+def test_int8_is_refused_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "load", lambda: None)
+    assert "torch" in choose(DEMO).name
+    with pytest.raises(
+        ModelError, match=r"^quantization int8 needs Weft's native kernels, and they were not compiled or "
+    ):
+        choose(DEMO, quantization="int8")
+
+
+def test_int8_is_refused_for_sizes_that_the_kernels_do_not_compute(checkpoint_folder: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match="cannot compute this model"):
+        choose(checkpoint_folder("qwen3"), quantization="int8", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_soft_capped_scores_are_the_reference_s_beside_native_layers(
+    checkpoint_folder: Callable[[str], Path], is_int8: bool
+) -> None:
+    if library.load() is None:
+        pytest.skip("no native kernels on this machine")
+    folder = checkpoint_folder("gemma2-wide")
+    model = load_model_config(folder)
+    quantization = "int8" if is_int8 else "none"
+    options = EngineOptions(model=str(folder), device="cpu", dtype="bfloat16", quantization=quantization)
+    config = engine_config.resolve(options, model)
+    assert isinstance(choose_kit(model, config), NativeKit)
+    assert (
+        make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads).name == "sdpa"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_deterministic_is_refused_where_results_depend_on_the_batch(dtype: str) -> None:
+    model = load_model_config(DEMO)
+    options = EngineOptions(model=str(DEMO), device="cpu", dtype=dtype, deterministic=True)
+    config = engine_config.resolve(options, model)
+    groups = paged_groups(group_layers(decoder_spec(model).caches))
+    if dtype == "bfloat16" and library.load() is not None:
+        assert isinstance(choose_kit(model, config), NativeKit)
+        assert make_backend(groups, 2, config, model.num_heads).name == "native"
+    else:
+        with pytest.raises(ModelError, match=r"^deterministic is for Weft's own layers, .* wants dtype bfloat16"):
+            choose_kit(model, config)
+        with pytest.raises(ModelError, match=r"^deterministic is for Weft's own attention"):
+            make_backend(groups, 2, config, model.num_heads)
+
+
+def test_an_fp8_cache_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model_config(DEMO)
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype fp8 needs device cuda, got cpu$"):
+        engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", kv_cache_dtype="fp8"), model)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    options = EngineOptions(model=str(DEMO), device="cuda", kv_cache_dtype="fp8")
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype fp8 needs compute capability 8\.9, got 8\.6$"):
+        engine_config.resolve(options, model)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    config = engine_config.resolve(options, model)
+    assert config.kv_cache_dtype == torch.float8_e4m3fn
+    monkeypatch.setattr(kernels, "_has_triton", lambda device: False)
+    with pytest.raises(ModelError, match=r"^kv_cache_dtype fp8 needs Triton and a C compiler"):
+        make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
+
+
+@needs_triton
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_deterministic: bool) -> None:
+    from weft.engine.kernels.triton import attention as triton
+    from weft.engine.kernels.triton import attention_tuning as triton_tuning
+
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr(triton, "TritonBackend", lambda *cache, **more: made.append(more))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "_has_triton", lambda device: True)
+    model = load_model_config(DEMO)
+    options = EngineOptions(model=str(DEMO), device="cuda", max_num_seqs=7, deterministic=is_deterministic)
+    config = engine_config.resolve(options, model)
+    for choice, fresh in (("flash", flash.flash_attention), ("triton", None)):
+        config = dataclasses.replace(config, prefill_attention=choice)
+        make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
+        assert made.pop(0)["fresh"] is fresh
+    make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
+    assert [(more["num_heads"], more["cache_dtype"]) for more in made] == [(model.num_heads, config.dtype)]
+    limits = triton_tuning.BatchLimits(7, config.max_num_batched_tokens, config.max_model_len)
+    assert [(more["limits"], more["is_deterministic"]) for more in made] == [(limits, is_deterministic)]
+
+
+def settle(monkeypatch: pytest.MonkeyPatch, is_faster: bool, **options: Any) -> str:
+    """What attends in fresh prompts on a GPU, where FlashAttention is faster or not."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(flash, "is_faster", lambda make, spec, num_heads, config: is_faster)
+    model = load_model_config(DEMO)
+    config = engine_config.resolve(EngineOptions(model=str(DEMO), **{"device": "cuda"} | options), model)
+    return kernels.settle_prefill(group_layers(decoder_spec(model).caches), config, model.num_heads).prefill_attention
+
+
+def test_flash_attention_is_taken_where_it_is_faster_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_has_triton", lambda device: True)
+    assert settle(monkeypatch, True) == "flash"
+    assert settle(monkeypatch, False) == "triton"
+    assert settle(monkeypatch, True, prefill_attention="triton") == "triton"
+    assert settle(monkeypatch, False, prefill_attention="flash") == "flash"
+    for options in ({"deterministic": True}, {"dtype": "float32"}):
+        assert settle(monkeypatch, True, **options) == "triton"
+        with pytest.raises(ModelError, match=r"^prefill_attention flash needs dtype bfloat16 or float16, heads of"):
+            settle(monkeypatch, True, prefill_attention="flash", **options)
+    with pytest.raises(ModelError, match=r"^prefill_attention flash needs device cuda, got cpu$"):
+        settle(monkeypatch, True, prefill_attention="flash", device="cpu")
+    assert settle(monkeypatch, True, device="cpu") == "auto"
+    monkeypatch.setattr(kernels, "_has_triton", lambda device: False)
+    assert settle(monkeypatch, True) == "auto"
+    with pytest.raises(ModelError, match=r"^prefill_attention triton needs Triton and a C compiler"):
+        settle(monkeypatch, True, prefill_attention="triton")
+
+
+def test_attention_is_torch_s_where_triton_is_missing_or_does_not_know_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not kernels._has_triton(device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    assert not kernels._has_triton(device)
+
+
+def choose_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, has_triton: bool, is_deterministic: bool = False
+) -> tuple[LayerKit, SamplingKit]:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "_has_triton", lambda device: has_triton)
+    model = load_model_config(DEMO)
+    options = EngineOptions(model=str(DEMO), device="cuda", deterministic=is_deterministic)
+    config = engine_config.resolve(options, model)
+    return choose_kit(model, config), choose_sampling(config.device)
+
+
+def test_layers_and_sampler_are_torch_s_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    kit, sampling = choose_on_a_gpu(monkeypatch, has_triton=False)
+    assert isinstance(kit, TorchKit)
+    assert sampling is TORCH_SAMPLING
+    assert choose_graph_sampler(torch.device("cuda"), 9) is choose_graph_sampler(CPU, 9) is None
+    monkeypatch.setattr(library, "load", lambda: None)
+    assert choose_sampling(CPU) is TORCH_SAMPLING
+
+
+@needs_triton
+def test_layers_and_sampler_are_triton_s_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    kit, sampling = choose_on_a_gpu(monkeypatch, has_triton=True)
+    assert kit.name == "Triton and cuBLAS"
+    assert isinstance(kit.linear(*given(torch.zeros(2, 3))), CublasLinear)
+    assert type(sampling.pick_ids).__name__ == "TritonSampler"
+    assert sampling.apply_penalties.__module__ == "weft.engine.kernels.triton.penalties"
+    assert type(choose_graph_sampler(torch.device("cuda"), 9)).__name__ == "TritonGraphSampler"
+
+
+@needs_triton
+def test_deterministic_layers_on_a_gpu_have_fixed_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.engine.kernels.triton import triton_kit
+
+    forbidden: list[bool] = []
+    monkeypatch.setattr(triton_kit, "forbid_split_sums", lambda: forbidden.append(True))
+    kit, _ = choose_on_a_gpu(monkeypatch, has_triton=True, is_deterministic=True)
+    assert kit.name == "Triton and cuBLAS in fixed tiles"
+    assert forbidden == [True]
+    ref, reader = given(torch.zeros(2, 3))
+    assert all(isinstance(linear, TiledLinear) for linear in (kit.linear(ref, reader), kit.tied(ref, reader)[1]))
+
+
+class MeasuringKit(NativeKit):
+    """Adds up the memory of the matrices that it makes."""
+
+    num_bytes = 0
+
+    def linear(self, ref: WeightRef, reader: WeightReader) -> NativeLinear:
+        linear = super().linear(ref, reader)
+        self.num_bytes += sum(tensor.nbytes for tensor in linear.matrix.tensors)
+        return linear
+
+    def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        gated = super().gated(ref, reader, activation)
+        assert isinstance(gated, NativeLinear)
+        self.num_bytes += sum(tensor.nbytes for tensor in gated.matrix.tensors)
+        return gated
+
+
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_the_bytes_that_are_planned_are_those_that_are_taken(is_int8: bool) -> None:
+    native = library.load()
+    if native is None:
+        pytest.skip("no native kernels on this machine")
+    model, kit = load_model_config(DEMO), MeasuringKit(native, is_int8)
+    load_weights(DEMO, model, kit, device=CPU, dtype=BF16, max_model_len=64)
+    spec = decoder_spec(model)
+    num_values = sum(matrix.out_features * matrix.in_features for matrix in spec.matrices)
+    assert spec.weights_bytes(kit, BF16) == kit.num_bytes + (spec.num_parameters - num_values) * 2
+    assert is_int8 == (kit.num_bytes < 1.1 * num_values)
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    set_num_threads(TorchKit(), Caches(SdpaBackend((), 1, 16, BF16, CPU)), choose_sampling(CPU), before)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, dtype: str) -> None:
+    model = load_model_config(DEMO)
+    config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", dtype=dtype), model)
+    kit = choose_kit(model, config)
+    caches = make_caches(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
+    set_num_threads(kit, caches, choose_sampling(CPU), 3)
+    assert torch.get_num_threads() == (1 if isinstance(kit, NativeKit) else 3)

@@ -1,0 +1,132 @@
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.engine.cache.specs import PagedKV, StateSpec, group_layers
+from weft.engine.run import config as engine_config
+from weft.engine.run.config import EngineConfig, available_memory_bytes
+from weft.engine.run.memory_plan import MAX_CPU_CACHE_BYTES, MemoryPlan, make_plan
+from weft.engine.shared.errors import ModelError
+
+GROUPS = group_layers((PagedKV(2, 8), PagedKV(2, 8, sliding_window=64), PagedKV(2, 8)))
+BLOCK_BYTES = 3 * 2 * 16 * 2 * 8 * 2  # layers, K and V, tokens, heads, head size, bytes of a bfloat16
+
+CONFIG = EngineConfig(
+    model=Path("model"),
+    device=torch.device("cpu"),
+    dtype=torch.bfloat16,
+    max_model_len=256,
+    max_num_seqs=4,
+    max_num_batched_tokens=128,
+    block_size=16,
+    prefix_caching=True,
+    pin_share=0.25,
+    load_dummy=False,
+    is_int8=False,
+    itl_target_s=0.25,
+    max_num_waiting=10,
+    overlap=False,
+    kv_cache_memory_bytes=None,
+)
+
+
+def plan(free_bytes: int, **changes: object) -> MemoryPlan:
+    config = dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type]
+    return make_plan(config, GROUPS, weights_bytes=1_234_000_000, activations_bytes=56_700, free_bytes=free_bytes)
+
+
+def test_a_block_counts_in_every_group() -> None:
+    assert sum(group.block_bytes(16, torch.bfloat16) for group in GROUPS) == BLOCK_BYTES == 3072
+
+
+def test_a_block_of_one_byte_a_value_takes_half() -> None:
+    config = dataclasses.replace(CONFIG, is_kv_cache_fp8=True)
+    assert config.kv_cache_dtype.itemsize == 1
+    assert plan(50 * BLOCK_BYTES, is_kv_cache_fp8=True).num_blocks == 40
+
+
+def test_the_cache_takes_its_share_of_what_is_free() -> None:
+    assert plan(50 * BLOCK_BYTES).num_blocks == 20
+    assert plan(50 * BLOCK_BYTES, device=torch.device("cuda")).num_blocks == 46
+
+
+def test_the_cache_is_no_larger_than_all_requests_at_full_length() -> None:
+    result = plan(1 << 40)
+    assert (result.num_blocks, result.num_tokens) == (4 * 16 + 1, 4 * 256)
+    assert result.kv_cache_bytes == 65 * BLOCK_BYTES
+
+
+def test_a_cpu_cache_has_a_bound() -> None:
+    assert plan(1 << 40, max_num_seqs=1 << 20).kv_cache_bytes <= MAX_CPU_CACHE_BYTES
+    assert plan(1 << 40, max_num_seqs=1 << 20, device=torch.device("cuda")).kv_cache_bytes > MAX_CPU_CACHE_BYTES
+
+
+def test_what_the_user_asks_for_is_taken_whole() -> None:
+    assert plan(50 * BLOCK_BYTES, kv_cache_memory_bytes=30 * BLOCK_BYTES + 5).num_blocks == 30
+
+
+def test_more_than_is_free_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ModelError, match=r"kv_cache_memory is 2\.00 GB, but only 1\.5 MB are free"):
+        plan(1_500_000, kv_cache_memory_bytes=2_000_000_000)
+
+
+@pytest.mark.parametrize("free_bytes", [-5, 0, BLOCK_BYTES])
+def test_no_room_for_a_request_is_refused(free_bytes: int) -> None:
+    with pytest.raises(ModelError, match=r"no memory is left for the KV cache: .*, a block takes 3\.07 kB"):
+        plan(free_bytes)
+
+
+def test_a_length_that_does_not_fit_is_lowered_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        result = plan(25 * BLOCK_BYTES)
+    assert (result.num_blocks, result.max_model_len) == (10, 9 * 16)
+    assert caplog.messages == ["max_model_len lowered from 256 to 144 tokens, which fill the KV cache of 30.7 kB"]
+
+
+def test_concurrency_is_by_length_and_no_more_than_run_at_once() -> None:
+    result = plan(1 << 40, max_model_len=20_000, max_num_seqs=40, kv_cache_memory_bytes=2_501 * BLOCK_BYTES)
+    assert [result.num_requests(n) for n in (16, 17, 20_000)] == [2500, 1250, 2]
+    assert result.concurrency(40) == (
+        "at once      39 with 1,024 tokens each, 9 with 4,096 tokens each, 2 with 16,384 tokens each, "
+        "2 with 20,000 tokens each (never more than 40 requests)"
+    )
+    assert plan(1 << 40).concurrency(3) == "at once      3 with 256 tokens each (never more than 3 requests)"
+
+
+def test_the_plan_reads_well() -> None:
+    assert plan(1 << 40).lines() == [
+        "weights      1.23 GB",
+        "activations  56.7 kB",
+        "KV cache     200 kB = 65 blocks of 16 = 1,024 tokens = 4.0 requests of 256 tokens at once",
+    ]
+
+
+def test_cached_files_of_a_container_count_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights just read sat in the container's page cache, and left no memory for the KV cache."""
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 500000\nactive_file 100000\n")
+    monkeypatch.setattr(engine_config, "_CGROUP", tmp_path)
+    assert available_memory_bytes(torch.device("cpu")) == 600_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory_bytes(torch.device("cpu")) > 600_000
+
+
+def test_states_of_all_requests_that_may_run_come_first() -> None:
+    """Four requests and the null slot, in two layers; the rest is blocks."""
+    states = group_layers((StateSpec((3, 8), torch.float32),) * 2)
+    states_bytes = 5 * 2 * 3 * 8 * 4
+    config = dataclasses.replace(CONFIG, kv_cache_memory_bytes=states_bytes + 9 * BLOCK_BYTES)
+    sizes = {"weights_bytes": 0, "activations_bytes": 0, "free_bytes": 1 << 30}
+    result = make_plan(config, (*GROUPS, *states), **sizes)
+    assert (result.num_blocks, result.kv_cache_bytes) == (9, states_bytes + 9 * BLOCK_BYTES)
+    alone = make_plan(config, states, **sizes)
+    assert (alone.num_blocks, alone.max_model_len, alone.kv_cache_bytes) == (65, 256, states_bytes)
+    config = dataclasses.replace(CONFIG, kv_cache_memory_bytes=states_bytes - 1)
+    with pytest.raises(
+        ModelError, match="no memory is left for the KV cache: 959 B, a block takes 0 B, the states of 4"
+    ):
+        make_plan(config, states, **sizes)

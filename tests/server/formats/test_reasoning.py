@@ -1,0 +1,193 @@
+# ruff: noqa: RUF001 (the bars of DeepSeek)
+
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import chat_templates_for_tests
+from tests.linear_time import assert_linear
+from tests.server.formats.feeding import assert_told, cut_at, feed_all
+from weft.server.formats import json_calls, reasoning
+from weft.server.formats.parser import Kind, OutputParser, Tool
+from weft.server.formats.reasoning import Block, ContentParser, ReasoningFormat, Switch
+
+TOOLS = [Tool("f", {"type": "object"})]
+FORMATS = {format.name: format for format in reasoning.ALL}
+
+
+def parser(format: ReasoningFormat, block: Block = Block.NOT_BEGUN) -> OutputParser:
+    return format.parser(block, ContentParser())
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_reasoning_and_content(format: ReasoningFormat) -> None:
+    thought = f"Well,\n\n1 < 2 \n{format.begin} and {format.end[:-1]}"
+    begin, end = format.begin + format.answer_begin * 0, format.end
+    text = f"{thought}\n\n{end}\n\n{format.answer_begin}Yes.\n{begin} <{format.answer_end}"
+    expected = [("REASONING", thought), ("CONTENT", f"Yes.\n{begin} <")]
+    assert_told(lambda: parser(format), f"{begin}\n{text}", expected)
+    assert_told(lambda: parser(format), f"\n {begin}{text}", expected)
+    assert_told(lambda: parser(format, Block.OPEN), f"\n\n{text}", expected)
+    assert_told(lambda: parser(format, Block.OPEN), text, expected)
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_outputs_without_the_whole_block(format: ReasoningFormat) -> None:
+    assert_told(lambda: parser(format), f" \n No {format.begin}", [("CONTENT", f" \n No {format.begin}")])
+    assert_told(lambda: parser(format), format.begin[:-1], [("CONTENT", format.begin[:-1])])
+    assert_told(lambda: parser(format), "\n ", [("CONTENT", "\n ")])
+    assert_told(lambda: parser(format), f"{format.begin}\n{format.end}\nYes", [("CONTENT", "Yes")])
+    assert_told(lambda: parser(format), f"{format.begin}\n\n", [])
+    for block, begin in ((Block.NOT_BEGUN, format.begin), (Block.OPEN, "")):
+        unended = f"On and on\n{format.end[:-1]}"
+        assert_told(lambda block=block: parser(format, block), f"{begin}{unended}", [("REASONING", unended)])
+    closed = f"{format.begin} is content {format.end}"
+    assert_told(lambda: parser(format, Block.CLOSED), closed, [("CONTENT", closed)])
+
+
+def test_calls_behind_reasoning() -> None:
+    """Calls inside of the block are thoughts, those behind it are calls."""
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>'
+    expected = [
+        ("REASONING", '<tool_call>\n{"name": "f", "arguments": {"a": "'),
+        ("CONTENT", '"}}\n</tool_call>'),
+        ("CALL", "f"),
+        ("ARGUMENTS", '{"a": "</think>"}'),
+    ]
+    assert_told(
+        lambda: reasoning.THINK.parser(Block.OPEN, json_calls.HERMES.parser(TOOLS)), f"{call}\n{call}\n", expected
+    )
+
+
+def test_the_region_follows_the_text() -> None:
+    parser = reasoning.THINK.parser(Block.NOT_BEGUN, json_calls.HERMES.parser(TOOLS))
+    regions = []
+    for part in ("<think>", "a", "</think>", "\n", "b", '<tool_call>{"na', 'me": "f"}</tool_call>', "c"):
+        parser.feed(part)
+        regions.append(parser.region)
+    reasons, content, call = Kind.REASONING, Kind.CONTENT, Kind.CALL
+    assert regions == [reasons, reasons, reasons, reasons, content, call, call, content]
+    assert reasoning.THINK.parser(Block.OPEN, ContentParser()).region is Kind.REASONING
+
+
+def test_reasoning_streams_as_it_comes() -> None:
+    parser = reasoning.THINK.parser(Block.OPEN, ContentParser())
+    assert parser.feed("\nSo") == [(Kind.REASONING, "So")]
+    assert parser.feed(" far\n") == [(Kind.REASONING, " far")]
+    assert parser.feed("</th") == []
+    assert parser.feed("x") == [(Kind.REASONING, "\n</thx")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(list(FORMATS.values())),
+    st.sampled_from(Block),
+    st.lists(st.integers(0, 300), max_size=8),
+    st.data(),
+)
+def test_random_texts_and_cuts(format: ReasoningFormat, block: Block, cuts: list[int], data: st.DataObject) -> None:
+    words = [*format.markers, "<", "</", "\n", "\n\n", " ", "a", "[", "Here is"]
+    text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=8)))
+    whole = feed_all(parser(format, block), [text] if text else [])
+    assert feed_all(parser(format, block), text) == whole
+    assert feed_all(parser(format, block), cut_at(text, cuts)) == whole
+
+
+@pytest.mark.parametrize(
+    ("block", "character"),
+    [(Block.OPEN, "x"), (Block.OPEN, "\n"), (Block.NOT_BEGUN, " ")],
+    ids=["letters", "newlines", "blanks"],
+)
+def test_200_kilobytes_take_linear_time(block: Block, character: str) -> None:
+    def parse(num_characters: int) -> None:
+        parser = reasoning.GRANITE.parser(block, ContentParser())
+        for _ in range(num_characters):
+            parser.feed(character)
+        parser.finish()
+
+    assert_linear(parse, 200_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "block"),
+    [
+        ("think", "<|im_start|>assistant\n", Block.NOT_BEGUN),
+        ("think", "<|im_start|>assistant\n<think>\n", Block.OPEN),
+        ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", Block.CLOSED),
+        ("think", "<｜Assistant｜></think>", Block.CLOSED),
+        ("think", "<|assistant|>\n<think></think>", Block.CLOSED),
+        ("think", "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", Block.NOT_BEGUN),
+        ("mistral", "[SYSTEM_PROMPT][THINK]so[/THINK][/SYSTEM_PROMPT][INST]Hi[/INST]", Block.NOT_BEGUN),
+        ("seed", "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>", Block.OPEN),
+        ("granite_phrases", "<|start_of_role|>assistant<|end_of_role|>", Block.NOT_BEGUN),
+    ],
+)
+def test_what_the_prompt_has_done(name: str, prompt: str, block: Block) -> None:
+    assert FORMATS[name].block(prompt) is block
+
+
+TEMPLATES: dict[str, tuple[str, str | None, Switch | None]] = {
+    "qwen3": (
+        chat_templates_for_tests.QWEN3,
+        "think",
+        Switch(on={"enable_thinking": True}, off={"enable_thinking": False}),
+    ),
+    "glm": (
+        "<|assistant|>{{- '\\n<think></think>' if (enable_thinking is defined and not enable_thinking) else '' -}}",
+        "think",
+        Switch(on={"enable_thinking": True}, off={"enable_thinking": False}),
+    ),
+    "deepseek v3.1": (
+        "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{% if not thinking %}</think>{% endif %}",
+        "think",
+        Switch(on={"thinking": True}, off={"thinking": False}),
+    ),
+    "deepseek r1": (
+        "{% set content = content.split('</think>')[-1] %}{{ '<｜Assistant｜><think>\\n' }}",
+        "think",
+        None,
+    ),
+    "nemotron": (
+        "{% set enable_thinking = true %}{% if not enable_thinking %}<think></think>{% endif %}",
+        "think",
+        None,
+    ),
+    "magistral": (
+        "{% set text = 'Your thinking: [THINK]Your thoughts[/THINK]' %}{{ block['thinking'] + block.thinking }}",
+        "mistral",
+        None,
+    ),
+    "mistral small 4": (
+        "{% if reasoning_effort not in ['none', 'high'] %}{% endif %}{{ '[THINK]' + b['thinking'] + '[/THINK]' }}",
+        "mistral",
+        Switch(on={"reasoning_effort": "high"}, off={"reasoning_effort": "none"}),
+    ),
+    "seed": (
+        "{%- set think_end_token = '</seed:think>' -%}{% if not thinking_budget is defined %}{% endif %}",
+        "seed",
+        Switch(on={"thinking_budget": -1}, off={"thinking_budget": 0}),
+    ),
+    "granite 3.3": (
+        "{% elif thinking %}{% set s = 'Write your thoughts between <think></think> and your response between"
+        " <response></response> for each user query.' %}",
+        "granite",
+        Switch(on={"thinking": True}, off={"thinking": False}),
+    ),
+    "granite 3.2": (
+        "{% elif thinking %}{% set s = \"Write your thoughts after 'Here is my thought process:' and\" %}",
+        "granite_phrases",
+        Switch(on={"thinking": True}, off={"thinking": False}),
+    ),
+    "namespace": ("{% set ns = namespace(thinking=true) %}{% if ns.thinking %}{% endif %}", None, None),
+    "gpt-oss": ("{{ 'Reasoning: ' + reasoning_effort + '\\n' }}", None, None),
+    "chatml": (chat_templates_for_tests.CHATML, None, None),
+}
+
+
+@pytest.mark.parametrize("case", TEMPLATES)
+def test_what_a_template_says(case: str) -> None:
+    template, name, switch = TEMPLATES[case]
+    format = reasoning.reasoning_format(template)
+    assert (format and format.name) == name
+    assert reasoning.reasoning_switch(template) == switch

@@ -1,0 +1,76 @@
+import re
+from typing import Any
+
+import pytest
+
+from weft.server.formats.schema import MAX_DEPTH, SchemaError, guided_schema
+
+OPEN: dict[str, Any] = {"properties": {"a": {"properties": {"b": {}}}}}
+CLOSED = {
+    "properties": {"a": {"properties": {"b": {}}, "additionalProperties": False}},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        (OPEN, CLOSED),
+        ({"$defs": {"x": OPEN}, "$ref": "#/$defs/x"}, {"$defs": {"x": CLOSED}, "$ref": "#/$defs/x"}),
+        ({"items": OPEN, "prefixItems": [OPEN]}, {"items": CLOSED, "prefixItems": [CLOSED]}),
+        ({"anyOf": [OPEN, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
+        ({"properties": {}, "anyOf": [{"properties": {}}]}, {"properties": {}, "anyOf": [{"properties": {}}]}),
+        ({"allOf": [OPEN, OPEN]}, {"allOf": [OPEN, OPEN]}),
+        ({"properties": {}, "additionalProperties": OPEN}, {"properties": {}, "additionalProperties": CLOSED}),
+        ({"type": "object"}, {"type": "object"}),
+        ({"enum": [OPEN]}, {"enum": [OPEN]}),
+    ],
+)
+def test_only_objects_that_declare_members_and_say_nothing_of_others_are_closed(
+    schema: dict[str, Any], closed: dict[str, Any]
+) -> None:
+    guided = guided_schema(schema)
+    style = guided.pop("x-guidance")
+    assert guided == closed
+    assert style == {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {}}, "required": ["a", "b"]},
+        {"$defs": {"x": {"properties": {"b": {}}}}, "$ref": "#/$defs/x", "properties": {"a": {}}},
+    ],
+)
+def test_what_would_exclude_itself_stays_open(schema: dict[str, Any]) -> None:
+    assert {key: value for key, value in guided_schema(schema).items() if key != "x-guidance"} == schema
+
+
+def test_what_only_people_read_is_left_out() -> None:
+    schema = {"title": "x", "properties": {"title": {"description": "y", "type": "string"}}}
+    assert guided_schema(schema)["properties"] == {"title": {"type": "string"}}
+    assert "title" not in guided_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": 5}, "type cannot be 5"),
+        ({"properties": {"a": {"enum": "x"}}}, 'enum cannot be "x"'),
+        ({"required": [5]}, "required must hold names"),
+        ({"anyOf": {}}, "anyOf cannot be {}"),
+        ({"items": {"properties": ["a"]}}, 'properties cannot be ["a"]'),
+    ],
+)
+def test_what_is_no_schema_is_named(schema: dict[str, Any], said: str) -> None:
+    with pytest.raises(SchemaError, match=re.escape(said)):
+        guided_schema(schema)
+
+
+def test_depth_has_a_bound() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(MAX_DEPTH - 2):
+        schema = {"items": schema}
+    guided_schema({"items": schema})
+    with pytest.raises(SchemaError, match="at most 64 levels deep"):
+        guided_schema({"items": {"items": schema}})

@@ -1,0 +1,37 @@
+import pathlib
+
+import pytest
+
+from weft.server.request.generation_defaults import GenerationDefaults, read_generation_defaults
+
+
+def write(folder: pathlib.Path, text: str) -> GenerationDefaults:
+    (folder / "generation_config.json").write_text(text)
+    return read_generation_defaults(folder)
+
+
+def test_reads_the_sampling_part(tmp_path: pathlib.Path) -> None:
+    defaults = write(
+        tmp_path, '{"temperature": 0.6, "top_k": 20, "top_p": 1, "do_sample": true, "eos_token_id": [1, 2]}'
+    )
+    assert defaults == GenerationDefaults(temperature=0.6, top_k=20, top_p=1)
+
+
+def test_no_file_means_no_defaults(tmp_path: pathlib.Path) -> None:
+    assert read_generation_defaults(tmp_path) == GenerationDefaults()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_a_broken_file_is_said_and_left_out(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    assert write(tmp_path, text) == GenerationDefaults()
+    assert "generation_config.json" in caplog.text
+
+
+@pytest.mark.parametrize("value", ['"0.6"', "true", "[1]", "0.5"])
+def test_a_value_of_another_type_is_said_and_left_out(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, value: str
+) -> None:
+    assert write(tmp_path, f'{{"top_k": {value}, "min_p": 0.1, "top_p": null}}') == GenerationDefaults(min_p=0.1)
+    assert "top_k" in caplog.text

@@ -1,0 +1,46 @@
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nope", 404), ("GET", "/v1/nope", 404), ("GET", "/v1/completions", 405), ("PUT", "/health", 405)],
+)
+def test_unknown_routes(site: Any, method: str, path: str, status: int) -> None:
+    reply = site.call(method, path)
+    assert reply.status == status
+    assert reply.error["type"] == "invalid_request_error"
+    assert (reply.error["code"], reply.error["param"]) == (None, None)
+    assert path in reply.error["message"]
+    if status == 405:
+        assert reply.headers["allow"]
+
+
+def test_documentation(site: Any) -> None:
+    paths = site.call("GET", "/openapi.json").json["paths"]
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/health"} <= set(
+        paths
+    )
+
+
+def test_a_name_is_needed(make_site: Any) -> None:
+    with pytest.raises(ValueError, match="served_model_name"):
+        make_site(served_model_name=())
+
+
+def test_two_apps_do_not_share_anything(make_site: Any) -> None:
+    first, second = make_site(), make_site()
+    first.chat()
+    assert "e2e_request_latency_seconds_count{" in first.call("GET", "/metrics").text
+    count = [
+        line for line in second.call("GET", "/metrics").text.splitlines() if "e2e_request_latency_seconds_count" in line
+    ]
+    assert count[0].endswith(" 0.0")
+
+
+def test_importing_it_loads_no_tensor_library() -> None:
+    code = "import weft.server.run.app, sys; sys.exit(bool({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
