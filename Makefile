@@ -5,6 +5,7 @@
 #   make test-slow  the slow ones alone                   (ARGS=)
 #   make faults     hung, hostile and starved, at length  (ARGS=)
 #   make lint       format, lint and type checks
+#   make docs       rewrites the generated parts of README.md and docs/
 #   make bench      Weft beside the peers that are installed, or the server at URL=           (ARGS=)
 #                   BENCH=long_prompt: what running streams feel while a long prompt is prefilled, at URL=
 #   make gpu        on a machine with a GPU, within nine minutes: its tests, then what it reaches beside what it could;
@@ -15,7 +16,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := serve
-.PHONY: serve test test-slow faults lint bench gpu clean distclean
+.PHONY: serve test test-slow faults lint docs bench gpu clean distclean
 
 # Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
 MODEL ?=
@@ -37,6 +38,7 @@ IS_GOOD := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$python -c '$(IS_GOOD)' >/dev/null 2>&1 && { echo $$python; break; }; done)
 
+NAMES := build/path/weft
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -56,10 +58,13 @@ test-slow: $(VENV)/.installed-test
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/faults --long-faults $(ARGS)
 
-lint: $(VENV)/.installed-test
+lint: $(VENV)/.installed-test $(NAMES)
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+
+docs: $(VENV)/.installed-test
+	$(BIN)/python -m docs.generate
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.$(BENCH) $(if $(URL),--url $(URL)) $(ARGS)
@@ -68,17 +73,23 @@ bench: $(VENV)/.installed-test
 # last; the benchmark is run whatever came of them. What other versions of libraries warn of is no failure here.
 GPU_FIRST := $(patsubst %,tests/gpu/test_%.py,kernels host_syncs memory determinism traffic)
 
-gpu:
-	@status=0; \
+gpu: $(NAMES)
+	@status=0; export PYTHONPATH=$(CURDIR)/build/path$${PYTHONPATH:+:$$PYTHONPATH}; \
 	timeout --signal=INT 200 $(GPU_PYTHON) -m pytest -m gpu -W default --traffic-seconds 45 \
 		$(GPU_FIRST) $(filter-out $(GPU_FIRST),$(wildcard tests/gpu/test_*.py)) || status=1; \
 	$(GPU_PYTHON) -m benchmarks.gpu --minutes 5.3 $(ARGS) || status=1; \
 	exit $$status
 
+# The folders under the names that they have as packages, for what runs from a checkout without an installation.
+$(NAMES):
+	@mkdir -p $@
+	@ln -sfn ../../../server $@/server
+	@ln -sfn ../../../engine $@/engine
+
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f engine/kernels/cpu/*.so $(VENV)/.installed*
-	find server engine tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find server engine tests benchmarks demo_model docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV) $(CLIENTS)

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks import sources
 from benchmarks.front_end_engine import StepTable
-from weft.server.run.child import Child, python_command, python_environment
+from weft.server.run.child import Child, python_command
 from weft.server.run.runtime_folder import runtime_folder
 from weft.server.run.supervisor import listen, ready_file
 from weft.server.settings import Settings
@@ -183,7 +184,7 @@ def front_end(steps_per_s: float, port: int) -> Iterator[FrontEnd]:
     (token_id,) = Tokenizer.load(CHECKPOINT).encode(TOKEN_TEXT, False)
     with runtime_folder() as runtime_dir, listen("127.0.0.1", port) as listener:
         fd = listener.fileno()
-        environment = python_environment({})
+        environment = sources.environment()
         arguments = (str(runtime_dir), str(token_id), str(steps_per_s))
         engine = Child("engine", python_command("benchmarks.front_end_engine", *arguments), environment)
         command = python_command("weft.server.run.process", str(runtime_dir), str(fd))

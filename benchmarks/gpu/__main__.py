@@ -28,10 +28,11 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks import sources
 from benchmarks.gpu import report
 from benchmarks.gpu.job import Findings, Job
 from benchmarks.gpu.rows import FULL, QUICK, Row, Sizes, judge, make_rows
-from weft.server.run.child import python_command, python_environment
+from weft.server.run.child import python_command
 
 TIME_BOXES_S = {
     "ceilings": 60.0,
@@ -114,7 +115,7 @@ class Sitting:
         with job.log.open("w") as log, job.messages.open() as messages:
             worker = subprocess.Popen(
                 command,
-                env=python_environment({}),
+                env=sources.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -12,7 +12,7 @@ from benchmarks.gpu.clients import Clients
 from benchmarks.gpu.job import Job, Reporter
 from benchmarks.gpu.models import model_folder
 from weft.engine.models.config import load_model_config
-from weft.server.run.child import python_command, python_environment
+from weft.server.run.child import python_command
 
 START_TIMEOUT_S = 60.0
 NUM_ROUNDS = 2
@@ -21,9 +21,9 @@ NUM_ROUNDS = 2
 
 def server(job: Job, model: str, *flags: str) -> Server:
     """How to start Weft for a model, from these very sources."""
-    command = (*python_command("server", "serve", "{model}", "--port", "{port}", "--device", job.device), *flags)
+    command = (*python_command("weft.server", "serve", "{model}", "--port", "{port}", "--device", job.device), *flags)
     folder = model_folder(job.scratch, model)
-    return Server("Weft", command, {"main": folder}, "/ready", python_environment({}))
+    return Server("Weft", command, {"main": folder}, "/ready")
 
 
 def run(job: Job, reporter: Reporter) -> None:
@@ -40,7 +40,7 @@ def run(job: Job, reporter: Reporter) -> None:
     vocab_size = load_model_config(model_folder(job.scratch, sizes.small)).vocab_size
     with (
         Clients(vocab_size, sizes.num_clients) as clients,
-        servers.running(wanted, [many], job.scratch / "weft.server.log", START_TIMEOUT_S) as running,
+        servers.running(wanted, [many], job.scratch / "server.log", START_TIMEOUT_S) as running,
     ):
         clients.connect(running.url)
         if "http-1" in job.rows:

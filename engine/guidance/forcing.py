@@ -1,7 +1,7 @@
 """Ids that a grammar leaves no choice about, found by a walk of bounded length.
 
 The library has such a search too, but a schema of 200 bytes forces text without end, and the library looks for the end
-of it, in its masks as well. So grammars are compiled without it (`weft.engine.guidance.compiler`), and this walk goes on from
+of it, in its masks as well. So grammars are compiled without it (`guidance.compiler`), and this walk goes on from
 mask to mask, by the tokens that are single bytes, for as long as all allowed ids begin with the same byte.
 """
 

@@ -52,7 +52,7 @@ class AttentionBackend(Protocol):
     """Owns the KV cache tensors of all layers. Constructed with groups, number of blocks, block size, dtype, device.
 
     Attributes:
-        supports_graphs: Whether steps of one token a request may be recorded and replayed (`weft.engine.run.cuda_graphs`).
+        supports_graphs: Whether steps of one token a request may be recorded and replayed (`run.cuda_graphs`).
             `begin` then writes a batch to device memory that stays where it is, without waiting for the device; what
             `attend` launches in such a step depends on the number of requests alone; and a request of length 0, whose
             slot is -1, is padding: nothing is written for it, and what is attended for it does not matter.

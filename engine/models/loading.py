@@ -11,8 +11,8 @@ from typing import Literal
 
 import torch
 
-from weft.engine.kernels.torch.torch_kit import LayerKit
 from weft.engine.layers.chained import ChainedLinear, scaled, soft_cap
+from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.rotary import RotaryTable
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.decoder import Decoder

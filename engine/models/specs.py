@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
-from weft.engine.kernels.torch.torch_kit import LayerKit
 from weft.engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock
 from weft.engine.layers.chained import ChainedLinear
+from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import Layer, Linear
 from weft.engine.weights.reader import WeightReader

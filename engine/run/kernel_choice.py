@@ -18,9 +18,10 @@ from weft.engine.kernels.cpu.native_kit import supports as supports_layers
 from weft.engine.kernels.cpu.sampling import NativeSampler
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.states import StateCache
-from weft.engine.kernels.torch.torch_kit import LayerKit, torch_kit
+from weft.engine.kernels.torch.torch_kit import torch_kit
 from weft.engine.kernels.triton import flash
 from weft.engine.layers.attention import AttentionBackend
+from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig
 from weft.engine.run.config import EngineConfig
 from weft.engine.sampling.in_graph import GraphSampler

@@ -22,7 +22,7 @@ from weft.engine.guidance.masks import MaskComputer
 from weft.engine.guidance.pending import PendingGrammars
 from weft.engine.guidance.vocabulary import load_vocabulary
 from weft.engine.kernels.caches import Caches
-from weft.engine.kernels.torch.torch_kit import LayerKit
+from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig, load_model_config
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.layout import decoder_spec

@@ -20,7 +20,7 @@ def configure(log_format: str, process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)  # libraries
-    for ours in ("server", "engine", "__main__"):
+    for ours in ("weft", "__main__"):
         logging.getLogger(ours).setLevel(logging.INFO)
 
 

@@ -16,7 +16,7 @@ from weft.engine.shared.sampling_params import SamplingParams
 MAX_FRAME_BYTES = 256 << 20
 """A longer frame means that the two ends have lost step; the reader closes the connection."""
 
-SOCKET_NAME = "weft.engine.sock"
+SOCKET_NAME = "engine.sock"
 STATUS_NAME = "status"
 STEP_NAME = "step"
 SUSPECTS_NAME = "suspects"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
-from weft.engine.kernels.torch.torch_kit import LayerKit
+from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig, load_model_config
 from weft.engine.models.layout import decoder_spec
 from weft.engine.run.config import EngineConfig

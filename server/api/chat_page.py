@@ -36,7 +36,7 @@ _FILES: Final = {
         _KINDS[file.name.rpartition(".")[2]],
         file.read_bytes(),
     )
-    for file in files("server").joinpath("chat_page").iterdir()
+    for file in files("weft.server").joinpath("chat_page").iterdir()
     if file.name.rpartition(".")[2] in _KINDS
 }
 

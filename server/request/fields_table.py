@@ -1,7 +1,4 @@
-"""The parameters table of the README: what becomes of every field of a generating endpoint, told from the code.
-
-`python -m weft.server.request.fields_table` prints it.
-"""
+"""The parameters table of docs/api.md: what becomes of every field of a generating endpoint, told from the code."""
 
 from collections.abc import Mapping
 
@@ -16,33 +13,33 @@ _ROUTES: tuple[tuple[str, type[GenerationBody], Mapping[str, tuple[object, ...]]
 )
 
 REMARKS = {
-    "seed": "of all prompts of a list; without it each has its own",
+    "seed": "one for all prompts of a list; without it each prompt has its own",
     "messages": "text and text parts; an image, audio or a file is refused",
     "prompt": "text, token ids, or a list of either; null is the beginning-of-text token alone",
     "suffix": "for vocabularies with tokens for filling in the middle",
     "n": "at most `max_n`",
     "best_of": "not with `stream`",
     "max_tokens": "0 with `echo` scores the prompt; 16 if not given to /v1/completions",
-    "max_completion_tokens": "before `max_tokens`",
+    "max_completion_tokens": "beats `max_tokens`",
     "temperature": "0 is greedy",
     "stop": "a text or up to 64",
     "stream_options": "`include_usage`, `include_obfuscation`, `continuous_usage_stats`",
     "logprobs": "a number up to 20 in /v1/completions",
     "top_logprobs": "0 to 20",
     "prompt_logprobs": "0 to 20; not with `stream`",
-    "logprob_token_ids": "reported at every position, behind the most probable ones",
-    "truncate_prompt_tokens": "keeps the last so many; -1 as many as fit",
+    "logprob_token_ids": "reported at every position, after the most probable ones",
+    "truncate_prompt_tokens": "keeps the last N tokens; -1 as many as fit",
     "use_beam_search": "`n` beams, up to 32; not with `stream` or what changes probabilities",
     "length_penalty": "with `use_beam_search`",
     "early_stopping": "with `use_beam_search`: true, false, `never`",
-    "service_tier": "`flex` last; `priority` and `fast` first, for `priority_keys`; the answer has the tier served",
-    "priority": "lower is served earlier, within a tier; negative for `priority_keys`",
+    "service_tier": "`flex` last; `priority` and `fast` first, only for `priority_keys`; the answer names the tier",
+    "priority": "lower is served earlier within a tier; negative only for `priority_keys`",
     "prompt_cache_options": "`explicit` without a breakpoint leaves the prefix cache alone; ttl `30m`, `12h`",
     "prompt_cache_key": "only requests with the same key share blocks",
     "cache_salt": "only requests with the same salt share blocks",
     "prewarm": "computes the prompt and generates nothing",
     "continue_final_message": "leaves the last message open; not with `add_generation_prompt: true`",
-    "response_format": "`json_object`, `json_schema`, and `structural_tag` as an extension; a grammar, no request",
+    "response_format": "`json_object`, `json_schema`, and as an extension `structural_tag`; enforced by grammar",
     "structured_outputs": "one of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`",
     "guided_json": "as `structured_outputs.json`",
     "guided_regex": "as `structured_outputs.regex`",
@@ -53,17 +50,17 @@ REMARKS = {
     "parallel_tool_calls": "false: the grammar permits one call",
     "functions": "the old name of `tools`, answered in `function_call`",
     "function_call": "the old name of `tool_choice`",
-    "reasoning_effort": "a variable of the chat template, else a switch and a budget; reported where there is neither",
-    "thinking_token_budget": "reasoning is ended after so many tokens; reported where the model has none",
-    "reasoning_budget_tokens": "the same",
+    "reasoning_effort": "sets the template's variable, else its thinking switch and a budget; else reported",
+    "thinking_token_budget": "ends reasoning after so many tokens; reported if the model has no reasoning",
+    "reasoning_budget_tokens": "as `thinking_token_budget`",
     "include_reasoning": "false leaves `reasoning_content` and `reasoning` out of the answer",
-    "chat_template_kwargs": "variables of the chat template, before those that follow from other fields",
-    "prediction": "verified in batches, makes the answer faster and never different",
+    "chat_template_kwargs": "variables of the chat template; they beat those that other fields set",
+    "prediction": "verified several tokens at a time; the answer is faster, never different",
     "documents": "if the chat template names them, else refused",
     "verbosity": "honoured if the chat template names it",
     "user": "no effect yet: all callers share one queue",
     "safety_identifier": "no effect yet: all callers share one queue",
-    "metadata": "16 pairs of 64 and 512 characters",
+    "metadata": "up to 16 pairs; keys up to 64 characters, values up to 512",
 }
 """What is worth saying of a field, on any route that has it."""
 
@@ -85,7 +82,3 @@ def render_table() -> str:
     lines = [head, "|---" * (len(_ROUTES) + 2) + "|"]
     lines += [f"| `{name}` | {' | '.join(cells)} | {REMARKS.get(name, '')} |" for name, cells in rows]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(render_table(), end="")

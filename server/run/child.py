@@ -8,7 +8,6 @@ input, from memory, since keys are among it. Never waits.
 
 import ctypes
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -21,23 +20,14 @@ MAX_RESTART_DELAY_S = 30.0
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
-_ROOT = pathlib.Path(__file__).parent.parent
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
     """Command line that runs a module of this package with this interpreter.
 
-    With -P: a folder `engine` or `server` where the user happens to be must not take the package's place.
+    With -P: a folder `weft` where the user happens to be, such as a checkout, must not take the package's place.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
-
-
-def python_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment for `python_command`; in a checkout that is not installed it says where the packages are."""
-    environment = os.environ | extra
-    if not _ROOT.name.endswith("-packages"):
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH")]))
-    return environment
 
 
 class Child:

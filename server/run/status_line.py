@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from weft.engine.shared.status_page import Status, StatusPage
-from weft.server.run.child import python_command, python_environment
+from weft.server.run.child import python_command
 from weft.server.terminal.text import strip_controls
 
 DRAW_EVERY_S = 0.5
@@ -46,7 +46,7 @@ def shown(page: pathlib.Path) -> Iterator[None]:
     source, sink = os.pipe()
     terminal = os.dup(2)
     command = python_command("weft.server.run.status_line", str(page))
-    drawing = subprocess.Popen(command, stdin=source, stdout=terminal, stderr=terminal, env=python_environment({}))
+    drawing = subprocess.Popen(command, stdin=source, stdout=terminal, stderr=terminal)
     os.close(source)
     for number in (1, 2):
         if os.isatty(number):

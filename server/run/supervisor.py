@@ -36,7 +36,7 @@ from weft.engine.shared import limits
 from weft.engine.shared.messages import STATUS_NAME, STEP_NAME, SUSPECTS_NAME
 from weft.engine.shared.status_page import StatusPage
 from weft.server.run import status_line
-from weft.server.run.child import Child, python_command, python_environment
+from weft.server.run.child import Child, python_command
 from weft.server.run.runtime_folder import METRICS_NAME, is_there, runtime_folder
 from weft.server.run.watchdog import Watchdog
 from weft.server.settings import Settings, StartError, engine_options
@@ -154,14 +154,13 @@ class Supervisor:
         self._watchdog = Watchdog(self._page)
         self._has_killed_engine = False  # and it has not ended yet
         self._metrics_dir = runtime_dir / METRICS_NAME
-        environment = python_environment({})
         fd = listener.fileno()
-        engine_environment = {**ENGINE_ENVIRONMENT, **environment}
+        engine_environment = {**ENGINE_ENVIRONMENT, **os.environ}
         options = msgspec.json.encode(engine_options(settings, pathlib.Path(settings.model or "")))
         self._engine = Child("engine", [*commands.engine, str(runtime_dir)], engine_environment, stdin=options)
         told = settings.model_dump_json().encode()
         self._servers = [
-            Child(f"server {i}", [*commands.server, str(runtime_dir), str(fd)], environment, (fd,), stdin=told)
+            Child(f"server {i}", [*commands.server, str(runtime_dir), str(fd)], os.environ, (fd,), stdin=told)
             for i in range(settings.server_processes)
         ]
         self._children = [self._engine, *self._servers]

@@ -121,7 +121,7 @@ def plan(resolved: Resolved) -> None:
     import msgspec
 
     from weft.server.run import checkpoint
-    from weft.server.run.child import python_command, python_environment
+    from weft.server.run.child import python_command
     from weft.server.run.model_check import check_tokenizer
     from weft.server.settings import engine_options
 
@@ -132,11 +132,7 @@ def plan(resolved: Resolved) -> None:
     draft = checkpoint.resolve_draft(settings.speculative, is_plan=True)
     settings = settings.model_copy(update={"speculative": draft})
     options = msgspec.json.encode(engine_options(settings, model))
-    raise typer.Exit(
-        subprocess.run(
-            python_command("weft.engine.run.print_plan"), env=python_environment({}), input=options
-        ).returncode
-    )
+    raise typer.Exit(subprocess.run(python_command("weft.engine.run.print_plan"), input=options).returncode)
 
 
 @app.command()

@@ -22,7 +22,7 @@ from weft.engine.shared.messages import MachineFacts
 from weft.server.http.connections import raise_file_limit
 from weft.server.run import checkpoint, runtime_folder, supervisor
 from weft.server.run.checkpoint import DEMO_MODEL, is_gguf, is_hub_id
-from weft.server.run.child import python_command, python_environment
+from weft.server.run.child import python_command
 from weft.server.run.model_check import check_tokenizer
 from weft.server.settings import Settings, StartError
 from weft.server.terminal import check_machine, check_software
@@ -53,7 +53,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     """All findings, the quick ones first."""
     names = importlib.metadata.metadata("weft")
     command = python_command("weft.engine.run.machine_facts")
-    asking = subprocess.Popen(command, env=python_environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     yield check_software.check_python(platform.python_version(), names["Requires-Python"])
     requirements = importlib.metadata.requires("weft") or []
     versions = {name: _version(name) for name, _ in map(check_software.split_requirement, requirements)}

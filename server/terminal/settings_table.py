@@ -1,4 +1,4 @@
-"""Settings as text: `weft config`, the help of the flags, and the table of the README.
+"""Settings as text: `weft config`, the help of the flags, and the table of docs/settings.md.
 
 Invariant: nothing here ever shows a secret.
 """
@@ -22,7 +22,7 @@ def describe(resolved: Resolved) -> str:
 
 
 def render_table() -> str:
-    """The settings table of the README, in Markdown."""
+    """The settings table of docs/settings.md, in Markdown."""
     lines = ["| setting | flag | values | default | meaning |", "|---|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
         flag = "MODEL" if name == "model" else f"`{flag_name(name)}`" if name in FLAGS else ""

@@ -32,6 +32,10 @@ LONG_CONTEXT = 98_304
 """Tokens: a request that may fill it outlasts any test, also on a fast machine."""
 
 
+ENGINE, SERVER = "weft.engine.run.process", "weft.server.run.process"
+"""Modules that the children of `weft serve` run."""
+
+
 @dataclass
 class LiveServer:
     """A running `weft serve`."""
@@ -104,7 +108,7 @@ def serving(
 ) -> Iterator[LiveServer]:
     """A server until the end of the context; prefix is a command that runs it."""
     with reserved_port() as port:
-        command = [*prefix, sys.executable, "-m", "server", "serve", "--port", str(port), *arguments]
+        command = [*prefix, sys.executable, "-m", "weft.server", "serve", "--port", str(port), *arguments]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=output, env=os.environ | environment, start_new_session=True
@@ -159,7 +163,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def live_server(tmp_path_factory: pytest.TempPathFactory, long_model: str) -> Iterator[LiveServer]:
     """The demo model in float32 with a long context, shared by all tests that leave it as they found it."""
-    log = tmp_path_factory.mktemp("live") / "weft.server.log"
+    log = tmp_path_factory.mktemp("live") / "server.log"
     with serving(log, long_model, "--dtype", "float32") as server:
         yield server
 

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from benchmarks.demo_model import score
+from demo_model import score
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer
 
 NUMBER = 20

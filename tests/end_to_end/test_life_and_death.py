@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve
+from tests.end_to_end.conftest import ENGINE, SERVER, TIMEOUT_S, LiveServer, Serve
 from weft import server
 from weft.server.run.supervisor import EXIT_FORCED, REPEAT_S
 
@@ -66,7 +66,7 @@ def eventually(claim: Callable[[], bool], what: str) -> None:
 def kill_engine(server: LiveServer) -> None:
     """Kill the engine, and stop the supervisor, which would start another one: `let_restart` lets it."""
     server.process.send_signal(signal.SIGSTOP)
-    os.kill(server.children("weft.engine.run.process")[0], signal.SIGKILL)
+    os.kill(server.children(ENGINE)[0], signal.SIGKILL)
 
 
 def let_restart(server: LiveServer) -> None:
@@ -80,7 +80,7 @@ def wait_until_serving(server: LiveServer) -> None:
 
 def test_an_engine_that_dies_fails_its_requests_at_once_and_comes_back(serve: Serve, long_model: str) -> None:
     server = serve(long_model)
-    (engine,) = server.children("weft.engine.run.process")
+    (engine,) = server.children(ENGINE)
     stream = Stream(server, **LONG)
     kill_engine(server)
     text = stream.wait()
@@ -93,7 +93,7 @@ def test_an_engine_that_dies_fails_its_requests_at_once_and_comes_back(serve: Se
     assert float(refused.headers["retry-after"]) > 0
     let_restart(server)
     wait_until_serving(server)
-    assert server.children("weft.engine.run.process") != [engine]
+    assert server.children(ENGINE) != [engine]
     assert server.stop() == 0
 
 
@@ -128,7 +128,7 @@ def test_requests_that_had_no_token_yet_are_told_as_well(serve: Serve, long_mode
 def test_an_engine_that_hangs_is_not_healthy(serve: Serve, has_work: bool) -> None:
     """One that hung without work looked idle for ever, even while a request waited for its answer."""
     server = serve(WEFT_STALL_TIMEOUT_S="2")
-    (engine,) = server.children("weft.engine.run.process")
+    (engine,) = server.children(ENGINE)
     if has_work:
         stream = Stream(server, **(LONG | {"max_tokens": 500}))
     server.process.send_signal(signal.SIGSTOP)  # the supervisor would end it
@@ -144,7 +144,7 @@ def test_an_engine_that_hangs_is_not_healthy(serve: Serve, has_work: bool) -> No
     if has_work:
         assert '"finish_reason":"length"' in stream.wait()
     assert complete(server).status_code == 200
-    assert server.children("weft.engine.run.process") == [engine]
+    assert server.children(ENGINE) == [engine]
 
 
 def wait_for_health(server: LiveServer, status: int) -> None:
@@ -156,8 +156,8 @@ def test_nobody_works_while_there_is_nothing_to_do(serve: Serve) -> None:
     assert complete(server).status_code == 200
     pids = [
         server.process.pid,
-        *server.children("weft.engine.run.process"),
-        *server.children("weft.server.run.process"),
+        *server.children(ENGINE),
+        *server.children(SERVER),
     ]
     # The web server looks at the clock ten times a second; the engine may first prepare what it has time for now.
     eventually(lambda: is_quiet(pids), "somebody works")
@@ -219,7 +219,7 @@ def is_served(stream: Stream) -> bool:
 
 def end_engine(server: LiveServer, signum: int, *running: Stream) -> None:
     """Let a signal end the engine while streams run, and wait for the next one."""
-    os.kill(server.children("weft.engine.run.process")[0], signum)
+    os.kill(server.children(ENGINE)[0], signum)
     for stream in running:
         assert '"error"' in stream.wait()
     server.wait_ready()
@@ -229,14 +229,14 @@ def test_a_server_process_that_dies_is_replaced_and_its_requests_leave_the_engin
     serve: Serve, long_model: str
 ) -> None:
     server = serve(long_model, "--server-processes", "2")
-    assert len(server.children("weft.server.run.process")) == 2
+    assert len(server.children(SERVER)) == 2
     stream = Stream(server, **LONG)
     server.wait_for_metric("weft:num_requests_running", 1)
-    for pid in server.children("weft.server.run.process"):
+    for pid in server.children(SERVER):
         os.kill(pid, signal.SIGKILL)
     stream.thread.join(TIMEOUT_S)
     assert stream.is_cut
-    eventually(lambda: len(server.children("weft.server.run.process")) == 2, "they are not replaced")
+    eventually(lambda: len(server.children(SERVER)) == 2, "they are not replaced")
     wait_until_serving(server)
     server.wait_for_metric("weft:num_requests_running", 0)
     server.wait_for_metric("weft:kv_cache_usage_perc", 0)
@@ -250,7 +250,7 @@ def test_ready_means_that_every_server_process_serves(serve: Serve) -> None:
 
 def test_sigterm_drains(serve: Serve) -> None:
     server = serve(WEFT_DRAIN_TIMEOUT_S=str(TIMEOUT_S))
-    (engine,) = server.children("weft.engine.run.process")
+    (engine,) = server.children(ENGINE)
     stream = stopped_stream(server, engine)
     server.process.send_signal(signal.SIGTERM)
     eventually(lambda: server.get("/ready").status_code == 503, "it does not drain")
@@ -292,7 +292,7 @@ def test_a_second_signal_forces(serve: Serve, long_model: str) -> None:
 
 def test_the_engine_dies_with_the_supervisor(serve: Serve) -> None:
     server = serve()
-    children = server.children("weft.engine.run.process") + server.children("weft.server.run.process")
+    children = server.children(ENGINE) + server.children(SERVER)
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait(TIMEOUT_S)
     eventually(

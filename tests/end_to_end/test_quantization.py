@@ -21,7 +21,7 @@ def test_int8_is_served_and_said(serve: Serve) -> None:
 
 @pytest.mark.skipif(load() is None, reason="no native kernels on this machine")
 def test_the_plan_says_int8_and_half_the_weights() -> None:
-    command = [sys.executable, "-m", "server", "plan", "--device", "cpu"]
+    command = [sys.executable, "-m", "weft.server", "plan", "--device", "cpu"]
     lines = [
         dict(line.split(maxsplit=1) for line in subprocess.check_output([*command, *more], text=True).splitlines())
         for more in ([], ["--quantization", "int8"])

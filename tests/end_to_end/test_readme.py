@@ -1,24 +1,28 @@
-"""The README's examples, as they stand there, against a live server."""
+"""The examples of the README and of docs/api.md, as they stand there, against a live server."""
 
+import json
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer
 
-README = (pathlib.Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = pathlib.Path(__file__).parent.parent.parent
 ADDRESS = "http://127.0.0.1:8000"
 ANSWER = "3 + 4 = 7."
 
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
-def example(language: str, word: str, server: LiveServer) -> str:
-    """The one block in that language that contains the word, aimed at the live server."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+def example(page: str, language: str, word: str, server: LiveServer) -> str:
+    """The one block of a page in that language that contains the word, aimed at the live server."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
     (block,) = (block for block in blocks if word in block)
     assert ADDRESS in block
     return str(block).replace(ADDRESS, server.base_url)
@@ -28,15 +32,42 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
 
 
+def message(word: str, server: LiveServer) -> dict[str, Any]:
+    """What the model answers to the example of docs/api.md that contains the word."""
+    answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", word, server)))
+    return dict(answer["choices"][0]["message"])
+
+
 def test_the_sdk_example_prints_the_answer(live_server: LiveServer) -> None:
-    assert run(sys.executable, "-W", "error", "-c", example("python", "OpenAI(", live_server)) == ANSWER
+    assert run(sys.executable, "-W", "error", "-c", example("README.md", "python", "OpenAI(", live_server)) == ANSWER
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@needs_curl
 def test_the_curl_line_streams_the_answer(live_server: LiveServer) -> None:
-    events = run("sh", "-c", example("sh", "curl -N", live_server)).strip().split("\n\n")
+    events = run("sh", "-c", example("README.md", "sh", "curl -N", live_server)).strip().split("\n\n")
     assert events[-1] == "data: [DONE]"
     chunks = [msgspec.json.decode(event.removeprefix("data: ")) for event in events[:-1]]
     deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
     assert len(chunks) > 1, "it did not stream"  # how many tokens come with a chunk is a matter of load
     assert "".join(deltas).startswith("3 + 4")
+
+
+@needs_curl
+def test_the_schema_example_is_answered_by_the_schema(live_server: LiveServer) -> None:
+    card = json.loads(message("json_schema", live_server)["content"])
+    assert card.keys() == {"name", "age"}
+    assert isinstance(card["age"], int)
+
+
+@needs_curl
+def test_the_tools_example_is_answered_by_a_call(live_server: LiveServer) -> None:
+    (call,) = message('"tools"', live_server)["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+
+
+@needs_curl
+def test_the_reasoning_example_is_answered_with_reasoning(live_server: LiveServer) -> None:
+    answer = message("reasoning_effort", live_server)
+    assert answer["reasoning_content"]
+    assert answer["reasoning"] == answer["reasoning_content"]

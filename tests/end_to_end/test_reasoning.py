@@ -26,7 +26,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     checkpoint = pathlib.Path(shutil.copytree(DEMO_MODEL, folder / "thinker"))
     (checkpoint / "chat_template.jinja").write_text(QWEN3)
     with (
-        serving(folder / "weft.server.log", str(checkpoint), "--dtype", "float32") as server,
+        serving(folder / "server.log", str(checkpoint), "--dtype", "float32") as server,
         openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as sdk,
     ):
         yield sdk

@@ -33,7 +33,7 @@ def test_the_answer_is_the_same_and_drafts_are_counted(serve: Serve, value: str,
 
 @pytest.mark.skipif(load() is None, reason="no native kernels on this machine")
 def test_the_plan_names_the_draft_model() -> None:
-    command = [sys.executable, "-m", "server", "plan", "--device", "cpu", "--speculative", DEMO]
+    command = [sys.executable, "-m", "weft.server", "plan", "--device", "cpu", "--speculative", DEMO]
     plan = dict(line.split(maxsplit=1) for line in subprocess.check_output(command, text=True).splitlines()[2:])
     assert plan["draft"].startswith("model  demo_model (")
     weights_bytes = (pathlib.Path(DEMO) / "model.safetensors").stat().st_size

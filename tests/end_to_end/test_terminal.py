@@ -23,7 +23,7 @@ SUMMARY = re.compile(r"\d+ tokens, ([\d.,]+ tokens/s, )?first after \d+\.\d\d s"
 
 
 def chat(url: str, state: pathlib.Path, *arguments: str, **environment: str) -> PseudoTerminal:
-    command = [sys.executable, "-m", "server", "chat", "--url", url, *arguments]
+    command = [sys.executable, "-m", "weft.server", "chat", "--url", url, *arguments]
     return PseudoTerminal(command, XDG_STATE_HOME=str(state), OPENAI_API_KEY="", **environment)
 
 
@@ -40,7 +40,7 @@ def ask(terminal: PseudoTerminal, *lines: str) -> None:
 
 
 def piped(question: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "server", "chat", *arguments]
+    command = [sys.executable, "-m", "weft.server", "chat", *arguments]
     clean = os.environ | {"OPENAI_API_KEY": "", "OPENAI_BASE_URL": ""} | environment
     return subprocess.run(command, input=question, env=clean, capture_output=True, text=True, timeout=TIMEOUT_S)
 
@@ -156,7 +156,7 @@ def test_a_pipe_that_fails_says_so(
 def test_serve_shows_what_it_does_and_leaves_the_terminal_as_it_was(long_model: str) -> None:
     with reserved_port() as port:
         url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "server", "serve", long_model, "--port", str(port), "--dtype", "float32"]
+        command = [sys.executable, "-m", "weft.server", "serve", long_model, "--port", str(port), "--dtype", "float32"]
         show_a_server(command, url)
 
 
@@ -185,7 +185,7 @@ def show_a_server(command: list[str], url: str) -> None:
 
 
 def test_a_dumb_terminal_gets_plain_lines() -> None:
-    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--dtype", "float32"]
+    command = [sys.executable, "-m", "weft.server", "serve", "--port", "0", "--dtype", "float32"]
     with PseudoTerminal(command, TERM="dumb") as terminal:
         terminal.wait_for("supervisor: Serving weft-demo: chat at")
         os.kill(terminal.process.pid, signal.SIGTERM)

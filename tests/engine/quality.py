@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.demo_model import generate
-from benchmarks.demo_model.tokenizer import encode_conversation
+from demo_model import generate
+from demo_model.tokenizer import encode_conversation
 from tests.engine.paged import PagedRequests
 from weft import server
 from weft.engine.cache.specs import group_layers, paged_groups
 from weft.engine.kernels.caches import StepCaches
 from weft.engine.kernels.torch.sdpa import SdpaBackend
-from weft.engine.kernels.torch.torch_kit import LayerKit
 from weft.engine.layers.attention import AttentionStep
+from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
 

@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, long_model: str) -> Iterato
         "WEFT_BODY_TIMEOUT_S": "3",
         "WEFT_MAX_CONNECTIONS": str(MAX_CONNECTIONS),
     }
-    with serving(tmp_path_factory.mktemp("hostile") / "weft.server.log", long_model, **settings) as server:
+    with serving(tmp_path_factory.mktemp("hostile") / "server.log", long_model, **settings) as server:
         yield server
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.end_to_end.conftest import LiveServer, serving
+from tests.end_to_end.conftest import ENGINE, SERVER, LiveServer, serving
 from tests.end_to_end.test_life_and_death import LONG, Stream, complete, eventually
 
 
@@ -34,8 +34,8 @@ def test_a_stop_of_everything_is_no_hang(server: LiveServer, stall_s: float) -> 
     """Ctrl-Z and fg: whoever wakes first finds an old status page."""
     pids = [
         server.process.pid,
-        *server.children("weft.engine.run.process"),
-        *server.children("weft.server.run.process"),
+        *server.children(ENGINE),
+        *server.children(SERVER),
     ]
     for pid in pids:
         stop(pid)
@@ -47,15 +47,15 @@ def test_a_stop_of_everything_is_no_hang(server: LiveServer, stall_s: float) -> 
     assert complete(server).status_code == 200
     assert [
         server.process.pid,
-        *server.children("weft.engine.run.process"),
-        *server.children("weft.server.run.process"),
+        *server.children(ENGINE),
+        *server.children(SERVER),
     ] == pids
 
 
 def test_an_engine_that_hangs_is_replaced_and_its_requests_are_told(server: LiveServer, stall_s: float) -> None:
     """It was left as it was: streams hung, new requests hung with them, and the log said nothing."""
     stream = Stream(server, **LONG)
-    (engine,) = server.children("weft.engine.run.process")
+    (engine,) = server.children(ENGINE)
     stop_time = time.monotonic()
     stop(engine)
     text = stream.wait()
@@ -64,14 +64,14 @@ def test_an_engine_that_hangs_is_replaced_and_its_requests_are_told(server: Live
     assert text.endswith("data: [DONE]\n\n")
     server.wait_ready()
     assert complete(server).status_code == 200
-    assert server.children("weft.engine.run.process") != [engine]
+    assert server.children(ENGINE) != [engine]
     (line,) = [line for line in server.log.read_text().splitlines() if "The engine hangs" in line]
     assert f"no sign of life for {stall_s:.0f} s, with 1 requests running and 0 waiting; killing it" in line
 
 
 def test_an_idle_engine_that_hangs_is_ended_before_anybody_asks(server: LiveServer) -> None:
     """It was ready until the first request, which hung."""
-    (engine,) = server.children("weft.engine.run.process")
+    (engine,) = server.children(ENGINE)
     stop(engine)
-    eventually(lambda: engine not in server.children("weft.engine.run.process"), "it is not ended")
+    eventually(lambda: engine not in server.children(ENGINE), "it is not ended")
     assert "with 0 requests running and 0 waiting; killing it" in server.log.read_text()

@@ -19,7 +19,7 @@ from tests.end_to_end.conftest import TIMEOUT_S, reserved_port
 def test_a_limit_that_is_too_low_is_named(limit: str, words: str) -> None:
     """Engine or server was restarted for ever, with a traceback each time."""
     with reserved_port() as port:
-        serve = [sys.executable, "-m", "server", "serve", "--port", str(port)]
+        serve = [sys.executable, "-m", "weft.server", "serve", "--port", str(port)]
         command = ["/bin/sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *serve]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 2

@@ -24,7 +24,7 @@ def start_and_hang(folder: pathlib.Path, *arguments: str) -> subprocess.Popen[st
     reached = folder / "reached"
     (folder / "typer.py").write_text(HANG.format(file=str(reached)))
     process = subprocess.Popen(
-        [sys.executable, "-m", "server", *arguments],
+        [sys.executable, "-m", "weft.server", *arguments],
         env={"PYTHONPATH": f"{folder}:{pathlib.Path(__file__).parents[2]}"},
         stderr=subprocess.PIPE,
         text=True,

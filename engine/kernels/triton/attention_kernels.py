@@ -1,6 +1,6 @@
 """The kernels of `weft.engine.kernels.triton.attention`: attend, and merge what was split.
 
-A kernel does what the items that `weft.engine.kernels.triton.attention_plan` made say and decides nothing itself, so that a captured
+A kernel does what the items that `attention_plan` made say and decides nothing itself, so that a captured
 graph computes the next step as soon as the items in device memory are others. A block of the cache holds its keys, then
 its values, each (num_kv_heads, block_size, head_dim): what one K/V head reads is contiguous.
 

@@ -16,7 +16,8 @@ from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.kernels.cpu.native_kit import supports as has_native_layers
 from weft.engine.kernels.torch.sdpa import SdpaBackend
-from weft.engine.kernels.torch.torch_kit import LayerKit, TorchKit
+from weft.engine.kernels.torch.torch_kit import TorchKit
+from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import load_model_config
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.loading import load_weights

@@ -14,8 +14,9 @@ from weft.engine.cache.specs import CacheSpec, group_layers, paged_groups
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.torch.linear import TorchLinear
 from weft.engine.kernels.torch.sdpa import SdpaBackend
-from weft.engine.kernels.torch.torch_kit import LayerKit, TorchKit
+from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.block import Block, BlockStep
+from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer, Linear
 from weft.engine.layers.rotary import RotaryTable
 from weft.engine.models.config import load_model_config

@@ -17,8 +17,9 @@ from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.kernels.torch.linear import CublasLinear
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.tiled_linear import TiledLinear
-from weft.engine.kernels.torch.torch_kit import LayerKit, TorchKit
+from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.kernels.triton import flash
+from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer
 from weft.engine.models.config import load_model_config
 from weft.engine.models.layout import decoder_spec

@@ -42,7 +42,7 @@ class Server:
 
 @pytest.fixture
 def link(tmp_path: pathlib.Path) -> Iterator[ServerLink]:
-    link = ServerLink(tmp_path / "weft.engine.sock", INFO)
+    link = ServerLink(tmp_path / "engine.sock", INFO)
     yield link
     for connection in list(link._connections.values()):
         link._close(connection)
@@ -56,7 +56,7 @@ def connect(link: ServerLink, tmp_path: pathlib.Path) -> Iterator[Callable[[], S
     servers = []
 
     def connect() -> Server:
-        servers.append(Server(tmp_path / "weft.engine.sock"))
+        servers.append(Server(tmp_path / "engine.sock"))
         assert poll(link) == []
         assert servers[-1].read() == INFO
         return servers[-1]
@@ -159,8 +159,8 @@ def test_a_peer_that_lost_step_is_dropped(link: ServerLink, connect: Callable[[]
 
 
 def test_a_new_engine_takes_the_socket_over(tmp_path: pathlib.Path, link: ServerLink) -> None:
-    successor = ServerLink(tmp_path / "weft.engine.sock", INFO)
-    server = Server(tmp_path / "weft.engine.sock")
+    successor = ServerLink(tmp_path / "engine.sock", INFO)
+    server = Server(tmp_path / "engine.sock")
     assert list(link.poll(0.0)) == []
     assert list(successor.poll(60.0)) == []
     assert server.read() == INFO

@@ -10,7 +10,7 @@ from weft.engine.shared import logs
 @pytest.fixture(autouse=True)
 def restore_logging() -> Iterator[None]:
     root = logging.getLogger()
-    loggers = [root, *map(logging.getLogger, ("server", "engine", "__main__"))]
+    loggers = [root, *map(logging.getLogger, ("weft", "__main__"))]
     handlers, levels = root.handlers[:], [logger.level for logger in loggers]
     yield
     root.handlers[:] = handlers

@@ -131,7 +131,7 @@ print(site.call("GET", "/metrics").text)
 
 
 def test_server_processes_answer_as_one(tmp_path: pathlib.Path) -> None:
-    conftest = pathlib.Path(__file__).parent / "conftest.py"
+    conftest = pathlib.Path(__file__).parents[1] / "conftest.py"
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     command = [sys.executable, "-c", CHILD, str(conftest)]
     outputs = [

@@ -22,7 +22,7 @@ print(site.call("GET", "/metrics").text)
 
 def run(folder: pathlib.Path, edit: str = "") -> tuple[str, str]:
     """What a server process that got one request says, and its log."""
-    conftest = pathlib.Path(__file__).parent / "conftest.py"
+    conftest = pathlib.Path(__file__).parents[1] / "conftest.py"
     command = [sys.executable, "-c", CHILD.replace("EDIT", edit), str(conftest), str(folder)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return done.stdout, done.stderr

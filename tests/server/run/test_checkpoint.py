@@ -42,7 +42,7 @@ def test_a_draft_model_is_resolved_and_a_fault_names_its_setting(folder: pathlib
 
 def test_default_is_the_demo_model() -> None:
     assert checkpoint.served_name(None) == "weft-demo"
-    assert checkpoint.DEMO_MODEL.parent == pathlib.Path(checkpoint.__file__).parent
+    assert checkpoint.DEMO_MODEL.parent == pathlib.Path(checkpoint.__file__).parents[1]
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./none", "none/", "a/b/c", "-x"])

@@ -326,6 +326,6 @@ def test_checkpoint_without_tokenizer_is_one_line_and_exit_code_2(tmp_path: path
 
 
 def test_server_process_imports_no_tensor_library() -> None:
-    code = "import sys, server.process; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = "import sys, weft.server.run.process; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
     assert done.stdout == "[]\n"

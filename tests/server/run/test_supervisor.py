@@ -53,8 +53,8 @@ ENGINE = (
     + """
 from weft.engine.shared.status_page import Status, StatusPage
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-say("weft.engine.pids", str(os.getpid()))
-say("weft.engine.stdin", stdin)
+say("engine.pids", str(os.getpid()))
+say("engine.stdin", stdin)
 code = int(told("engine_exit"))
 if code < 0:
     os.kill(os.getpid(), -code)
@@ -84,8 +84,8 @@ def drain(*_):
     os._exit(0)
 signal.signal(signal.SIGTERM, drain)
 listener = socket.socket(fileno=int(sys.argv[2]))
-say("weft.server.pids", str(os.getpid()))
-say("weft.server.stdin", stdin)
+say("server.pids", str(os.getpid()))
+say("server.stdin", stdin)
 ready_file(runtime_dir, os.getpid()).touch()
 while True:
     connection, _ = listener.accept()
@@ -198,9 +198,9 @@ def test_serves_from_a_private_folder_and_drains_on_a_terminals_interrupt(weft: 
         *("metrics", "status", "supervisor"),
         *(f"server.{pid}.ready" for pid in weft.pids("server")),
     }
-    (options,) = weft.read("weft.engine.stdin")
+    (options,) = weft.read("engine.stdin")
     assert msgspec.json.decode(options, type=EngineOptions).model == "/model"
-    assert {Settings.model_validate_json(line).model for line in weft.read("weft.server.stdin")} == {"/model"}
+    assert {Settings.model_validate_json(line).model for line in weft.read("server.stdin")} == {"/model"}
     assert weft.ask() in weft.pids("server")
     assert weft.process is not None
     os.killpg(weft.process.pid, signal.SIGINT)  # what Ctrl-C does: it reaches the children, too

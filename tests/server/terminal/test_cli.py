@@ -22,7 +22,7 @@ TIMEOUT_S = 500.0
 
 def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_")}
-    command = [sys.executable, "-m", "server", *arguments]
+    command = [sys.executable, "-m", "weft.server", *arguments]
     return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
@@ -77,7 +77,7 @@ def test_a_signal_during_a_download_ends_it_at_once(tmp_path: pathlib.Path, sign
     with socket.create_server(("127.0.0.1", 0)) as silent_hub:
         silent_hub.settimeout(TIMEOUT_S)
         hub = {"HF_ENDPOINT": f"http://127.0.0.1:{silent_hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}
-        command = [sys.executable, "-m", "server", "serve", "org/model"]
+        command = [sys.executable, "-m", "weft.server", "serve", "org/model"]
         with subprocess.Popen(command, env=os.environ | hub, stderr=subprocess.PIPE) as serving:
             connection, _ = silent_hub.accept()
             serving.send_signal(signum)
@@ -96,7 +96,8 @@ def test_help_names_every_flag_and_version_is_short() -> None:
 
 def test_command_line_imports_neither_tensors_nor_the_web() -> None:
     code = (
-        "import sys, server.__main__, server.cli, server.supervisor, server.checkpoint\n"
+        "import sys, weft.server.__main__, weft.server.terminal.cli\n"
+        "import weft.server.run.supervisor, weft.server.run.checkpoint\n"
         "print([m for m in ('torch', 'transformers', 'fastapi', 'uvicorn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=TIMEOUT_S)

@@ -61,7 +61,7 @@ def test_what_is_missing_is_counted(
 
 
 def test_the_engine_tells_its_facts_and_the_command_ends_with_1(taken_port: int) -> None:
-    command = [sys.executable, "-m", "server", "doctor", "--port", str(taken_port), "--device", "cpu"]
+    command = [sys.executable, "-m", "weft.server", "doctor", "--port", str(taken_port), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stderr) == (1, "")
     assert re.search(r"^(ok|note) +native kernels ", done.stdout, re.MULTILINE)

@@ -203,7 +203,7 @@ def test_threads_may_share_a_tokenizer() -> None:
 
 
 def test_neither_torch_nor_transformers_is_imported() -> None:
-    code = "import sys, server.tokenizer; assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys()"
+    code = "import sys, weft.server.text.tokenizer; assert not {'torch', 'transformers', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=500)
 
 

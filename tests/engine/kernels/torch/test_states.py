@@ -20,8 +20,8 @@ from tests.engine.test_golden import PreemptingScheduler, greedy, run
 from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.core.engine import Engine
 from weft.engine.core.scheduler import Scheduler
-from weft.engine.kernels.torch.torch_kit import LayerKit
 from weft.engine.layers.block import Block, BlockStep
+from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer, Linear
 from weft.engine.models import loading
 from weft.engine.models.config import ModelConfig

@@ -1,4 +1,4 @@
-"""Checks of `weft.engine.kernels.triton.attention` against attention in float64, on any device: Triton's interpreter or a GPU.
+"""Checks of `kernels.triton.attention` against attention in float64, on any device: Triton's interpreter or a GPU.
 
 Imported where triton is: by the tests that run interpreted, and by those that need a GPU.
 """

@@ -1,4 +1,4 @@
-"""The checks of triton_parity.py in Triton's interpreter; test_triton.py runs this file in a process of its own."""
+"""The checks of attention_parity.py in the interpreter; test_attention.py runs this file in a process of its own."""
 
 from typing import Any
 

@@ -30,7 +30,7 @@ def has_broken_range() -> bool:
 @pytest.mark.skipif(has_broken_range(), reason="this Triton's interpreter cannot count with this NumPy")
 @pytest.mark.timeout(900)
 def test_parity_in_the_interpreter() -> None:
-    run_interpreted(pathlib.Path(__file__).with_name("interpreted_triton.py"))
+    run_interpreted(pathlib.Path(__file__).with_name("interpreted_attention.py"))
 
 
 def tile_for(capability: int, head_dim: int, dtype: str, *, is_decode: bool, is_deterministic: bool = False) -> Tile:

@@ -16,7 +16,7 @@ TYPES = {
 
 @needs_triton
 def test_parity_in_the_interpreter() -> None:
-    run_interpreted(Path(__file__).with_name("interpreted_triton.py"))
+    run_interpreted(Path(__file__).with_name("interpreted_sampling.py"))
 
 
 @needs_triton

@@ -1,0 +1,58 @@
+"""Rewrites the generated parts of the README and of the pages in this folder: `make docs`.
+
+A part lies between `<!-- generated: NAME -->` and `<!-- /generated: NAME -->`. Everything else is written by hand and
+stays as it is. The tests check that every part is up to date and stands in one place.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from benchmarks.compare.report import format_value
+from docs.structure import render_modules, render_reading_path
+from weft.server.request.fields_table import render_table as render_parameters
+from weft.server.terminal.settings_table import render_table as render_settings
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+_PART = re.compile(r"<!-- generated: (\S+) -->\n.*?<!-- /generated: \1 -->", re.DOTALL)
+
+
+def update(page: str, parts: Mapping[str, Callable[[], str]]) -> str:
+    """Return the page with its generated parts made anew.
+
+    Raises:
+        KeyError: The page has a part of another name.
+    """
+    return _PART.sub(lambda m: f"<!-- generated: {m[1]} -->\n{parts[m[1]]()}<!-- /generated: {m[1]} -->", page)
+
+
+def render_figures(run: Path) -> str:
+    """The table of a stored run: medians, and in brackets the first server's divided by each other server's."""
+    report = json.loads(run.read_text(encoding="utf-8"))
+    first, *others = report["servers"]
+    lines = [f"| | {' | '.join(report['servers'])} |", "| --- |" + " ---: |" * len(report["servers"])]
+    for line in report["lines"]:
+        medians, unit = line["medians"], line["row"]["unit"]
+        ratios = [f"{format_value(medians[name], unit)} ({medians[first] / medians[name]:.2f}x)" for name in others]
+        cells = [line["row"]["title"], format_value(medians[first], unit), *ratios]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "parameters": render_parameters,
+    "settings": render_settings,
+    "reading-path": partial(render_reading_path, ROOT),
+    "modules": partial(render_modules, ROOT),
+    "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),
+    "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
+}
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(update(path.read_text(encoding="utf-8"), PARTS), encoding="utf-8")

@@ -1,0 +1,49 @@
+"""The seam between a model and the way its layers are computed.
+
+A kit reads the weights that a reference names and makes layers of them. It decides what is kept: plain tensors, or
+packed ones, the plain being freed.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from weft.engine.layers.block import Block
+from weft.engine.layers.norm import HeadNorm
+from weft.engine.layers.parts import HeadLayer, Layer, Linear
+from weft.engine.weights.reader import WeightReader
+from weft.engine.weights.refs import WeightRef
+
+
+class LayerKit(Protocol):
+    """Makes the layers of one model."""
+
+    name: str
+
+    def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        """Bytes that `linear` keeps of a matrix in memory."""
+
+    def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+        """Bytes that `tied` keeps."""
+
+    def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
+        """A matrix with its bias."""
+
+    def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        """Two projections of one size, gate first -> activation(gate(x)) * up(x)."""
+
+    def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
+        """Token ids (num_tokens,) -> rows of the matrix (vocab_size, hidden_size)."""
+
+    def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
+        """Embedding and output head over one matrix (vocab_size, hidden_size)."""
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Layer:
+        """RMSNorm over the last dimension; weight may be float32 beside hidden states of another dtype."""
+
+    def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
+        """Norm of queries and keys, where there is one, then rotary embedding."""
+
+    def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        """The same computation in fewer blocks, where this kit, which made them, has a call for several at once."""

@@ -1,0 +1,73 @@
+"""The generated parts of the documentation are up to date, and say what is so."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.generate import PAGES, PARTS, ROOT, render_figures, update
+from weft.server.request.fields import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
+from weft.server.request.fields_table import treatments
+from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.schemas.common import GenerationBody
+from weft.server.schemas.completions import CompletionBody
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_generated_parts_are_up_to_date(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    assert update(page, PARTS) == page, "run `make docs`"
+
+
+def test_every_part_stands_in_one_place() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    assert sorted(re.findall(r"^<!-- generated: (\S+) -->$", pages, re.MULTILINE)) == sorted(PARTS)
+    assert sorted(re.findall(r"^<!-- /generated: (\S+) -->$", pages, re.MULTILINE)) == sorted(PARTS)
+
+
+def test_a_part_is_made_anew_and_the_rest_stays() -> None:
+    page = (
+        "one\n<!-- generated: a -->\nold\n<!-- /generated: a -->\ntwo\n<!-- generated: b -->\n<!-- /generated: b -->\n"
+    )
+    assert update(page, {"a": lambda: "new\\1\n", "b": lambda: "more\n"}) == (
+        "one\n<!-- generated: a -->\nnew\\1\n<!-- /generated: a -->\ntwo\n"
+        "<!-- generated: b -->\nmore\n<!-- /generated: b -->\n"
+    )
+
+
+def test_a_part_that_nothing_makes_is_an_error() -> None:
+    with pytest.raises(KeyError, match="'c'"):
+        update("<!-- generated: c -->\n<!-- /generated: c -->", {})
+
+
+def test_figures_are_medians_and_ratios_to_the_first_server(tmp_path: Path) -> None:
+    lines = [
+        {"row": {"title": "first token", "unit": "ms"}, "medians": {"Weft": 290.0, "vLLM": 387.4}},
+        {"row": {"title": "output", "unit": "tok/s"}, "medians": {"Weft": 4023.0, "vLLM": 65.6}},
+    ]
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps({"servers": ["Weft", "vLLM"], "lines": lines}), encoding="utf-8")
+    assert render_figures(run) == (
+        "| | Weft | vLLM |\n"
+        "| --- | ---: | ---: |\n"
+        "| first token | 290 ms | 387 ms (0.75x) |\n"
+        "| output | 4,023 tok/s | 65.6 tok/s (61.33x) |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "refused"), [(ChatCompletionBody, REFUSED_IN_CHAT), (CompletionBody, REFUSED_IN_COMPLETIONS)]
+)
+def test_the_parameters_table_says_accepted_of_what_is_reported(
+    body: type[GenerationBody], refused: Mapping[str, tuple[object, ...]]
+) -> None:
+    value: Any = "anything"
+    ignored = {
+        name
+        for name in body.model_fields
+        if ignored_fields(body.model_construct(**{name: value}), refused, strict=False) == [name]
+    }
+    assert {name for name, treatment in treatments(body, refused).items() if treatment == "accepted"} == ignored
