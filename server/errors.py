@@ -30,7 +30,7 @@ bound and the value given; what went wrong inside is logged, never sent.
       DeadlineError              504
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -40,6 +40,8 @@ from weft.engine.shared.messages import RejectReason
 
 MAX_MESSAGE_CHARS = 4000
 """Whoever writes a message bounds what it quotes of a request; templates and libraries do not."""
+MAX_VALUE_CHARS = 80
+"""Of a value that a message quotes."""
 RETRY_AFTER_S = 2
 """What a client is asked to wait for a queue to move or an engine to come back."""
 
@@ -257,6 +259,33 @@ _REJECTIONS: Mapping[RejectReason, type[ApiError]] = {
     RejectReason.POISON: PoisonRequestError,
     RejectReason.GRAMMAR: GrammarError,
 }
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: not at length, nor looked at beyond that."""
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > MAX_VALUE_CHARS:
+            return text[:MAX_VALUE_CHARS] + "..."
+    return text
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """What `repr` writes of JSON data, bit by bit."""
+    if isinstance(value, str):
+        yield repr(value[: MAX_VALUE_CHARS + 1])
+    elif isinstance(value, list | dict):
+        yield "[" if isinstance(value, list) else "{"
+        for i, item in enumerate(value):
+            yield ", " if i else ""
+            yield from _pieces(item)
+            if isinstance(value, dict):
+                yield ": "
+                yield from _pieces(value[item])
+        yield "]" if isinstance(value, list) else "}"
+    else:
+        yield repr(value)
 
 
 def rejection(reason: RejectReason, message: str) -> ApiError:

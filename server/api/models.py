@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from weft.server.http.context import ServerContext, get_context
-from weft.server.http.models import ServedModel
+from weft.server.model.served_model import ServedModel
 from weft.server.schemas.models import Model, ModelList, SamplingDefaults
 
 router = APIRouter()

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from weft.server.errors import InvalidRequestError
 from weft.server.generate.prompts import encode_chat
 from weft.server.http.context import ServerContext, get_context
-from weft.server.http.models import ServedModel
 from weft.server.http.workers import Workers
+from weft.server.model.served_model import ServedModel
 from weft.server.request.body import BodyRoute
 from weft.server.request.fields import REFUSED_IN_TOKENIZE, ignored_fields, ignored_header
 from weft.server.request.messages import template_messages

@@ -6,12 +6,11 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 
-from weft.server.errors import InvalidRequestError, ModelNotFoundError
+from weft.server.errors import InvalidRequestError, ModelNotFoundError, shown
 from weft.server.http.lifecycle import Lifecycle
 from weft.server.http.metrics import Metrics
-from weft.server.http.models import ServedModel
 from weft.server.http.workers import Workers
-from weft.server.request.validation import shown
+from weft.server.model.served_model import ServedModel
 from weft.server.settings import Settings
 
 VERSION = version("weft")

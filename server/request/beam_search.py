@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from weft.engine.shared.messages import BeamOptions
 from weft.engine.shared.sampling_params import MAX_BEAMS
-from weft.server.errors import InvalidRequestError
-from weft.server.request.validation import shown
+from weft.server.errors import InvalidRequestError, shown
 from weft.server.schemas.common import GenerationBody
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {

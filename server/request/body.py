@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from weft.server.errors import InvalidTypeError, MalformedBodyError, ShuttingDownError
+from weft.server.errors import InvalidTypeError, MalformedBodyError, ShuttingDownError, shown
 from weft.server.http.workers import Workers
-from weft.server.request.validation import as_invalid_request, shown
+from weft.server.request.validation import as_invalid_request
 from weft.server.schemas.common import MAX_ITEMS
 
 MAX_PARTS = 2**17

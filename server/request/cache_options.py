@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.engine.shared.messages import Pin
-from weft.server.errors import InvalidRequestError
+from weft.server.errors import InvalidRequestError, shown
 from weft.server.request.messages import PART_SEPARATOR
-from weft.server.request.validation import shown
 from weft.server.schemas.chat_completions import Message
 from weft.server.schemas.common import PromptCacheOptions
 

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from weft.server.errors import UnknownParameterError, UnsupportedParameterError
-from weft.server.request.validation import dotted_path, shown
+from weft.server.errors import UnknownParameterError, UnsupportedParameterError, shown
+from weft.server.request.validation import dotted_path
 
 MAX_REPORTED = 32
 """Most names in the header, which proxies limit."""

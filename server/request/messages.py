@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from weft.server.errors import InvalidRequestError, UnsupportedValueError
+from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.request.tool_use import CUSTOM_INPUT
-from weft.server.request.validation import required, shown
+from weft.server.request.validation import required
 from weft.server.schemas.chat_completions import ContentPart, FunctionCall, Message, ToolCall
 
 PART_SEPARATOR = "\n"

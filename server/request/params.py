@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from weft.engine.shared.messages import EngineInfo
 from weft.engine.shared.sampling_params import SamplingParams
-from weft.server.errors import InvalidRequestError
-from weft.server.http.models import ServedModel
+from weft.server.errors import InvalidRequestError, shown
+from weft.server.model.served_model import ServedModel
 from weft.server.request.task import TextOptions
-from weft.server.request.validation import check_range, shown
+from weft.server.request.validation import check_range
 from weft.server.schemas.common import GenerationBody
 from weft.server.text.text_tokenizer import TextTokenizer
 

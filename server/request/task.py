@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.engine.shared.messages import BeamOptions
 from weft.engine.shared.sampling_params import SamplingParams
-from weft.server.http.models import ServedModel
+from weft.server.model.served_model import ServedModel
 from weft.server.request.cache_options import Breakpoint
 from weft.server.request.fim import FillIn
 from weft.server.request.service_tier import Service

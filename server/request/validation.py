@@ -4,14 +4,12 @@ A finding's location holds the tags of unions besides keys and indices; only wha
 is part of the path. Of several findings the one deepest in the body is told: it is nearest to what was meant.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 
-from weft.server.errors import InvalidRequestError, InvalidTypeError, MalformedBodyError
-
-_MAX_VALUE_CHARS = 80
+from weft.server.errors import MAX_VALUE_CHARS, InvalidRequestError, InvalidTypeError, MalformedBodyError, shown
 
 T = TypeVar("T")
 
@@ -35,38 +33,11 @@ def dotted_path(steps: Sequence[str | int]) -> str:
     path = ""
     for step in steps:
         if isinstance(step, str):
-            name = step if len(step) <= _MAX_VALUE_CHARS else step[:_MAX_VALUE_CHARS] + "..."
+            name = step if len(step) <= MAX_VALUE_CHARS else step[:MAX_VALUE_CHARS] + "..."
             path += f".{name}" if path else name
         else:
             path += f"[{step}]"
     return path
-
-
-def shown(value: object) -> str:
-    """A value as a message quotes it: not at length, nor looked at beyond that."""
-    text = ""
-    for piece in _pieces(value):
-        text += piece
-        if len(text) > _MAX_VALUE_CHARS:
-            return text[:_MAX_VALUE_CHARS] + "..."
-    return text
-
-
-def _pieces(value: object) -> Iterator[str]:
-    """What `repr` writes of JSON data, bit by bit."""
-    if isinstance(value, str):
-        yield repr(value[: _MAX_VALUE_CHARS + 1])
-    elif isinstance(value, list | dict):
-        yield "[" if isinstance(value, list) else "{"
-        for i, item in enumerate(value):
-            yield ", " if i else ""
-            yield from _pieces(item)
-            if isinstance(value, dict):
-                yield ": "
-                yield from _pieces(value[item])
-        yield "]" if isinstance(value, list) else "}"
-    else:
-        yield repr(value)
 
 
 def required(value: T | None, path: str) -> T:

@@ -25,9 +25,9 @@ from weft.server.http.middleware import (
     LastResortMiddleware,
     RequestHeadersMiddleware,
 )
-from weft.server.http.models import ServedModel
 from weft.server.http.origins import OriginMiddleware
 from weft.server.http.workers import Workers
+from weft.server.model.served_model import ServedModel
 from weft.server.request.validation import as_missing_body
 from weft.server.settings import Settings
 

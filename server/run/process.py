@@ -24,12 +24,12 @@ import uvloop
 
 from weft.engine.shared import logs
 from weft.engine.shared.garbage import collect_rarely
-from weft.server.generate.engine_client import SocketEngineClient
 from weft.server.http.connections import Connections, raise_file_limit
 from weft.server.http.lifecycle import Lifecycle
-from weft.server.http.models import served_models
 from weft.server.http.protocol import WeftProtocol
 from weft.server.http.shared_metrics import share_metrics
+from weft.server.model.engine_client import SocketEngineClient
+from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app
 from weft.server.run.runtime_folder import METRICS_NAME
 from weft.server.run.supervisor import CUT_SIGNAL, EXIT_CANNOT_START, ready_file

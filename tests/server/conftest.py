@@ -19,7 +19,7 @@ from weft.engine.shared.messages import AddRequest, EngineInfo, FinishReason, Re
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.shared.status_page import Status
 from weft.server.errors import EngineUnavailableError
-from weft.server.http.models import served_models
+from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app
 from weft.server.settings import Settings
 from weft.server.text.chat_template import ChatTemplateError, TemplateOptions

@@ -7,8 +7,8 @@ from pathlib import Path
 from weft.engine.shared.messages import EngineInfo
 from weft.server.errors import EngineRestartingError
 from weft.server.formats.detection import OutputFormats, choose_formats
-from weft.server.generate.engine_client import EngineClient
-from weft.server.request.generation_defaults import GenerationDefaults, read_generation_defaults
+from weft.server.model.engine_client import EngineClient
+from weft.server.model.generation_defaults import GenerationDefaults, read_generation_defaults
 from weft.server.settings import Settings
 from weft.server.text.text_tokenizer import TextTokenizer
 

@@ -28,8 +28,8 @@ from weft.engine.shared.messages import (
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.shared.status_page import Status, StatusPage
 from weft.server.errors import EngineDiedError, EngineLeftError, EngineUnavailableError, PoisonRequestError
-from weft.server.generate import engine_client
-from weft.server.generate.engine_client import Generation, SocketEngineClient
+from weft.server.model import engine_client
+from weft.server.model.engine_client import Generation, SocketEngineClient
 
 GREEDY = SamplingParams(temperature=0.0)
 TIMEOUT_S = 60.0

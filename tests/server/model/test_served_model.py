@@ -8,7 +8,7 @@ import pytest
 
 from tests.chat_templates_for_tests import QWEN3
 from tests.server.conftest import BOS, MODEL, ByteTokenizer, FakeEngine
-from weft.server.http.models import served_models
+from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app
 
 
