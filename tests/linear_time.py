@@ -1,11 +1,11 @@
-"""Whether work grows with its input alone, told without a bound in seconds, which no two machines have in common."""
+"""Checks that work grows linearly, without a bound in seconds, which would depend on the machine."""
 
 import time
 from collections.abc import Callable
 
 
 def assert_linear(work: Callable[[int], object], size: int) -> None:
-    """Four times the input may take eight times as long, where the square takes sixteen; the best of a few counts."""
+    """Allow eight times the time for four times the input; quadratic work takes sixteen. The best try counts."""
     ratios = []
     for _ in range(5):
         ratios.append(_seconds(work, size) / _seconds(work, size // 4))

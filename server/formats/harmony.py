@@ -1,23 +1,26 @@
-"""Harmony, which gpt-oss writes: an output is one or more messages, and their headers say what is what.
+"""Harmony, the format of gpt-oss: an output is one or more messages with headers.
 
     <|channel|>analysis<|message|>TEXT<|end|><|start|>assistant<|channel|>final<|message|>TEXT<|return|>
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{ARGUMENTS}<|call|>
 
-The recipient may stand before the channel as well (`<|start|>assistant to=functions.NAME<|channel|>commentary`), the
-type may lack its marker, and models call on other channels and forget `functions.`; all of that is read. The prompt
-ends with `<|start|>assistant`, so the first header lacks it. The analysis channel is reasoning; every other text that
-goes to nobody is content. Messages of one kind are separated by a line break. A message to someone who is no tool is
-content as it was written, markup included. Arguments are JSON already and pass as they are.
+The recipient may also stand before the channel (`<|start|>assistant to=functions.NAME<|channel|>commentary`), and the
+type may lack its marker. Models also call on other channels and forget `functions.`. All of that is read. The prompt
+ends with `<|start|>assistant`, so the first header lacks it. The analysis channel is reasoning; every other message
+without a recipient is content. A line break separates messages of one kind. A message to a recipient that is no tool is
+content as it was written, markup included. Arguments are JSON already and are passed on unchanged.
 
-Sources: OpenAI's "Harmony response format", the chat template of gpt-oss, vLLM's and llama.cpp's reports on what models
-really write.
+Sources: OpenAI's "Harmony response format", the chat template of gpt-oss, reports on what models really write in the
+issues of vLLM and llama.cpp.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+
+from typing_extensions import override
 
 from weft.server.formats import lark
-from weft.server.formats.parser import AnswerRules, Kind, OutputParser, Tool
+from weft.server.formats.parser import AnswerRules, Kind, OutputParser, Tool, ToolFormat
 from weft.server.formats.scanner import Scanner, Steps
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -35,7 +38,8 @@ _MAX_HEADER = 512
 class _HarmonyParser(Scanner):
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._recipients = {spelled: tool.name for tool in tools for spelled in (tool.name, f"functions.{tool.name}")}
-        self._told: set[Kind] = set()
+        self._told: set[Kind] = set()  # kinds of the messages so far that have text
+        self._gap = ""  # told before the next text of this message
         super().__init__()
 
     def _read(self) -> Steps[None]:
@@ -64,15 +68,15 @@ class _HarmonyParser(Scanner):
             else:
                 self._give_back()
             return None
-        recipient = _RECIPIENT.search(header)
-        if recipient is not None:
+        if recipient := _RECIPIENT.search(header):
             return (yield from self._read_addressed(self._recipients.get(recipient[1])))
         self._release()
         self.region = Kind.REASONING if _ANALYSIS.search(opening + header) else Kind.CONTENT
-        return (yield from self._until((*_ENDS, _NEXT), self._message(self.region)))
+        self._gap = "\n" if self.region in self._told else ""
+        return (yield from self._until((*_ENDS, _NEXT), self._tell_message))
 
     def _read_header(self) -> Steps[str | None]:
-        """Step over a header and `<|message|>`; None: it is none, and nothing has been read."""
+        """Step over a header and `<|message|>`; None: it is no header, and nothing has been read."""
         while True:
             size = self._text[self._at : self._at + _MAX_HEADER + len(_MESSAGE)].find(_MESSAGE)
             if size >= 0:
@@ -86,7 +90,7 @@ class _HarmonyParser(Scanner):
             yield
 
     def _read_addressed(self, name: str | None) -> Steps[str | None]:
-        """Read the text of a message to a tool; None: to someone else, then header and text are content."""
+        """Read the text of a message to a tool; if `name` is None, it is to another recipient and is content."""
         brace = name and (yield from self._next("{", *_ENDS))
         if name is None or brace is None:
             self._give_back()
@@ -99,50 +103,35 @@ class _HarmonyParser(Scanner):
             return brace
         while (end := (yield from self._until(('"', *_ENDS), self._tell_arguments))) == '"':
             self._tell_arguments(end)
-            if not (yield from self._json_string(self._tell_arguments)):  # in which nothing is a marker
+            if not (yield from self._json_string(self._tell_arguments)):  # a string holds no marker
                 return None
         return end
 
-    def _message(self, kind: Kind) -> Callable[[str], None]:
-        """What tells the text of a new message; a line break is between two of one kind."""
-        gap = "\n" if kind in self._told else ""
-
-        def tell(text: str) -> None:
-            nonlocal gap
-            text, gap = gap + text, ""
-            self._told.add(kind)
-            if kind is Kind.CONTENT:
-                self._tell_content(text)
-            else:
-                self._tell(kind, text)
-
-        return tell
+    def _tell_message(self, text: str) -> None:
+        """Tell text of a message; a line break separates two messages of one kind."""
+        text, self._gap = self._gap + text, ""
+        self._told.add(self.region)
+        if self.region is Kind.CONTENT:
+            self._tell_content(text)
+        else:
+            self._tell(self.region, text)
 
 
-class Harmony:
-    """A `ToolFormat`, and the reasoning of its models as well."""
+class Harmony(ToolFormat):
+    """Reads and constrains reasoning as well as calls."""
 
-    name = "harmony"
-    markers = (_START, _END, _MESSAGE, _CHANNEL, _CONSTRAIN, _RETURN, _CALL)
-
-    def is_used_by(self, template: str) -> bool:
-        """Tell from the header of the final channel."""
-        return _START in template and "<|channel|>final<|message|>" in template
-
+    @override
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
-        """A parser for an output that may call these tools; it reads channels without any tool as well."""
         return _HarmonyParser(tools)
 
+    @override
     def grammar(self, wanted: AnswerRules) -> str:
-        """As `ToolFormat` says, but `answer` is the whole output: analysis comes before the final channel or calls.
+        """Write rules as `ToolFormat` says, but `answer` is the whole output, with the analysis before the answer.
 
-        Without any tool it is analysis and the final channel.
+        Without any tool the output is analysis and the final channel.
         """
         tools, mark, content, is_required = wanted.tools, wanted.mark, wanted.content, wanted.is_required
-
-        def spell(text: str) -> str:
-            return lark.spell(text, self.markers, mark)
-
+        spell = partial(lark.spell, markers=self.markers, mark=mark)
         after_call = f" ({mark(_CALL)} {spell(_NEXT)} call)*" if wanted.allows_many else ""
         answers = ([] if is_required else ["final"]) + (["calls"] if tools else [])
         rules = [
@@ -163,4 +152,8 @@ class Harmony:
         return "".join(rules)
 
 
-HARMONY = Harmony()
+HARMONY = Harmony(
+    name="harmony",
+    markers=(_START, _END, _MESSAGE, _CHANNEL, _CONSTRAIN, _RETURN, _CALL),
+    present=(r"<\|start\|>", r"<\|channel\|>final<\|message\|>"),
+)

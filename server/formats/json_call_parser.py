@@ -1,8 +1,9 @@
-"""Reads calls whose arguments are JSON: an object with name and arguments, or a name in markup, then the arguments."""
+"""Reads calls with JSON arguments: an object of name and arguments, or a name in markup, then arguments."""
 
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from weft.server.formats.parser import Kind, Tool
@@ -16,13 +17,13 @@ _NO_ARGUMENTS = ("null", '""')
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """How calls are written, as far as a reader has to know; white space is allowed between all of these.
+    """What a reader has to know of how calls are written. White space is allowed between all parts.
 
     Attributes:
-        openers: Behind each of them comes a call, or another opener.
-        fillers: What may come behind a call.
+        openers: After each of them comes a call, or another opener.
+        fillers: What may come after a call.
         before_name, after_name: What may come around a name that stands outside of JSON; None: it never does.
-        id_marker: What comes behind such a name and before an id, which is ignored.
+        id_marker: What comes after such a name and before an id, which is ignored.
         is_bare: The output may begin with a call, without an opener.
     """
 
@@ -35,11 +36,11 @@ class Syntax:
 
 
 class _NoCallError(Exception):
-    """What comes cannot be a call, or not the rest of one."""
+    """The text is not a call, or not the rest of one."""
 
 
 class JsonCallParser(Scanner):
-    """An `OutputParser` for one output."""
+    """Reads one output."""
 
     def __init__(self, syntax: Syntax, tools: Sequence[Tool]) -> None:
         self._syntax = syntax
@@ -57,7 +58,7 @@ class JsonCallParser(Scanner):
             yield from self._read_calls()
 
     def _read_calls(self) -> Steps[None]:
-        """Read call after call; what is none is given back."""
+        """Read call after call; give back what is none."""
         while (yield from self._read_call()):
             while (yield from self._next(*self._syntax.fillers)):
                 pass
@@ -85,7 +86,7 @@ class JsonCallParser(Scanner):
         return self._is_told
 
     def _read_object(self) -> Steps[None]:
-        """Read the rest of `{"name": ..., "arguments": ...}`, whatever their order."""
+        """Read the rest of `{"name": ..., "arguments": ...}`, in any order."""
         name = arguments = ""
         while not (yield from self._next("}")):
             key = _string((yield from self._read_value()))
@@ -113,14 +114,14 @@ class JsonCallParser(Scanner):
             self._tell_call(name, "{}")
 
     def _read_name_and_arguments(self) -> Steps[None]:
-        """Read a name that stands in markup, and the arguments behind it."""
+        """Read a name that stands in markup, and the arguments after it."""
         syntax = self._syntax
         if syntax.before_name is None:
             raise _NoCallError
         for part in syntax.before_name:
             yield from self._next(part)
-        name = self._names and (yield from self._next(*self._names))
-        if not name:
+        name = yield from self._next(*self._names)
+        if name is None:
             raise _NoCallError
         if syntax.id_marker and (yield from self._next(syntax.id_marker)):
             yield from self._run(_ID)
@@ -152,20 +153,17 @@ class JsonCallParser(Scanner):
         return "".join(parts)
 
     def _tell_call(self, name: str, arguments: str) -> None:
-        """Tell the call; what is read behind it, and is no part of it, is held."""
+        """Tell the call; hold what is read after it and is not part of it."""
         self._begin_call(name, arguments)
         self._hold()
         self._is_told = True
 
 
 def _string(value: str) -> str:
-    try:
-        decoded = json.loads(value, strict=False)
-    except ValueError:
-        decoded = None
-    if not isinstance(decoded, str):
-        raise _NoCallError
-    return decoded
+    with suppress(ValueError):
+        if isinstance(decoded := json.loads(value, strict=False), str):
+            return decoded
+    raise _NoCallError
 
 
 def _object_text(value: str) -> str:

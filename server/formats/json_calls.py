@@ -1,4 +1,4 @@
-"""Families that write the arguments of calls as JSON, as data: what their templates hold, and the texts around a call.
+"""Tool formats whose calls have JSON arguments: tables of the signs in templates and the texts around calls.
 
 Sources: the chat templates of the checkpoints. Hermes 2 Pro, Qwen 2.5, Qwen 3 (`hermes`); Llama 3.1 to 3.3
 (`llama3_json`); Mistral 7B v0.3 to Small 3.1 write a list, Devstral, Magistral and Ministral 3 name and arguments with
@@ -6,61 +6,56 @@ Sources: the chat templates of the checkpoints. Hermes 2 Pro, Qwen 2.5, Qwen 3 (
 as Hermes does); Phi-4-mini (`phi4`).
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from typing_extensions import override
 
 from weft.server.formats import lark
 from weft.server.formats.json_call_parser import JsonCallParser, Syntax
-from weft.server.formats.parser import AnswerRules, OutputParser, Tool
+from weft.server.formats.parser import AnswerRules, OutputParser, Tool, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The exact texts around calls: `opening`, then calls with `between` between them, then `closing`.
 
-    A call is `before`, its name, `middle`, its arguments, `after`. `trigger`, the first text of `opening` or `before`,
-    is what may not occur in content; None: a call may stand only where the output begins.
+    A call is `before`, its name, `middle`, its arguments, `after`.
+
+    Attributes:
+        trigger: The first text of `opening` or `before`, which cannot occur in content; None: a call may stand only
+            where the output begins.
     """
 
     trigger: str | None
+    opening: str
     before: str
     middle: str
     after: str
     between: str
-    opening: str = ""
     closing: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class JsonCalls:
-    """A `ToolFormat`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCalls(ToolFormat):
+    """A format of calls with JSON arguments.
 
     Attributes:
-        present: Patterns that all occur in a template of the family.
-        absent: Patterns of which none occurs in it.
+        syntax: What the parser accepts.
         layouts: What a constrained output may choose from.
     """
 
-    name: str
-    markers: tuple[str, ...]
-    present: tuple[str, ...]
-    absent: tuple[str, ...]
     syntax: Syntax
     layouts: tuple[Layout, ...]
 
-    def is_used_by(self, template: str) -> bool:
-        """See `ToolFormat`."""
-        return all(re.search(sign, template) for sign in self.present) and not any(
-            re.search(sign, template) for sign in self.absent
-        )
-
+    @override
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
-        """See `ToolFormat`."""
         return JsonCallParser(self.syntax, tools)
 
+    @override
     def grammar(self, wanted: AnswerRules) -> str:
-        """See `ToolFormat`. Nothing but calls follows a call."""
+        # Nothing but calls follows a call.
         triggers = list(dict.fromkeys(layout.trigger for layout in self.layouts))
         named = [trigger for trigger in triggers if trigger is not None]
         not_first = "{" if None in triggers else ""
@@ -80,11 +75,8 @@ class JsonCalls:
         return "\n".join([f"answer: {' | '.join(answers)}", *lines, ""])
 
     def _calls(self, index: int, layout: Layout, wanted: AnswerRules) -> list[str]:
-        """Rules for the calls of one layout, behind its trigger."""
-
-        def spell(text: str) -> str:
-            return lark.spell(text, self.markers, wanted.mark)
-
+        """Rules for the calls of one layout, after its trigger."""
+        spell = partial(lark.spell, markers=self.markers, mark=wanted.mark)
         if layout.trigger is None:  # the answer may be other JSON
             calls = [lark.json_lexemes(layout.before + tool.name + layout.middle) for tool in wanted.tools]
             first, between = "", spell(layout.between)
@@ -100,8 +92,11 @@ class JsonCalls:
         ]
 
 
-def _object(key: str = "arguments") -> dict[str, str]:
-    return {"before": '{"name": "', "middle": f'", "{key}": ', "after": "}"}
+def _objects(
+    trigger: str | None, opening: str, closing: str = "", between: str = ", ", key: str = "arguments"
+) -> Layout:
+    """The layout of calls that are JSON objects of a name and, under `key`, arguments."""
+    return Layout(trigger, opening, '{"name": "', f'", "{key}": ', "}", between, closing)
 
 
 HERMES = JsonCalls(
@@ -111,13 +106,7 @@ HERMES = JsonCalls(
     absent=("<function=", "<arg_key>", "<parameter", "<tool_calls>"),
     syntax=Syntax(openers=("<tool_call>",), fillers=("</tool_call>",)),
     layouts=(
-        Layout(
-            trigger="<tool_call>",
-            before='<tool_call>\n{"name": "',
-            middle='", "arguments": ',
-            after="}\n</tool_call>",
-            between="\n",
-        ),
+        Layout("<tool_call>", "", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n"),
     ),
 )
 
@@ -128,8 +117,7 @@ LLAMA3_JSON = JsonCalls(
     absent=("<tool_call>", "<function="),
     syntax=Syntax(openers=("<|python_tag|>",), fillers=(";",), is_bare=True),
     layouts=tuple(
-        Layout(trigger=trigger, **_object("parameters"), between="; ", opening=trigger or "")
-        for trigger in (None, "<|python_tag|>")
+        _objects(trigger, trigger or "", between="; ", key="parameters") for trigger in (None, "<|python_tag|>")
     ),
 )
 
@@ -137,16 +125,13 @@ MISTRAL = JsonCalls(
     name="mistral",
     markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     present=(r"\[TOOL_CALLS\]",),
-    absent=(),
     syntax=Syntax(
         openers=("[TOOL_CALLS]",), fillers=(",", "]"), before_name=(), after_name=("[ARGS]",), id_marker="[CALL_ID]"
     ),
     layouts=(
-        *(
-            Layout(trigger="[TOOL_CALLS]", **_object(), between=", ", opening=opening, closing="]")
-            for opening in ("[TOOL_CALLS][", "[TOOL_CALLS] [")
-        ),
-        Layout(trigger="[TOOL_CALLS]", before="[TOOL_CALLS]", middle="[ARGS]", after="", between=""),
+        _objects("[TOOL_CALLS]", "[TOOL_CALLS][", "]"),
+        _objects("[TOOL_CALLS]", "[TOOL_CALLS] [", "]"),
+        Layout("[TOOL_CALLS]", "", "[TOOL_CALLS]", "[ARGS]", after="", between=""),
     ),
 )
 
@@ -154,29 +139,19 @@ _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁e
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"  # noqa: RUF001
 _SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
 _DEEPSEEK_MARKERS = (_CALLS_BEGIN, _CALL_BEGIN, _SEPARATOR, _CALL_END, _CALLS_END)
+_BEFORE_V3, _MIDDLE_V3, _AFTER_V3 = f"{_CALL_BEGIN}function{_SEPARATOR}", "\n```json\n", f"\n```{_CALL_END}"
 
 DEEPSEEK_V3 = JsonCalls(
     name="deepseek_v3",
     markers=_DEEPSEEK_MARKERS,
     present=(_CALL_BEGIN, "```json"),
-    absent=(),
     syntax=Syntax(
         openers=(_CALLS_BEGIN, _CALL_BEGIN),
         fillers=("```", _CALL_END, _CALLS_END),
         before_name=("function", _SEPARATOR),
         after_name=("```json",),
     ),
-    layouts=(
-        Layout(
-            trigger=_CALLS_BEGIN,
-            opening=_CALLS_BEGIN,
-            before=f"{_CALL_BEGIN}function{_SEPARATOR}",
-            middle="\n```json\n",
-            after=f"\n```{_CALL_END}",
-            between="\n",
-            closing=_CALLS_END,
-        ),
-    ),
+    layouts=(Layout(_CALLS_BEGIN, _CALLS_BEGIN, _BEFORE_V3, _MIDDLE_V3, _AFTER_V3, "\n", _CALLS_END),),
 )
 
 DEEPSEEK_V31 = JsonCalls(
@@ -187,17 +162,7 @@ DEEPSEEK_V31 = JsonCalls(
     syntax=Syntax(
         openers=(_CALLS_BEGIN, _CALL_BEGIN), fillers=(_CALL_END, _CALLS_END), before_name=(), after_name=(_SEPARATOR,)
     ),
-    layouts=(
-        Layout(
-            trigger=_CALLS_BEGIN,
-            opening=_CALLS_BEGIN,
-            before=_CALL_BEGIN,
-            middle=_SEPARATOR,
-            after=_CALL_END,
-            between="",
-            closing=_CALLS_END,
-        ),
-    ),
+    layouts=(Layout(_CALLS_BEGIN, _CALLS_BEGIN, _CALL_BEGIN, _SEPARATOR, _CALL_END, "", _CALLS_END),),
 )
 
 GRANITE = JsonCalls(
@@ -206,10 +171,7 @@ GRANITE = JsonCalls(
     present=(r"<\|start_of_role\|>", r"<\|tool_call\|>|<tool_call>"),
     absent=("</tool_call>",),
     syntax=Syntax(openers=("<|tool_call|>", "<tool_call>"), fillers=(",", "]")),
-    layouts=tuple(
-        Layout(trigger=trigger, **_object(), between=", ", opening=f"{trigger}[", closing="]")
-        for trigger in ("<|tool_call|>", "<tool_call>")
-    ),
+    layouts=tuple(_objects(trigger, f"{trigger}[", "]") for trigger in ("<|tool_call|>", "<tool_call>")),
 )
 
 PHI4 = JsonCalls(
@@ -219,8 +181,8 @@ PHI4 = JsonCalls(
     absent=(r"<\|start_of_role\|>",),
     syntax=Syntax(openers=("<|tool_call|>", "functools["), fillers=(",", "]", "<|/tool_call|>")),
     layouts=(
-        Layout(trigger="<|tool_call|>", **_object(), between=", ", opening="<|tool_call|>[", closing="]<|/tool_call|>"),
-        Layout(trigger="functools[", **_object(), between=", ", opening="functools[", closing="]"),
+        _objects("<|tool_call|>", "<|tool_call|>[", "]<|/tool_call|>"),
+        _objects("functools[", "functools[", "]"),
     ),
 )
 

@@ -1,9 +1,8 @@
-"""Lark text for `llguidance`: literals, free text that cannot hide a marker, the JSON arguments of a tool.
+"""Writes Lark for `llguidance`: literals, free text that cannot hide a marker, JSON of a schema.
 
-Facts these rest on: a string literal is read as JSON; a control token matches no text, free or not, it has to be
-named; a lexeme ends where no longer match is left, so free text and a literal behind it must be one lazy lexeme, while
-free text and a token may be two. JSON has no freedom of white space: what is constrained looks like what templates
-write.
+This relies on three facts. A string literal is read as JSON. A control token matches no text; a rule has to name it.
+A lexeme ends where no longer match is left, so free text and a literal after it must be one lazy lexeme, while free
+text and a token may be two. JSON has fixed white space, so that constrained output looks like what templates write.
 """
 
 import json
@@ -19,17 +18,17 @@ _ANNOTATIONS = {"type", "title", "description", "default", "examples", "$schema"
 
 
 def literal(text: str) -> str:
-    """Exactly this text, which is not empty; matches no control token."""
+    """Exactly this text, which must not be empty; matches no control token."""
     return json.dumps(text)
 
 
 def json_lexemes(text: str) -> str:
-    """Exactly this beginning of JSON, in the lexemes of `json_value`, so that either may follow at the same place."""
+    """Exactly this beginning of JSON, in the lexemes of `json_value`, so that both may stand at the same place."""
     return " ".join(map(literal, re.findall(r'"[^"]*"|[^"]+', text)))
 
 
 def spell(text: str, markers: Sequence[str], mark: Mark) -> str:
-    """Exactly this text, with the markers that occur in it marked."""
+    """Exactly this text, with its markers as `mark` writes them."""
     for marker in sorted(markers, key=len, reverse=True):
         before, found, after = text.partition(marker)
         if found:
@@ -39,14 +38,14 @@ def spell(text: str, markers: Sequence[str], mark: Mark) -> str:
 
 
 def regex(pattern: str) -> str:
-    r"""A regex as it stands in Lark, where a slash ends it: one that is not escaped becomes \/."""
+    r"""A regex as Lark writes it; a slash would end it, so one that is not escaped becomes \/."""
     parts = pattern.split("\\\\")  # what follows an escaped backslash is not escaped itself
     escaped = "\\\\".join(part.replace("\\/", "/").replace("/", "\\/") for part in parts)
     return f"/{escaped}/".replace("\n", "\\n")
 
 
 def string_of(schema: dict[str, Any]) -> str | None:
-    """The expression of a terminal: what pattern and lengths of a JSON schema leave of a string; None: everything."""
+    """The terminal expression for `pattern`, `minLength` and `maxLength` of a JSON schema; None: any string fits."""
     parts = []
     if isinstance(pattern := schema.get("pattern"), str):
         has_end = pattern.endswith("$") and not pattern.endswith("\\$")
@@ -59,12 +58,12 @@ def string_of(schema: dict[str, Any]) -> str | None:
 
 
 def text_without(texts: Sequence[str], not_first: str = "", within: str | None = None) -> str:
-    """The expression of a terminal: any text, also none, in which nothing of `texts` occurs.
+    """The terminal expression for any text, also an empty one, in which none of `texts` occurs.
 
     Args:
-        texts: None is empty.
+        texts: No text is empty.
         not_first: The text does not begin with this, nor with white space and this; "" forbids nothing.
-        within: The expression of a terminal that the text is to be as well.
+        within: A terminal expression that the text must match as well.
     """
     parts = [_ANY_TEXT, within] if within else [_ANY_TEXT]
     if texts:
@@ -77,15 +76,15 @@ def text_without(texts: Sequence[str], not_first: str = "", within: str | None =
 def text_up_to(
     rule: str, marker: str, mark: Mark, without: Sequence[str] = (), not_first: str = "", within: str | None = None
 ) -> str:
-    """Define the rule: any text up to the first `marker`, and that marker.
+    """Define a rule and its terminal: any text up to the first `marker`, and that marker.
 
-    Spelling the marker with other tokens than its own does not get past it: it is either the end, too, or refused.
+    A marker that is spelled with other tokens than its own ends the text as well, or is refused.
 
     Args:
-        rule: Its name, in lower case; the name in upper case and `_TEXT` behind it becomes a terminal.
+        rule: The rule's name, in lower case; the terminal is the name in upper case and `_TEXT`.
         marker: What ends the text.
-        without: Further texts that may not occur, such as other markers.
-        not_first: See `text_without`.
+        without: More texts that must not occur, such as other markers.
+        not_first, within: As in `text_without`.
 
     Returns:
         Two lines.
@@ -98,12 +97,19 @@ def text_up_to(
 
 
 def json_value(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
-    """A JSON value of the schema, in which `$ref` reaches the schema's own `$defs`; see `guided_schema`."""
+    """A JSON value of the schema, whose `$ref` point into the schema itself; see `guided_schema`."""
     return f"%json {json.dumps(guided_schema(schema, is_lenient=is_lenient))}"
 
 
+def member_value(schema: Any, tool: Tool) -> str:
+    """A JSON value of a schema inside the tool's, in which `$ref` still reaches the definitions of the tool's."""
+    members = schema if isinstance(schema, dict) else {}
+    definitions = {key: value for key, value in tool.parameters.items() if key in ("$defs", "definitions")}
+    return json_value({**members, **definitions}, is_lenient=not tool.is_strict)
+
+
 def arguments(tool: Tool) -> str:
-    """The JSON object of a tool's arguments; exactly `{}` where its schema speaks of none."""
+    """The JSON object of a tool's arguments; exactly `{}` if the tool's schema declares none."""
     if not any(value for key, value in tool.parameters.items() if key not in _ANNOTATIONS):
         return literal("{}")
     return json_value({**tool.parameters, "type": "object"}, is_lenient=not tool.is_strict)

@@ -1,10 +1,12 @@
-"""What a model's raw text says: reasoning, content, calls of tools. The seam of all formats.
+"""The seam of all formats: what a parser and a tool format are, and the pieces that a parser tells.
 
-A parser takes text in pieces of any size and tells what it is sure of; its results do not depend on how the text was
-cut. Streamed and plain answers go through the same parser. Parsers know no ids, no JSON of the wire and no clock.
+A parser takes text in pieces of any size and tells what is certain. Its results do not depend on how the text was cut.
+Streamed and plain answers go through the same parser. Parsers know no ids, no JSON of the wire and no clock.
 """
 
 import enum
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,11 +23,11 @@ class Kind(enum.Enum):
 
 
 class Piece(NamedTuple):
-    """Something that is certain.
+    """A part of the output that is certain.
 
-    REASONING and CONTENT: a piece of that text. CALL: a call begins, and this is the whole name of its tool.
-    ARGUMENTS: a fragment of the arguments of the call that began last; all its fragments make one JSON object, `{}`
-    when it has no arguments.
+    REASONING and CONTENT: a piece of that text. CALL: a call begins; the text is the whole name of its tool.
+    ARGUMENTS: a fragment of the arguments of the call that began last. All its fragments together are one JSON object,
+    `{}` when the call has no arguments.
     """
 
     kind: Kind
@@ -41,11 +43,13 @@ def joined(pieces: list[Piece]) -> list[Piece]:
 
 
 class OutputParser(Protocol):
-    """Reads one output. Mutated by its two methods alone."""
+    """Reads one output. Only its two methods mutate it.
 
-    @property
-    def region(self) -> Kind:
-        """Where the text that was fed last lies: REASONING, CONTENT or CALL (markup and arguments included)."""
+    Attributes:
+        region: Where the text that was fed last lies: REASONING, CONTENT or CALL (markup and arguments included).
+    """
+
+    region: Kind
 
     def feed(self, text: str) -> list[Piece]:
         """Take text that is not empty; return what is certain now, without neighbours of the same kind."""
@@ -56,7 +60,7 @@ class OutputParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; where it is strict, what cannot be enforced of it is a fault."""
+    """A function that the model may call. If it is strict, a part of its schema that cannot be enforced is an error."""
 
     name: str
     parameters: dict[str, Any]
@@ -64,17 +68,17 @@ class Tool:
 
 
 Mark = Callable[[str], str]
-"""Turns a marker into Lark: its token where the vocabulary has one, else a string literal."""
+"""Turns a marker into Lark: its token if the vocabulary has one, else a string literal."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """What a grammar is to allow.
+    """What a grammar allows.
 
     Attributes:
-        tools: At least one, but where a format reads every output.
-        mark: As the vocabulary has the markers.
-        content: Name of a rule for answers without a call; None for free text.
+        tools: At least one, except for a format that reads every output.
+        mark: Writes markers as the vocabulary has them.
+        content: Name of the rule for answers without a call; None for free text.
         is_required: There is at least one call, and nothing before the first one.
         allows_many: There may be more than one call.
     """
@@ -86,28 +90,36 @@ class AnswerRules:
     allows_many: bool = True
 
 
-class ToolFormat(Protocol):
-    """How one family of models writes calls."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat(ABC):
+    """How one family of models writes calls.
 
-    @property
-    def name(self) -> str:
-        """For `--tool-format` and the log."""
+    Attributes:
+        name: For `--tool-format` and the log.
+        markers: Texts that begin or end something. They are control tokens in most vocabularies of the family. The
+            parser has to see them, so they stay in the text even where control tokens are left out of it.
+        present: Patterns that all occur in the chat templates of the family.
+        absent: Patterns of which none occurs in them.
+    """
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Texts that begin or end something, which are control tokens in most vocabularies of the family.
-
-        The parser has to see them, so they stay in the text even when control tokens are left out of it.
-        """
+    name: str
+    markers: tuple[str, ...]
+    present: tuple[str, ...]
+    absent: tuple[str, ...] = ()
 
     def is_used_by(self, template: str) -> bool:
-        """Tell from the source of its chat template whether a model writes calls like this."""
+        """Tell from the source of its chat template whether a model writes calls in this format."""
+        return all(re.search(sign, template) for sign in self.present) and not any(
+            re.search(sign, template) for sign in self.absent
+        )
 
+    @abstractmethod
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
-        """A parser for an output that may call these tools; everything that is no call is content."""
+        """Make a parser for an output that may call these tools; everything that is not a call is content."""
 
+    @abstractmethod
     def grammar(self, wanted: AnswerRules) -> str:
-        """Rules for `llguidance` in Lark; the rule `answer` is the whole output after the reasoning.
+        """Write rules for `llguidance` in Lark; the rule `answer` is the whole output after the reasoning.
 
-        From where a call opens, the output can only be one of these tools with arguments of its schema.
+        Once a call has opened, the output can only be one of these tools with arguments of its schema.
         """

@@ -1,28 +1,31 @@
-"""Values that a model writes as raw text between tags: the tool's schema says of which JSON type they are."""
+"""JSON types of schemas, and raw text of models as JSON of these types."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 from weft.server.formats.scanner import json_text
 
-_IS_OF_TYPE: dict[str, Callable[[Any], bool]] = {
-    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "boolean": lambda value: isinstance(value, bool),
-    "null": lambda value: value is None,
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-    "string": lambda value: isinstance(value, str),  # the last, since any text fits it
+_CLASSES: dict[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (NoneType,),
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
 }
-_MAX_REFERENCES = 32  # one behind the other; more is a circle
+_MAX_REFERENCES = 32  # in a row; more is a circle
 
 
 def resolve(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """Follow `$ref` into `root` until there is none; {} where it leads nowhere, or the schema is a boolean."""
+    """Follow `$ref` into `root` to its end; {} if it leads nowhere, or the schema is a boolean."""
     for _ in range(_MAX_REFERENCES):
-        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
-            return schema if isinstance(schema, dict) else {}
+        if not isinstance(schema, dict):
+            return {}
+        if not isinstance(schema.get("$ref"), str):
+            return schema
         target: Any = root
         for step in schema["$ref"].removeprefix("#").split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
@@ -31,26 +34,24 @@ def resolve(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def with_definitions(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    """The schema as a root of its own, in which `$ref` still reaches the definitions of `root`."""
-    return {**schema, **{key: value for key, value in root.items() if key in ("$defs", "definitions")}}
+def values_of(schema: dict[str, Any]) -> list[Any] | None:
+    """The values that a schema without `$ref` lists as the only ones; None: it lists none."""
+    return schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
 
 
 def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
-    """The JSON types that a schema names, in its order; none: any. `root` is the schema that `$ref` points into."""
+    """The JSON types that a schema names, in its order; empty: any type. `root` is where `$ref` points into."""
     schema = resolve(schema, root)
     if (named := schema.get("type")) is not None:
-        return [name for name in ([named] if isinstance(named, str) else named) if name in _IS_OF_TYPE]
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        return [name for name, fits in _IS_OF_TYPE.items() if any(fits(value) for value in values)]
+        return [name for name in ([named] if isinstance(named, str) else named) if name in _CLASSES]
+    if (values := values_of(schema)) is not None:
+        classes = set(map(type, values))
+        return [name for name, fitting in _CLASSES.items() if not classes.isdisjoint(fitting)]
     if depth == _MAX_REFERENCES:
         return []
     for key in ("anyOf", "oneOf", "allOf"):
         members = [types_of(member, root, depth + 1) for member in schema.get(key, ())]
-        if key != "allOf" and not all(members):
-            continue
-        if members:
+        if members and (key == "allOf" or all(members)):
             return list(dict.fromkeys(name for names in members for name in names))
     return ["object"] if "properties" in schema else ["array"] if "items" in schema else []
 
@@ -58,8 +59,8 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
 def raw_to_json(text: str, types: Sequence[str]) -> str:
     """Write a whole raw value as JSON of the first of `types` that it fits, else as a string.
 
-    Where the schema names no type, JSON is taken as JSON, since templates write everything but strings so. `True`,
-    `False` and `None` are taken for their JSON, since some templates write those.
+    Without types, text that is JSON is taken as JSON, because templates write everything but strings so. `True`,
+    `False` and `None` count as their JSON, because some templates write those.
     """
     word = text.strip()
     try:
@@ -67,7 +68,5 @@ def raw_to_json(text: str, types: Sequence[str]) -> str:
         written = json_text(value)
     except (ValueError, RecursionError):
         return json_text(text)
-    if not types:
-        return written
-    fitting = next((name for name in types if name == "string" or _IS_OF_TYPE[name](value)), "string")
-    return json_text(text) if fitting == "string" else written
+    fits = next((name for name in types if name == "string" or type(value) in _CLASSES[name]), "string")
+    return json_text(text) if types and fits == "string" else written

@@ -1,25 +1,28 @@
-"""Reads text that is still arriving. A parser built on it is written as if the whole text were there.
+"""The base of all parsers: reads text that is still arriving as if the whole of it were there.
 
-A parser is one generator: it reads on and waits (`yield`) where the text that has come does not decide. Owns the text
-that was fed and not yet read; that is never more than what may still become a marker. From the opening of a call until
-the call is certain, what is read is also held, and is given back as content, exactly as it was written, if no call
-follows. White space at the end of content is held until it is known that no call follows; behind a call it is dropped.
-Every decision looks at the text alone, never at where a piece of it ended.
+A parser is one generator. It waits (`yield`) where the text so far does not decide. The scanner owns the text that was
+fed and is not yet read, which is bounded: it may still become a marker, a header or a word. What is read from the
+opening of a call until the call is certain is held as well. If no call follows, it is given back as content, exactly as
+written.
+White space at the end of content is held until it is known that no call follows; white space after a call is dropped.
+Every decision depends on the text alone, never on how it was cut.
 """
 
 import json
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator
 from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Any, TypeVar
 
-from weft.server.formats.parser import Kind, Piece, joined
+from typing_extensions import override
+
+from weft.server.formats.parser import Kind, OutputParser, Piece, joined
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
-"""Runs until it has to wait for text; returns its argument in the end."""
+"""Yields where it has to wait for text; returns a value at the end."""
 
 _BLANKS = re.compile(r"\s*")
 _SCALAR = re.compile(r"[0-9+\-.eEtrufalsn]*")
@@ -28,49 +31,46 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def json_text(value: Any) -> str:
-    """Write JSON that UTF-8 can carry: half of a surrogate pair stays an escape.
+    """Write JSON that UTF-8 can carry: a lone surrogate stays an escape.
 
     Raises:
-        ValueError: It holds a number that JSON does not have.
+        ValueError: The value holds a number that JSON does not have.
     """
     return escape_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def escape_surrogates(text: str) -> str:
-    """Write what is in JSON strings and cannot be in UTF-8 as escapes."""
+    """Escape the characters of JSON strings that UTF-8 cannot hold."""
     return text if text.isascii() else _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 @lru_cache(maxsize=256)
 def _search(ends: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
-    """What finds the first of these texts; what finds a beginning of one at the end of a text; how long that can be."""
+    """Patterns that find the first of these texts, and the start of one at the end of a text; how long that can be."""
     starts = {re.escape(end[:size]) for end in ends for size in range(1, len(end))}
     return re.compile("|".join(map(re.escape, ends))), re.compile(f"(?:{'|'.join(starts)})\\Z"), max(map(len, ends)) - 1
 
 
 @lru_cache(maxsize=256)
 def _choice(options: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], int]:
-    """What matches the longest of these texts; all their beginnings that are not whole; the longest length."""
+    """A pattern for the longest of these texts; all their incomplete beginnings; the longest length."""
     starts = frozenset(option[:size] for option in options for size in range(len(option)))
-    return re.compile("|".join(map(re.escape, sorted(options, key=len, reverse=True)))), starts, max(map(len, options))
+    whole = "|".join(map(re.escape, sorted(options, key=len, reverse=True))) or "(?!)"
+    return re.compile(whole), starts, max(map(len, options), default=0)
 
 
-class Scanner(ABC):
-    """One output being read, with the methods of an `OutputParser`; mutated by `feed` and `finish` alone.
-
-    Attributes:
-        region: Where the text that was fed last lies.
-    """
+class Scanner(OutputParser):
+    """One output that is being read. Only `feed` and `finish` mutate it."""
 
     def __init__(self) -> None:
         self.region = Kind.CONTENT
         self._text = ""
-        self._at = 0  # what is before it has been read
-        self._mark: int | None = None  # what is read from here on is held; None: nothing is
-        self._held: list[str] = []  # what was held of texts before this one
+        self._at = 0  # the text before it has been read
+        self._mark: int | None = None  # the text that is read from here on is held; None: nothing is
+        self._held: list[str] = []  # held parts of earlier texts
         self._is_over = False
         self._pieces: list[Piece] = []
-        self._blanks: list[str] = []  # white space behind what was told, not told yet
+        self._blanks: list[str] = []  # white space after what was told, not told yet
         self._drops_blanks = False  # white space that comes next is not part of the text
         self._steps = self._read()
         next(self._steps)
@@ -79,8 +79,8 @@ class Scanner(ABC):
     def _read(self) -> Steps[None]:
         """Read the whole output; return only when it is over."""
 
+    @override
     def feed(self, text: str) -> list[Piece]:
-        """Take text that is not empty; return what is certain now."""
         if self._mark is not None:
             self._held.append(self._text[self._mark : self._at])
             self._mark = 0
@@ -88,8 +88,8 @@ class Scanner(ABC):
         next(self._steps)
         return self._take_pieces()
 
+    @override
     def finish(self) -> list[Piece]:
-        """The output has ended, perhaps too early: return what was still held."""
         self._is_over = True
         next(self._steps, None)
         self._tell_blanks(Kind.CONTENT)
@@ -97,27 +97,28 @@ class Scanner(ABC):
 
     def _take_pieces(self) -> list[Piece]:
         told, self._pieces = self._pieces, []
-        return joined(told)
+        return joined(told) if len(told) > 1 else told
 
     def _tell(self, kind: Kind, text: str) -> None:
         if text:
             self._pieces.append(Piece(kind, text))
 
     def _tell_arguments(self, text: str) -> None:
-        self._tell(Kind.ARGUMENTS, text)
+        if text:
+            self._pieces.append(Piece(Kind.ARGUMENTS, text))
 
     def _tell_string(self, text: str) -> None:
         """Tell a part of a JSON string, without its quotes."""
         self._tell(Kind.ARGUMENTS, escape_surrogates(encode_basestring(text))[1:-1])
 
     def _tell_content(self, text: str) -> None:
-        """Tell content; white space right behind a call is none of it."""
+        """Tell content; white space right after a call is not part of it."""
         if text.strip():
             self.region = Kind.CONTENT
         self._tell_trimmed(Kind.CONTENT, text)
 
     def _tell_trimmed(self, kind: Kind, text: str, blank: str | None = None) -> None:
-        """Tell text, and hold the blank characters (None: white space) at its end."""
+        """Tell text; hold the `blank` characters (None: white space) at its end."""
         seen = text.rstrip(blank)
         if seen:
             self._tell_blanks(kind)
@@ -131,12 +132,12 @@ class Scanner(ABC):
         self._blanks.clear()
 
     def _drop_blanks(self) -> None:
-        """What was read last is markup: the white space around it is of no text."""
+        """Drop the white space around markup that was just read."""
         self._blanks.clear()
         self._drops_blanks = True
 
     def _begin_call(self, name: str, arguments: str = "{") -> None:
-        """It is certain that this tool is called: nothing of its opening is given back any more."""
+        """Tell that this tool is called; its opening can no longer be given back."""
         self._release()
         self._drop_blanks()
         self.region = Kind.CALL
@@ -144,12 +145,12 @@ class Scanner(ABC):
         self._tell_arguments(arguments)
 
     def _hold(self, opening: str = "") -> None:
-        """Hold what is read from `opening` on, which was read last; forget what was held before."""
+        """Hold what is read from `opening` on, which was just read; forget what was held before."""
         self._held.clear()
         self._mark = self._at - len(opening)
 
     def _release(self) -> str:
-        """Hold nothing any more; return what was held."""
+        """Stop holding; return what was held."""
         text = self._text[self._mark : self._at] if self._mark is not None else ""
         held = "".join([*self._held, text])
         self._held.clear()
@@ -157,11 +158,11 @@ class Scanner(ABC):
         return held
 
     def _give_back(self) -> None:
-        """No call: what was held is content."""
+        """Tell as content what was held: it is not a call."""
         self._tell_content(self._release())
 
     def _read_content(self, openings: tuple[str, ...], read_call: Callable[[str], Steps[bool]]) -> Steps[None]:
-        """Read content to its end, and calls in it: `read_call` reads what is behind an opening; False: it is none."""
+        """Read content and calls to the end; `read_call` reads what follows an opening; False: it is no call."""
         while (opening := (yield from self._until(openings, self._tell_content))) is not None:
             self._hold(opening)
             self.region = Kind.CALL
@@ -175,11 +176,11 @@ class Scanner(ABC):
         """Hand the text before the first of `ends` to `sink` as soon as it is certain; step over that end.
 
         Args:
-            ends: None is the beginning of another.
+            ends: No end is the beginning of another.
             sink: Gets the text in pieces that are not empty.
 
         Returns:
-            The end; None: the output has ended before.
+            The end that was found; None: the output ended first.
         """
         whole, start, longest = _search(ends)
         while True:
@@ -199,10 +200,10 @@ class Scanner(ABC):
             yield
 
     def _next(self, *options: str, skips_blanks: bool = True) -> Steps[str | None]:
-        """Step over white space, if asked, and the longest of `options` that comes next; return it.
+        """Step over white space, if asked, and the longest of `options` that comes next.
 
         Returns:
-            None: none of them comes, and nothing but white space has been read.
+            The option; None: no option comes next, and only white space has been read.
         """
         whole, starts, longest = _choice(options)
         while True:
@@ -215,12 +216,12 @@ class Scanner(ABC):
             yield
 
     def _peek(self) -> Steps[str]:
-        """Step over white space; return the character that comes next, and do not step over it; "": none comes."""
+        """Step over white space; return the next character without stepping over it; "": the output has ended."""
         yield from self._run(_BLANKS)
         return self._text[self._at : self._at + 1]
 
     def _run(self, characters: re.Pattern[str], sink: Callable[[str], object] | None = None) -> Steps[bool]:
-        """Step over what matches `characters`, any number of them, as it comes; True: there were some."""
+        """Step over all text that matches `characters`, as it comes; False: there was none."""
         has_any = False
         while True:
             start, self._at = self._at, characters.match(self._text, self._at).end()  # type: ignore[union-attr]
@@ -233,7 +234,7 @@ class Scanner(ABC):
             yield
 
     def _json_string(self, sink: Callable[[str], object]) -> Steps[bool]:
-        """Hand the rest of a JSON string, its quote included, to `sink`; False: the output has ended before."""
+        """Hand the rest of a JSON string and its quote to `sink`; False: the output ended first."""
         while (end := (yield from self._until(('"', "\\\\", '\\"'), sink))) is not None:
             sink(end)
             if end == '"':
@@ -241,10 +242,10 @@ class Scanner(ABC):
         return False
 
     def _json(self, sink: Callable[[str], object]) -> Steps[bool]:
-        """Hand one JSON value to `sink` while it comes; False: it breaks off, or before a character that cannot be.
+        """Hand one JSON value to `sink` while it comes; False: it breaks off, or a character comes that cannot.
 
-        Follows strings and nesting and refuses what cannot stand between strings, so that markup behind a value that
-        lacks a bracket is seen. It does not check more: what a model writes as arguments is passed on as it is.
+        Follows strings and nesting, and stops at characters that cannot stand between strings, so that markup after a
+        value that lacks a bracket is seen. Checks no more: arguments are passed on as the model writes them.
         """
         depth = 0
         while True:

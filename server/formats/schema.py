@@ -1,18 +1,18 @@
-"""JSON schemas as outputs are held to them."""
+"""Prepares JSON schemas for `llguidance`: checks them, closes objects, fixes the white space."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 MAX_DEPTH = 64
-"""Deepest schema: whoever reads it goes down by recursion."""
+"""Most levels of a schema, because it is read by recursion."""
 
 MAX_VALUES = 2**16
-"""More would not be compiled."""
+"""Most values of a schema; a larger one would not be compiled."""
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON is written as templates and Python write it, with one space after colons and commas: a model that may choose its
-white space may also never stop to write it."""
+"""JSON is written as templates and Python write it, with one space after colons and commas. A model that may choose its
+white space may never stop writing it."""
 
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _SINGLE = frozenset({"items", "additionalProperties", "contains"})
@@ -21,7 +21,7 @@ _OPEN = _BRANCHES | {"additionalProperties", "patternProperties", "$ref", "if", 
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _REAL_DAY = f"^(?:{_YEAR}-(?:02-(?:[01].|2[0-8])|(?:0[13-9]|1[0-2])-..)|{_LEAP_YEAR}-02-29)"
-"""Besides the format, which knows how long a month is: no year 0, no 29 February but in leap years."""
+"""Added to the format, which knows the lengths of months: no year 0, and 29 February in leap years only."""
 _KINDS: dict[str, tuple[type, ...]] = {
     "type": (str, list),
     "enum": (list,),
@@ -34,23 +34,23 @@ _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprec
 
 
 class SchemaError(ValueError):
-    """A schema that nothing can be held to; fit for the caller, who knows which field it stands in."""
+    """A schema that cannot be enforced. The message is fit for the client; the caller adds the name of the field."""
 
 
 def guided_schema(schema: dict[str, Any], *, is_lenient: bool = False) -> dict[str, Any]:
-    """A schema with what `llguidance` is to know besides, and without what only people read.
+    """Add to a schema what `llguidance` needs, and remove annotations.
 
-    An object that declares members, and does not say whether it may have others, has none but these: else a model may
-    never stop to write them.
+    Where an object declares `properties`, `additionalProperties` defaults to false: else a model may never stop adding
+    members.
 
     Args:
-        is_lenient: Leave out what cannot be enforced, instead of refusing the schema.
+        is_lenient: Ignore what cannot be enforced, instead of refusing the schema.
 
     Raises:
-        SchemaError: It is nested too deeply, or no schema at all.
+        SchemaError: It is nested too deeply or too large, or it is not a schema.
     """
     _check_size(schema)
-    # Parts that hold together would exclude each other if they were closed one by one.
+    # Schemas that apply together would exclude each other if each was closed.
     may_close = not any("allOf" in part or {"$ref", "properties"} <= part.keys() for part in _objects(schema))
     style = JSON_STYLE | ({"lenient": True} if is_lenient else {})
     return {**_guided(schema, may_close), "x-guidance": style}
@@ -60,11 +60,7 @@ def _check_size(value: object) -> None:
     level: list[object] = [value]
     num_values = 0
     for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
-        ]
+        level = [inner for outer in level for inner in _inner(outer)]
         num_values += len(level)
         if num_values > MAX_VALUES:
             raise SchemaError(f"a schema must hold at most {MAX_VALUES} values, got more")
@@ -75,8 +71,12 @@ def _check_size(value: object) -> None:
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for inner in _inner(value):
         yield from _objects(inner)
+
+
+def _inner(value: Any) -> Collection[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _guided(schema: Any, may_close: bool) -> Any:
@@ -98,7 +98,7 @@ def _guided(schema: Any, may_close: bool) -> Any:
 
 
 def _check(schema: dict[str, Any]) -> None:
-    """The library says what else is wrong; these are what code of ours relies on."""
+    """Check what this file relies on; the library checks the rest."""
     for key, kinds in _KINDS.items():
         if key in schema and not isinstance(schema[key], kinds):
             raise SchemaError(f"{key} cannot be {json.dumps(schema[key])[:80]}")

@@ -19,7 +19,7 @@ class CacheBreakpoint(WireModel):
 
 
 class ContentPart(WireModel):
-    """One part of a message's content; which types are taken is decided in `weft.server.request.messages`."""
+    """One part of a message's content; `weft.server.request.messages` decides which types are accepted."""
 
     type: Text
     text: Text | None = None
@@ -69,7 +69,7 @@ class Message(WireModel):
 
 
 class Prediction(WireModel):
-    """What the answer will probably hold."""
+    """Text that the answer will probably hold."""
 
     type: Literal["content"]
     content: Content
@@ -139,7 +139,7 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class CalledFunction(msgspec.Struct):
-    """A function with its arguments as JSON text; what is absent was told by an earlier chunk."""
+    """A function with its arguments as JSON text; the name is in the first chunk of a call only."""
 
     arguments: str
     name: str | UnsetType = UNSET
@@ -153,7 +153,7 @@ class CalledCustom(msgspec.Struct):
 
 
 class AnsweredCall(msgspec.Struct, kw_only=True):
-    """A call, whole or what it gained; `index` in streams only, the rest of a call's head in its first chunk only."""
+    """A whole call, or its new part. `index` is in streams only; id and type are in the first chunk of a call only."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -203,7 +203,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class ChunkDelta(msgspec.Struct):
-    """What a choice gained; `refusal` goes with the role only."""
+    """The new part of a choice; `refusal` is sent with the role only."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET

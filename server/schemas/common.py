@@ -24,18 +24,18 @@ Text = Annotated[str, AfterValidator(_has_utf8)]
 """JSON can write half of a character (\\ud800), which no tokenizer and no message to the engine can hold."""
 
 Int = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
-"""What MessagePack, and so a message to the engine, can hold."""
+"""The integers that MessagePack can hold, and so a message to the engine."""
 
 MAX_ITEMS = 2**20 + 2**12
 """Most values in a body: the ids of the longest prompt, and some more."""
 
 _T = TypeVar("_T")
 Items = Annotated[list[_T], Field(fail_fast=True, max_length=MAX_ITEMS)]
-"""A list of which the first wrong item is told: findings take many times the memory of what they are about."""
+"""A list. Only its first wrong item is reported, because reports take many times the memory of the items."""
 
 
 def fewer(value: object) -> object:
-    """Refuse an object with too many members before they are looked at."""
+    """Refuse an object with too many members before its members are checked."""
     if isinstance(value, dict) and len(value) > MAX_MEMBERS:
         raise PydanticCustomError("too_many", f"input should have at most {MAX_MEMBERS} members")
     return value
@@ -43,7 +43,7 @@ def fewer(value: object) -> object:
 
 MAX_MEMBERS = 2**14
 Members = Annotated[dict[str, _T], BeforeValidator(fewer)]
-"""An object whose members have any names, looked at only when they are not too many."""
+"""An object whose members may have any names; they are checked only if they are not too many."""
 
 
 class WireModel(BaseModel):
@@ -53,7 +53,7 @@ class WireModel(BaseModel):
 
 
 TEXT_OR_OTHER = Discriminator(lambda value: "other" if isinstance(value, list | dict) else "text")
-"""Of a union of text and something else: so that a finding is about the one that was meant."""
+"""Chooses the type in a union of text and something else, so that an error is about the type that was meant."""
 
 TextOrTexts = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[Text], Tag("other")], TEXT_OR_OTHER]
 
@@ -67,7 +67,7 @@ class StreamOptions(WireModel):
 
 
 class PromptCacheOptions(WireModel):
-    """How a request uses the prefix cache; which ttl there are is decided in `weft.server.request.cache_options`."""
+    """How a request uses the prefix cache; `weft.server.request.cache_options` decides which `ttl` are accepted."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Text | None = None
@@ -132,7 +132,7 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
 class CachedTokens(msgspec.Struct):
-    """How the prompt met the prefix cache."""
+    """Prompt tokens that were read from the prefix cache, and those that were written to it."""
 
     cached_tokens: int
     cache_write_tokens: int

@@ -1,4 +1,4 @@
-"""Wire shapes of POST /v1/completions: the body, the answer and the chunks of a stream, which have one shape."""
+"""Wire shapes of POST /v1/completions: the body, the answer, and the chunks, which have its shape."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from weft.server.schemas.common import Int, Items, PromptLogprobs, Text, Usage
 from weft.server.schemas.structured_output import GuidedBody
 
 MAX_PROMPTS = 2**14
-"""Before they are looked at; the settings allow fewer."""
+"""Most prompts that are checked at all; the settings allow fewer."""
 
 
 def _prompt_shape(value: object) -> str:
@@ -52,7 +52,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """One choice, whole or what it gained. `stop_reason` and the token ids are extensions."""
+    """One choice, whole or its new part. `stop_reason` and the token ids are extensions."""
 
     index: int
     text: str

@@ -6,7 +6,7 @@ import msgspec
 
 
 class SamplingDefaults(msgspec.Struct, omit_defaults=True):
-    """What the checkpoint itself asks for when a request does not say; an extension."""
+    """The checkpoint's own values, used for what a request leaves out; an extension."""
 
     temperature: float | None = None
     top_p: float | None = None

@@ -7,7 +7,7 @@ import msgspec
 
 
 class ThinkingSwitch(msgspec.Struct):
-    """What `chat_template_kwargs` has to hold for the model to think, or not to."""
+    """The `chat_template_kwargs` that turn thinking on, and those that turn it off."""
 
     on: Mapping[str, Any]
     off: Mapping[str, Any]
@@ -33,7 +33,7 @@ class EngineStats(msgspec.Struct):
 
 
 class Stats(msgspec.Struct):
-    """What the model can do, and how the engine is.
+    """What the model can do, and the state of the engine.
 
     Attributes:
         max_model_len: Null while the engine loads.

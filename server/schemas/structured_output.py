@@ -1,4 +1,4 @@
-"""Wire shapes of what an answer has to look like: OpenAI's response_format, vLLM's structured_outputs."""
+"""Wire shapes of constraints on an answer: OpenAI's response_format, vLLM's structured_outputs."""
 
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,7 @@ class JsonSchema(WireModel):
 
 
 class TaggedStructure(WireModel):
-    """Between `begin` and `end` stands what the schema describes."""
+    """JSON of the schema, between `begin` and `end`."""
 
     begin: Text
     schema_: dict[str, Any] = Field(alias="schema")
@@ -40,7 +40,7 @@ class ResponseFormat(WireModel):
 
 
 class StructuralTag(WireModel):
-    """The same as a part of structured_outputs, where it stands as JSON text or as an object."""
+    """The structural tag inside structured_outputs, given there as JSON text or as an object."""
 
     type: Literal["structural_tag"] = "structural_tag"
     structures: Annotated[Items[TaggedStructure], Field(max_length=MAX_STRUCTURES)]
@@ -59,7 +59,7 @@ class StructuredOutputs(WireModel):
 
 
 class GuidedBody(GenerationBody):
-    """Fields of both endpoints that say what the answer has to follow; the last ones are names that others dropped."""
+    """Fields of both endpoints that constrain the answer; vLLM used the names `guided_...` before."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -1,4 +1,4 @@
-"""Wire shapes of tools: what a request declares, and which of it may be called."""
+"""Wire shapes of tools: those that a request declares, and those that may be called."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ class FunctionDefinition(WireModel):
 
 
 class GrammarDefinition(WireModel):
-    """What the input of a custom tool has to follow."""
+    """The grammar of a custom tool's input."""
 
     syntax: Literal["lark", "regex"]
     definition: Text

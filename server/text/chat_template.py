@@ -1,9 +1,9 @@
-"""Chat templates: Jinja2 as the checkpoints' authors had it, which is the way of `transformers`.
+"""Chat templates: finds, compiles and renders them with Jinja2 as `transformers` does.
 
-Owns the sandboxed environment, the compiled templates and what a template may see. Invariant: for the same messages
-the text equals that of `apply_chat_template`. A template is foreign code: it runs in Jinja's immutable sandbox, and
-whatever goes wrong in it is a `ChatTemplateError`. Knows no token ids: see `tokenizer`; nor which text must not
-become a control token: see `shield`.
+Owns the sandboxed environment, the compiled templates and the names that a template sees. Invariant: for the same
+messages the text equals that of `apply_chat_template`. A template is foreign code: it runs in Jinja's immutable
+sandbox, and every failure in it is a `ChatTemplateError`. Knows no token ids (see `tokenizer`), nor which text must not
+become a control token (see `shield`).
 """
 
 import functools
@@ -21,10 +21,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 DEFAULT_NAME = "default"
 TOOL_NAME = "tool_use"
-"""Names that `transformers` gives to the template for plain chats and for chats with tools."""
+"""The names in `transformers` of the templates for plain chats and for chats with tools."""
 
 RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
-"""What a template sees under these names has a parameter of its own."""
+"""Names that callers cannot set as variables, because each has a parameter of its own."""
 
 _TEMPLATE_FILE = "chat_template.jinja"
 NO_TEMPLATE = f"this model has no chat template: use /v1/completions, or put a {_TEMPLATE_FILE} into its folder"
@@ -47,11 +47,11 @@ class TemplateOptions:
 
 
 class ChatTemplateError(Exception):
-    """The messages cannot be rendered, or there is no template; the message is fit for the caller."""
+    """The messages cannot be rendered, or there is no template. The message is fit for the client."""
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the model wrote, for training; here it leaves its body as it is."""
+    """Renders the body of `{% generation %}`, which marks the text of the model for training."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
@@ -65,10 +65,6 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
-
-
 def _tojson(
     value: object,
     ensure_ascii: bool = False,
@@ -76,7 +72,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes for HTML, which no model was trained on."""
+    """Write JSON without the escapes for HTML of Jinja's own filter, which no model was trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -87,23 +83,24 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return environment
 
 
 class ChatTemplate:
-    """One compiled template; rendering changes nothing, so threads may share it.
+    """One compiled template. Rendering changes nothing, so threads may share it.
 
     Attributes:
+        source: Its text.
         names: Words by which the template looks up keys and compares values.
         variables: Names that the template uses and does not define.
     """
 
     def __init__(self, source: str) -> None:
-        """Compile.
+        """Compile a source.
 
         Raises:
-            ChatTemplateError: Not a valid template; the message names the line.
+            ChatTemplateError: It is not a valid template; the message names the line.
         """
         try:
             tree = _environment().parse(source)
@@ -121,8 +118,8 @@ class ChatTemplate:
         """Return the prompt text.
 
         Args:
-            messages: At least a role each; JSON values only.
-            variables: Whatever else the template may name: tools, documents, switches, special tokens.
+            messages: JSON values, at least a role in each message.
+            variables: Other names that the template may use: tools, documents, switches, special tokens.
 
         Raises:
             ChatTemplateError: The template refuses the messages, or fails.
@@ -136,9 +133,9 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
 
     def _adapt(self, message: Mapping[str, object]) -> dict[str, object]:
-        """Speak the template's dialect: its name for the system role, each name for an earlier answer's reasoning.
+        """Use the template's name of the system role, and both names of an earlier answer's reasoning.
 
-        A key without a value is left out, as templates test whether it is there.
+        A key without a value is left out, because templates test whether it is there.
         """
         adapted = {name: value for name, value in message.items() if value is not None}
         if adapted.get("role") == "developer" and not self._knows_developer:
@@ -171,6 +168,11 @@ class ChatTemplates:
     def __bool__(self) -> bool:
         return bool(self._named)
 
+    def own(self, has_tools: bool) -> ChatTemplate | None:
+        """Return the checkpoint's template, with tools the one that was written for them; None: there is none."""
+        template = self._named.get(TOOL_NAME) if has_tools else None
+        return template or self._named.get(DEFAULT_NAME)
+
     def select(self, chosen: str | None, has_tools: bool) -> ChatTemplate:
         """Return the template for a request.
 
@@ -183,9 +185,8 @@ class ChatTemplates:
         """
         if chosen is not None:
             return self._named.get(chosen) or self._compile(chosen)
-        for name in (TOOL_NAME, DEFAULT_NAME) if has_tools else (DEFAULT_NAME,):
-            if name in self._named:
-                return self._named[name]
+        if (own := self.own(has_tools)) is not None:
+            return own
         if self._named:
             raise ChatTemplateError(f"this model has no default chat template, only {', '.join(sorted(self._named))}")
         raise ChatTemplateError(NO_TEMPLATE)
@@ -195,19 +196,15 @@ def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str,
     """Read name -> source, from files if there are any, else from tokenizer_config.json.
 
     Args:
-        config: Its tokenizer_config.json, where `chat_template` is a source or a list of {name, template}.
+        config: The tokenizer_config.json, whose `chat_template` is a source or a list of {name, template}.
 
     Returns:
-        Empty when the checkpoint has none.
+        The sources; none if the checkpoint has no template.
     """
-    sources: dict[str, str] = {}
-    if (folder / _TEMPLATE_FILE).is_file():
-        sources[DEFAULT_NAME] = (folder / _TEMPLATE_FILE).read_text(encoding="utf-8")
-    for name in _TEMPLATE_FOLDERS:
-        for file in sorted((folder / name).glob("*.jinja")):
-            sources[file.stem] = file.read_text(encoding="utf-8")
-    if sources:
-        return sources
+    files = [(DEFAULT_NAME, folder / _TEMPLATE_FILE)] if (folder / _TEMPLATE_FILE).is_file() else []
+    files += [(file.stem, file) for name in _TEMPLATE_FOLDERS for file in sorted((folder / name).glob("*.jinja"))]
+    if files:
+        return {name: file.read_text(encoding="utf-8") for name, file in files}
     declared = config.get("chat_template")
     if isinstance(declared, str):
         return {DEFAULT_NAME: declared}

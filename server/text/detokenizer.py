@@ -1,12 +1,12 @@
-"""Token ids to text, one id at a time.
+"""Turns token ids into text, one id at a time.
 
-Owns the bytes of a character that is not yet whole. Invariants: what the calls return, joined, is
-`Tokenizer.decode` of all ids; no call returns part of a character; only bytes that can still become a valid
-character are held, at most three. Stop strings and the hiding of tokens are others' work.
+Owns the bytes of a character that is not complete. Invariants: the joined results are `Tokenizer.decode` of all ids; no
+result holds part of a character; only bytes that can still become a valid character are held, at most three. Knows
+nothing of stop strings.
 
-Deliberate difference from the `tokenizers` library: when one byte in a run of <0xE4>-like byte tokens is invalid, it
-turns the whole run into U+FFFD, which is known only when the run ends. Here each invalid part becomes one U+FFFD, as
-for byte-level vocabularies, valid characters in the run survive, and nothing waits for the end of the run.
+Deliberate difference from the `tokenizers` library: if one byte in a run of byte tokens such as <0xE4> is invalid, the
+library turns the whole run into U+FFFD, which is known only when the run ends. Here each invalid part becomes one
+U+FFFD, as for byte-level vocabularies. Valid characters in the run survive, and no text waits for the end of the run.
 """
 
 from codecs import utf_8_decode
@@ -18,7 +18,7 @@ from weft.server.text.token_bytes import TokenTable
 
 
 class BytesDetokenizer:
-    """For vocabularies whose ids stand for bytes: a table and a running UTF-8 decoder."""
+    """A `Detokenizer` for vocabularies whose ids stand for bytes: a table and a running UTF-8 decoder."""
 
     def __init__(self, table: TokenTable, skipped: Set[int]) -> None:
         """Start a new text; ids in `skipped` give no text."""
@@ -29,7 +29,7 @@ class BytesDetokenizer:
         self._first_has_no_spaces = table.first_has_no_spaces
 
     def feed(self, token_id: int) -> str:
-        """See `Detokenizer`."""
+        """Take one id; return the text that is now certain."""
         if token_id in self._skipped:
             return ""
         data = self._bytes_of[token_id]
@@ -43,7 +43,7 @@ class BytesDetokenizer:
         return self._strip(text) if self._num_leading_spaces else text
 
     def finish(self) -> str:
-        """See `Detokenizer`."""
+        """The ids have ended: return U+FFFD for what is still held."""
         text = self._held.decode("utf-8", "replace")
         self._held = b""
         return text
@@ -56,9 +56,9 @@ class BytesDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other decoder: what an id adds to the text of the id before it.
+    """A `Detokenizer` for all other decoders: the text that an id adds to the text of the id before it.
 
-    Such decoders (WordPiece, CTC, word-level) know whole characters only, and look no further than one id back.
+    Such decoders (WordPiece, CTC, word-level) know whole characters only and look back one id at most.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, skipped: Set[int]) -> None:
@@ -68,7 +68,7 @@ class WindowDetokenizer:
         self._window: list[int] = []
 
     def feed(self, token_id: int) -> str:
-        """See `Detokenizer`."""
+        """Take one id; return the text that is now certain."""
         if token_id in self._skipped or self._backend.id_to_token(token_id) is None:
             return ""
         known = self._decode(self._window)
@@ -77,7 +77,7 @@ class WindowDetokenizer:
         return text[len(known) :]
 
     def finish(self) -> str:
-        """See `Detokenizer`; nothing is ever held."""
+        """Return nothing, because nothing is ever held."""
         return ""
 
     def _decode(self, token_ids: list[int]) -> str:

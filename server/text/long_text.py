@@ -1,18 +1,18 @@
-"""Text that is longer than a prompt may be, told without encoding all of it.
+"""Recognizes text that is too long for a prompt without encoding all of it.
 
-No bound on characters tells: a token of many spaces stands for a hundred, and normalizers drop text. So a long text is
-counted in slices, and no further than to the first token too many; if it fits, it is encoded as a whole. A cut between
-two slices makes a few tokens more at most, for which the count allows.
+No number of characters is certain to be too many: one token may stand for a hundred spaces, and normalizers drop text.
+So the tokens of a long text are counted in slices, up to the first token too many. If the text fits, it is encoded as a
+whole. A cut between two slices adds a few tokens at most, which the count leaves out.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 USUAL_CHARS_PER_TOKEN = 6
-"""More than text usually has: what is shorter than that is encoded at once."""
+"""More than text usually has: a text that is shorter than that is encoded at once."""
 SLICE_CHARS = 64 << 10
 CUT_TOKENS = 16
-"""More than a cut in a text changes of its tokens."""
+"""More tokens than a cut in a text changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Room:
     """How much of a text can be used.
 
     Attributes:
-        num_tokens: The most tokens.
-        keeps_end: Of a longer text only the end is wanted; else it is refused.
+        num_tokens: Most tokens.
+        keeps_end: A longer text is cut to its end; else it is refused.
     """
 
     num_tokens: int
@@ -29,7 +29,7 @@ class Room:
 
 
 class TextTooLongError(Exception):
-    """A text does not fit; `num_tokens` is the least that it has."""
+    """A text does not fit; it has at least `num_tokens` tokens."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(f"a text of at least {num_tokens} tokens")
@@ -37,13 +37,13 @@ class TextTooLongError(Exception):
 
 
 def fitted(text: str, room: Room | None, count: Callable[[str], int]) -> str:
-    """Return the text, or the end of it that fills the room; None is room for everything.
+    """Return the text, or an end of it that fills the room; without a room everything fits.
 
     Args:
-        count: Tells how many tokens a text is.
+        count: Counts the tokens of a text.
 
     Raises:
-        TextTooLongError: It does not fit, and its end alone is not wanted.
+        TextTooLongError: The text does not fit, and its end alone is not wanted.
     """
     if room is None or len(text) <= USUAL_CHARS_PER_TOKEN * room.num_tokens:
         return text
@@ -58,7 +58,7 @@ def fitted(text: str, room: Room | None, count: Callable[[str], int]) -> str:
 
 
 def _end(text: str, num_tokens: int, count: Callable[[str], int]) -> str:
-    """The end of a text: so many tokens, or more."""
+    """An end of the text that has at least `num_tokens` tokens, if the text has so many."""
     start = len(text)
     while start > 0 and num_tokens > 0:
         end, start = start, max(0, start - SLICE_CHARS)

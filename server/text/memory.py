@@ -1,11 +1,11 @@
-"""Memory that this process no longer needs."""
+"""Returns freed memory to the system."""
 
 import ctypes
 import sys
 
 
 def return_free_memory() -> None:
-    """Give what was freed back to the system; glibc keeps it."""
+    """Return freed memory to the system, which glibc would keep."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # absent from other C libraries
         if trim is not None:

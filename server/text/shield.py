@@ -1,27 +1,28 @@
-"""Keeps what callers write from becoming control tokens.
+"""Keeps text in messages from becoming control tokens.
 
-A chat template puts the callers' strings between control tokens such as <|im_end|>. Written inside a message, the
-same text would be encoded as the token itself: the message could end its own turn and forge another one. The template
-must see the strings as they are, so nothing is removed or replaced. Instead:
+A chat template puts the caller's strings between control tokens such as <|im_end|>. Inside a message, the same text
+would be encoded as the token itself: the message could end its own turn and forge another one. The template must see
+the strings as they are, so nothing is removed or replaced. Instead:
 
 1. `mark` puts one character, which occurs in no string, at each place in a caller's string where a special token is,
-   or could arise together with what the template or another string puts beside it.
+   or could arise together with the text that the template or another string puts beside it.
 2. The template renders the marked strings.
-3. `Marked.cut` cuts the rendered text at the marks. No special token reaches over a cut, so those found in the
-   separate pieces are the template's own; where the whole text holds the same ones, no cut was needed.
+3. `Marked.cut` cuts the rendered text at the marks. No special token reaches over a cut, so the special tokens in the
+   separate pieces are the template's own. If the whole text holds the same ones, no cut was needed.
 
 Invariant: a string that neither holds a special token's text nor begins or ends with part of one reaches the template
-untouched. Limits: a special token of one character cannot be cut; nor is guarded what a template makes by cutting a
-string in its middle and joining the parts, or by leaving nothing between two texts of its own.
+unchanged. Limits: a special token of one character cannot be cut. A special token is not prevented if the template
+makes it by cutting a string in its middle and joining the parts, or by leaving nothing between two texts of its own.
 """
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 _MARKS = tuple(chr(code) for code in range(0xE000, 0xF900))  # the Basic Multilingual Plane's private-use characters
 _ALL_MARKS = frozenset(_MARKS)
@@ -35,13 +36,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Marked(Generic[T]):
-    """A caller's data with marks in its strings, or as it was when no mark was needed."""
+    """A caller's data with marks in its strings; without a mark it is unchanged."""
 
     value: T
     mark: str | None
 
     def cut(self, rendered: str) -> list[str]:
-        """Split what a template made of the value; one piece when there is no mark. No piece is empty."""
+        """Split the text that a template rendered from the value; one piece if there is no mark. No piece is empty."""
         if self.mark is None:
             return [rendered]
         return [piece for piece in rendered.replace(_escaped(self.mark), self.mark).split(self.mark) if piece]
@@ -63,36 +64,33 @@ class Shield:
 
         Args:
             value: Messages, tools, or anything else that callers supply and a template renders.
-            names: Words by which the template looks up keys or compares values. Such a word is not marked for being
-                part of a special token's text: with `<|user|>` special, "user" must stay "user".
+            names: Words by which the template looks up keys or compares values. Such a word is not marked where it is
+                only part of a special token's text: with `<|user|>` special, "user" must stay "user".
 
         Raises:
-            ValueError: The data holds every private-use character there is.
+            ValueError: The data holds all private-use characters.
         """
-        strings = list(_strings(value))
+        strings: list[str] = []
+
+        def collect(text: str) -> str:
+            strings.append(text)
+            return text
+
+        _mapped(value, collect)
         if not any(True for string in strings for _ in self._offsets(string, names)):
             return Marked(value, None)
         used = _used(strings)
-        for mark in _MARKS:
-            if mark not in used and _escaped(mark) not in used:
-                return Marked(cast(T, self._copy(value, mark, names)), mark)
-        raise ValueError("the messages use every private-use character")
+        mark = next((mark for mark in _MARKS if mark not in used and _escaped(mark) not in used), None)
+        if mark is None:
+            raise ValueError("the messages use every private-use character")
+        return Marked(_mapped(value, partial(self._with_marks, mark=mark, names=names)), mark)
 
-    def _copy(self, value: object, mark: str, names: AbstractSet[str]) -> object:
-        if isinstance(value, str):
-            offsets = [0, *sorted(set(self._offsets(value, names))), len(value)]
-            return mark.join(value[start:end] for start, end in pairwise(offsets))
-        if isinstance(value, Mapping):
-            return {
-                self._copy(key, mark, names): item if _is_role(key, item) else self._copy(item, mark, names)
-                for key, item in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return type(value)(self._copy(item, mark, names) for item in value)
-        return value
+    def _with_marks(self, text: str, mark: str, names: AbstractSet[str]) -> str:
+        offsets = [0, *sorted(set(self._offsets(text, names))), len(text)]
+        return mark.join(text[start:end] for start, end in pairwise(offsets))
 
     def _offsets(self, text: str, names: AbstractSet[str]) -> Iterator[int]:
-        """Yield where a special token in `text`, or one that could arise at its edges, can be cut; some twice."""
+        """Yield where to cut special tokens in `text` and those that could arise at its ends; some offsets twice."""
         for window in _windows(text, self._max_length):
             for match in self._whole.finditer(text, *window):
                 yield match.start() + 1
@@ -105,7 +103,7 @@ class Shield:
             yield from self._edges(text, start, end)
 
     def _edges(self, text: str, start: int, end: int) -> set[int]:
-        """Return those ends of text[start:end] where a special token could go on outside."""
+        """Return the ends of text[start:end] at which part of a special token stands."""
         if start < end and end - start < self._max_length and text[start:end] in self._listed:
             return {start, end}
         edges: set[int] = set()
@@ -121,7 +119,7 @@ class Shield:
 
 
 def _overlapping(texts: list[str]) -> re.Pattern[str]:
-    """Match the first character of each occurrence, overlapping ones too."""
+    """Match the first character of each occurrence, also of those that overlap."""
     rests: dict[str, list[str]] = {}
     for text in texts:
         rests.setdefault(text[0], []).append(re.escape(text[1:]))
@@ -130,13 +128,13 @@ def _overlapping(texts: list[str]) -> re.Pattern[str]:
 
 
 def _windows(text: str, overlap: int) -> Iterator[tuple[int, int]]:
-    """Where a long text is searched piece by piece: a search keeps every other thread waiting."""
+    """Cut a long text into pieces to search, because a search blocks all other threads."""
     for start in range(0, len(text), WINDOW_CHARS):
         yield start, start + WINDOW_CHARS + overlap
 
 
 def _used(strings: Iterable[str]) -> set[str]:
-    """The marks that occur in strings, and what of them could be an escaped mark."""
+    """The marks that occur in strings, also as `_escaped` writes them."""
     used: set[str] = set()
     for string in strings:
         for start, end in _windows(string, 5):
@@ -146,23 +144,21 @@ def _used(strings: Iterable[str]) -> set[str]:
 
 
 def _escaped(mark: str) -> str:
-    """A mark as a template shows it that has asked `tojson` for ASCII."""
+    """A mark as `tojson(ensure_ascii=true)` of a template writes it."""
     return json.dumps(mark)[1:-1]
 
 
-def _strings(value: object) -> Iterator[str]:
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Copy JSON data with every string changed, except for roles."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings(key)
-            if not _is_role(key, item):
-                yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
+        return change(value)
+    if isinstance(value, Mapping):
+        return {
+            _mapped(key, change): item if _is_role(key, item) else _mapped(item, change) for key, item in value.items()
+        }
+    return type(value)(_mapped(item, change) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _is_role(key: object, item: object) -> bool:
-    """Some templates write the role's token around its name: '<|' + role + '|>'."""
+    """Roles stay, because some templates write a token around the role's name: '<|' + role + '|>'."""
     return key == "role" and isinstance(item, str) and item in _ROLES

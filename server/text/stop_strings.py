@@ -1,19 +1,18 @@
-"""Finds stop strings in a text that arrives in pieces, without letting any part of one go.
+"""Finds stop strings in text that arrives in pieces, and holds back text that may become one.
 
-Owns the text that may still become a stop string: the longest suffix of what was fed that is a proper prefix of some
-stop string, never more. Invariant: for every way to cut the same text into pieces, the released text and the match
-are those of the whole text at once. The match that ends first wins, as it would character by character; of those
-that end together, the longest, which begins first.
+It holds the longest suffix of the text so far that is a proper prefix of some stop string, never more. Invariant: the
+released text and the match do not depend on how the text was cut into pieces. The match that ends first wins, as it
+would character by character. Of matches that end together the longest wins, which begins first.
 
-Text that must not stop (of the first `min_tokens` tokens) is passed over: a stop string is then found only if it lies
-behind it altogether.
+Text that must not stop (of the first `min_tokens` tokens) is passed over: a stop string is found only in the text
+after it.
 """
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """One text being searched; mutated by its methods alone."""
+    """One text that is being searched. Only its methods mutate it."""
 
     def __init__(self, stops: Sequence[str], include: bool) -> None:
         """Start a new text.
@@ -33,7 +32,7 @@ class StopStrings:
 
     @property
     def num_content(self) -> int | None:
-        """Nothing is cut but what `feed` does not return."""
+        """None: only the text that `feed` does not return is cut."""
         return None
 
     def pass_over(self, text: str) -> str:
@@ -41,7 +40,7 @@ class StopStrings:
         return text
 
     def feed(self, text: str) -> str:
-        """Take the next piece; return what cannot be part of a stop string. After a match, nothing more comes."""
+        """Take the next piece; return what cannot be part of a stop string. After a match, return nothing more."""
         if self.matched is not None:
             return ""
         text = self._held + text
@@ -55,7 +54,7 @@ class StopStrings:
         return text[:start]
 
     def finish(self) -> str:
-        """The text has ended: return what is still held, which became no stop string."""
+        """The text has ended: return what is still held."""
         text, self._held = self._held, ""
         return text
 

@@ -1,9 +1,9 @@
-"""Text to token ids and back; the only user of the `tokenizers` library.
+"""Turns text and messages into token ids, and ids into text, with the files of a checkpoint.
 
-Owns the loaded vocabulary, the checkpoint's special tokens and its chat templates. Invariant: ids equal those of
-`transformers` for the same files, except that text of a control token inside a message stays text (see `shield`).
-Everything here is safe to call from several threads at once, and long texts are encoded without holding the
-interpreter lock. Reads tokenizer.json alone: a checkpoint without one is refused.
+Owns the loaded vocabulary, the special tokens and the chat templates. Invariant: ids equal those of `transformers` for
+the same files, except that the text of a control token inside a message stays text (see `shield`). Several threads may
+call everything here at once; texts are encoded without holding the interpreter lock. A checkpoint without
+tokenizer.json is refused.
 """
 
 import json
@@ -29,7 +29,7 @@ from weft.server.text.shield import Shield
 from weft.server.text.text_tokenizer import Detokenizer
 from weft.server.text.token_bytes import read_token_table
 
-# The library's own thread pool serves batches; here each text has a thread already, and the engine needs the cores.
+# The library's thread pool is for batches. Here each text has a thread already, and the engine needs the cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -57,7 +57,7 @@ class Tokenizer:
 
         Args:
             backend: Without truncation and padding.
-            special_tokens: bos_token, eos_token and their like -> text; templates see them under these names.
+            special_tokens: Names such as bos_token -> text; templates see the texts under these names.
         """
         self._backend = backend
         self._special_tokens = special_tokens
@@ -164,11 +164,9 @@ class Tokenizer:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What the checkpoint's own chat template names besides what it defines; nothing when there is none."""
-        try:
-            return self._templates.select(None, has_tools=False).variables
-        except ChatTemplateError:
-            return frozenset()
+        """The names that the checkpoint's chat template uses and does not define; empty when there is no template."""
+        template = self._templates.own(has_tools=False)
+        return template.variables if template else frozenset()
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids; an id outside the vocabulary has none, invalid UTF-8 becomes U+FFFD."""
@@ -176,7 +174,7 @@ class Tokenizer:
         return "".join([detokenizer.feed(token_id) for token_id in token_ids]) + detokenizer.finish()
 
     def detokenizer(self, skip_special_tokens: bool = True, kept: Set[int] = frozenset()) -> Detokenizer:
-        """Return a new decoder for one output, whose pieces join to what `decode` returns; `kept` are never skipped."""
+        """Return a decoder for one output, whose joined pieces are what `decode` returns; it never skips `kept`."""
         skipped = self._special_ids - kept if skip_special_tokens else frozenset()
         if self._table is not None:
             return BytesDetokenizer(self._table, skipped)
@@ -190,7 +188,7 @@ class Tokenizer:
         return text.encode()
 
     def token_text(self, token_id: int) -> str:
-        r"""Return one token as OpenAI's logprobs show it: bytes that are no character by themselves read \xe4."""
+        r"""Return one token as OpenAI's logprobs show it: a byte that is not a whole character reads \xe4."""
         return self.token_bytes(token_id).decode("utf-8", "backslashreplace")
 
     def added_id(self, text: str) -> int | None:
@@ -199,20 +197,18 @@ class Tokenizer:
 
     def template_source(self, has_tools: bool) -> str:
         """Return the source of the chat template that `render_chat` takes; empty when there is none."""
-        try:
-            return self._templates.select(None, has_tools).source
-        except ChatTemplateError:
-            return ""
+        template = self._templates.own(has_tools)
+        return template.source if template else ""
 
     def is_special(self, token_id: int) -> bool:
         """Tell whether `skip_special_tokens` leaves this id out."""
         return token_id in self._special_ids
 
     def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
-        """Return the ways to write a word that must not come: after a space, at the beginning, and after other text.
+        """Return the ids of a forbidden word in each way to write it: at the start, after a space, after other text.
 
         Raises:
-            ValueError: Nothing is left of the word without spaces.
+            ValueError: The word consists of white space.
         """
         word = word.strip()
         if not word:
@@ -221,7 +217,7 @@ class Tokenizer:
         return tuple(dict.fromkeys(tuple(ids) for ids in ways))
 
     def _fitted_pieces(self, pieces: list[str], room: Room | None) -> list[str]:
-        """Cut away from the front what there is no room for."""
+        """Cut from the front what does not fit into the room."""
         num_chars = sum(map(len, pieces))
         num_cut = num_chars - len(fitted("".join(pieces), room, self._count))
         fitting = []
@@ -232,21 +228,21 @@ class Tokenizer:
         return fitting
 
     def _encode_pieces(self, pieces: list[str]) -> list[int]:
-        """Encode a prompt that was cut where a caller's text could take part in a control token."""
+        """Encode a prompt that was cut where a caller's text could be part of a control token."""
         whole = self._ids("".join(pieces), False)
         if len(pieces) < 2:
             return whole
         separate = self._ids(pieces[0], False)
         for piece in pieces[1:]:
             separate += self._continuation_ids(piece)
-        # The cuts cost fidelity to the model's usual tokens: keep them only if a control token arises without them.
+        # Cuts lead to tokens that are unusual for the model: cut only if a control token would arise else.
         return whole if self._special_only(whole) == self._special_only(separate) else separate
 
     def _special_only(self, ids: list[int]) -> list[int]:
         return [token_id for token_id in ids if token_id in self._special_ids]
 
     def _continuation_ids(self, text: str) -> list[int]:
-        """Encode text that follows other text: SentencePiece puts a space before whatever begins."""
+        """Encode text that follows other text: at the start of a text, SentencePiece would add a space."""
         ids = self._ids("\n" + text, False)
         num_newline = len(self._newline_ids)
         return ids[num_newline:] if ids[:num_newline] == self._newline_ids else self._ids(text, False)
@@ -255,7 +251,7 @@ class Tokenizer:
         return len(self._ids(text, False))
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        # A batch, because the library lets go of the interpreter lock for batches only.
+        # A batch, because the library releases the interpreter lock for batches only.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
@@ -265,7 +261,7 @@ class Tokenizer:
 
 
 def _before(rendered: str, tag: str) -> str:
-    """Cut a rendered prompt where the last message was marked with a tag that ends in a space.
+    """Cut a rendered prompt at the tag in the last message; the tag ends in a space.
 
     Raises:
         ChatTemplateError: The template does not show the last message.
@@ -273,7 +269,7 @@ def _before(rendered: str, tag: str) -> str:
     position = rendered.rfind(tag.strip())
     if position < 0:
         raise ChatTemplateError("the chat template does not show the final message, so it cannot be continued")
-    # A template that trims the message takes the tag's space, too, and so the spaces before the tag would have gone.
+    # A template that trims messages has removed the tag's space; it would also have removed the spaces before the tag.
     is_trimmed = not rendered.startswith(tag, position)
     return rendered[:position].rstrip() if is_trimmed else rendered[:position]
 
@@ -292,14 +288,14 @@ def _read_json(file: Path) -> _Json:
 
 
 def _token_text(declared: object) -> str | None:
-    """Read a token as checkpoints write it: its text, or an object that has it as `content`."""
+    """Read a token as checkpoints write it: its text, or an object with the text as `content`."""
     if isinstance(declared, Mapping):
         declared = declared.get("content")
     return declared if isinstance(declared, str) else None
 
 
 def _extra_special(declared: _Json) -> list[str]:
-    """Read the special tokens without a role: a list in most checkpoints, an object by name in a few."""
+    """Read the special tokens without a role: a list in most checkpoints, an object by name in some."""
     texts: list[str] = []
     for name in _EXTRA_SPECIAL_NAMES:
         entries = declared.get(name) or []
@@ -309,7 +305,7 @@ def _extra_special(declared: _Json) -> list[str]:
 
 
 def _declare_special(backend: tokenizers.Tokenizer, texts: list[str]) -> None:
-    """Make special what only the configuration calls so, as `transformers` does. Never grows the vocabulary."""
+    """Make tokens special that only the configuration declares so, as `transformers` does. Adds no token."""
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     missing = [text for text in dict.fromkeys(texts) if text not in added and backend.token_to_id(text) is not None]
     if missing:

@@ -1,4 +1,4 @@
-"""Every pattern that meets what a client or a model writes takes time that grows with its input alone."""
+"""Every pattern that is applied to text of clients or models takes linear time."""
 
 import importlib
 import pkgutil
@@ -37,7 +37,7 @@ FILLERS = (
 )
 TOOL = Tool("f", {"type": "object", "properties": {"a": {}}})
 SEARCHED = {"_LARK_START", "_RECIPIENT", "_ANALYSIS", "_SURROGATE"}
-"""Patterns that look for their place themselves; all others are told where to look."""
+"""Patterns that are used with `search`; all others are matched at a given place."""
 
 
 def patterns() -> Iterator[tuple[str, re.Pattern[str]]]:

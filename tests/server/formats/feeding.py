@@ -1,4 +1,4 @@
-"""Feeds a parser the same text cut in every way, and says what it told, cuts forgotten."""
+"""Feeds a parser the same text cut in every way, and joins what it tells."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +9,7 @@ Make = Callable[[], OutputParser]
 
 
 def feed_all(parser: OutputParser, parts: Iterable[str]) -> list[tuple[str, str]]:
-    """What was told, with neighbours of the same kind joined; each answer must not have such neighbours itself."""
+    """What was told, with neighbours of the same kind joined. No single answer may have such neighbours."""
     told: list[Piece] = []
     for part in parts:
         told += _checked(parser.feed(part)) if part else []
@@ -32,7 +32,7 @@ def _checked(pieces: Sequence[Piece]) -> Sequence[Piece]:
 
 
 def assert_told(make: Make, text: str, expected: list[tuple[str, str]]) -> None:
-    """The text as a whole, by single characters and cut in two at every place tells exactly this."""
+    """Check what is told of the text as a whole, character by character, and cut in two at every place."""
     assert feed_all(make(), [text]) == expected
     assert feed_all(make(), text) == expected
     for cut in range(1, len(text)):

@@ -131,7 +131,7 @@ def test_calls_as_templates_write_them(takes: Accepts, way: str) -> None:
 
 @every_way
 def test_markers_in_strings(takes: Accepts, way: str, kind: str) -> None:
-    """Spelled, they are text like any other; the token of a marker stands in no string."""
+    """A marker in a string is spelled as text; its token cannot stand in a string."""
     text = WAYS[way].write([("get_weather", '{"city": "[TOOL_CALLS]]}"}')])
     assert takes(text) is (kind == "demo")
 
@@ -235,7 +235,7 @@ def test_a_marker_cannot_be_spelled_past_its_token() -> None:
 
 @pytest.mark.parametrize("text", ["a", '"\\\n\t/#', "é中😀", "\x7f\x00", "<|x|>"])
 def test_literals(text: str) -> None:
-    """Whatever the text, the literal is it and nothing else."""
+    """A literal matches its text and nothing else."""
     assert accepts("demo", f"start: {lark.literal(text)}", text)
     assert not accepts("demo", f"start: {lark.literal(text)}", text + "a")
 
@@ -256,7 +256,7 @@ def test_days_that_never_were_are_refused(name: str, rest: str, text: str) -> No
 
 
 def test_arguments_are_held_to_their_schema_as_answers_are() -> None:
-    """The arguments of a tool were left open: a model could write members that were never declared, without end."""
+    """Schemas of arguments were left open: a model could add undeclared members without end."""
     tool = Tool("f", {"properties": {"a": {"type": "integer"}}, "required": ["a"]})
     grammar = f"start: {lark.arguments(tool)}"
     assert accepts("demo", grammar, '{"a": 1}')

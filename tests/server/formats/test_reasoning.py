@@ -47,7 +47,7 @@ def test_outputs_without_the_whole_block(format: ReasoningFormat) -> None:
 
 
 def test_calls_behind_reasoning() -> None:
-    """Calls inside of the block are thoughts, those behind it are calls."""
+    """Calls inside the block are reasoning, those after it are calls."""
     call = '<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>'
     expected = [
         ("REASONING", '<tool_call>\n{"name": "f", "arguments": {"a": "'),

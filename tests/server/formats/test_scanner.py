@@ -8,7 +8,7 @@ from weft.server.formats.scanner import Scanner, Steps
 
 
 class _Value(Scanner):
-    """Reads one JSON value, and nothing behind it."""
+    """Reads one JSON value, and nothing after it."""
 
     def __init__(self) -> None:
         self.value = ""

@@ -1,4 +1,4 @@
-"""What holds for every format whose calls are not JSON: however its text is cut, and under its grammar."""
+"""Properties of every format whose calls are not JSON: of parsers for every cut of the text, and of grammars."""
 
 import json
 from itertools import pairwise
@@ -101,7 +101,7 @@ _SHREDS = {
 @settings(max_examples=100)
 @given(data=st.data(), name=st.sampled_from(list(_SHREDS)), cuts=st.sets(st.integers(0, 200)))
 def test_whatever_is_written_the_cut_makes_no_difference(data: st.DataObject, name: str, cuts: set[int]) -> None:
-    """The beginning of calls, and shreds of markup in any order: nothing raises, and arguments follow calls."""
+    """On cut calls and fragments of markup in any order nothing raises, and arguments follow calls."""
     format, written = WRITERS[name].format, WRITERS[name].write(CALL)
     shreds = [*_SHREDS[name].split(" "), "a", "5", "\n", " "]
     text = written[: data.draw(st.integers(0, len(written)))]

@@ -150,7 +150,7 @@ def write_gpt_oss_template(calls: Sequence[Call]) -> str:
 
 
 def json_literal(value: Any) -> str:
-    """Python as the grammar has it: containers and strings as in JSON."""
+    """A Python literal as the grammar writes it: containers and strings as in JSON."""
     return repr(value) if isinstance(value, bool) or value is None else _json(value)
 
 
@@ -164,7 +164,7 @@ def _raw(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Writer:
-    """One way to write calls, and a text that ends a value there whatever surrounds it ("" if none does)."""
+    """One way to write calls, and a text that always ends a value there ("" if there is none)."""
 
     format: ToolFormat
     write: Callable[[Sequence[Call]], str]

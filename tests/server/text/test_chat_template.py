@@ -131,7 +131,7 @@ def test_ids_equal_those_of_transformers(pair: tuple[Tokenizer, Any], template: 
 
 
 def test_the_golden_chats_are_rendered_by_every_template(pair: tuple[Tokenizer, Any]) -> None:
-    """Else the comparison above could be one of refusals."""
+    """If all were refused, the comparison above would compare nothing."""
     for source in templates.ALL.values():
         assert len(encode_chat(pair[0], _CHATS["plain"], chat_template=source)) > 10
 

@@ -46,7 +46,7 @@ def test_random_ids_give_what_the_library_decodes(name: str, data: st.DataObject
 
 @given(data=st.data(), skip=st.booleans())
 def test_random_sentencepiece_ids_give_what_the_library_decodes(data: st.DataObject, skip: bool) -> None:
-    """Runs of byte tokens are whole characters here; the library turns any other run into U+FFFD altogether."""
+    """Runs of byte tokens are whole characters here; the library turns any other run into U+FFFD."""
     backend = _backend("sentencepiece")
     texts = [backend.id_to_token(i) for i in range(backend.get_vocab_size())]
     plain = st.sampled_from([i for i, text in enumerate(texts) if not _BYTE_TOKEN.fullmatch(text)]).map(lambda i: [i])
@@ -75,7 +75,7 @@ def test_encoded_text_comes_back_without_a_broken_character(name: str, text: str
 
 @given(data=st.binary(max_size=40))
 def test_no_more_than_three_bytes_are_ever_held(data: bytes) -> None:
-    """Whatever comes, the text is behind by less than one character."""
+    """The text always lags by less than one character."""
     backend = _backend("byte_level")
     byte_ids = {bytes([b]): backend.token_to_id(token) for b, token in _byte_tokens().items()}
     detokenizer = _detokenizer("byte_level")

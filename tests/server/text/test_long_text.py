@@ -23,7 +23,7 @@ class Words:
 
 
 def test_what_cannot_fit_is_told_after_a_part_of_it() -> None:
-    """Ten megabytes were encoded for 36 seconds to say that they do not fit."""
+    """It took 36 seconds to encode ten megabytes, only to refuse them."""
     count = Words()
     with pytest.raises(TextTooLongError) as raised:
         fitted("a " * 5_000_000, Room(100_000), count)

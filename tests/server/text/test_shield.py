@@ -125,7 +125,7 @@ def test_the_words_of_the_template_are_not_marked() -> None:
 
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
 def test_only_needed_marks_change_the_ids(name: str) -> None:
-    """Content that might form a token with its neighbours, and does not, is encoded as if nothing had been marked."""
+    """Content that could form a token with its neighbours, and does not, is encoded as if it had no mark."""
     tokenizer = _tokenizer(name)
     messages = [{"role": "user", "content": "user"}]
     assert _SHIELD.mark(messages, {"role", "content"}).mark is not None
@@ -142,7 +142,7 @@ def test_a_mark_occurs_in_no_string() -> None:
 
 
 def test_a_text_is_not_searched_for_each_mark_by_itself() -> None:
-    """30 MiB behind which all marks but the last stood held a thread for half a minute."""
+    """30 MiB of text, followed by all marks but the last, blocked a thread for half a minute."""
 
     def seconds(end: str) -> float:
         began = time.process_time()

@@ -22,7 +22,7 @@ def test_byte_level_tokens_give_raw_bytes_for_all_256() -> None:
 
 
 def test_an_added_token_is_its_text_even_where_the_printable_alphabet_has_its_characters() -> None:
-    """The decoder of `tokenizers` takes "é" of an added token for the byte 0xE9 and prints U+FFFD."""
+    """The decoder of `tokenizers` reads "é" in an added token as the byte 0xE9 and prints U+FFFD."""
     backend = byte_level()
     backend.add_tokens(["<é>"])
     token_id = backend.token_to_id("<é>")
