@@ -43,6 +43,7 @@ def build_sampling_params(
         InvalidRequestError: A value is out of range; names the field as it is called on the wire.
     """
     info, defaults = model.engine_info, model.defaults
+    allowed = _known_ids("allowed_token_ids", body.allowed_token_ids, info)
     top_k = _first(body.top_k, defaults.top_k, 0)
     try:
         return SamplingParams(
@@ -57,18 +58,14 @@ def build_sampling_params(
             repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
             seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
             stop_token_ids=tuple(
-                dict.fromkeys((*_known_ids("stop_token_ids", body.stop_token_ids or [], info), *extra_stop_ids))
+                dict.fromkeys((*_known_ids("stop_token_ids", body.stop_token_ids, info), *extra_stop_ids))
             ),
             ignore_eos=bool(body.ignore_eos),
             logit_bias=_logit_bias(body.logit_bias or {}, info),
             bad_words_token_ids=_bad_words(body.bad_words or [], model.tokenizer),
-            allowed_token_ids=(
-                None
-                if body.allowed_token_ids is None
-                else tuple(dict.fromkeys(_known_ids("allowed_token_ids", body.allowed_token_ids, info)))
-            ),
+            allowed_token_ids=None if body.allowed_token_ids is None else tuple(dict.fromkeys(allowed)),
             logprobs=logprobs,
-            logprob_token_ids=tuple(_known_ids("logprob_token_ids", body.logprob_token_ids or [], info)),
+            logprob_token_ids=tuple(_known_ids("logprob_token_ids", body.logprob_token_ids, info)),
             prompt_logprobs=prompt_logprobs,
         )
     except ValueError as exc:
@@ -138,11 +135,11 @@ def _first(*values: T | None) -> T:
     return next(value for value in values if value is not None)
 
 
-def _known_ids(name: str, token_ids: list[int], info: EngineInfo) -> list[int]:
+def _known_ids(name: str, token_ids: list[int] | None, info: EngineInfo) -> list[int]:
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < info.vocab_size:
         for i, token_id in enumerate(token_ids):
             check_range(f"{name}[{i}]", token_id, 0, info.vocab_size - 1)
-    return token_ids
+    return token_ids or []
 
 
 def _logit_bias(logit_bias: dict[str, float], info: EngineInfo) -> dict[int, float]:
