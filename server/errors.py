@@ -1,4 +1,4 @@
-"""What a client is told when its request fails: the exception tree, and the one table exception -> answer.
+"""What a client is told when its request fails: the exception tree, and how an exception becomes an answer.
 
 Every error leaves the server as OpenAI's error object, on every route and inside an open stream. Messages state the
 bound and the value given; what went wrong inside is logged, never sent.
@@ -23,26 +23,25 @@ bound and the value given; what went wrong inside is logged, never sent.
       QueueFullError             503  another replica may help
       TooManyConnectionsError    503
       ShuttingDownError          503
+        EngineLeftError               this server is about to end and has left the engine
       EngineRestartingError      503
+        EngineUnavailableError        no engine now: it loads, hangs, or is being restarted
+        EngineDiedError               the engine went away while the request ran
       DeadlineError              504
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
 from starlette.responses import Response
 
 from weft.engine.shared.messages import RejectReason
-from weft.server.generate.engine_client import (
-    EngineDiedError,
-    EngineLeftError,
-    EngineUnavailableError,
-    RequestRejectedError,
-)
 
 MAX_MESSAGE_CHARS = 4000
 """Whoever writes a message bounds what it quotes of a request; templates and libraries do not."""
+MAX_VALUE_CHARS = 80
+"""Of a value that a message quotes."""
 RETRY_AFTER_S = 2
 """What a client is asked to wait for a queue to move or an engine to come back."""
 
@@ -225,6 +224,27 @@ class EngineRestartingError(ApiError):
     headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
 
 
+class EngineUnavailableError(EngineRestartingError):
+    """No engine is connected, or it went away before it answered; the same request may succeed in a moment."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine is loading, hangs or is restarting; try again in a moment")
+
+
+class EngineDiedError(EngineRestartingError):
+    """The connection broke while the request ran; what was generated so far has been handed out before."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine died while the request ran and is being restarted; try again")
+
+
+class EngineLeftError(ShuttingDownError):
+    """This server has left the engine: it ends, whatever the engine does."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down and had to cut this request")
+
+
 class DeadlineError(ApiError):
     """The client's own deadline passed while the request waited."""
 
@@ -241,21 +261,43 @@ _REJECTIONS: Mapping[RejectReason, type[ApiError]] = {
 }
 
 
+def shown(value: object) -> str:
+    """A value as a message quotes it: not at length, nor looked at beyond that."""
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > MAX_VALUE_CHARS:
+            return text[:MAX_VALUE_CHARS] + "..."
+    return text
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """What `repr` writes of JSON data, bit by bit."""
+    if isinstance(value, str):
+        yield repr(value[: MAX_VALUE_CHARS + 1])
+    elif isinstance(value, list | dict):
+        yield "[" if isinstance(value, list) else "{"
+        for i, item in enumerate(value):
+            yield ", " if i else ""
+            yield from _pieces(item)
+            if isinstance(value, dict):
+                yield ": "
+                yield from _pieces(value[item])
+        yield "]" if isinstance(value, list) else "}"
+    else:
+        yield repr(value)
+
+
+def rejection(reason: RejectReason, message: str) -> ApiError:
+    """What a client is told when the engine did not take its request in; the message is fit for it."""
+    return _REJECTIONS[reason](message)
+
+
 def as_api_error(exc: Exception) -> ApiError:
-    """The one table from any exception to what the client is told; an unforeseen one tells nothing."""
-    match exc:
-        case ApiError():
-            return exc
-        case RequestRejectedError():
-            return _REJECTIONS[exc.reason](exc.message)
-        case EngineUnavailableError():
-            return EngineRestartingError("the engine is loading, hangs or is restarting; try again in a moment")
-        case EngineDiedError():
-            return EngineRestartingError("the engine died while the request ran and is being restarted; try again")
-        case EngineLeftError():
-            return ShuttingDownError("the server is shutting down and had to cut this request")
-        case _:
-            return InternalError("internal error; the server's log has the details under this request's x-request-id")
+    """What a client is told of any exception; an unforeseen one tells nothing."""
+    if isinstance(exc, ApiError):
+        return exc
+    return InternalError("internal error; the server's log has the details under this request's x-request-id")
 
 
 def _object_schema(properties: dict[str, object]) -> dict[str, object]:

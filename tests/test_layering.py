@@ -10,6 +10,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 MODEL_NAMES = {"weft.engine.models.families.registry"}
 """Which models there are: the one thing beside `engine/shared` that the server asks the engine's package."""
+ORDER = ("errors", "schemas", "text", "formats", "model", "http", "request", "generate", "render", "api", "run")
+"""Rooms of the server. Each imports none that comes later; rendering takes nothing of generating but its events."""
 HEAVY = {"torch", "transformers", "weft.engine.core.engine"}
 
 
@@ -56,6 +58,18 @@ def test_what_both_share_imports_neither() -> None:
 def test_what_the_core_builds_on_knows_nothing_of_it(folder: str) -> None:
     climbs = used_by(f"engine/{folder}", "weft.engine.core.") | used_by(f"engine/{folder}", "weft.engine.run.")
     assert climbs == set()
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_no_import_climbs(room: str) -> None:
+    path = ROOT / "server" / room
+    files = modules(f"server/{room}").values() if path.is_dir() else [path.with_suffix(".py")]
+    used = {name for file in files for name in imported(file)} - {"weft.server.generate.events"}
+    later = {f"weft.server.{name}" for name in ORDER[ORDER.index(room) + 1 :]}
+    if room == "render":
+        later.add("weft.server.generate")
+    assert files
+    assert {name for name in used if ".".join(name.split(".")[:3]) in later} == set()
 
 
 def test_the_server_loads_neither_torch_nor_transformers() -> None:

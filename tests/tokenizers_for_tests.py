@@ -2,11 +2,15 @@
 
 import json
 import random
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from weft.server.text.chat_template import TemplateOptions
+from weft.server.text.tokenizer import Tokenizer
 
 CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA3_SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -113,3 +117,16 @@ def write_checkpoint(
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     return folder
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, object]],
+    *,
+    chat_template: str | None = None,
+    template_kwargs: Mapping[str, object] | None = None,
+    **end: bool,
+) -> list[int]:
+    """Messages to the ids of a prompt."""
+    options = TemplateOptions(variables=template_kwargs or {}, **end)
+    return tokenizer.encode_rendered(tokenizer.render_chat(messages, options, chat_template=chat_template))

@@ -52,9 +52,11 @@ class ServerConnection:
 
     def put_output(self, output: RequestOutput) -> None:
         """Queue an output; merge it with the one still queued for the same choice."""
-        queued = self._outputs.setdefault((output.request_id, output.index), output)
-        if queued is not output:
-            queued.merge(output)
+        key = (output.request_id, output.index)
+        if key in self._outputs:
+            self._outputs[key].merge(output)
+        else:
+            self._outputs[key] = output
 
     def send(self) -> None:
         """Send as much as the socket takes now.

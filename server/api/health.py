@@ -20,7 +20,7 @@ router = APIRouter()
 @router.get("/health")
 async def health(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """200 while the engine gives signs of life, else 503."""
-    _check_engine(context)
+    _check_engines(context)
     return JSONResponse({"status": "ok"})
 
 
@@ -30,7 +30,7 @@ async def ready(context: Annotated[ServerContext, Depends(get_context)]) -> Resp
     """200 while new requests are served, else 503."""
     if context.lifecycle.draining:
         raise ShuttingDownError("the server is shutting down")
-    _check_engine(context)
+    _check_engines(context)
     return JSONResponse({"status": "ready"})
 
 
@@ -40,11 +40,12 @@ async def show_version() -> Response:
     return JSONResponse({"version": VERSION})
 
 
-def _check_engine(context: ServerContext) -> None:
-    if context.engine_client.info is None:
-        raise EngineRestartingError("no engine is connected: it is loading or restarting")
-    status = context.engine_client.status()
-    if not status.is_alive:
-        silence_s = time.monotonic() - status.progress_time
-        what = f"has given no sign of life for {silence_s:.0f} s" if status.is_ready else "is loading"
-        raise EngineRestartingError(f"the engine {what}")
+def _check_engines(context: ServerContext) -> None:
+    for model in context.models.values():
+        if model.engine_client.info is None:
+            raise EngineRestartingError("no engine is connected: it is loading or restarting")
+        status = model.engine_client.status()
+        if not status.is_alive:
+            silence_s = time.monotonic() - status.progress_time
+            what = f"has given no sign of life for {silence_s:.0f} s" if status.is_ready else "is loading"
+            raise EngineRestartingError(f"the engine {what}")

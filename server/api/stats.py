@@ -20,14 +20,15 @@ _switch = lru_cache(maxsize=1)(reasoning_switch)
 @router.get("/stats")
 async def show_stats(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """The model's abilities, and one reading of the engine. Counters run from the start of the engine."""
-    info, status = context.engine_client.info, context.engine_client.status()
-    switch = _switch(context.formats.template)
+    served = context.default_model
+    info, status = served.engine_client.info, served.engine_client.status()
+    switch = _switch(served.formats.template)
     stats = Stats(
-        model=context.model_names[0],
+        model=served.name,
         version=VERSION,
         is_ready=info is not None and status.is_alive,
         max_model_len=info.max_model_len if info else None,
-        has_tools=context.formats.tools is not None,
+        has_tools=served.formats.tools is not None,
         thinking=ThinkingSwitch(switch.on, switch.off) if switch else None,
         engine=engine_stats(status),
     )

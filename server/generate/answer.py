@@ -1,8 +1,8 @@
-"""All choices of one HTTP request, from acceptance to the last delta.
+"""All choices of one HTTP request, from acceptance to the last event.
 
 Owns the generations in the engine (one per prompt) and the text pipeline of every choice. Choice i belongs to prompt
 i // num_choices. Invariant: whoever opened an answer closes it, and then nothing of it is left in the engine.
-Knows no JSON.
+Knows no JSON, and nothing of who renders it.
 """
 
 import asyncio
@@ -10,76 +10,54 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import TypeVar
 
-from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput, TokenLogprobs
-from weft.server.errors import ApiError, DeadlineError, EngineRestartingError, GrammarError, InternalError
-from weft.server.generate.choice_stream import ChoiceStream, Delta
-from weft.server.generate.engine_client import EngineClient, EngineDiedError, EngineLeftError, Generation
+from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput
+from weft.server.errors import (
+    ApiError,
+    DeadlineError,
+    EngineDiedError,
+    EngineLeftError,
+    EngineRestartingError,
+    GrammarError,
+    InternalError,
+)
+from weft.server.generate.choice_stream import ChoiceStream
+from weft.server.generate.events import Counts, End, Event, PromptReport, WholeChoice, whole_choice
 from weft.server.http.metrics import RequestTimer
-
-T = TypeVar("T")
+from weft.server.model.engine_client import EngineClient, Generation
+from weft.server.request.task import Prompt
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt.
-
-    Attributes:
-        text: What the caller wrote; None when it came as token ids or as messages.
-    """
-
-    token_ids: list[int]
-    text: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What is asked of the engine: one request for each prompt, alike in all but input and seed."""
-
-    prompts: Sequence[Prompt]
-    requests: Sequence[AddRequest]
-
-
-@dataclass(slots=True)
-class PromptState:
-    """What the engine said about one prompt; None until it did. Written by `Answer` alone."""
-
-    num_cached_tokens: int | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    logprobs_source: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Tokens of an answer so far: every prompt once, every choice."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    cache_write_tokens: int
-    output_tokens: int
-    accepted_predictions: int = 0
-    rejected_predictions: int = 0
-
-
 class Answer:
-    """The choices of one HTTP request. Has one reader, who also closes it.
+    """The choices of one HTTP request. Has one reader, who also closes it. A `Report`.
 
     Attributes:
-        choices: The text pipelines, by choice.
-        prompts: What the engine said, by prompt.
+        prompts: What the engine said of each prompt.
     """
 
-    def __init__(self, order: Order, choices: list[ChoiceStream], timer: RequestTimer, cached_block_size: int) -> None:
-        """Ask nothing yet. `cached_block_size` is 0 when there is no prefix cache."""
-        self.order = order
-        self.choices = choices
-        self.prompts = [PromptState() for _ in order.prompts]
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        requests: Sequence[AddRequest],
+        choices: Sequence[ChoiceStream],
+        timer: RequestTimer,
+        cached_block_size: int,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            requests: One for each prompt, with as many choices each.
+            choices: The text pipelines of all choices.
+            cached_block_size: 0 when the prefix cache is not used.
+        """
+        self.prompts = [PromptReport(prompt) for prompt in prompts]
+        self._requests = requests
+        self._choices = choices
         self._timer = timer
         self._cached_block_size = cached_block_size
+        self._num_choices = requests[0].num_choices
         self._generations: dict[int, Generation] = {}
         self._unfinished = FinishReason.ABORT  # how choices count that have not finished when it is closed
         self._is_open = False
@@ -89,17 +67,15 @@ class Answer:
         """Have every prompt accepted; when one is not, none stays behind.
 
         Raises:
-            EngineUnavailableError: No engine is connected.
-            RequestRejectedError: The engine did not take a prompt in.
+            ApiError: No engine is connected, or it did not take a prompt in.
         """
 
         async def accept(index: int) -> None:
-            self._generations[index] = await engine_client.generate(requests[index])
+            self._generations[index] = await engine_client.generate(self._requests[index])
 
-        requests = self.order.requests
         try:
             # Together, because each waits for the engine's answer, which comes between two steps.
-            accepts = (accept(index) for index in range(len(requests)))
+            accepts = map(accept, range(len(self._requests)))
             results = await asyncio.gather(*accepts, return_exceptions=True)
             for result in results:
                 if result is not None:
@@ -108,90 +84,100 @@ class Answer:
             self.close()
             raise
         self._is_open = True
+        self._timer.accept([len(report.prompt.token_ids) for report in self.prompts])
 
     def close(self) -> None:
         """Abort whatever still runs, and count it. Idempotent."""
         for generation in self._generations.values():
             generation.close()
         was_open, self._is_open = self._is_open, False
-        for index, choice in enumerate(self.choices):
+        for index, choice in enumerate(self._choices):
             if was_open and not choice.is_finished:
                 self._timer.finish_choice(index, self._unfinished, choice.num_output_tokens)
 
-    def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        """Yield (choice, delta); otherwise as `rendered`."""
-        return self.rendered(lambda index, delta: (index, delta))
-
-    async def rendered(self, render: Callable[[int, Delta], T]) -> AsyncGenerator[T, None]:
-        """Yield render(choice, delta) as the engine produces; every choice's last delta has a finish reason.
+    async def rendered(self, render: Callable[[int, list[Event]], bytes]) -> AsyncGenerator[bytes, None]:
+        """Yield render(choice, events) as the engine produces, unless it is empty; every choice ends with `End`.
 
         Raises:
-            ApiError: The engine gave a choice up; nothing of the answer is of use then.
-            EngineDiedError: The engine went away.
-            EngineLeftError: This server left it.
+            ApiError: The engine gave a choice up, or it went away; nothing of the answer is of use then.
         """
         try:
             async with aclosing(_merged(self._generations)) as outputs:
                 async for prompt_index, output in outputs:
-                    index = prompt_index * self.order.requests[0].num_choices + output.index
-                    self._note(index, prompt_index, output)
-                    delta = self.choices[index].feed(output)
-                    if delta is None:
+                    index = prompt_index * self._num_choices + output.index
+                    choice = self._choices[index]
+                    self._note(index, self.prompts[prompt_index], output)
+                    events = choice.feed(output)
+                    if events is None:
                         continue
-                    if delta.finish_reason is not None:
-                        self._finish(index, prompt_index, output, delta.finish_reason)
-                    yield render(index, delta)
+                    if choice.is_finished:
+                        self._finish(index, prompt_index, output, events[-1])
+                    if data := render(index, events):
+                        yield data
         except (EngineDiedError, EngineLeftError):
             self._unfinished = FinishReason.ERROR
             raise
 
-    async def whole(self) -> list[Delta]:
-        """Wait for the end; by choice, all its deltas as one. Raises as `deltas` does."""
-        parts: list[list[Delta]] = [[] for _ in self.choices]
-        async with aclosing(self.deltas()) as deltas:
-            async for index, delta in deltas:
-                parts[index].append(delta)
-        return [
-            Delta(
-                "".join(delta.text for delta in of_choice),
-                [token for delta in of_choice for token in delta.tokens],
-                of_choice[-1].finish_reason,
-                of_choice[-1].stop_reason,
-                of_choice[-1].num_content,
-            )
-            for of_choice in parts
-        ]
+    async def whole(self, num_best: int) -> list[WholeChoice]:
+        """Wait for the end; of each prompt, the choices with the highest mean log-probability, or all as they are.
+
+        Raises as `rendered` does.
+        """
+        events: list[list[Event]] = [[] for _ in self._choices]
+
+        def collect(index: int, new: list[Event]) -> bytes:
+            events[index] += new
+            return b""
+
+        async with aclosing(self.rendered(collect)) as nothing:
+            async for _ in nothing:
+                pass
+        shown: list[int] = []
+        for first in range(0, len(self._choices), self._num_choices):
+            made = range(first, first + self._num_choices)
+            is_all = num_best == self._num_choices
+            shown += made if is_all else sorted(made, key=lambda i: -self._choices[i].mean_logprob)[:num_best]
+        return [whole_choice(index, events[index]) for index in shown]
+
+    def prompt_of(self, index: int) -> PromptReport:
+        """The prompt that choice `index` continues."""
+        return self.prompts[index // self._num_choices]
 
     def counts(self) -> Counts:
         """Tokens so far."""
-        totals = [len(prompt.token_ids) for prompt in self.order.prompts]
-        cached = [state.num_cached_tokens or 0 for state in self.prompts]
-        block = (
-            self._cached_block_size if self.order.requests[0].caching.is_used else 0
-        )  # only whole blocks can be found again
+        totals = [len(report.prompt.token_ids) for report in self.prompts]
+        cached = [report.num_cached_tokens or 0 for report in self.prompts]
+        block = self._cached_block_size  # only whole blocks can be found again
         written = [max(0, t // block * block - c) if block else 0 for t, c in zip(totals, cached, strict=True)]
-        num_output_tokens = sum(choice.num_output_tokens for choice in self.choices)
-        return Counts(sum(totals), sum(cached), sum(written), num_output_tokens, self._num_accepted, self._num_rejected)
+        return Counts(
+            sum(totals),
+            sum(cached),
+            sum(written),
+            sum(choice.num_output_tokens for choice in self._choices),
+            sum(choice.num_reasoning_tokens for choice in self._choices),
+            self._num_accepted,
+            self._num_rejected,
+        )
 
-    def _note(self, index: int, prompt_index: int, output: RequestOutput) -> None:
-        state = self.prompts[prompt_index]
-        if state.num_cached_tokens is None:
-            state.num_cached_tokens = output.num_cached_tokens
-        if output.prompt_logprobs is not None and state.logprobs_source in (None, output.index):
-            state.logprobs_source = output.index
-            state.logprobs = (state.logprobs or []) + output.prompt_logprobs
+    def _note(self, index: int, report: PromptReport, output: RequestOutput) -> None:
+        if report.num_cached_tokens is None:
+            report.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None and report.logprobs_source in (None, output.index):
+            report.logprobs_source = output.index
+            report.logprobs = (report.logprobs or []) + output.prompt_logprobs
         self._num_accepted += output.num_accepted_predictions
         self._num_rejected += output.num_rejected_predictions
-        if not self.choices[index].is_finished:
+        if not self._choices[index].is_finished:
             self._timer.note_output(index, output, time.monotonic())
 
-    def _finish(self, index: int, prompt_index: int, output: RequestOutput, reason: FinishReason) -> None:
-        """Take note of a choice's last delta; stop the engine when only the text is at its end."""
-        self._timer.finish_choice(index, reason, self.choices[index].num_output_tokens)
-        error = _failure(reason, output.message)
+    def _finish(self, index: int, prompt_index: int, output: RequestOutput, end: Event) -> None:
+        """Take note of a choice's end; stop the engine when only the text is at its end."""
+        assert isinstance(end, End)
+        self._timer.finish_choice(index, end.reason, self._choices[index].num_output_tokens)
+        error = _failure(end.reason, output.message)
         if error is not None:
-            if reason not in (FinishReason.TIMEOUT, FinishReason.DEAD_END):  # those were the client's own wishes
-                _log.error("the engine gave a request up: %s: %s", reason.name, output.message)
+            if end.reason not in (FinishReason.TIMEOUT, FinishReason.DEAD_END):  # the client's own wishes
+                _log.error("the engine gave a request up: %s: %s", end.reason.name, output.message)
             raise error
         if output.finish_reason is None:
             self._generations[prompt_index].abort(output.index)

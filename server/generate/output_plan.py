@@ -1,91 +1,58 @@
 """How an output is guided and read: the one place where reasoning, tools and structure meet.
 
-An output is reasoning, then calls or content. What of it is not free text becomes one grammar for the engine, and a
-parser takes each choice's text apart again; both come from the same formats, so they agree.
+The answer to messages is reasoning, then calls or content. What of it is not free text becomes one grammar for the
+engine, and a parser takes each choice's text apart again; both come from the same formats, so they agree. What
+continues a text is content alone.
 """
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from weft.engine.shared.messages import Guidance, ReasoningBudget, RejectReason
-from weft.server.errors import GrammarError, JsonSchemaError, UnsupportedParameterError
+from weft.engine.shared.messages import Guidance, ReasoningBudget
+from weft.server.errors import GrammarError, InvalidRequestError, JsonSchemaError
 from weft.server.formats import lark
 from weft.server.formats.detection import OutputFormats
 from weft.server.formats.parser import AnswerRules, OutputParser, ToolFormat
 from weft.server.formats.reasoning import Block, ContentParser, ReasoningFormat
-from weft.server.generate.engine_client import RequestRejectedError
-from weft.server.http.context import TextTokenizer
-from weft.server.render.chat import Reading
-from weft.server.request.structured_output import Structure, structure_of
-from weft.server.request.thinking import Thinking, read_thinking
-from weft.server.request.tool_use import ToolUse, tool_use
-from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.request.task import Chat, OutputWishes, Task
+from weft.server.text.text_tokenizer import TextTokenizer
 
 NUM_TAIL_TOKENS = 32
 """Of a prompt's end: no marker is longer."""
+_NO_FORMATS = OutputFormats(None, None, "")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """What follows from a request for its output.
+    """What follows from a task for its output.
 
     Attributes:
-        reading: For the renderer; None when all text is content.
+        new_parser: For each choice; None when all text is content.
         kept_ids: Control tokens that the parser has to see.
         counts_tokens: Usage tells tokens apart by what they were spent on.
     """
 
     guidance: Guidance
-    reading: Reading | None
+    new_parser: Callable[[], OutputParser] | None
     kept_ids: frozenset[int]
     counts_tokens: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OutputWishes:
-    """What a chat body says about its output."""
-
-    use: ToolUse | None
-    structure: Structure | None
-    thinking: Thinking
-
-    @property
-    def variables(self) -> dict[str, object]:
-        """What the chat template has to know of it."""
-        return {**self.thinking.template_kwargs, **({"tools": self.use.shown} if self.use else {})}
-
-
-def read_wishes(body: ChatCompletionBody, formats: OutputFormats) -> OutputWishes:
-    """Read the fields about tools, structure and reasoning.
-
-    Raises:
-        InvalidRequestError: One of them is wrong.
-        UnsupportedParameterError: There are tools, and the model has no way to be shown them.
-    """
-    use = tool_use(body)
-    if use is not None and formats.tools is None:
-        raise UnsupportedParameterError(
-            f"{use.param} cannot be used: the chat template of this model shows no tools", param=use.param
-        )
-    return OutputWishes(use, structure_of(body), read_thinking(body, formats))
-
-
-def plan_output(
-    wishes: OutputWishes,
-    formats: OutputFormats,
-    tokenizer: TextTokenizer,
-    prompt_token_ids: list[int],
-    prediction_token_ids: tuple[int, ...],
-) -> OutputPlan:
+def plan_output(task: Task, prompt_token_ids: list[int], prediction_token_ids: tuple[int, ...]) -> OutputPlan:
     """Decide on grammar and parser.
 
     Args:
         prompt_token_ids: Templates open or close the reasoning at the end of the prompt.
         prediction_token_ids: What the output will probably hold.
+
+    Raises:
+        InvalidRequestError: A beam search can follow neither a grammar nor a budget for reasoning.
     """
-    use, structure, reasoning = wishes.use, wishes.structure, formats.reasoning
+    wishes, tokenizer = task.wishes, task.model.tokenizer
+    formats = task.model.formats if isinstance(task.input, Chat) else _NO_FORMATS
+    use, reasoning = wishes.use, formats.reasoning
     block = Block.CLOSED
     if reasoning:
         block = reasoning.block(tokenizer.decode(prompt_token_ids[-NUM_TAIL_TOKENS:], skip_special_tokens=False))
@@ -97,21 +64,23 @@ def plan_output(
 
     markers = (*(reasoning.markers if reasoning else ()), *(tools.markers if tools else ()))
     guidance = Guidance(
-        grammar=_grammar(tokenizer, reasoning, block, tools, use, structure) if use or structure else None,
+        grammar=_grammar(tokenizer, reasoning, block, tools, wishes) if use or wishes.structure else None,
         prediction_token_ids=prediction_token_ids,
         reasoning_budget=_budget(formats, block, wishes.thinking.max_tokens),
     )
+    # No probability but the model's own decides what a search finds.
+    if task.beams is not None and (guidance.grammar is not None or guidance.reasoning_budget is not None):
+        raise InvalidRequestError(
+            "use_beam_search can follow neither a grammar nor a budget for reasoning", param="use_beam_search"
+        )
+    # Behind closed reasoning all is content, but of tokens without text only a parser says what they belong to.
+    is_parsed = tools or (reasoning and (block is not Block.CLOSED or task.text.tracks_tokens))
     return OutputPlan(
         guidance=guidance,
-        reading=Reading(new_parser, use, wishes.thinking.is_shown) if tools or reasoning else None,
+        new_parser=new_parser if is_parsed else None,
         kept_ids=frozenset(i for marker in markers if (i := tokenizer.added_id(marker)) is not None),
         counts_tokens=block is not Block.CLOSED or formats.tools_read_all,
     )
-
-
-def structured_guidance(structure: Structure | None) -> Guidance:
-    """The guidance of an output that is nothing but the structure."""
-    return Guidance(json.dumps({"grammars": [structure.grammar]})) if structure else Guidance()
 
 
 def _grammar(
@@ -119,15 +88,17 @@ def _grammar(
     reasoning: ReasoningFormat | None,
     block: Block,
     tools: ToolFormat | None,
-    use: ToolUse | None,
-    structure: Structure | None,
+    wishes: OutputWishes,
 ) -> str:
     """Everything as `llguidance` reads it: Lark for the frame, the caller's own grammar beside it."""
+    use, structure = wishes.use, wishes.structure
 
     def mark(text: str) -> str:
         token_id = tokenizer.added_id(text)
         return lark.literal(text) if token_id is None else f"<[{token_id}]>"
 
+    if structure and not (reasoning or tools):
+        return json.dumps({"grammars": [structure.grammar]})
     rules = [f"start: {'reasoning ' if reasoning else ''}answer"]
     if reasoning:
         rules.append(reasoning.grammar(block, mark))
@@ -154,13 +125,12 @@ def _budget(formats: OutputFormats, block: Block, max_tokens: int | None) -> Rea
 
 
 @contextmanager
-def naming_the_grammar(structure: Structure | None, use: ToolUse | None = None) -> Generator[None, None, None]:
+def naming_the_grammar(wishes: OutputWishes) -> Generator[None, None, None]:
     """Say of a grammar that the engine does not take from which field it came."""
     try:
         yield
-    except RequestRejectedError as error:
-        if error.reason is not RejectReason.GRAMMAR:
-            raise
+    except GrammarError as error:
+        structure, use = wishes.structure, wishes.use
         is_schema = structure.is_schema if structure else use is not None
         param = structure.param if structure else use.param if use else None
         kind = JsonSchemaError if is_schema else GrammarError

@@ -1,98 +1,168 @@
 """One choice's text as what it means: reasoning, content and calls, each with the tokens that it is made of.
 
 Text is handed to the parser token by token where tokens are tracked, so that what a token counts as does not depend on
-how the engine's outputs were merged.
+how the engine's outputs were merged. Stop strings end content, and leave reasoning and calls alone: what the parser
+calls content is searched, and while some of it may become a stop string, nothing behind is told either.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from weft.engine.shared.messages import FinishReason
 from weft.server.formats.parser import Kind, OutputParser, Piece, joined
-from weft.server.generate.choice_stream import Delta, Token
+from weft.server.generate.events import (
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    End,
+    Event,
+    Reasoning,
+    Text,
+    Token,
+    TokenIds,
+)
+from weft.server.request.task import TextOptions
+from weft.server.text.stop_strings import StopStrings
 
 
-@dataclass(slots=True)
-class Call:
-    """A call so far."""
+class _Read(NamedTuple):
+    """What the parser made of a token's text; no token: of text of earlier ones. `regions` before and after."""
 
-    name: str
-    arguments: str = ""
-
-
-@dataclass(slots=True)
-class Message:
-    """All pieces of a choice, joined."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[Call] = field(default_factory=list)
-
-    def add(self, piece: Piece) -> None:
-        """Append a piece."""
-        match piece.kind:
-            case Kind.REASONING:
-                self.reasoning += piece.text
-            case Kind.CONTENT:
-                self.content += piece.text
-            case Kind.CALL:
-                self.calls.append(Call(piece.text))
-            case Kind.ARGUMENTS:
-                self.calls[-1].arguments += piece.text
+    token: Token | None
+    regions: set[Kind]
+    pieces: list[Piece]
 
 
 class ParsedChoice:
     """The parser of one choice. Mutated by `feed` alone.
 
     Attributes:
-        num_reasoning_tokens: Tracked tokens that were spent on reasoning, markers and newlines around it included.
-        num_calls: Calls that have begun.
+        num_tokens: Tracked tokens so far, up to the match of a stop string.
+        num_reasoning_tokens: Those that were spent on reasoning, markers and newlines around it included.
+        has_matched: A stop string was found: the choice has ended.
     """
 
-    def __init__(self, parser: OutputParser) -> None:
+    def __init__(self, parser: OutputParser, options: TextOptions, *, is_whole: bool = False) -> None:
+        """Start with nothing read. Tokens must be tracked where there are stop strings.
+
+        Args:
+            is_whole: Nobody waits for parts of the answer: it may be read at once, at the end, which is faster.
+        """
         self._parser = parser
+        self._options = options
+        self._stops = StopStrings(options.stops, options.include_stop) if options.stops else None
+        self._waits_for_end = is_whole and self._stops is None
+        self._waiting: tuple[list[str], list[Token]] = [], []
         self._num_fed = 0
-        self._num_content = 0
+        self._unsure: list[_Read] = []  # not told yet, because the stops hold some of its content back
+        self._num_held = self._num_let_go = 0  # characters of that content that may, and that cannot be a stop string
         self._is_cut = False  # by a stop string
         self._undecided: list[Token] = []  # whose text the parser still holds
+        self._call: tuple[str, list[str]] | None = None  # that is open
+        self.num_tokens = 0
         self.num_reasoning_tokens = 0
-        self.num_calls = 0
+        self.has_matched = False
 
-    def feed(self, delta: Delta) -> tuple[list[Piece], list[Token]]:
-        """Take what the choice gained.
-
-        Returns:
-            What is certain now, without neighbours of the same kind, and the tokens that are content.
-        """
-        pieces: list[Piece] = []
-        content_tokens: list[Token] = []
-        for token, text in self._slices(delta.text, delta.tokens):
+    def feed(self, text: str, tokens: list[Token], end: End | None) -> list[Event]:
+        """Take what the choice gained; return what is certain now, neighbours of the same kind joined."""
+        if self._waits_for_end:
+            texts, all_tokens = self._waiting
+            texts.append(text)
+            all_tokens += tokens
+            if end is None:
+                return []
+            text, tokens = "".join(texts), all_tokens
+        num_sure = 0
+        for token, slice_ in self._slices(text, tokens):
             before = self._parser.region
-            new = self._kept(self._parser.feed(text) if text else [], delta.num_content)
-            pieces += new
+            pieces = self._parser.feed(slice_) if slice_ else []
+            self._unsure.append(_Read(token, {before, self._parser.region}, pieces))
+            self.num_tokens += token is not None
+            if self._stops is not None:
+                self._search(self._stops, pieces, is_passed=self.num_tokens <= self._options.min_tokens)
+                if self.has_matched:
+                    break
+            if not self._num_held:
+                num_sure = len(self._unsure)
+        if end is None and not self.has_matched:
+            return self._tell(num_sure)
+        end = self._finish(end)
+        return [*self._tell(len(self._unsure)), *self._close_call(), end]
+
+    def _search(self, stops: StopStrings, pieces: Sequence[Piece], *, is_passed: bool) -> None:
+        """Look for stop strings in content, unless it is to be passed over."""
+        for piece in pieces:
+            if piece.kind is Kind.CONTENT and stops.matched is None:
+                let_go = piece.text if is_passed else stops.feed(piece.text)
+                self._num_let_go += len(let_go)
+                self._num_held += len(piece.text) - len(let_go)
+        self.has_matched = stops.matched is not None
+
+    def _finish(self, end: End | None) -> End:
+        """Read what the parser still held; return how the choice has ended, None being by a stop string."""
+        is_cut_call = self._parser.region is Kind.CALL and end is not None and end.reason is FinishReason.LENGTH
+        rest = self._parser.finish()
+        if self._stops is not None:
+            self._search(self._stops, rest, is_passed=False)
+            if self.has_matched:
+                end = End(FinishReason.STOP, self._stops.matched)
+            else:
+                self._num_let_go += self._num_held
+        if is_cut_call and not self.has_matched:  # its markup is nobody's content
+            rest = [piece for piece in rest if piece.kind is not Kind.CONTENT]
+        self._unsure.append(_Read(None, {self._parser.region}, rest))
+        assert end is not None
+        return end
+
+    def _tell(self, num_reads: int) -> list[Event]:
+        """So much of what was read, which is no longer unsure."""
+        reads, self._unsure = self._unsure[:num_reads], self._unsure[num_reads:]
+        pieces: list[Piece] = []
+        tokens: list[Token] = []
+        for token, regions, new in reads:
+            kept = new if self._stops is None else self._kept(new)
+            pieces += kept
             if token is not None:
                 self._undecided.append(token)
-                content_tokens += self._decide({before, self._parser.region}, new)
-        if delta.finish_reason is not None:
-            is_cut_call = delta.finish_reason is FinishReason.LENGTH and self._parser.region is Kind.CALL
-            rest = self._kept(self._parser.finish(), delta.num_content)
-            if is_cut_call:  # its markup is nobody's content
-                rest = [piece for piece in rest if piece.kind is not Kind.CONTENT]
-            pieces += rest
-            content_tokens += self._decide({self._parser.region}, rest)
-        self.num_calls += sum(piece.kind is Kind.CALL for piece in pieces)
-        return joined(pieces), content_tokens
+            if self._undecided:
+                tokens += self._decide(regions, kept)
+        events: list[Event] = []
+        if self._options.tells_ids and (ids := [read.token.token_id for read in reads if read.token is not None]):
+            events.append(TokenIds(ids))
+        for kind, text in joined(pieces):
+            if self._call is not None and kind is not Kind.ARGUMENTS:
+                events += self._close_call()
+            match kind:
+                case Kind.CONTENT:
+                    events.append(Text(text, tokens))
+                    tokens = []
+                case Kind.REASONING:
+                    events.append(Reasoning(text))
+                case Kind.CALL:
+                    self._call = text, []
+                    events.append(CallOpened(text))
+                case Kind.ARGUMENTS:
+                    assert self._call is not None, "arguments are those of a call"
+                    self._call[1].append(text)
+                    events.append(CallArguments(text))
+        return events
 
-    def _kept(self, pieces: Sequence[Piece], num_content: int | None) -> list[Piece]:
-        """Leave out what lies behind so many characters of content."""
+    def _close_call(self) -> list[CallClosed]:
+        """The end of the call that is open, if one is."""
+        if self._call is None:
+            return []
+        (name, arguments), self._call = self._call, None
+        return [CallClosed(name, "".join(arguments))]
+
+    def _kept(self, pieces: list[Piece]) -> list[Piece]:
+        """Leave out what lies behind the content that the stops let go."""
         kept: list[Piece] = []
         for piece in pieces:
             if piece.kind is Kind.CONTENT:
-                end = None if num_content is None else num_content - self._num_content
-                self._is_cut = self._is_cut or (end is not None and len(piece.text) > end)
-                piece = Piece(Kind.CONTENT, piece.text[:end])
-                self._num_content += len(piece.text)
-                kept += [piece] if piece.text else []
+                text = piece.text[: self._num_let_go]
+                self._num_let_go -= len(text)
+                self._is_cut = self._is_cut or len(text) < len(piece.text)
+                kept += [Piece(Kind.CONTENT, text)] if text else []
             elif not self._is_cut:
                 kept.append(piece)
         return kept

@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 
 from weft.engine.shared.messages import FinishReason, RequestOutput
 from weft.engine.shared.status_page import SHOWN, Counters, Status
-from weft.server.generate.engine_client import EngineClient
 from weft.server.http.shared_metrics import FOLDER_VARIABLE
+from weft.server.model.engine_client import EngineClient
 
 PREFIX: Final = "weft:"
 

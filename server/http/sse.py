@@ -14,7 +14,7 @@ import msgspec
 from sse_starlette.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
-from weft.server.errors import ApiError, InternalError, as_api_error, error_body
+from weft.server.errors import ApiError, as_api_error, error_body
 
 DONE = b"data: [DONE]\n\n"
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
-def event(message: msgspec.Struct) -> bytes:
+def encode_event(message: msgspec.Struct) -> bytes:
     """One event. Escapes only characters that some clients take for line breaks."""
     return _frame(_encode(message))
 
@@ -41,10 +41,10 @@ class TextEvent:
 
     def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
         """`make` builds the message from a text. Only strings that the server chose may follow the text."""
-        self._head, _, self._tail = event(make(_MARK)).rpartition(_encode(_MARK))
+        self._head, _, self._tail = encode_event(make(_MARK)).rpartition(_encode(_MARK))
 
     def fill(self, text: str) -> bytes:
-        """The result of `event` for the message with this text."""
+        """The result of `encode_event` for the message with this text."""
         return self._head + _one_line(_encode(text)) + self._tail
 
 
@@ -60,10 +60,9 @@ def _one_line(body: bytes) -> bytes:
 
 
 def _error_event(exc: Exception) -> bytes:
-    error = as_api_error(exc)
-    if isinstance(error, InternalError) and not isinstance(exc, ApiError):
+    if not isinstance(exc, ApiError):
         _log.exception("a stream failed")
-    return _frame(error_body(error))
+    return _frame(error_body(as_api_error(exc)))
 
 
 class EventStream(EventSourceResponse):

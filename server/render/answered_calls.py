@@ -3,10 +3,7 @@
 import json
 import secrets
 
-from msgspec import UNSET
-
-from weft.server.formats.parser import Kind, Piece
-from weft.server.generate.parsed_choice import Call
+from weft.server.generate.events import CallArguments, CallClosed, CallOpened
 from weft.server.request.tool_use import CUSTOM_INPUT, ToolUse
 from weft.server.schemas.chat_completions import (
     AnsweredCall,
@@ -18,71 +15,76 @@ from weft.server.schemas.chat_completions import (
 
 
 class CallStream:
-    """Turns the pieces of calls into deltas. Mutated by its methods alone.
+    """Turns the events of calls into deltas. Mutated by its methods alone.
 
     The id, the type and the whole name come once, then fragments of the arguments. The input of a custom tool lies
-    inside JSON, so it comes at once when its end is known.
+    inside JSON, so it comes at once, when the next call begins or the choice ends.
+
+    Attributes:
+        num_calls: Calls that have begun.
     """
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
-        self._index = -1
-        self._custom: str | None = None  # arguments of the custom call that is open
+        self._is_custom = False  # the call that began last
+        self._input: str | None = None  # of the custom call that has ended and is not written yet
+        self.num_calls = 0
 
-    def deltas(self, piece: Piece) -> list[ChunkDelta]:
-        """What a piece of a call adds."""
-        if piece.kind is Kind.CALL:
-            closing = self.close()
-            self._index += 1
-            return [*closing, self._head(piece.text)]
-        if self._custom is not None:
-            self._custom += piece.text
-            return []
-        return [_function_delta(self._use, self._index, CalledFunction(piece.text))]
+    def deltas(self, event: CallOpened | CallArguments | CallClosed) -> list[ChunkDelta]:
+        """What an event adds."""
+        match event:
+            case CallOpened():
+                rest = self.rest()
+                self.num_calls += 1
+                self._is_custom = event.name in self._use.custom_names
+                return [*rest, self._head(event.name)]
+            case CallArguments() if not self._is_custom:
+                return [self._function_delta(CalledFunction(event.text))]
+            case CallClosed() if self._is_custom:
+                self._input = _custom_input(event.arguments)
+        return []
 
-    def close(self) -> list[ChunkDelta]:
-        """What is still held."""
-        if self._custom is None:
+    def rest(self) -> list[ChunkDelta]:
+        """What is still to be written of the call that began last."""
+        if self._input is None:
             return []
-        custom, self._custom = CalledCustom(custom_input(self._custom)), None
-        return [ChunkDelta(tool_calls=[AnsweredCall(index=self._index, custom=custom)])]
+        custom, self._input = CalledCustom(self._input), None
+        return [ChunkDelta(tool_calls=[AnsweredCall(index=self.num_calls - 1, custom=custom)])]
 
     def _head(self, name: str) -> ChunkDelta:
-        if name in self._use.custom_names:
-            self._custom = ""
-            call = AnsweredCall(index=self._index, id=_new_id(), type="custom", custom=CalledCustom("", name))
-            return ChunkDelta(tool_calls=[call])
-        return _function_delta(self._use, self._index, CalledFunction("", name), is_head=True)
+        if self._is_custom:
+            custom = CalledCustom("", name)
+            return ChunkDelta(
+                tool_calls=[AnsweredCall(index=self.num_calls - 1, id=_new_id(), type="custom", custom=custom)]
+            )
+        return self._function_delta(CalledFunction("", name), is_head=True)
+
+    def _function_delta(self, function: CalledFunction, *, is_head: bool = False) -> ChunkDelta:
+        if self._use.is_legacy:
+            return ChunkDelta(function_call=function)
+        call = AnsweredCall(index=self.num_calls - 1, function=function)
+        if is_head:
+            call.id, call.type = _new_id(), "function"
+        return ChunkDelta(tool_calls=[call])
 
 
-def _function_delta(use: ToolUse, index: int, function: CalledFunction, *, is_head: bool = False) -> ChunkDelta:
-    if use.is_legacy:
-        return ChunkDelta(function_call=function)
-    call = AnsweredCall(index=index, function=function)
-    if is_head:
-        call.id, call.type = _new_id(), "function"
-    return ChunkDelta(tool_calls=[call])
-
-
-def add_calls(message: AssistantMessage, calls: list[Call], use: ToolUse) -> None:
+def add_calls(message: AssistantMessage, calls: list[CallClosed], use: ToolUse) -> None:
     """Put whole calls into a plain answer, which then has no content unless the model wrote some."""
-    if not calls:
-        return
     message.content = message.content or None
     if use.is_legacy:
         message.function_call = CalledFunction(calls[0].arguments, calls[0].name)
-        return
-    message.tool_calls = [_whole(call, use) for call in calls]
+    else:
+        message.tool_calls = [_whole(call, use) for call in calls]
 
 
-def _whole(call: Call, use: ToolUse) -> AnsweredCall:
+def _whole(call: CallClosed, use: ToolUse) -> AnsweredCall:
     if call.name in use.custom_names:
-        custom = CalledCustom(custom_input(call.arguments), call.name)
-        return AnsweredCall(id=_new_id(), type="custom", function=UNSET, custom=custom)
+        custom = CalledCustom(_custom_input(call.arguments), call.name)
+        return AnsweredCall(id=_new_id(), type="custom", custom=custom)
     return AnsweredCall(id=_new_id(), type="function", function=CalledFunction(call.arguments, call.name))
 
 
-def custom_input(arguments: str) -> str:
+def _custom_input(arguments: str) -> str:
     """The input of a custom tool, as far as it goes where the model did not come to its end."""
     for end in ("", "}", '"}'):
         try:

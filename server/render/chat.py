@@ -1,221 +1,146 @@
-"""Deltas -> the JSON of POST /v1/chat/completions, streamed or plain. Pure; one renderer per HTTP request."""
+"""Events -> the JSON of POST /v1/chat/completions, streamed or plain. Pure; one renderer per HTTP request."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET
 
 from weft.engine.shared.messages import FinishReason
-from weft.server.formats.parser import Kind, OutputParser, Piece
-from weft.server.generate.answer import Answer
-from weft.server.generate.choice_stream import Delta, Part, Token
-from weft.server.generate.parsed_choice import Message, ParsedChoice
-from weft.server.http.context import TextTokenizer
-from weft.server.http.sse import TextEvent, event
+from weft.server.generate.events import End, Event, Part, Reasoning, Report, Text, Token, TokenIds, WholeChoice
+from weft.server.http.sse import TextEvent, encode_event
 from weft.server.render.answered_calls import CallStream, add_calls
-from weft.server.render.common import (
-    FINISH_WORDS,
-    MIN_LOGPROB,
-    Envelope,
-    RenderOptions,
-    chunk_usage,
-    obfuscation,
-    usage,
-)
-from weft.server.render.prompt_report import prompt_logprobs, prompt_text
-from weft.server.request.tool_use import ToolUse
+from weft.server.render.common import FINISH_WORDS, MIN_LOGPROB, OpenAIRenderer, RenderOptions
+from weft.server.request.task import Task
 from weft.server.schemas import chat_completions as wire
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How the text of an answer is read: a new parser for each choice, and what the tools are."""
-
-    new_parser: Callable[[], OutputParser]
-    tool_use: ToolUse | None
-    shows_reasoning: bool = True
 
 
 @dataclass(slots=True)
 class _Choice:
     """What is remembered of a choice that has begun."""
 
-    parsed: ParsedChoice | None
+    index: int
     calls: CallStream | None
     text_event: TextEvent | None  # none unless only text changes from chunk to chunk
-    tokens: list[Token] = field(default_factory=list)  # of content that no chunk has shown yet
-    token_ids: list[int] = field(default_factory=list)  # the same, of whatever they are part of
+    token_ids: list[int] = field(default_factory=list)  # that no chunk has shown yet
 
 
-class ChatRenderer:
-    """Writes one answer. Mutated by `chunks`, which remembers what has begun."""
+class ChatRenderer(OpenAIRenderer):
+    """Writes one answer. Mutated by `stream`, which remembers what has begun."""
 
-    def __init__(
-        self,
-        answer: Answer,
-        envelope: Envelope,
-        options: RenderOptions,
-        tokenizer: TextTokenizer,
-        reading: Reading | None = None,
-    ) -> None:
-        """Nothing is written yet; without a reading all text is content."""
-        self._answer = answer
-        self._envelope = envelope
-        self._options = options
-        self._tokenizer = tokenizer
-        self._reading = reading
+    def __init__(self, task: Task, options: RenderOptions, report: Report) -> None:
+        """Nothing is written yet."""
+        super().__init__("chatcmpl", task, options, report)
+        self._use = task.wishes.use
+        self._shows_reasoning = task.wishes.thinking.is_shown
         self._choices: dict[int, _Choice] = {}
 
-    def chunks(self, index: int, delta: Delta) -> bytes:
-        """The events for one delta: the role first, then what the choice gained, then the finish reason."""
+    def stream(self, index: int, events: Sequence[Event]) -> bytes:
+        """The role first, then what the choice gained, then the finish reason."""
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = self._new_choice(index)
-            events = self._role_event(index)
-        elif choice.parsed is None and choice.text_event is not None and delta.finish_reason is None:
-            return choice.text_event.fill(delta.text)
-        else:
-            events = b""
-        if self._options.token_ids:
-            choice.token_ids += [token.token_id for token in delta.tokens]
-        if choice.parsed is None:
-            choice.tokens += delta.tokens
-            if delta.text or delta.tokens:
-                events += self._delta_event(index, choice, wire.ChunkDelta(content=delta.text), delta.text)
-        else:
-            pieces, tokens = choice.parsed.feed(delta)
-            choice.tokens += tokens
-            events += b"".join(self._piece_event(index, choice, piece) for piece in pieces)
-        if delta.finish_reason is not None:
-            events += self._last_events(index, choice, delta)
-        return events
+            return b"".join([self._role_event(index), *(self._written(choice, event) for event in events)])
+        if len(events) == 1:
+            return self._written(choice, events[0])
+        return b"".join(self._written(choice, event) for event in events)
 
-    def last_chunk(self) -> bytes:
+    def stream_end(self) -> bytes:
         """The usage event, if it was asked for."""
         if not self._options.usage:
             return b""
         chunk = self._chunk([])
-        chunk.usage = usage(self._answer.counts(), self._num_reasoning_tokens())
-        return event(chunk)
+        chunk.usage = self._usage()
+        return encode_event(chunk)
 
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
-        """The plain answer from each choice's joined delta."""
-        choices = [self._whole_choice(index, delta) for index, delta in enumerate(deltas)]
-        counts = usage(self._answer.counts(), self._num_reasoning_tokens())
-        completion = wire.ChatCompletion(**self._envelope, choices=choices, usage=counts)
+    def whole(self, choices: Sequence[WholeChoice]) -> bytes:
+        """The plain answer."""
+        answered = [self._whole_choice(choice) for choice in choices]
+        completion = wire.ChatCompletion(**self._envelope, choices=answered, usage=self._usage())
         self._add_prompt(completion)
-        token_ids, logprobs = self._answer.order.prompts[0].token_ids, self._answer.prompts[0].logprobs
-        completion.prompt_logprobs = prompt_logprobs(token_ids, logprobs, self._options, self._tokenizer)
+        completion.prompt_logprobs = self._prompt_logprobs()
         return msgspec.json.encode(completion)
 
     def _new_choice(self, index: int) -> _Choice:
         text_event = None
         if self._options.only_text_changes:
-            text_event = TextEvent(lambda text: self._text_chunk(index, text))
-        if self._reading is None:
-            return _Choice(None, None, text_event)
-        calls = CallStream(self._reading.tool_use) if self._reading.tool_use else None
-        return _Choice(ParsedChoice(self._reading.new_parser()), calls, text_event)
+            text_event = TextEvent(lambda text: self._chunk([wire.ChunkChoice(index, wire.ChunkDelta(content=text))]))
+        return _Choice(index, CallStream(self._use) if self._use else None, text_event)
+
+    def _written(self, choice: _Choice, event: Event) -> bytes:
+        if isinstance(event, Text):
+            if choice.text_event is not None:
+                return choice.text_event.fill(event.text)
+            delta = wire.ChunkDelta(content=event.text)
+            return self._delta_event(choice, delta, event.text, self._logprobs(event.tokens))
+        match event:
+            case Reasoning():
+                if not self._shows_reasoning:
+                    return b""
+                delta = wire.ChunkDelta(reasoning_content=event.text, reasoning=event.text)
+                return self._delta_event(choice, delta, event.text)
+            case TokenIds():
+                choice.token_ids += event.token_ids
+                return b""
+            case End():
+                return self._last_events(choice, event)
+            case _:
+                assert choice.calls is not None, "only parsers of tools find calls"
+                return b"".join(self._delta_event(choice, delta, event[0]) for delta in choice.calls.deltas(event))
 
     def _role_event(self, index: int) -> bytes:
         role = wire.ChunkDelta(role="assistant", content="", refusal=None)
         chunk = self._chunk([wire.ChunkChoice(index, role)])
-        chunk.obfuscation = obfuscation(self._options, "")
+        chunk.obfuscation = self._obfuscation("")
         self._add_prompt(chunk)
-        return event(chunk)
+        return encode_event(chunk)
 
-    def _piece_event(self, index: int, choice: _Choice, piece: Piece) -> bytes:
-        match piece.kind:
-            case Kind.CONTENT:
-                if choice.text_event is not None:
-                    return choice.text_event.fill(piece.text)
-                return self._delta_event(index, choice, wire.ChunkDelta(content=piece.text), piece.text)
-            case Kind.REASONING:
-                if self._reading is not None and not self._reading.shows_reasoning:
-                    return b""
-                delta = wire.ChunkDelta(reasoning_content=piece.text, reasoning=piece.text)
-                return self._delta_event(index, choice, delta, piece.text)
-            case _:
-                assert choice.calls is not None, "only parsers of tools find calls"
-                deltas = choice.calls.deltas(piece)
-                return b"".join(self._delta_event(index, choice, delta, piece.text) for delta in deltas)
-
-    def _delta_event(self, index: int, choice: _Choice, delta: wire.ChunkDelta, text: str = "") -> bytes:
-        """An event with what the choice gained; log-probabilities go with content."""
-        chunk_choice = wire.ChunkChoice(index, delta)
-        if delta.content is not UNSET:
-            chunk_choice.logprobs = self._logprobs(choice.tokens)
-            choice.tokens = []
+    def _delta_event(
+        self, choice: _Choice, delta: wire.ChunkDelta, text: str, logprobs: wire.ChoiceLogprobs | None = None
+    ) -> bytes:
+        chunk_choice = wire.ChunkChoice(choice.index, delta, logprobs)
         if self._options.token_ids:
             chunk_choice.token_ids, choice.token_ids = choice.token_ids, []
         chunk = self._chunk([chunk_choice])
-        chunk.obfuscation = obfuscation(self._options, text)
-        return event(chunk)
+        chunk.obfuscation = self._obfuscation(text)
+        return encode_event(chunk)
 
-    def _last_events(self, index: int, choice: _Choice, delta: Delta) -> bytes:
-        events = b""
-        if choice.calls is not None:
-            events += b"".join(self._delta_event(index, choice, held) for held in choice.calls.close())
-        last = wire.ChunkChoice(index, wire.ChunkDelta(), finish_reason=self._finish_word(delta, choice.parsed))
-        last.stop_reason = UNSET if delta.stop_reason is None else delta.stop_reason
-        last.logprobs = self._logprobs(choice.tokens)
+    def _last_events(self, choice: _Choice, end: End) -> bytes:
+        rest = choice.calls.rest() if choice.calls is not None else []
+        events = [self._delta_event(choice, delta, "") for delta in rest]
+        has_calls = choice.calls is not None and choice.calls.num_calls > 0
+        last = wire.ChunkChoice(choice.index, wire.ChunkDelta(), finish_reason=self._finish_word(end, has_calls))
+        last.stop_reason = UNSET if end.stop_reason is None else end.stop_reason
         if choice.token_ids:
             last.token_ids = choice.token_ids
         chunk = self._chunk([last])
-        chunk.obfuscation = obfuscation(self._options, "")
-        return events + event(chunk)
+        chunk.obfuscation = self._obfuscation("")
+        return b"".join([*events, encode_event(chunk)])
 
-    def _finish_word(self, delta: Delta, parsed: ParsedChoice | None) -> str:
-        reason = delta.finish_reason or FinishReason.STOP
-        if reason is FinishReason.STOP and parsed is not None and parsed.num_calls:
-            assert self._reading is not None and self._reading.tool_use is not None, "only tools are called"
-            return "function_call" if self._reading.tool_use.is_legacy else "tool_calls"
-        return FINISH_WORDS[reason]
+    def _finish_word(self, end: End, has_calls: bool) -> str:
+        if end.reason is FinishReason.STOP and has_calls:
+            return "function_call" if self._use is not None and self._use.is_legacy else "tool_calls"
+        return FINISH_WORDS[end.reason]
 
-    def _whole_choice(self, index: int, delta: Delta) -> wire.Choice:
-        choice = self._choices[index] = self._new_choice(index)
-        message, tokens = wire.AssistantMessage(delta.text), delta.tokens
-        if choice.parsed is not None and self._reading is not None:
-            pieces, tokens = choice.parsed.feed(delta)
-            message = self._message(pieces, self._reading)
+    def _whole_choice(self, choice: WholeChoice) -> wire.Choice:
+        message = wire.AssistantMessage(choice.text)
+        if choice.reasoning and self._shows_reasoning:
+            message.reasoning_content = message.reasoning = choice.reasoning
+        if choice.calls and self._use is not None:
+            add_calls(message, choice.calls, self._use)
         answered = wire.Choice(
-            index,
+            choice.index,
             message,
-            self._logprobs(tokens, always=True),
-            self._finish_word(delta, choice.parsed),
-            delta.stop_reason,
+            self._logprobs(choice.tokens, always=True),
+            self._finish_word(choice.end, bool(choice.calls)),
+            choice.end.stop_reason,
         )
         if self._options.token_ids:
-            answered.token_ids = [token.token_id for token in delta.tokens]
+            answered.token_ids = choice.token_ids
         return answered
 
-    def _message(self, pieces: Sequence[Piece], reading: Reading) -> wire.AssistantMessage:
-        parts = Message()
-        for piece in pieces:
-            parts.add(piece)
-        message = wire.AssistantMessage(parts.content)
-        if parts.reasoning and reading.shows_reasoning:
-            message.reasoning_content = message.reasoning = parts.reasoning
-        if reading.tool_use is not None:
-            add_calls(message, parts.calls, reading.tool_use)
-        return message
-
-    def _num_reasoning_tokens(self) -> int:
-        return sum(c.parsed.num_reasoning_tokens for c in self._choices.values() if c.parsed is not None)
-
-    def _add_prompt(self, answer: wire.ChatCompletion | wire.ChatCompletionChunk) -> None:
-        """Show the prompt as ids and as text, as far as it was asked for."""
-        token_ids = self._answer.order.prompts[0].token_ids
-        answer.prompt_token_ids = token_ids if self._options.token_ids else UNSET
-        answer.prompt_text = prompt_text(token_ids, self._options, self._tokenizer)
-
-    def _text_chunk(self, index: int, text: str) -> wire.ChatCompletionChunk:
-        return self._chunk([wire.ChunkChoice(index, wire.ChunkDelta(content=text))])
-
     def _chunk(self, choices: list[wire.ChunkChoice]) -> wire.ChatCompletionChunk:
-        num_reasoning_tokens = self._num_reasoning_tokens() if self._options.usage_on_every_chunk else 0
-        counts = chunk_usage(self._options, self._answer, num_reasoning_tokens)
+        counts = self._chunk_usage()
         return wire.ChatCompletionChunk(**self._envelope, choices=choices, usage=counts)
 
     def _logprobs(self, tokens: Sequence[Token], *, always: bool = False) -> wire.ChoiceLogprobs | None:

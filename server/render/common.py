@@ -1,15 +1,18 @@
-"""What the answers of both endpoints have in common: ids, finish reasons, usage, obfuscation."""
+"""What the answers of both endpoints have in common: ids, finish reasons, usage, the prompt, obfuscation."""
 
+import hashlib
 import secrets
 import time
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 from msgspec import UNSET, UnsetType
 
-from weft.engine.shared.messages import FinishReason
-from weft.server.generate.answer import Answer, Counts
-from weft.server.schemas.common import CachedTokens, GenerationBody, OutputTokens, Usage
+from weft.engine.shared.messages import EngineInfo, FinishReason, TokenLogprobs
+from weft.server.generate.events import Report
+from weft.server.http.context import VERSION
+from weft.server.request.task import Task
+from weft.server.schemas.common import CachedTokens, GenerationBody, OutputTokens, PromptLogprob, PromptLogprobs, Usage
 
 FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 """OpenAI's words; every other reason is an error before it gets here."""
@@ -28,17 +31,6 @@ class Envelope(TypedDict):
     model: str
     system_fingerprint: str
     service_tier: str
-
-
-def new_envelope(prefix: str, model: str, fingerprint: str, service_tier: str) -> Envelope:
-    """An envelope for an answer that begins now."""
-    return Envelope(
-        id=f"{prefix}-{secrets.token_hex(16)}",
-        created=int(time.time()),
-        model=model,
-        system_fingerprint=fingerprint,
-        service_tier=service_tier,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +73,79 @@ def render_options(body: GenerationBody, logprobs: int | None) -> RenderOptions:
     )
 
 
-def usage(counts: Counts, num_reasoning_tokens: int = 0) -> Usage:
-    """Usage as OpenAI writes it."""
-    return Usage(
-        counts.prompt_tokens,
-        counts.output_tokens,
-        counts.prompt_tokens + counts.output_tokens,
-        CachedTokens(counts.cached_tokens, counts.cache_write_tokens),
-        OutputTokens(num_reasoning_tokens, counts.accepted_predictions, counts.rejected_predictions),
-    )
+class PromptMembers(Protocol):
+    """A wire shape that can show the prompt."""
+
+    prompt_token_ids: list[int] | UnsetType
+    prompt_text: str | UnsetType
 
 
-def chunk_usage(options: RenderOptions, answer: Answer, num_reasoning_tokens: int = 0) -> Usage | UnsetType | None:
-    """The usage member of a chunk that is not the last: so far, null, or absent."""
-    if options.usage_on_every_chunk:
-        return usage(answer.counts(), num_reasoning_tokens)
-    return None if options.usage else UNSET
+class OpenAIRenderer:
+    """What the renderers of both endpoints know, and the members that both write."""
+
+    def __init__(self, prefix: str, task: Task, options: RenderOptions, report: Report) -> None:
+        """An answer begins now, with an id of this prefix."""
+        self._report = report
+        self._options = options
+        self._tokenizer = task.model.tokenizer
+        self._envelope = Envelope(
+            id=f"{prefix}-{secrets.token_hex(16)}",
+            created=int(time.time()),
+            model=task.name,
+            system_fingerprint=_system_fingerprint(task.model.engine_info),
+            service_tier=task.service.tier,
+        )
+
+    def _usage(self) -> Usage:
+        """Usage so far, as OpenAI writes it."""
+        counts = self._report.counts()
+        return Usage(
+            counts.prompt_tokens,
+            counts.output_tokens,
+            counts.prompt_tokens + counts.output_tokens,
+            CachedTokens(counts.cached_tokens, counts.cache_write_tokens),
+            OutputTokens(counts.reasoning_tokens, counts.accepted_predictions, counts.rejected_predictions),
+        )
+
+    def _chunk_usage(self) -> Usage | UnsetType | None:
+        """The usage member of a chunk that is not the last: so far, null, or absent."""
+        if self._options.usage_on_every_chunk:
+            return self._usage()
+        return None if self._options.usage else UNSET
+
+    def _obfuscation(self, text: str) -> str | UnsetType:
+        """Random text that brings the length of a delta's text up to a multiple of 32."""
+        if not self._options.obfuscation:
+            return UNSET
+        length = -len(text.encode("utf-8", "replace")) % _OBFUSCATION_BLOCK
+        return secrets.token_urlsafe(_OBFUSCATION_BLOCK)[:length]
+
+    def _add_prompt(self, shape: PromptMembers, index: int = 0) -> None:
+        """Show the prompt of a choice as ids and as text, control tokens included, as far as it was asked for."""
+        token_ids = self._report.prompt_of(index).prompt.token_ids
+        if self._options.token_ids:
+            shape.prompt_token_ids = token_ids
+        if self._options.prompt_text:
+            shape.prompt_text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _prompt_logprobs(self, index: int = 0) -> PromptLogprobs | UnsetType:
+        """By position of the prompt, each alternative and the token itself."""
+        count, report = self._options.prompt_logprobs, self._report.prompt_of(index)
+        if count is None:
+            return UNSET
+        pairs = zip(report.prompt.token_ids[1:], report.logprobs or (), strict=True)
+        return [None, *(self._prompt_logprob(token_id, entry, count) for token_id, entry in pairs)]
+
+    def _prompt_logprob(self, token_id: int, entry: TokenLogprobs, count: int) -> dict[int, PromptLogprob]:
+        ranks = {other_id: rank for rank, other_id in enumerate(entry.top_token_ids, 1)}
+        logprobs = {token_id: entry.logprob, **dict(zip(entry.top_token_ids[:count], entry.top_logprobs, strict=False))}
+        return {
+            i: PromptLogprob(max(logprob, MIN_LOGPROB), ranks.get(i), self._tokenizer.token_text(i))
+            for i, logprob in logprobs.items()
+        }
 
 
-def obfuscation(options: RenderOptions, text: str) -> str | UnsetType:
-    """Random text that brings the length of a delta's text up to a multiple of 32."""
-    if not options.obfuscation:
-        return UNSET
-    length = -len(text.encode("utf-8", "replace")) % _OBFUSCATION_BLOCK
-    return secrets.token_urlsafe(_OBFUSCATION_BLOCK)[:length]
+def _system_fingerprint(info: EngineInfo) -> str:
+    """Changes when the same request might be answered in other words: version, model, arithmetic."""
+    parts = (VERSION, info.architecture, str(info.vocab_size), info.device, info.dtype, info.attention_backend)
+    return "fp_" + hashlib.blake2s("|".join(parts).encode(), digest_size=5).hexdigest()

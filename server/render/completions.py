@@ -1,143 +1,123 @@
-"""Deltas -> the JSON of POST /v1/completions, streamed or plain. Pure; one renderer per HTTP request."""
+"""Events -> the JSON of POST /v1/completions, streamed or plain. Pure; one renderer per HTTP request."""
 
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from weft.engine.shared.messages import TokenLogprobs
-from weft.server.generate.answer import Answer, PromptState
-from weft.server.generate.choice_stream import Delta, Part
-from weft.server.http.context import TextTokenizer
-from weft.server.http.sse import TextEvent, event
-from weft.server.render.common import (
-    FINISH_WORDS,
-    MIN_LOGPROB,
-    Envelope,
-    RenderOptions,
-    chunk_usage,
-    obfuscation,
-    usage,
-)
-from weft.server.render.prompt_report import PromptEcho, prompt_logprobs, prompt_text
+from weft.server.generate.events import End, Event, Part, Report, Text, Token, TokenIds, WholeChoice
+from weft.server.http.sse import TextEvent, encode_event
+from weft.server.render.common import FINISH_WORDS, MIN_LOGPROB, OpenAIRenderer, RenderOptions
+from weft.server.render.prompt_report import PromptEcho, echo_prompt
+from weft.server.request.task import Task
 from weft.server.schemas import completions as wire
-from weft.server.schemas.common import Usage
 
 _Row = tuple[int, int, TokenLogprobs | None]
 """Token id, where its text begins, log-probabilities (None for the first token of a prompt)."""
 
 
-class CompletionRenderer:
-    """Writes one answer. Mutated by `chunks`, which remembers the choices that have begun."""
+class CompletionRenderer(OpenAIRenderer):
+    """Writes one answer. Mutated by `stream`, which remembers the choices that have begun."""
 
-    def __init__(
-        self,
-        answer: Answer,
-        envelope: Envelope,
-        options: RenderOptions,
-        tokenizer: TextTokenizer,
-        echoes: Sequence[PromptEcho] | None,
-        *,
-        echo: bool,
-    ) -> None:
-        """`echoes`, by prompt, are needed for `echo` and for logprobs; None when neither is asked for."""
-        self._answer = answer
-        self._envelope = envelope
-        self._options = options
-        self._tokenizer = tokenizer
-        self._echoes = echoes
+    def __init__(self, task: Task, options: RenderOptions, report: Report, *, echo: bool) -> None:
+        """Nothing is written yet. O(tokens of the prompts) for `echo` and for logprobs."""
+        super().__init__("cmpl", task, options, report)
+        self._num_choices = task.num_made
         self._echo = echo
-        self._begun: set[int] = set()
-        self._text_events: dict[int, TextEvent] = {}  # by choice that has begun; none unless only text changes
+        self._echoes: list[PromptEcho] = []
+        if echo or options.logprobs is not None:
+            skips = task.text.skip_special_tokens
+            self._echoes = [
+                echo_prompt(each.prompt, self._tokenizer, skip_special_tokens=skips) for each in report.prompts
+            ]
+        self._text_events: dict[int, TextEvent | None] = {}  # by choice that has begun; None unless only text changes
 
-    def chunks(self, index: int, delta: Delta) -> bytes:
-        """The events for one delta: the echoed prompt first, then what the choice gained."""
-        if delta.finish_reason is None and (text_event := self._text_events.get(index)) is not None:
-            return text_event.fill(delta.text)
-        events = b""
-        is_first = index not in self._begun
-        self._begun.add(index)
-        if is_first and self._options.only_text_changes:
-            self._text_events[index] = TextEvent(lambda text: self._text_chunk(index, text))
+    def stream(self, index: int, events: Sequence[Event]) -> bytes:
+        """The echoed prompt first, then what the choice gained, in one chunk."""
+        text_event = self._text_events.get(index)
+        if text_event is not None and len(events) == 1 and isinstance(events[0], Text):
+            return text_event.fill(events[0].text)
+        written = b""
+        is_first = index not in self._text_events
+        if is_first:
+            only_text = self._options.only_text_changes
+            self._text_events[index] = TextEvent(lambda text: self._text_chunk(index, text)) if only_text else None
         if is_first and self._echo:
             choice = wire.CompletionChoice(index, self._echo_of(index).text, None, None)
             choice.logprobs = self._logprobs(self._prompt_rows(index))
-            events += self._event(choice, is_first=True)
+            written += self._event(choice, is_first=True)
             is_first = False
-        choice = self._choice(index, delta.text, self._output_rows(index, delta), delta)
-        return events + self._event(choice, is_first=is_first)
+        gained = wire.CompletionChoice(index, "", None, None)
+        tokens: Sequence[Token] = ()
+        for event in events:
+            match event:
+                case Text():
+                    gained.text, tokens = event
+                case TokenIds():
+                    gained.token_ids = event.token_ids
+                case End():
+                    gained.finish_reason, gained.stop_reason = FINISH_WORDS[event.reason], event.stop_reason
+        gained.logprobs = self._logprobs(self._output_rows(index, tokens))
+        if self._options.token_ids and gained.token_ids is UNSET:
+            gained.token_ids = []
+        return written + self._event(gained, is_first=is_first)
 
-    def last_chunk(self) -> bytes:
+    def stream_end(self) -> bytes:
         """The usage event, if it was asked for."""
         if not self._options.usage:
             return b""
-        return event(self._completion([], usage(self._answer.counts())))
+        return encode_event(wire.Completion(**self._envelope, choices=[], usage=self._usage()))
 
-    def whole(self, deltas: Sequence[tuple[int, Delta]]) -> bytes:
-        """The plain answer from (choice in the engine, its joined delta), in the order of the wire."""
-        choices = []
-        for position, (index, delta) in enumerate(deltas):
-            text, rows = delta.text, self._output_rows(index, delta)
-            if self._echo:
-                text = self._echo_of(index).text + text
-                rows = self._prompt_rows(index) + rows
-            choice = self._choice(position, text, rows, delta)
-            self._add_prompt(choice, index)
-            token_ids, logprobs = self._prompt_token_ids(index), self._prompt_state(index).logprobs
-            choice.prompt_logprobs = prompt_logprobs(token_ids, logprobs, self._options, self._tokenizer)
-            choices.append(choice)
-        return msgspec.json.encode(self._completion(choices, usage(self._answer.counts())))
+    def whole(self, choices: Sequence[WholeChoice]) -> bytes:
+        """The plain answer."""
+        answered = [self._whole_choice(position, choice) for position, choice in enumerate(choices)]
+        completion = wire.Completion(**self._envelope, choices=answered, usage=self._usage())
+        return msgspec.json.encode(completion)
 
-    def _choice(self, index: int, text: str, rows: Sequence[_Row], delta: Delta) -> wire.CompletionChoice:
-        finish_reason = None if delta.finish_reason is None else FINISH_WORDS[delta.finish_reason]
-        choice = wire.CompletionChoice(index, text, self._logprobs(rows), finish_reason, delta.stop_reason)
+    def _whole_choice(self, position: int, choice: WholeChoice) -> wire.CompletionChoice:
+        text, rows = choice.text, self._output_rows(choice.index, choice.tokens)
+        if self._echo:
+            text = self._echo_of(choice.index).text + text
+            rows = self._prompt_rows(choice.index) + rows
+        end = choice.end
+        answered = wire.CompletionChoice(
+            position, text, self._logprobs(rows), FINISH_WORDS[end.reason], end.stop_reason
+        )
         if self._options.token_ids:
-            choice.token_ids = [token.token_id for token in delta.tokens]
-        return choice
+            answered.token_ids = choice.token_ids
+        self._add_prompt(answered, choice.index)
+        answered.prompt_logprobs = self._prompt_logprobs(choice.index)
+        return answered
 
     def _event(self, choice: wire.CompletionChoice, *, is_first: bool) -> bytes:
-        options = self._options
         if is_first:
             self._add_prompt(choice, choice.index)
-        completion = self._completion([choice], chunk_usage(options, self._answer))
-        completion.obfuscation = obfuscation(options, choice.text)
-        return event(completion)
+        chunk = self._chunk(choice)
+        chunk.obfuscation = self._obfuscation(choice.text)
+        return encode_event(chunk)
 
     def _text_chunk(self, index: int, text: str) -> wire.Completion:
-        choice = wire.CompletionChoice(index, text, None, None)
-        return self._completion([choice], chunk_usage(self._options, self._answer))
+        return self._chunk(wire.CompletionChoice(index, text, None, None))
 
-    def _completion(self, choices: list[wire.CompletionChoice], counts: Usage | UnsetType | None) -> wire.Completion:
-        return wire.Completion(**self._envelope, choices=choices, usage=counts)
+    def _chunk(self, choice: wire.CompletionChoice) -> wire.Completion:
+        return wire.Completion(**self._envelope, choices=[choice], usage=self._chunk_usage())
 
     def _echo_of(self, index: int) -> PromptEcho:
-        assert self._echoes is not None, "made whenever echo or logprobs were asked for"
-        return self._echoes[index // self._answer.order.requests[0].num_choices]
-
-    def _add_prompt(self, choice: wire.CompletionChoice, index: int) -> None:
-        """Show the prompt as ids and as text, as far as it was asked for."""
-        token_ids = self._prompt_token_ids(index)
-        choice.prompt_token_ids = token_ids if self._options.token_ids else UNSET
-        choice.prompt_text = prompt_text(token_ids, self._options, self._tokenizer)
-
-    def _prompt_state(self, index: int) -> PromptState:
-        return self._answer.prompts[index // self._answer.order.requests[0].num_choices]
-
-    def _prompt_token_ids(self, index: int) -> list[int]:
-        return self._answer.order.prompts[index // self._answer.order.requests[0].num_choices].token_ids
+        return self._echoes[index // self._num_choices]
 
     def _prompt_rows(self, index: int) -> list[_Row]:
         if self._options.logprobs is None:
             return []
-        logprobs = self._prompt_state(index).logprobs or []
-        starts = self._echo_of(index).starts
-        return list(zip(self._prompt_token_ids(index), starts, [None, *logprobs], strict=True))
+        report = self._report.prompt_of(index)
+        logprobs = [None, *(report.logprobs or [])]
+        return list(zip(report.prompt.token_ids, self._echo_of(index).starts, logprobs, strict=True))
 
-    def _output_rows(self, index: int, delta: Delta) -> list[_Row]:
+    def _output_rows(self, index: int, tokens: Sequence[Token]) -> list[_Row]:
         if self._options.logprobs is None:
             return []
         base = len(self._echo_of(index).text)
-        return [(t.token_id, base + t.start, t.logprobs) for t in delta.tokens if t.part is not Part.CUT]
+        return [(t.token_id, base + t.start, t.logprobs) for t in tokens if t.part is not Part.CUT]
 
     def _logprobs(self, rows: Sequence[_Row]) -> wire.CompletionLogprobs | None:
         if self._options.logprobs is None:

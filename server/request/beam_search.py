@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-from weft.engine.shared.messages import AddRequest, BeamOptions
+from weft.engine.shared.messages import BeamOptions
 from weft.engine.shared.sampling_params import MAX_BEAMS
-from weft.server.errors import InvalidRequestError
-from weft.server.request.validation import shown
+from weft.server.errors import InvalidRequestError, shown
 from weft.server.schemas.common import GenerationBody
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -45,16 +44,3 @@ def beam_options(body: GenerationBody) -> BeamOptions | None:
             f"length_penalty must be between -10 and 10, got {length_penalty}", param="length_penalty"
         )
     return BeamOptions(length_penalty, body.early_stopping or False)
-
-
-def check_unguided(request: AddRequest) -> None:
-    """Check that nothing but the model's own probabilities says what a search finds.
-
-    Raises:
-        InvalidRequestError: The output has to follow a grammar, or its reasoning has a budget.
-    """
-    guidance = request.guidance
-    if request.beams is not None and (guidance.grammar is not None or guidance.reasoning_budget is not None):
-        raise InvalidRequestError(
-            "use_beam_search can follow neither a grammar nor a budget for reasoning", param="use_beam_search"
-        )

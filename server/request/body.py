@@ -5,6 +5,7 @@ holds, too, and not by its bytes alone: texts may fill it, but numbers, lists an
 parsed. When its client leaves, the request is dropped; what a thread has begun of it ends first, in the thread.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -15,16 +16,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from weft.server.errors import InvalidTypeError, MalformedBodyError
-from weft.server.generate.respond import CLIENT_CLOSED, while_wanted
+from weft.server.errors import InvalidTypeError, MalformedBodyError, ShuttingDownError, shown
 from weft.server.http.workers import Workers
-from weft.server.request.validation import as_invalid_request, shown
+from weft.server.request.validation import as_invalid_request
 from weft.server.schemas.common import MAX_ITEMS
 
 MAX_PARTS = 2**17
 """Most texts, lists and objects in a body, names of members included."""
 
 _SLICE_BYTES = 1 << 18
+
+CLIENT_CLOSED = 499
+"""What nobody reads: the client has left."""
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -44,7 +47,7 @@ class BodyRoute(APIRoute):
             except ClientDisconnect:
                 return Response(status_code=CLIENT_CLOSED)
             decoding = _DecodingRequest(request.scope, request.receive, data, model)
-            return await while_wanted(request, handle(decoding)) or Response(status_code=CLIENT_CLOSED)
+            return await _while_wanted(request, handle(decoding)) or Response(status_code=CLIENT_CLOSED)
 
         return handle_body
 
@@ -59,6 +62,33 @@ class _DecodingRequest(Request):
         """What FastAPI asks for when the body is said to be JSON."""
         workers: Workers = self.app.state.context.workers
         return await workers.run_light(len(self._body), decode, self._model, self._body)
+
+
+async def _while_wanted(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
+    """Await the work, but cancel it when the client leaves; None then. The body must have been read.
+
+    Raises:
+        ShuttingDownError: The drain has cut it.
+    """
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    unanswered = request.app.state.lifecycle.unanswered
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(disconnected())
+    unanswered.add(working)
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.cancelled():
+            raise ShuttingDownError("the server is shutting down and had to cut this request")
+        return working.result() if working.done() else None
+    finally:
+        unanswered.discard(working)
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 def decode(model: type[T], data: bytes) -> T | None:

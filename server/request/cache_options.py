@@ -4,12 +4,13 @@ Blocks are shared by content without being asked (mode implicit). Mode explicit 
 writes the cache. A breakpoint keeps the prompt up to the end of its part for a time, in either mode.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from weft.engine.shared.messages import CachePolicy, Pin
-from weft.server.errors import InvalidRequestError
-from weft.server.request.validation import shown
+from weft.engine.shared.messages import Pin
+from weft.server.errors import InvalidRequestError, shown
+from weft.server.request.messages import PART_SEPARATOR
 from weft.server.schemas.chat_completions import Message
 from weft.server.schemas.common import PromptCacheOptions
 
@@ -18,16 +19,17 @@ DEFAULT_TTL = "30m"
 MAX_BREAKPOINTS = 4
 """Of more, the last ones count."""
 
-_OTHER_CHAR = "\uf8ff"
-"""Put behind a part, it makes the prompt another one from there on; no template or tokenizer gives it a meaning."""
+_MARKS = "\U0010fffa\U0010fffb\U0010fffc\U0010fffd"
+"""One for each breakpoint, private to this file: no template or tokenizer gives them a meaning."""
+_WITHOUT_MARKS = dict.fromkeys(map(ord, _MARKS))
 
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """A part behind which the prompt is to be kept: its place and for how long."""
+    """The end of a part up to which the prompt is kept: the message, characters of its content, for how long."""
 
     message: int
-    part: int
+    num_chars: int
     ttl_s: float
 
 
@@ -40,60 +42,71 @@ def find_breakpoints(messages: Sequence[Message], options: PromptCacheOptions | 
     usual_s = _ttl_s(options.ttl if options else None, "prompt_cache_options.ttl") or TTLS_S[DEFAULT_TTL]
     found = []
     for i, message in enumerate(messages):
+        num_chars = 0
         for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            num_chars += len((part.text if part.type == "text" else part.refusal) or "")
             if part.prompt_cache_breakpoint is not None:
                 path = f"messages[{i}].content[{j}].prompt_cache_breakpoint.ttl"
-                found.append(Breakpoint(i, j, _ttl_s(part.prompt_cache_breakpoint.ttl, path) or usual_s))
+                found.append(Breakpoint(i, num_chars, _ttl_s(part.prompt_cache_breakpoint.ttl, path) or usual_s))
+            num_chars += len(PART_SEPARATOR)
     return found[-MAX_BREAKPOINTS:]
 
 
-def cache_policy(options: PromptCacheOptions | None, pins: Sequence[Pin] = ()) -> CachePolicy:
-    """What the engine is told.
+def uses_cache(options: PromptCacheOptions | None) -> bool:
+    """Whether the cache is used without a breakpoint, too.
 
     Raises:
         InvalidRequestError: The ttl is not among those that there are.
     """
-    if options is not None:
-        _ttl_s(options.ttl, "prompt_cache_options.ttl")
-        if options.mode == "explicit" and not pins:
-            return CachePolicy(is_used=False)
-    return CachePolicy(pins=tuple(pins))
+    if options is None:
+        return True
+    _ttl_s(options.ttl, "prompt_cache_options.ttl")
+    return options.mode != "explicit"
 
 
-async def find_pins(
-    messages: Sequence[Message],
+def marked(messages: Sequence[dict[str, Any]], breakpoints: Sequence[Breakpoint]) -> list[dict[str, Any]]:
+    """The messages with a mark at each breakpoint, before white space there, which a template may strip."""
+    result = list(messages)
+    for mark, at in reversed([*zip(_MARKS, breakpoints, strict=False)]):  # from the end, where nothing moves
+        message = result[at.message]
+        content = message["content"]
+        end = len(content[: at.num_chars].rstrip())
+        result[at.message] = {**message, "content": content[:end] + mark + content[end:]}
+    return result
+
+
+def find_pins(
     breakpoints: Sequence[Breakpoint],
     token_ids: Sequence[int],
-    encode: Callable[[list[Message]], Awaitable[list[int]]],
-    num_cut: int,
+    rendered: Sequence[str],
+    encode: Callable[[list[str]], list[int]],
 ) -> list[Pin]:
     """Where the breakpoints are among the prompt's ids.
 
-    A template may put a part anywhere, so each is found by changing what follows it and seeing where the ids differ.
+    The prompt itself is rendered without marks, so that no template answers to them. What both have in common up to a
+    mark is kept; all of the prompt where a template does not show the mark.
 
     Args:
-        encode: Makes a prompt of messages in the same way.
-        num_cut: Ids that are left out at the beginning of the prompt.
+        rendered: What a template made of marked messages, in the pieces that `encode` takes.
     """
     pins = []
-    for breakpoint_ in breakpoints:
-        other_ids = await encode(_changed_behind(messages, breakpoint_))
+    for mark, at in zip(_MARKS, breakpoints, strict=False):
+        other_ids = encode(_beginning(rendered, mark))
         pairs = enumerate(zip(token_ids, other_ids, strict=False))
-        num_tokens = next((i for i, (ours, other) in pairs if ours != other), min(len(token_ids), len(other_ids)))
-        pins.append(Pin(max(0, num_tokens - num_cut), breakpoint_.ttl_s))
+        num_common = next((i for i, (ours, other) in pairs if ours != other), min(len(token_ids), len(other_ids)))
+        pins.append(Pin(num_common, at.ttl_s))
     return pins
 
 
-def _changed_behind(messages: Sequence[Message], breakpoint_: Breakpoint) -> list[Message]:
-    changed = list(messages)
-    message = messages[breakpoint_.message]
-    assert isinstance(message.content, list)
-    parts = list(message.content)
-    part = parts[breakpoint_.part]
-    name = "text" if part.text is not None else "refusal"
-    parts[breakpoint_.part] = part.model_copy(update={name: (getattr(part, name) or "") + _OTHER_CHAR})
-    changed[breakpoint_.message] = message.model_copy(update={"content": parts})
-    return changed
+def _beginning(rendered: Sequence[str], mark: str) -> list[str]:
+    """What was rendered up to a mark, which stays so that the ids before it are told from those behind it."""
+    pieces: list[str] = []
+    for piece in rendered:
+        head, found, _ = piece.partition(mark)
+        pieces.append(head.translate(_WITHOUT_MARKS) + found)
+        if found:
+            break
+    return pieces
 
 
 def _ttl_s(ttl: str | None, path: str) -> float | None:

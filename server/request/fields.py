@@ -5,14 +5,14 @@ A field is honoured (it is declared in a schema and used), accepted (declared, v
 parameters are strict).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from weft.server.errors import UnknownParameterError, UnsupportedParameterError
-from weft.server.request.validation import dotted_path, shown
+from weft.server.errors import UnknownParameterError, UnsupportedParameterError, shown
+from weft.server.request.validation import dotted_path
 
 MAX_REPORTED = 32
 """Most names in the header, which proxies limit."""
@@ -46,21 +46,17 @@ ACCEPTED = frozenset({"user", "safety_identifier", "prompt_cache_retention", "me
 """Fields that are validated and reported, and change nothing."""
 
 
-def ignored_fields(
-    body: BaseModel, refused: Mapping[str, tuple[object, ...]], *, strict: bool, honoured: Collection[str] = ()
-) -> list[str]:
+def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *, strict: bool) -> list[str]:
     """Return the dotted names of the fields of this body that have no effect.
 
     Args:
         refused: Names that are refused on this route, with the values that ask for nothing.
-        honoured: Names among the accepted ones that have an effect with this model.
 
     Raises:
         UnsupportedParameterError: A refused field asks for something.
         UnknownParameterError: A field is unknown and `strict` is set.
     """
     ignored: list[str] = []
-    without_effect = ACCEPTED - {*honoured}
     for at, generic, value, is_extra in _walk(body, (), ""):
         if is_extra and generic in refused:
             if value not in refused[generic]:
@@ -71,7 +67,7 @@ def ignored_fields(
         elif is_extra and strict:
             path = dotted_path(at)
             raise UnknownParameterError(f"unknown parameter: {path}", param=path)
-        elif (is_extra or generic in without_effect) and value not in _ASKING_FOR_NOTHING.get(generic, _NOTHING):
+        elif (is_extra or generic in ACCEPTED) and value not in _ASKING_FOR_NOTHING.get(generic, _NOTHING):
             ignored.append(dotted_path(at))
     return ignored
 

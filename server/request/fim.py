@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from weft.server.errors import UnsupportedParameterError
-from weft.server.http.context import TextTokenizer
+from weft.server.text.text_tokenizer import TextTokenizer
 
 
 class _Family(NamedTuple):
@@ -54,11 +54,13 @@ class FillIn:
     stop_token_ids: tuple[int, ...]
     is_suffix_first: bool
 
-    def prompt(self, prefix_ids: list[int], suffix_ids: list[int]) -> list[int]:
-        """The prompt between the ids of prefix and suffix; nothing is put in front."""
+    def prompt(self, token_ids: list[int], suffix_ids: list[int], bos_token_id: int | None) -> list[int]:
+        """The prompt for what stands between a prefix and a suffix; a beginning-of-text token stays in front."""
+        has_bos = token_ids[:1] == [bos_token_id]
+        prefix_ids = token_ids[has_bos:]
         first, second = (suffix_ids, prefix_ids) if self.is_suffix_first else (prefix_ids, suffix_ids)
         begin, between, *end = self.token_ids
-        return [begin, *first, between, *second, *end]
+        return [*token_ids[:has_bos], begin, *first, between, *second, *end]
 
 
 def fill_in(tokenizer: TextTokenizer) -> FillIn:

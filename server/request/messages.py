@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
-from weft.server.errors import InvalidRequestError, UnsupportedValueError
+from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.request.tool_use import CUSTOM_INPUT
-from weft.server.request.validation import required, shown
+from weft.server.request.validation import required
 from weft.server.schemas.chat_completions import ContentPart, FunctionCall, Message, ToolCall
 
+PART_SEPARATOR = "\n"
+"""Stands between the parts of a content."""
 _UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
 
 
@@ -26,7 +28,10 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
     """
     if not messages:
         raise InvalidRequestError("messages must hold at least one message, got none", param="messages")
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    try:
+        return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    except RecursionError as exc:  # arguments of a call are JSON inside JSON, which the body's own parser did not see
+        raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
 
 
 def _template_message(message: Message, at: str) -> dict[str, Any]:
@@ -57,7 +62,7 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
     return result
 
 
-def text_of(content: str | list[ContentPart], at: str, separator: str = "\n") -> str:
+def text_of(content: str | list[ContentPart], at: str, separator: str = PART_SEPARATOR) -> str:
     """Content as one string; `at` is its path in the body, separator stands between its parts."""
     if isinstance(content, str):
         return content

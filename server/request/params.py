@@ -5,16 +5,18 @@ its fields, what depends on the vocabulary, and what is text.
 """
 
 import re
+import secrets
+from collections.abc import Sequence
 from typing import TypeVar
 
 from weft.engine.shared.messages import EngineInfo
 from weft.engine.shared.sampling_params import SamplingParams
-from weft.server.errors import InvalidRequestError
-from weft.server.generate.choice_stream import TextOptions
-from weft.server.http.context import TextTokenizer
-from weft.server.request.generation_defaults import GenerationDefaults
-from weft.server.request.validation import shown
+from weft.server.errors import InvalidRequestError, shown
+from weft.server.model.served_model import ServedModel
+from weft.server.request.task import TextOptions
+from weft.server.request.validation import check_range
 from weft.server.schemas.common import GenerationBody
+from weft.server.text.text_tokenizer import TextTokenizer
 
 MAX_STOPS = 64
 MAX_BAD_WORDS = 1024
@@ -28,20 +30,20 @@ T = TypeVar("T")
 
 def build_sampling_params(
     body: GenerationBody,
+    model: ServedModel,
     *,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
-    defaults: GenerationDefaults,
-    tokenizer: TextTokenizer,
-    info: EngineInfo,
-    seed: int,
+    extra_stop_ids: Sequence[int] = (),
 ) -> SamplingParams:
-    """Everything about sampling; `seed` is used when the body has none.
+    """Everything about sampling; the seed is random when the body has none.
 
     Raises:
         InvalidRequestError: A value is out of range; names the field as it is called on the wire.
     """
+    info, defaults = model.engine_info, model.defaults
+    allowed = _known_ids("allowed_token_ids", body.allowed_token_ids, info)
     top_k = _first(body.top_k, defaults.top_k, 0)
     try:
         return SamplingParams(
@@ -54,22 +56,33 @@ def build_sampling_params(
             presence_penalty=_first(body.presence_penalty, 0.0),
             frequency_penalty=_first(body.frequency_penalty, 0.0),
             repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
-            seed=(seed if body.seed is None else body.seed) % 2**64,
-            stop_token_ids=tuple(dict.fromkeys(_known_ids("stop_token_ids", body.stop_token_ids or [], info))),
+            seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
+            stop_token_ids=tuple(
+                dict.fromkeys((*_known_ids("stop_token_ids", body.stop_token_ids, info), *extra_stop_ids))
+            ),
             ignore_eos=bool(body.ignore_eos),
             logit_bias=_logit_bias(body.logit_bias or {}, info),
-            bad_words_token_ids=_bad_words(body.bad_words or [], tokenizer),
-            allowed_token_ids=(
-                None
-                if body.allowed_token_ids is None
-                else tuple(dict.fromkeys(_known_ids("allowed_token_ids", body.allowed_token_ids, info)))
-            ),
+            bad_words_token_ids=_bad_words(body.bad_words or [], model.tokenizer),
+            allowed_token_ids=None if body.allowed_token_ids is None else tuple(dict.fromkeys(allowed)),
             logprobs=logprobs,
-            logprob_token_ids=tuple(_known_ids("logprob_token_ids", body.logprob_token_ids or [], info)),
+            logprob_token_ids=tuple(_known_ids("logprob_token_ids", body.logprob_token_ids, info)),
             prompt_logprobs=prompt_logprobs,
         )
     except ValueError as exc:
         raise InvalidRequestError(str(exc), param=str(exc).split()[0]) from None
+
+
+def num_prompt_logprobs(body: GenerationBody, echoed: int | None = None) -> int | None:
+    """Alternatives per prompt token, for the field and for the `echoed` ones; None when nobody asks for any.
+
+    Raises:
+        InvalidRequestError: Out of range, or asked of a stream, which has no place for them.
+    """
+    if body.prompt_logprobs is None:
+        return echoed
+    if body.stream:
+        raise InvalidRequestError("prompt_logprobs cannot be used with stream", param="prompt_logprobs")
+    return max(check_range("prompt_logprobs", body.prompt_logprobs, 0, MAX_LOGPROBS), echoed or 0)
 
 
 def num_to_look_at(body: GenerationBody) -> int:
@@ -77,17 +90,24 @@ def num_to_look_at(body: GenerationBody) -> int:
     return sum(map(len, body.bad_words or ())) + len(body.allowed_token_ids or ())
 
 
-def build_text_options(body: GenerationBody, *, track_tokens: bool) -> TextOptions:
-    """How output becomes text."""
+def build_text_options(body: GenerationBody, *, shows_logprobs: bool) -> TextOptions:
+    """How output becomes text.
+
+    Raises:
+        InvalidRequestError: A stop string is empty or too long, or there are too many.
+    """
     return TextOptions(
+        stops=_stop_list(body),
         stop_token_ids=frozenset(body.stop_token_ids or ()),
         include_stop=bool(body.include_stop_str_in_output),
         min_tokens=body.min_tokens or 0,
-        track_tokens=track_tokens,
+        skip_special_tokens=body.skip_special_tokens is not False,
+        tracks_tokens=shows_logprobs or bool(body.return_token_ids),
+        tells_ids=bool(body.return_token_ids),
     )
 
 
-def stop_list(body: GenerationBody) -> list[str]:
+def _stop_list(body: GenerationBody) -> list[str]:
     """The stop strings, whichever way they were written."""
     stops = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
     if len(stops) > MAX_STOPS:
@@ -98,18 +118,6 @@ def stop_list(body: GenerationBody) -> list[str]:
             raise InvalidRequestError(f"{param} must not be empty", param=param)
         check_range(f"the length of stop[{i}]", len(stop), 1, MAX_STOP_CHARS, param="stop")
     return stops
-
-
-def check_range(name: str, value: int, low: int, high: int | None, *, param: str | None = None) -> int:
-    """Return the value; `param` is the field when `name` is not.
-
-    Raises:
-        InvalidRequestError: It is out of bounds.
-    """
-    if value < low or (high is not None and value > high):
-        bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequestError(f"{name} must be {bound}, got {shown(value)}", param=param or name)
-    return value
 
 
 def check_common(body: GenerationBody, max_n: int) -> None:
@@ -127,11 +135,11 @@ def _first(*values: T | None) -> T:
     return next(value for value in values if value is not None)
 
 
-def _known_ids(name: str, token_ids: list[int], info: EngineInfo) -> list[int]:
+def _known_ids(name: str, token_ids: list[int] | None, info: EngineInfo) -> list[int]:
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < info.vocab_size:
         for i, token_id in enumerate(token_ids):
             check_range(f"{name}[{i}]", token_id, 0, info.vocab_size - 1)
-    return token_ids
+    return token_ids or []
 
 
 def _logit_bias(logit_bias: dict[str, float], info: EngineInfo) -> dict[int, float]:

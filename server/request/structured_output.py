@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from weft.server.errors import InvalidRequestError, JsonSchemaError
+from weft.server.errors import InvalidRequestError, JsonSchemaError, shown
 from weft.server.formats import lark
 from weft.server.formats.schema import SchemaError, guided_schema
-from weft.server.request.validation import required, shown
+from weft.server.request.validation import required
 from weft.server.schemas.structured_output import (
     GuidedBody,
     ResponseFormat,

@@ -1,22 +1,13 @@
 """Fields of a body that concern the chat template: how the prompt ends, and what else the template may name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from weft.server.errors import InvalidRequestError, UnsupportedParameterError
-from weft.server.http.context import TextTokenizer
 from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.text.chat_template import TemplateOptions
+from weft.server.text.text_tokenizer import TextTokenizer
 
 _OTHER_PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateOptions:
-    """How messages become a prompt."""
-
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    variables: Mapping[str, object] = field(default_factory=dict)
 
 
 def prompt_end(

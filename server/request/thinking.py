@@ -1,14 +1,14 @@
 """How much a model may think, whichever of the fields says so."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from weft.server.errors import InvalidRequestError
 from weft.server.formats.detection import OutputFormats
 from weft.server.formats.reasoning import reasoning_switch
-from weft.server.request.params import check_range
+from weft.server.request.validation import check_range
 from weft.server.schemas.chat_completions import ChatCompletionBody
 
 _BUDGETS: Final[Mapping[str, int | None]] = {
@@ -33,10 +33,10 @@ class Thinking:
         ignored: Fields without effect on this model.
     """
 
-    template_kwargs: Mapping[str, Any]
-    max_tokens: int | None
-    is_shown: bool
-    ignored: list[str]
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens: int | None = None
+    is_shown: bool = True
+    ignored: Sequence[str] = ()
 
 
 def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:

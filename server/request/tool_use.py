@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError
+from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError, shown
 from weft.server.formats.parser import Tool
 from weft.server.formats.schema import SchemaError, guided_schema
-from weft.server.request.validation import required, shown
+from weft.server.request.validation import required
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.tools import (
     CustomDefinition,

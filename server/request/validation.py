@@ -4,14 +4,12 @@ A finding's location holds the tags of unions besides keys and indices; only wha
 is part of the path. Of several findings the one deepest in the body is told: it is nearest to what was meant.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 
-from weft.server.errors import InvalidRequestError, InvalidTypeError, MalformedBodyError
-
-_MAX_VALUE_CHARS = 80
+from weft.server.errors import MAX_VALUE_CHARS, InvalidRequestError, InvalidTypeError, MalformedBodyError, shown
 
 T = TypeVar("T")
 
@@ -35,38 +33,11 @@ def dotted_path(steps: Sequence[str | int]) -> str:
     path = ""
     for step in steps:
         if isinstance(step, str):
-            name = step if len(step) <= _MAX_VALUE_CHARS else step[:_MAX_VALUE_CHARS] + "..."
+            name = step if len(step) <= MAX_VALUE_CHARS else step[:MAX_VALUE_CHARS] + "..."
             path += f".{name}" if path else name
         else:
             path += f"[{step}]"
     return path
-
-
-def shown(value: object) -> str:
-    """A value as a message quotes it: not at length, nor looked at beyond that."""
-    text = ""
-    for piece in _pieces(value):
-        text += piece
-        if len(text) > _MAX_VALUE_CHARS:
-            return text[:_MAX_VALUE_CHARS] + "..."
-    return text
-
-
-def _pieces(value: object) -> Iterator[str]:
-    """What `repr` writes of JSON data, bit by bit."""
-    if isinstance(value, str):
-        yield repr(value[: _MAX_VALUE_CHARS + 1])
-    elif isinstance(value, list | dict):
-        yield "[" if isinstance(value, list) else "{"
-        for i, item in enumerate(value):
-            yield ", " if i else ""
-            yield from _pieces(item)
-            if isinstance(value, dict):
-                yield ": "
-                yield from _pieces(value[item])
-        yield "]" if isinstance(value, list) else "}"
-    else:
-        yield repr(value)
 
 
 def required(value: T | None, path: str) -> T:
@@ -78,6 +49,31 @@ def required(value: T | None, path: str) -> T:
     if value is None:
         raise InvalidRequestError(f"{path} is required", param=path)
     return value
+
+
+def check_range(name: str, value: int, low: int, high: int | None, *, param: str | None = None) -> int:
+    """Return the value; `param` is the field when `name` is not.
+
+    Raises:
+        InvalidRequestError: It is out of bounds.
+    """
+    if value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidRequestError(f"{name} must be {bound}, got {shown(value)}", param=param or name)
+    return value
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> None:
+    """Check ids that a caller sent.
+
+    Raises:
+        InvalidRequestError: One is not in the vocabulary.
+    """
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        i = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise InvalidRequestError(
+            f"{name}[{i}] must be a token id between 0 and {vocab_size - 1}, got {token_ids[i]}", param=f"{name}[{i}]"
+        )
 
 
 def _steps(error: Any, body: Any) -> list[str | int]:

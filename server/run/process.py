@@ -28,11 +28,12 @@ from typing_extensions import override
 
 from weft.engine.shared import logs
 from weft.engine.shared.garbage import collect_rarely
-from weft.server.generate.engine_client import SocketEngineClient
 from weft.server.http.connections import Connections, raise_file_limit
 from weft.server.http.lifecycle import Lifecycle
 from weft.server.http.protocol import WeftProtocol
 from weft.server.http.shared_metrics import share_metrics
+from weft.server.model.engine_client import SocketEngineClient
+from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app
 from weft.server.run.runtime_folder import METRICS_NAME
 from weft.server.run.supervisor import CUT_SIGNAL, EXIT_CANNOT_START, ready_file
@@ -68,7 +69,7 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
 
 async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.Path, listener: socket.socket) -> None:
     async with SocketEngineClient(runtime_dir) as engine_client:
-        app = create_app(engine_client, tokenizer, settings)
+        app = create_app(served_models(engine_client, tokenizer, settings), settings)
         connections = Connections(settings, raise_file_limit())
         server = HttpServer(app, connections, on_started=ready_file(runtime_dir, os.getpid()).touch)
         drain = Drain(server, app.state.lifecycle, engine_client, settings.drain_timeout_s)

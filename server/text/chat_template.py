@@ -9,6 +9,7 @@ become a control token (see `shield`).
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -29,6 +30,20 @@ _TEMPLATE_FILE = "chat_template.jinja"
 NO_TEMPLATE = f"this model has no chat template: use /v1/completions, or put a {_TEMPLATE_FILE} into its folder"
 _TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """How messages become a prompt.
+
+    Attributes:
+        continue_final_message: End with the content of the last message, which is left open.
+        variables: What else the template may name, for example tools or enable_thinking.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, object] = field(default_factory=dict)
 
 
 class ChatTemplateError(Exception):

@@ -15,18 +15,23 @@ from typing import TypeAlias
 
 import tokenizers
 
-from weft.server.generate.choice_stream import Detokenizer
-from weft.server.text.chat_template import RESERVED_NAMES, ChatTemplateError, ChatTemplates, read_chat_templates
+from weft.server.text.chat_template import (
+    RESERVED_NAMES,
+    ChatTemplateError,
+    ChatTemplates,
+    TemplateOptions,
+    read_chat_templates,
+)
 from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer
 from weft.server.text.long_text import Room, fitted
 from weft.server.text.memory import return_free_memory
 from weft.server.text.shield import Shield
+from weft.server.text.text_tokenizer import Detokenizer
 from weft.server.text.token_bytes import read_token_table
 
 # The library's thread pool is for batches. Here each text has a thread already, and the engine needs the cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-_NO_VARIABLES: Mapping[str, object] = {}
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA_SPECIAL_NAMES = ("additional_special_tokens", "extra_special_tokens")
 _Json: TypeAlias = dict[str, object]
@@ -109,51 +114,45 @@ class Tokenizer:
         """
         return self._ids(fitted(text, room, self._count), add_special_tokens)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, object] = _NO_VARIABLES,
-        chat_template: str | None = None,
-        room: Room | None = None,
-    ) -> list[int]:
-        """Render messages with a chat template and return the ids of the prompt.
+    def render_chat(
+        self, messages: Sequence[Mapping[str, object]], options: TemplateOptions, *, chat_template: str | None = None
+    ) -> list[str]:
+        """Render messages with a chat template; `encode_rendered` makes ids of the pieces.
 
-        Control tokens come from the template alone: such text inside messages or `template_kwargs` stays text.
+        Control tokens come from the template alone: such text inside messages or variables stays text.
 
         Args:
             messages: In OpenAI's form, JSON values only.
-            continue_final_message: End with the content of the last message, which is left open.
-            template_kwargs: What else the template may name, for example tools or enable_thinking.
             chat_template: Name or source of another template than the checkpoint's own.
-            room: See `long_text`; None is room for everything.
 
         Raises:
-            TextTooLongError: The rendered prompt does not fit.
-            ChatTemplateError: There is no template, or it refuses the messages, or a name in template_kwargs is taken.
+            ChatTemplateError: There is no template, or it refuses the messages, or a variable's name is taken.
         """
-        taken = sorted(RESERVED_NAMES & template_kwargs.keys())
+        given = options.variables
+        taken = sorted(RESERVED_NAMES & given.keys())
         if taken:
             raise ChatTemplateError(f"chat template variable {taken[0]!r} cannot be set")
-        template = self._templates.select(chat_template, has_tools=bool(template_kwargs.get("tools")))
+        template = self._templates.select(chat_template, has_tools=bool(given.get("tools")))
         try:
             # The variables' own names are the template's words, their values are the caller's.
-            marked = self._shield.mark((list(messages), list(template_kwargs.values())), template.names)
+            marked = self._shield.mark((list(messages), list(given.values())), template.names)
         except ValueError as error:
             raise ChatTemplateError(str(error)) from error
         marked_messages, values = marked.value
-        variables = {**self._special_tokens, **dict(zip(template_kwargs, values, strict=True))}
-        if continue_final_message:
+        variables = {**self._special_tokens, **dict(zip(given, values, strict=True))}
+        if options.continue_final_message:
             # Behind the content stands a tag that nobody could have written; the prompt ends where it is found.
             tag = secrets.token_hex(8) + " "
             final = marked_messages[-1]
             marked_messages[-1] = {**final, "content": f"{final.get('content') or ''}{tag}"}
-            rendered = _before(template.render(marked_messages, add_generation_prompt, variables), tag)
+            rendered = _before(template.render(marked_messages, options.add_generation_prompt, variables), tag)
         else:
-            rendered = template.render(marked_messages, add_generation_prompt, variables)
-        return self._encode_pieces(self._fitted_pieces(marked.cut(rendered), room))
+            rendered = template.render(marked_messages, options.add_generation_prompt, variables)
+        return marked.cut(rendered)
+
+    def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
+        """Return the ids of a rendered prompt. Raises as `encode` does."""
+        return self._encode_pieces(self._fitted_pieces(pieces, room))
 
     def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
         """Return the ids of a text that follows other text; nothing is put in front. Raises as `encode` does."""
@@ -197,7 +196,7 @@ class Tokenizer:
         return self._added_ids.get(text)
 
     def template_source(self, has_tools: bool) -> str:
-        """Return the source of the chat template that `encode_chat` takes; empty when there is none."""
+        """Return the source of the chat template that `render_chat` takes; empty when there is none."""
         template = self._templates.own(has_tools)
         return template.source if template else ""
 

@@ -18,14 +18,14 @@ import uvicorn
 from weft.engine.shared.messages import AddRequest, EngineInfo, FinishReason, RequestOutput, TokenLogprobs, TokensOutput
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.shared.status_page import Status
-from weft.server.generate.engine_client import EngineUnavailableError
+from weft.server.errors import EngineUnavailableError
+from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app
 from weft.server.settings import Settings
-from weft.server.text.chat_template import ChatTemplateError
+from weft.server.text.chat_template import ChatTemplateError, TemplateOptions
 from weft.server.text.long_text import Room, fitted
 
 BOS, EOS, END = 256, 257, 258
-NO_KWARGS: dict[str, Any] = {}
 VOCAB_SIZE = 300
 MAX_MODEL_LEN = 1000
 MODEL = "org/fake model"
@@ -53,6 +53,7 @@ class ByteTokenizer:
 
     def __init__(self) -> None:
         self.rendered: list[dict[str, Any]] = []
+        self.num_renderings = 0
         self.template = ""
         self.threads: set[str] = set()
         self.variables: dict[str, Any] = {}
@@ -67,23 +68,19 @@ class ByteTokenizer:
     def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
         return self.encode(text, False, room)
 
-    def encode_chat(
-        self,
-        messages: Any,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Any = NO_KWARGS,
-        room: Room | None = None,
-    ) -> list[int]:
+    def render_chat(self, messages: Any, options: TemplateOptions) -> list[str]:
         self.threads.add(threading.current_thread().name)
-        self.rendered, self.variables = list(messages), dict(template_kwargs)
+        self.num_renderings += 1
+        self.rendered, self.variables = list(messages), dict(options.variables)
         if any(message["content"] == "refuse me" for message in messages):
             raise ChatTemplateError("the chat template refuses these messages: no")
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-        if continue_final_message:
+        if options.continue_final_message:
             text = text.removesuffix("\n")
-        return [BOS, *fitted(text, room, len).encode(), *b"assistant:" * add_generation_prompt]
+        return [text, "assistant:" * options.add_generation_prompt]
+
+    def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
+        return [BOS, *fitted("".join(pieces), room, len).encode()]
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:
         detokenizer = ByteDetokenizer(skip_special_tokens)
@@ -279,7 +276,11 @@ class Site:
         self.engine = FakeEngine()
         self.tokenizer = ByteTokenizer()
         self.settings = Settings.model_validate({"served_model_name": (MODEL, "alias"), **settings})
-        self.app = create_app(self.engine, self.tokenizer, self.settings)
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Build the app anew, around the tokenizer as it is now."""
+        self.app = create_app(served_models(self.engine, self.tokenizer, self.settings), self.settings)
 
     def call(self, method: str, path: str, **request: Any) -> Reply:
         async def run() -> Reply:

@@ -4,23 +4,26 @@ from typing import Any
 import pytest
 
 from weft.engine.shared.messages import RejectReason
-from weft.server.errors import MAX_MESSAGE_CHARS, InvalidRequestError, as_api_error, error_body
-from weft.server.generate.engine_client import (
+from weft.server.errors import (
+    MAX_MESSAGE_CHARS,
     EngineDiedError,
     EngineLeftError,
     EngineUnavailableError,
-    RequestRejectedError,
+    InvalidRequestError,
+    as_api_error,
+    error_body,
+    rejection,
 )
 
 TABLE = [
-    (RequestRejectedError(RejectReason.INVALID, "m"), 400, "invalid_request_error", "invalid_value", {}),
+    (rejection(RejectReason.INVALID, "m"), 400, "invalid_request_error", "invalid_value", {}),
     (
-        RequestRejectedError(RejectReason.CONTEXT_LENGTH, "m"),
+        rejection(RejectReason.CONTEXT_LENGTH, "m"),
         *(400, "invalid_request_error", "context_length_exceeded", {}),
     ),
-    (RequestRejectedError(RejectReason.QUEUE_FULL, "m"), 503, "server_overloaded", "queue_full", {"retry-after": "2"}),
+    (rejection(RejectReason.QUEUE_FULL, "m"), 503, "server_overloaded", "queue_full", {"retry-after": "2"}),
     (
-        RequestRejectedError(RejectReason.POISON, "m"),
+        rejection(RejectReason.POISON, "m"),
         *(400, "invalid_request_error", "poison_request", {"x-should-retry": "false"}),
     ),
     (EngineUnavailableError(), 503, "server_error", "engine_restarting", {"retry-after": "2"}),

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from weft.engine.shared.messages import RejectReason
-from weft.server.generate.engine_client import EngineDiedError, RequestRejectedError
+from weft.server.errors import EngineDiedError, rejection
 
 MODEL = "org/fake model"
 HI: Any = [{"role": "user", "content": "Hi"}]
@@ -109,7 +109,7 @@ def test_only_what_may_succeed_is_tried_again(
 
     async def generate(request: Any) -> Any:
         tries.append(None)
-        raise RequestRejectedError(reason, "m")
+        raise rejection(reason, "m")
 
     site.engine.generate = generate
     with site.live() as base_url, openai.OpenAI(base_url=f"{base_url}/v1", api_key="k", max_retries=1) as client:

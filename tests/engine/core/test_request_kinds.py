@@ -26,8 +26,9 @@ from weft.engine.shared.messages import (
 )
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.shared.status_page import Status, StatusPage
-from weft.server.generate import engine_client
-from weft.server.generate.engine_client import Generation, RequestRejectedError, SocketEngineClient
+from weft.server.errors import InvalidRequestError
+from weft.server.model import engine_client
+from weft.server.model.engine_client import Generation, SocketEngineClient
 
 INFO = EngineInfo("epoch", "Fake", 50, 100, (), "cpu", "float32", "none", 4, 32, 8, 64)
 PARAMS = SamplingParams(max_tokens=3)
@@ -131,7 +132,7 @@ def test_another_input_runs_and_is_checked_by_its_own_type(tmp_path: pathlib.Pat
             plain = await token_ids(await asked(client, AddRequest(TokensInput([7] * 5), PARAMS)))
             repeated = await token_ids(await asked(client, WideAdd(RepeatedInput(7, 5), PARAMS)))
             assert repeated == plain and len(plain) == 3
-            with pytest.raises(RequestRejectedError, match="times must be at least 1, got 0"):
+            with pytest.raises(InvalidRequestError, match="times must be at least 1, got 0"):
                 await asked(client, WideAdd(RepeatedInput(7, 0), PARAMS))
             assert len(set(serving.numbers)) == 3
         serving.stop()

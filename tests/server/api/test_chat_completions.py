@@ -199,7 +199,7 @@ def test_impossible_logprobs_are_numbers(site: Any) -> None:
 def test_what_the_engine_is_told(site: Any) -> None:
     site.chat(priority=3, cache_salt="s", prompt_cache_key="k", user="me")
     asked = site.engine.asked[0]
-    assert asked.prompt_token_ids == [256, *PROMPT.encode()]
+    assert asked.input.token_ids == [256, *PROMPT.encode()]
     assert asked.priority == 3
     assert asked.deadline is None
     other = site.chat(cache_salt="s") and site.engine.asked[1]

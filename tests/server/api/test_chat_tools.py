@@ -7,8 +7,7 @@ import pytest
 
 from tests.chat_templates_for_tests import QWEN3
 from weft.engine.shared.messages import RejectReason
-from weft.server.generate.engine_client import RequestRejectedError
-from weft.server.run.app import create_app
+from weft.server.errors import rejection
 
 WEATHER: dict[str, Any] = {
     "name": "weather",
@@ -24,7 +23,7 @@ def site(make_site: Any) -> Any:
     site = make_site()
     site.tokenizer.template = QWEN3
     site.tokenizer.added_ids = {"<think>": 300, "</think>": 301}
-    site.app = create_app(site.engine, site.tokenizer, site.settings)
+    site.rebuild()
     return site
 
 
@@ -184,7 +183,7 @@ def test_a_prediction_is_sent_as_tokens(site: Any) -> None:
     ],
 )
 def test_what_cannot_be_compiled_is_the_callers_fault(site: Any, body: dict[str, Any], code: str, param: str) -> None:
-    site.engine.refuse = RequestRejectedError(RejectReason.GRAMMAR, "unbalanced")
+    site.engine.refuse = rejection(RejectReason.GRAMMAR, "unbalanced")
     reply = site.chat(**body)
     assert reply.status == 400
     assert (reply.error["code"], reply.error["param"]) == (code, param)

@@ -41,13 +41,13 @@ def test_stream(site: Any) -> None:
 )
 def test_prompt_forms(site: Any, prompt: Any, expected: list[list[int]]) -> None:
     assert site.complete(prompt=prompt).status == 200
-    assert [asked.prompt_token_ids for asked in site.engine.asked] == expected
+    assert [asked.input.token_ids for asked in site.engine.asked] == expected
 
 
 def test_no_prompt_without_a_beginning_of_text_token(site: Any) -> None:
     site.tokenizer.bos_token_id = None
     site.complete(prompt=None)
-    assert site.engine.asked[0].prompt_token_ids == [257]
+    assert site.engine.asked[0].input.token_ids == [257]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_wrong_prompts(site: Any, prompt: Any, param: str) -> None:
 def test_empty_prompt_without_special_tokens_is_refused(site: Any) -> None:
     assert site.complete(prompt="", add_special_tokens=False).error["param"] == "prompt"
     site.complete(prompt="a", add_special_tokens=False)
-    assert site.engine.asked[0].prompt_token_ids == [97]
+    assert site.engine.asked[0].input.token_ids == [97]
 
 
 def test_many_prompts_times_n(site: Any) -> None:

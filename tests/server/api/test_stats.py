@@ -1,9 +1,7 @@
-from dataclasses import replace
 from typing import Any
 
 from tests.chat_templates_for_tests import QWEN3
 from weft.engine.shared.status_page import Status
-from weft.server.formats.detection import choose_formats
 
 ENGINE: Any = {
     "num_requests_running": 3,
@@ -38,8 +36,8 @@ def test_the_engine_as_its_status_page_says(site: Any) -> None:
 
 
 def test_what_the_template_can(site: Any) -> None:
-    formats = choose_formats(QWEN3, "auto", lambda text: 1)
-    site.app.state.context = replace(site.app.state.context, formats=formats)
+    site.tokenizer.template = QWEN3
+    site.rebuild()
     stats = site.call("GET", "/stats").json
     assert stats["has_tools"] is True
     assert stats["thinking"] == {"on": {"enable_thinking": True}, "off": {"enable_thinking": False}}

@@ -6,10 +6,12 @@ import pytest
 
 from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason, RequestOutput, TokensInput, TokensOutput
 from weft.engine.shared.sampling_params import SamplingParams
-from weft.server.generate.answer import Answer, Order, Prompt
-from weft.server.generate.choice_stream import ChoiceStream, TextOptions
-from weft.server.generate.engine_client import EngineDiedError, RequestRejectedError
+from weft.server.errors import EngineDiedError, QueueFullError, rejection
+from weft.server.generate.answer import Answer
+from weft.server.generate.choice_stream import ChoiceStream
+from weft.server.generate.events import End, Event, Text
 from weft.server.http.metrics import RequestTimer
+from weft.server.request.task import Prompt, TextOptions
 
 
 class Generation:
@@ -50,20 +52,16 @@ class Engine:
 
 def answer_for(site: Any, num_prompts: int) -> Answer:
     prompts = [Prompt([i]) for i in range(num_prompts)]
-    choices = [ChoiceStream(site.tokenizer.detokenizer(), None, TextOptions()) for _ in prompts]
+    requests = [AddRequest(TokensInput(prompt.token_ids), SamplingParams()) for prompt in prompts]
+    choices = [ChoiceStream(site.tokenizer.detokenizer(), TextOptions()) for _ in prompts]
     timer = RequestTimer(site.app.state.context.metrics, 0.0, num_prompts)
-    return Answer(
-        Order(prompts, [AddRequest(TokensInput(prompt.token_ids), SamplingParams()) for prompt in prompts]),
-        choices,
-        timer,
-        4,
-    )
+    return Answer(prompts, requests, choices, timer, 4)
 
 
 def test_when_one_prompt_is_refused_the_others_are_given_up(site: Any) -> None:
     accepted = Generation()
-    engine: Any = Engine([accepted, RequestRejectedError(RejectReason.QUEUE_FULL, "full")])
-    with pytest.raises(RequestRejectedError):
+    engine: Any = Engine([accepted, rejection(RejectReason.QUEUE_FULL, "full")])
+    with pytest.raises(QueueFullError):
         asyncio.run(answer_for(site, 2).open(engine))
     assert accepted.num_closed == 1
 
@@ -87,24 +85,29 @@ def test_outputs_of_several_prompts_come_as_they_are_made(site: Any) -> None:
     first, second = Generation(), Generation()
     engine: Any = Engine([first, second])
 
-    async def run() -> list[tuple[int, str]]:
+    async def run() -> list[tuple[int, Event]]:
         answer = answer_for(site, 2)
         await answer.open(engine)
-        seen = []
-        deltas = answer.deltas()
+        seen: list[tuple[int, Event]] = []
+
+        def render(index: int, events: list[Event]) -> bytes:
+            seen.extend((index, event) for event in events)
+            return b"x"
+
+        rendered = answer.rendered(render)
         for generation, letter in ((second, "a"), (first, "b"), (second, "c")):
             generation.put.put_nowait(TokensOutput(0, 0, [ord(letter)]))
-            index, delta = await anext(deltas)
-            seen.append((index, delta.text))
+            await anext(rendered)
         for generation in (first, second):
             generation.put.put_nowait(TokensOutput(0, 0, [], FinishReason.LENGTH))
             generation.put.put_nowait(None)
-        seen += [(index, str(delta.finish_reason)) async for index, delta in deltas]
+        assert [data async for data in rendered] == [b"x"] * 2
         return seen
 
     seen = asyncio.run(run())
-    assert seen[:3] == [(1, "a"), (0, "b"), (1, "c")]
-    assert sorted(seen[3:]) == [(0, str(FinishReason.LENGTH)), (1, str(FinishReason.LENGTH))]
+    assert [(index, event[0]) for index, event in seen[:3]] == [(1, "a"), (0, "b"), (1, "c")]
+    assert all(isinstance(event, Text) for _, event in seen[:3])
+    assert sorted(seen[3:]) == [(index, End(FinishReason.LENGTH)) for index in (0, 1)]
 
 
 def test_one_broken_generation_breaks_the_answer(site: Any) -> None:
@@ -116,7 +119,7 @@ def test_one_broken_generation_breaks_the_answer(site: Any) -> None:
         await answer.open(engine)
         second.put.put_nowait(EngineDiedError())
         try:
-            await answer.whole()
+            await answer.whole(1)
         finally:
             answer.close()
         assert len(asyncio.all_tasks()) == 1
@@ -152,7 +155,7 @@ def test_what_did_not_finish_is_counted_once(site: Any, end: Exception | None, r
         await answer.open(engine)
         generation.put.put_nowait(TokensOutput(0, 0, [97]) if end is None else end)
         try:
-            await anext(answer.deltas())
+            await anext(answer.rendered(lambda index, events: b"x"))
         except EngineDiedError:
             assert end is not None
         answer.close()

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
-from weft.server.generate.choice_stream import ChoiceStream, Delta, Part, TextOptions, Token
-from weft.server.text.stop_strings import StopStrings
+from weft.server.generate.choice_stream import ChoiceStream
+from weft.server.generate.events import End, Event, Part, Text, Token, TokenIds, WholeChoice, whole_choice
+from weft.server.request.task import TextOptions
 
 EOS = 300
 
@@ -24,8 +25,7 @@ class Bytes:
 
 
 def stream(stops: list[str] | None = None, **options: Any) -> ChoiceStream:
-    matcher = StopStrings(stops, options.get("include_stop", False)) if stops else None
-    return ChoiceStream(Bytes(), matcher, TextOptions(track_tokens=True, **options))
+    return ChoiceStream(Bytes(), TextOptions(stops=stops or (), tracks_tokens=True, **options))
 
 
 def output(
@@ -45,21 +45,32 @@ def cut(
     return outputs
 
 
-def run(choice: ChoiceStream, outputs: list[RequestOutput]) -> list[Delta]:
-    return [delta for delta in map(choice.feed, outputs) if delta is not None]
+def run(choice: ChoiceStream, outputs: list[RequestOutput]) -> list[list[Event]]:
+    return [events for events in map(choice.feed, outputs) if events is not None]
 
 
-def ids_of(delta: Delta | None) -> list[int]:
-    assert delta is not None
-    return [token.token_id for token in delta.tokens]
+def text_of(events: list[Event] | None) -> Text:
+    """What came, without the end."""
+    assert events is not None
+    return next((event for event in events if isinstance(event, Text)), Text(""))
+
+
+def ids_of(events: list[Event] | None) -> list[int]:
+    return [token.token_id for token in text_of(events).tokens]
+
+
+def last(choice: ChoiceStream, last_output: RequestOutput) -> WholeChoice:
+    events = choice.feed(last_output)
+    assert events is not None and choice.is_finished
+    return whole_choice(0, events)
 
 
 def test_a_character_is_never_split_and_its_tokens_travel_with_it() -> None:
     choice = stream()
     first, second = "é".encode()
-    assert choice.feed(output([ord("a")])) == Delta("a", [choice_token(ord("a"), 0)])
+    assert choice.feed(output([ord("a")])) == [Text("a", [choice_token(ord("a"), 0)])]
     assert choice.feed(output([first])) is None
-    assert choice.feed(output([second])) == Delta("é", [choice_token(first, 1), choice_token(second, 1)])
+    assert choice.feed(output([second])) == [Text("é", [choice_token(first, 1), choice_token(second, 1)])]
 
 
 def choice_token(token_id: int, start: int) -> Token:
@@ -68,18 +79,17 @@ def choice_token(token_id: int, start: int) -> Token:
 
 def test_text_that_may_become_a_stop_string_waits_with_its_tokens() -> None:
     choice = stream(["STOP"])
-    delta = choice.feed(output(b"aST"))
-    assert delta is not None and delta.text == "a" and ids_of(delta) == list(b"a")
-    delta = choice.feed(output(b"x"))
-    assert delta is not None and delta.text == "STx" and ids_of(delta) == list(b"STx")
+    events = choice.feed(output(b"aST"))
+    assert text_of(events).text == "a" and ids_of(events) == list(b"a")
+    events = choice.feed(output(b"x"))
+    assert text_of(events).text == "STx" and ids_of(events) == list(b"STx")
 
 
 def test_match_cuts_the_text_marks_cut_tokens_and_counts_up_to_the_match() -> None:
     choice = stream(["ST"])
-    delta = choice.feed(output(b"abSTcd"))
-    assert delta is not None
-    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("ab", FinishReason.STOP, "ST")
-    assert [(token.token_id, token.part) for token in delta.tokens] == [
+    whole = last(choice, output(b"abSTcd"))
+    assert (whole.text, whole.end) == ("ab", End(FinishReason.STOP, "ST"))
+    assert [(token.token_id, token.part) for token in whole.tokens] == [
         (ord("a"), Part.TEXT),
         (ord("b"), Part.TEXT),
         (ord("S"), Part.CUT),
@@ -90,43 +100,40 @@ def test_match_cuts_the_text_marks_cut_tokens_and_counts_up_to_the_match() -> No
 
 
 def test_match_included() -> None:
-    delta = stream(["ST"], include_stop=True).feed(output(b"abSTcd"))
-    assert delta is not None and delta.text == "abST"
-    assert all(token.part is Part.TEXT for token in delta.tokens)
+    whole = last(stream(["ST"], include_stop=True), output(b"abSTcd"))
+    assert whole.text == "abST"
+    assert all(token.part is Part.TEXT for token in whole.tokens)
 
 
 def test_match_in_what_the_detokenizer_still_held() -> None:
-    delta = stream(["\ufffd"]).feed(output([ord("a"), 0xC3], FinishReason.LENGTH))
-    assert delta is not None
-    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("a", FinishReason.STOP, "\ufffd")
+    whole = last(stream(["\ufffd"]), output([ord("a"), 0xC3], FinishReason.LENGTH))
+    assert (whole.text, whole.end) == ("a", End(FinishReason.STOP, "\ufffd"))
 
 
 def test_the_end_releases_what_was_held() -> None:
     choice = stream(["STOP"])
-    deltas = run(choice, [output(b"aST"), output([0xC3], FinishReason.LENGTH)])
-    assert "".join(delta.text for delta in deltas) == "aST\ufffd"
-    assert [ids_of(delta) for delta in deltas] == [list(b"a"), [*b"ST", 0xC3]]
+    told = run(choice, [output(b"aST"), output([0xC3], FinishReason.LENGTH)])
+    assert "".join(text_of(events).text for events in told) == "aST\ufffd"
+    assert [ids_of(events) for events in told] == [list(b"a"), [*b"ST", 0xC3]]
 
 
 def test_end_of_sequence_has_no_text_and_no_stop_reason() -> None:
-    delta = stream().feed(output([ord("a"), EOS], FinishReason.STOP, EOS))
-    assert delta is not None
-    assert (delta.text, delta.stop_reason) == ("a", None)
-    assert [token.part for token in delta.tokens] == [Part.TEXT, Part.END]
+    whole = last(stream(), output([ord("a"), EOS], FinishReason.STOP, EOS))
+    assert (whole.text, whole.end.stop_reason) == ("a", None)
+    assert [token.part for token in whole.tokens] == [Part.TEXT, Part.END]
 
 
 def test_own_stop_token_is_the_stop_reason_and_hidden_unless_asked_for() -> None:
     ids, stop = list(b"ab"), ord("b")
-    hidden = stream(stop_token_ids=frozenset([stop])).feed(output(ids, FinishReason.STOP, stop))
-    shown = stream(stop_token_ids=frozenset([stop]), include_stop=True).feed(output(ids, FinishReason.STOP, stop))
-    assert hidden is not None and shown is not None
-    assert (hidden.text, hidden.stop_reason) == ("a", stop)
-    assert (shown.text, shown.stop_reason) == ("ab", stop)
+    hidden = last(stream(stop_token_ids=frozenset([stop])), output(ids, FinishReason.STOP, stop))
+    shown = last(stream(stop_token_ids=frozenset([stop]), include_stop=True), output(ids, FinishReason.STOP, stop))
+    assert (hidden.text, hidden.end.stop_reason) == ("a", stop)
+    assert (shown.text, shown.end.stop_reason) == ("ab", stop)
 
 
 def test_min_tokens_are_not_searched() -> None:
-    delta = stream(["b"], min_tokens=3).feed(output(b"abcdbe"))
-    assert delta is not None and (delta.text, delta.stop_reason) == ("abcd", "b")
+    whole = last(stream(["b"], min_tokens=3), output(b"abcdbe"))
+    assert (whole.text, whole.end.stop_reason) == ("abcd", "b")
 
 
 def test_mean_logprob() -> None:
@@ -137,9 +144,15 @@ def test_mean_logprob() -> None:
 
 
 def test_tokens_are_not_kept_unless_tracked() -> None:
-    choice = ChoiceStream(Bytes(), None, TextOptions())
-    delta = choice.feed(output(b"ab"))
-    assert delta == Delta("ab", [])
+    assert ChoiceStream(Bytes(), TextOptions()).feed(output(b"ab")) == [Text("ab", [])]
+
+
+def test_ids_are_told_with_the_text_that_they_complete() -> None:
+    choice = stream(tells_ids=True)
+    first, second = "é".encode()
+    assert choice.feed(output([ord("a"), first])) == [TokenIds([ord("a")]), Text("a", [choice_token(ord("a"), 0)])]
+    events = choice.feed(output([second]))
+    assert events is not None and events[0] == TokenIds([first, second])
 
 
 texts = st.lists(st.sampled_from([*b"abST", *"é😀".encode(), 0xFF, 299]), max_size=12)
@@ -154,23 +167,21 @@ def test_every_split_gives_the_same_answer(
     ids = [*ids, EOS] if ends_with_eos else ids
     whole, split = (stream(stops, include_stop=include_stop, min_tokens=min_tokens) for _ in range(2))
     expected = run(whole, cut(ids, [], reason, stop_id))
-    deltas = run(split, cut(ids, places, reason, stop_id))
+    told = run(split, cut(ids, places, reason, stop_id))
     assert len(expected) == 1
-    assert "".join(delta.text for delta in deltas) == expected[0].text
-    assert [token for delta in deltas for token in delta.tokens] == expected[0].tokens
-    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (expected[0].finish_reason, expected[0].stop_reason)
-    assert all(delta.finish_reason is None for delta in deltas[:-1])
-    assert split.num_output_tokens == whole.num_output_tokens == len(expected[0].tokens)
-    assert all(delta.text or delta.tokens for delta in deltas[:-1])
+    assert whole_choice(0, list(itertools.chain(*told))) == whole_choice(0, expected[0])
+    assert not any(isinstance(event, End) for events in told[:-1] for event in events)
+    assert split.num_output_tokens == whole.num_output_tokens == len(text_of(expected[0]).tokens)
+    assert all(text_of(events).text or text_of(events).tokens for events in told[:-1])
 
 
 @given(texts, st.lists(st.integers(0, 12), max_size=6))
 def test_no_token_comes_before_its_text(ids: list[int], places: list[int]) -> None:
     released = 0
-    for delta in run(stream(["STab"]), cut(ids, places, FinishReason.LENGTH, None)):
-        released += len(delta.text)
-        if delta.finish_reason is None:
-            assert all(token.start < released for token in delta.tokens)
+    for events in run(stream(["STab"]), cut(ids, places, FinishReason.LENGTH, None)):
+        released += len(text_of(events).text)
+        if not isinstance(events[-1], End):
+            assert all(token.start < released for token in text_of(events).tokens)
 
 
 @given(texts, st.lists(st.integers(0, 12), max_size=6), st.booleans())
@@ -178,9 +189,14 @@ def test_without_logprobs_and_tokens_the_text_is_the_same(ids: list[int], places
     """That case has a short way through the pipeline."""
     reason, stop_id = (FinishReason.STOP, EOS) if ends else (FinishReason.LENGTH, None)
     outputs = cut([*ids, EOS] if ends else ids, places, reason, stop_id)
-    tracked, bare = stream(), ChoiceStream(Bytes(), None, TextOptions())
-    expected = [(d.text, d.finish_reason) for d in run(tracked, outputs) if d.text or d.finish_reason is not None]
+    tracked, bare = stream(), ChoiceStream(Bytes(), TextOptions())
+    expected = [
+        (text_of(e).text, ends)
+        for e in run(tracked, outputs)
+        if (ends := [event for event in e if isinstance(event, End)]) or text_of(e).text
+    ]
     for each in outputs:
         each.logprobs = None
-    assert [(d.text, d.finish_reason) for d in run(bare, outputs)] == expected
+    told = run(bare, outputs)
+    assert [(text_of(e).text, [event for event in e if isinstance(event, End)]) for e in told] == expected
     assert bare.num_output_tokens == tracked.num_output_tokens

@@ -1,6 +1,5 @@
 """Output that continues a prompt keeps its first space, which SentencePiece leaves out where a text begins."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,8 @@ def site(request: pytest.FixtureRequest, make_site: Any, tmp_path: Path) -> Any:
     """The engine goes on with " user", whatever it is asked."""
     tokenizer = Tokenizer.load(write_checkpoint(tmp_path / "model", request.param(), template=CHATML))
     site = make_site()
-    site.app.state.context = replace(site.app.state.context, tokenizer=tokenizer)
+    site.tokenizer = tokenizer
+    site.rebuild()
     whole, begun = tokenizer.encode("the user", False), tokenizer.encode("the", False)
     assert whole[: len(begun)] == begun
     site.engine.answers = [SimpleNamespace(encode=lambda: whole[len(begun) :])]

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from weft.server.errors import InvalidRequestError
-from weft.server.http.sse import EventStream, TextEvent, event
+from weft.server.http.sse import EventStream, TextEvent, encode_event
 
 
 class Text(msgspec.Struct):
@@ -23,7 +23,7 @@ class Named(msgspec.Struct):
 
 @pytest.mark.parametrize("text", ["a\r\nb", "a\u2028b\u2029c", "\x85", "é😀"])
 def test_an_event_is_one_line_to_every_client(text: str) -> None:
-    data = event(Text(text))
+    data = encode_event(Text(text))
     assert data.endswith(b"\n\n")
     line = data[:-2].decode()
     assert line.splitlines() == [line]
@@ -33,13 +33,13 @@ def test_an_event_is_one_line_to_every_client(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "a", '"\\\n', "a\u2028b\u2029c", "\x85", "é😀", "\0text\0"])
 def test_an_event_of_which_only_the_text_is_encoded_is_the_same_event(text: str) -> None:
     text_event = TextEvent(functools.partial(Named, "\0text\0\x85"))
-    assert text_event.fill(text) == event(Named("\0text\0\x85", text))
+    assert text_event.fill(text) == encode_event(Named("\0text\0\x85", text))
     text_event = TextEvent(functools.partial(Named, "\0text\0"))
-    assert text_event.fill(text) == event(Named("\0text\0", text))
+    assert text_event.fill(text) == encode_event(Named("\0text\0", text))
 
 
 def test_text_is_not_escaped_without_need() -> None:
-    assert event(Text("é😀")) == 'data: {"text":"é😀"}\n\n'.encode()
+    assert encode_event(Text("é😀")) == 'data: {"text":"é😀"}\n\n'.encode()
 
 
 TIMEOUT_S = 60.0

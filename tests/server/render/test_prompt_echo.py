@@ -3,8 +3,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.server.generate.answer import Prompt
 from weft.server.render.prompt_report import echo_prompt
+from weft.server.request.task import Prompt
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

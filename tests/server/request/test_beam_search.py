@@ -4,19 +4,9 @@ from typing import Any
 
 import pytest
 
-from weft.engine.shared.messages import (
-    AddRequest,
-    BeamOptions,
-    FinishReason,
-    Guidance,
-    ReasoningBudget,
-    RejectReason,
-    TokensInput,
-)
-from weft.engine.shared.sampling_params import SamplingParams
-from weft.server.errors import InvalidRequestError
-from weft.server.generate.engine_client import RequestRejectedError
-from weft.server.request.beam_search import check_unguided
+from tests.chat_templates_for_tests import QWEN3
+from weft.engine.shared.messages import BeamOptions, FinishReason, RejectReason
+from weft.server.errors import rejection
 
 
 def test_each_beam_is_a_choice_of_one_request(site: Any) -> None:
@@ -55,11 +45,16 @@ def test_beams_follow_no_grammar(site: Any) -> None:
     assert not site.engine.asked
 
 
-def test_beams_keep_to_no_budget_for_reasoning() -> None:
-    guidance = Guidance(reasoning_budget=ReasoningBudget(1, 2))
-    check_unguided(AddRequest(TokensInput([1]), SamplingParams(), guidance=guidance))
-    with pytest.raises(InvalidRequestError, match="neither a grammar nor a budget"):
-        check_unguided(AddRequest(TokensInput([1]), SamplingParams(), guidance=guidance, beams=BeamOptions()))
+def test_beams_keep_to_no_budget_for_reasoning(site: Any) -> None:
+    site.tokenizer.template = QWEN3
+    site.tokenizer.added_ids = {"<think>": 300, "</think>": 301}
+    site.rebuild()
+    body = {"n": 2, "thinking_token_budget": 1}
+    assert site.chat(**body).status == 200
+    reply = site.chat(use_beam_search=True, **body)
+    assert (reply.status, reply.error["param"]) == (400, "use_beam_search")
+    assert "neither a grammar nor a budget" in reply.error["message"]
+    assert len(site.engine.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -89,7 +84,7 @@ def test_what_has_no_meaning_with_beams_is_refused(make_site: Any, body: dict[st
 
 
 def test_a_rejected_prompt_is_an_ordinary_error(site: Any) -> None:
-    site.engine.refuse = RequestRejectedError(RejectReason.QUEUE_FULL, "3 requests are waiting")
+    site.engine.refuse = rejection(RejectReason.QUEUE_FULL, "3 requests are waiting")
     assert site.complete(use_beam_search=True, n=2).status == 503
 
 

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from weft.engine.shared.messages import CachePolicy, Pin
+from weft.server.request.cache_options import Breakpoint, find_pins, marked
 
 
 def chat(*parts: Any, **body: Any) -> dict[str, Any]:
@@ -70,3 +71,33 @@ def test_unknown_modes_and_times_are_refused(site: Any, body: dict[str, Any], pa
     reply = site.chat(**body)
     assert reply.status == 400
     assert reply.error["param"] == param
+
+
+def test_the_prompt_is_rendered_once_more_for_all_breakpoints(site: Any) -> None:
+    """It was rendered once for each of them, and once for itself."""
+    site.chat(**chat(*(part(f"{i}", mode="explicit") for i in range(4))))
+    assert site.tokenizer.num_renderings == 2
+    assert len(site.engine.asked[0].caching.pins) == 4
+    site.tokenizer.num_renderings = 0
+    site.chat(**chat(part("a")))
+    assert site.tokenizer.num_renderings == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        ("{}", ["first", "first  \nsecond"]),
+        ("<{}>", ["<first", "<first  \nsecond"]),
+        ("nothing", ["nothing", "nothing"]),  # what the template does not show cannot be found
+    ],
+)
+def test_breakpoints_are_found_where_the_template_strips(template: str, ends: list[str]) -> None:
+    messages = [{"role": "user", "content": "first  \nsecond \n"}]
+    breakpoints = [Breakpoint(0, len("first  "), 1.0), Breakpoint(0, len("first  \nsecond "), 2.0)]
+
+    def render(given: Any) -> str:
+        return template.format(given[0]["content"].strip())
+
+    rendered = render(marked(messages, breakpoints))
+    pins = find_pins(breakpoints, list(render(messages).encode()), [rendered], lambda p: list("".join(p).encode()))
+    assert pins == [Pin(len(end), float(i)) for i, end in enumerate(ends, 1)]

@@ -29,7 +29,7 @@ def test_each_family_has_its_order(site: Any, vocabulary: dict[str, int], prompt
     site.tokenizer.token_ids = vocabulary
     assert site.complete(prompt="ab", suffix="yz", stop_token_ids=[7]).status == 200
     (asked,) = site.engine.asked
-    assert asked.prompt_token_ids == prompt
+    assert asked.input.token_ids == prompt
     assert set(asked.params.stop_token_ids) == {7, *vocabulary.values()}
 
 
@@ -40,7 +40,7 @@ def test_prompts_of_ids_or_of_nothing_are_filled_in_as_well(site: Any) -> None:
     site.tokenizer.bos_token_id = None
     site.complete(prompt=None, suffix="y")
     site.complete(prompt="", suffix="y", add_special_tokens=False)
-    assert [asked.prompt_token_ids for asked in site.engine.asked] == [
+    assert [asked.input.token_ids for asked in site.engine.asked] == [
         [260, 65, 261, *b"y", 262],
         [BOS, 260, 66, 261, *b"y", 262],
         [BOS, 260, 261, *b"y", 262],

@@ -7,7 +7,6 @@ import pytest
 
 from tests.chat_templates_for_tests import QWEN3
 from weft.engine.shared.messages import AddRequest, decode_to_engine, encode
-from weft.server.run.app import create_app
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.completions import CompletionBody
 
@@ -43,7 +42,7 @@ def test_any_integer_is_taken_or_refused(make_site: Any, path: str, name: str) -
         return await generate(message)
 
     site.engine.generate = generate_what_arrives
-    site.app = create_app(site.engine, site.tokenizer, site.settings)
+    site.rebuild()
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     for number in INTEGERS:
         for value in (number, [number], {"1": number}):

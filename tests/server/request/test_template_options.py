@@ -6,7 +6,7 @@ OPEN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wel
 
 
 def asked(site: Any) -> bytes:
-    return bytes(i for i in site.engine.asked[-1].prompt_token_ids if i < 256)
+    return bytes(i for i in site.engine.asked[-1].input.token_ids if i < 256)
 
 
 def test_the_prompt_ends_as_it_is_asked_to(site: Any) -> None:
@@ -19,7 +19,7 @@ def test_the_prompt_ends_as_it_is_asked_to(site: Any) -> None:
         assert site.chat(messages=OPEN, **body).status == 200
         assert asked(site).endswith(b"assistant: " + end)
         tokens = site.call("POST", "/tokenize", json={"messages": OPEN, **body}).json["tokens"]
-        assert tokens == site.engine.asked[-1].prompt_token_ids
+        assert tokens == site.engine.asked[-1].input.token_ids
 
 
 def test_both_ends_at_once_are_refused(site: Any) -> None:

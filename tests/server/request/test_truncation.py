@@ -9,7 +9,7 @@ def test_the_end_of_the_prompt_is_kept(site: Any) -> None:
     site.complete(prompt="a long prompt", truncate_prompt_tokens=6)
     site.chat(truncate_prompt_tokens=10)
     site.complete(prompt="short", truncate_prompt_tokens=900)
-    assert [bytes(i for i in asked.prompt_token_ids if i < 256) for asked in site.engine.asked] == [
+    assert [bytes(i for i in asked.input.token_ids if i < 256) for asked in site.engine.asked] == [
         b"prompt",
         b"assistant:",
         b"short",
@@ -21,7 +21,7 @@ def test_minus_one_keeps_what_fits(site: Any, max_tokens: int | None, num_kept: 
     messages = [{"role": "user", "content": "x" * 3000}]
     assert site.chat(messages=messages, max_tokens=max_tokens).error["code"] == "context_length_exceeded"
     assert site.chat(messages=messages, max_tokens=max_tokens, truncate_prompt_tokens=-1).status == 200
-    assert len(site.engine.asked[0].prompt_token_ids) == num_kept
+    assert len(site.engine.asked[0].input.token_ids) == num_kept
 
 
 def test_echo_shows_what_was_kept(site: Any) -> None:

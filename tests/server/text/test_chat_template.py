@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests import chat_templates_for_tests as templates
-from tests.tokenizers_for_tests import EVERY_SPECIAL, byte_level, sentencepiece, write_checkpoint
+from tests.tokenizers_for_tests import EVERY_SPECIAL, byte_level, encode_chat, sentencepiece, write_checkpoint
 from weft.server.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplates, read_chat_templates
 from weft.server.text.tokenizer import Tokenizer
 
@@ -83,15 +83,15 @@ def test_an_open_last_message_ends_as_in_transformers(pair: tuple[Tokenizer, Any
         )
     )
     assert expected == _outcome(
-        lambda: ours.encode_chat(chat, add_generation_prompt=False, continue_final_message=True, chat_template=source)
+        lambda: encode_chat(ours, chat, add_generation_prompt=False, continue_final_message=True, chat_template=source)
     )
 
 
 def test_an_open_last_message_cannot_hold_a_control_token(pair: tuple[Tokenizer, Any]) -> None:
     ours, _ = pair
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _OPEN_ENDS[-1]}]
-    ids = ours.encode_chat(
-        chat, add_generation_prompt=False, continue_final_message=True, chat_template=templates.CHATML
+    ids = encode_chat(
+        ours, chat, add_generation_prompt=False, continue_final_message=True, chat_template=templates.CHATML
     )
     assert ours.decode(ids, skip_special_tokens=False).endswith("assistant\n" + _OPEN_ENDS[-1])
     assert sum(map(ours.is_special, ids)) == 3
@@ -100,8 +100,8 @@ def test_an_open_last_message_cannot_hold_a_control_token(pair: tuple[Tokenizer,
 def test_a_template_that_hides_the_last_message_cannot_leave_it_open(pair: tuple[Tokenizer, Any]) -> None:
     ours, _ = pair
     with pytest.raises(ChatTemplateError, match="does not show the final message"):
-        ours.encode_chat(
-            [{"role": "user", "content": "a"}], continue_final_message=True, chat_template="{{ messages|length }}"
+        encode_chat(
+            ours, [{"role": "user", "content": "a"}], continue_final_message=True, chat_template="{{ messages|length }}"
         )
 
 
@@ -124,8 +124,8 @@ def test_ids_equal_those_of_transformers(pair: tuple[Tokenizer, Any], template: 
             )
         )
         assert expected == _outcome(
-            lambda prompt=prompt: ours.encode_chat(
-                messages, chat_template=source, add_generation_prompt=prompt, template_kwargs=kwargs
+            lambda prompt=prompt: encode_chat(
+                ours, messages, chat_template=source, add_generation_prompt=prompt, template_kwargs=kwargs
             )
         )
 
@@ -133,7 +133,7 @@ def test_ids_equal_those_of_transformers(pair: tuple[Tokenizer, Any], template: 
 def test_the_golden_chats_are_rendered_by_every_template(pair: tuple[Tokenizer, Any]) -> None:
     """If all were refused, the comparison above would compare nothing."""
     for source in templates.ALL.values():
-        assert len(pair[0].encode_chat(_CHATS["plain"], chat_template=source)) > 10
+        assert len(encode_chat(pair[0], _CHATS["plain"], chat_template=source)) > 10
 
 
 def _render(source: str, messages: list[dict[str, Any]], **variables: object) -> str:

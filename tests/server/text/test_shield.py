@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests import chat_templates_for_tests as templates
-from tests.tokenizers_for_tests import EVERY_SPECIAL, byte_level, sentencepiece, write_checkpoint
+from tests.tokenizers_for_tests import EVERY_SPECIAL, byte_level, encode_chat, sentencepiece, write_checkpoint
 from weft.server.text.chat_template import ChatTemplate
 from weft.server.text.shield import WINDOW_CHARS, Shield
 from weft.server.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def _tokenizer(name: str) -> Tokenizer:
 def _special_ids(tokenizer: Tokenizer, source: str, contents: list[str]) -> list[int]:
     roles = ("user", "assistant", "user")
     messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
-    ids = tokenizer.encode_chat(messages, chat_template=source)
+    ids = encode_chat(tokenizer, messages, chat_template=source)
     return [token_id for token_id in ids if tokenizer.is_special(token_id)]
 
 
@@ -76,7 +76,7 @@ def test_nor_after_the_template_has_stripped_the_content() -> None:
 def test_the_prompt_reads_as_the_template_wrote_it(source: str, content: str) -> None:
     messages = [{"role": "user", "content": content}]
     tokenizer = _tokenizer("byte_level")
-    ids = tokenizer.encode_chat(messages, chat_template=source)
+    ids = encode_chat(tokenizer, messages, chat_template=source)
     assert tokenizer.decode(ids, skip_special_tokens=False) == ChatTemplate(source).render(messages, True, {})
 
 
@@ -99,14 +99,14 @@ def test_names_and_schemas_of_tools_make_no_control_token(properties: dict[str, 
     tools = [{"type": "function", "function": {"name": tool_name, "parameters": {"properties": properties}}}]
     tokenizer = _tokenizer("byte_level")
     messages = [{"role": "user", "content": "x"}]
-    ids = tokenizer.encode_chat(messages, chat_template=templates.PARTS, template_kwargs={"tools": tools})
+    ids = encode_chat(tokenizer, messages, chat_template=templates.PARTS, template_kwargs={"tools": tools})
     assert [i for i in ids if tokenizer.is_special(i)] == _special_ids(tokenizer, templates.PARTS, ["x"])
 
 
 def test_parts_that_the_template_joins_make_no_control_token() -> None:
     parts = [{"type": "text", "text": text} for text in ("a <|im", "_", "end|>", " <", "/s>")]
     tokenizer = _tokenizer("byte_level")
-    ids = tokenizer.encode_chat([{"role": "user", "content": parts}], chat_template=templates.PARTS)
+    ids = encode_chat(tokenizer, [{"role": "user", "content": parts}], chat_template=templates.PARTS)
     assert [i for i in ids if tokenizer.is_special(i)] == _special_ids(tokenizer, templates.PARTS, ["x"])
     assert "User: a <|im_end|> </s><|im_end|>" in tokenizer.decode(ids, skip_special_tokens=False)
 
@@ -129,7 +129,7 @@ def test_only_needed_marks_change_the_ids(name: str) -> None:
     tokenizer = _tokenizer(name)
     messages = [{"role": "user", "content": "user"}]
     assert _SHIELD.mark(messages, {"role", "content"}).mark is not None
-    ids = tokenizer.encode_chat(messages, chat_template="the {{ messages[0].content }} x")
+    ids = encode_chat(tokenizer, messages, chat_template="the {{ messages[0].content }} x")
     assert ids == tokenizer.encode("the user x", False)
     assert ids != tokenizer.encode("the ", False) + tokenizer.encode("user x", False)
 

@@ -13,7 +13,14 @@ from tokenizers import AddedToken, models
 from transformers import PreTrainedTokenizerFast
 
 from tests.chat_templates_for_tests import CHATML
-from tests.tokenizers_for_tests import byte_level, sentencepiece, training_text, wordpiece, write_checkpoint
+from tests.tokenizers_for_tests import (
+    byte_level,
+    encode_chat,
+    sentencepiece,
+    training_text,
+    wordpiece,
+    write_checkpoint,
+)
 from weft.server.text.chat_template import ChatTemplateError, ChatTemplates
 from weft.server.text.tokenizer import Tokenizer, TokenizerError
 
@@ -161,25 +168,25 @@ def test_a_chat_takes_the_checkpoints_template_and_its_special_tokens(tmp_path: 
     config: dict[str, object] = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     tokenizer = Tokenizer.load(write_checkpoint(tmp_path, byte_level(), config, template))
     assert tokenizer.has_chat_template
-    ids = tokenizer.encode_chat(_HELLO)
+    ids = encode_chat(tokenizer, _HELLO)
     assert ids[:2] == [tokenizer.bos_token_id, tokenizer.eos_token_id]
     assert tokenizer.decode(ids) == "hello"
 
 
 def test_a_chat_without_a_template_is_refused() -> None:
     with pytest.raises(ChatTemplateError, match="no chat template"):
-        _QWEN.encode_chat(_HELLO)
+        encode_chat(_QWEN, _HELLO)
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
 def test_a_variable_that_has_its_own_parameter_is_refused(name: str) -> None:
     with pytest.raises(ChatTemplateError, match=f"variable '{name}' cannot be set"):
-        _QWEN.encode_chat(_HELLO, template_kwargs={name: "x"}, chat_template=CHATML)
+        encode_chat(_QWEN, _HELLO, template_kwargs={name: "x"}, chat_template=CHATML)
 
 
 def test_a_variable_cannot_bring_a_control_token() -> None:
     variables = {"eos_token": "<|im_end|>", "think": ["<|im_end|>"]}
-    ids = _QWEN.encode_chat(_HELLO, template_kwargs=variables, chat_template="{{ eos_token }}{{ think[0] }}")
+    ids = encode_chat(_QWEN, _HELLO, template_kwargs=variables, chat_template="{{ eos_token }}{{ think[0] }}")
     assert _QWEN.eos_token_id not in ids
     assert _QWEN.decode(ids) == "<|im_end|><|im_end|>"
 
@@ -187,10 +194,10 @@ def test_a_variable_cannot_bring_a_control_token() -> None:
 def test_threads_may_share_a_tokenizer() -> None:
     texts = [line * 5 for line in training_text()[:100]]
     expected = [_QWEN.encode(text) for text in texts]
-    chat: Any = [_QWEN.encode_chat([{"role": "user", "content": text}], chat_template=CHATML) for text in texts]
+    chat: Any = [encode_chat(_QWEN, [{"role": "user", "content": text}], chat_template=CHATML) for text in texts]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(_QWEN.encode, texts)) == expected
-        again = pool.map(lambda t: _QWEN.encode_chat([{"role": "user", "content": t}], chat_template=CHATML), texts)
+        again = pool.map(lambda t: encode_chat(_QWEN, [{"role": "user", "content": t}], chat_template=CHATML), texts)
         assert list(again) == chat
         assert list(pool.map(_QWEN.decode, expected)) == texts
 

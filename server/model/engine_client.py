@@ -2,11 +2,6 @@
 
 Owns the connection to the engine process and one mailbox per request. A mailbox never grows beyond what its choices
 may produce: outputs of a choice whose reader is slow are merged. Imports no tensor library and knows no HTTP.
-
-    EngineUnavailableError   no engine now: it loads, hangs, or is being restarted
-    EngineDiedError          the engine went away while the request ran
-    EngineLeftError          this server is about to end and has left the engine
-    RequestRejectedError     the engine did not take the request in
 """
 
 import asyncio
@@ -28,7 +23,6 @@ from weft.engine.shared.messages import (
     EngineInfo,
     FrameReader,
     Rejected,
-    RejectReason,
     RequestOutput,
     StepOutput,
     ToEngine,
@@ -36,36 +30,14 @@ from weft.engine.shared.messages import (
     encode,
 )
 from weft.engine.shared.status_page import Status, StatusPage
+from weft.server.errors import EngineDiedError, EngineLeftError, EngineUnavailableError, rejection
 
 RECONNECT_S = 0.05
 """Pause between two attempts to reach an engine that does not listen yet."""
 MEET_S = 10.0
 """How long a process that has not met its first engine waits for it, if the engine says that it is ready."""
 
-_LEFT = "this server ends and has left the engine"
-
 logger = logging.getLogger(__name__)
-
-
-class EngineUnavailableError(Exception):
-    """No engine is connected, or it went away before it answered; the same request may succeed in a moment."""
-
-
-class EngineDiedError(Exception):
-    """The connection broke while the request ran; what was generated so far has been handed out before."""
-
-
-class EngineLeftError(Exception):
-    """`disconnect` was called: this server ends, whatever the engine does."""
-
-
-class RequestRejectedError(Exception):
-    """The engine did not take the request in; `message` is fit for the caller."""
-
-    def __init__(self, reason: RejectReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
 
 
 class Generation(Protocol):
@@ -113,7 +85,7 @@ class EngineClient(Protocol):
         Raises:
             EngineUnavailableError: No engine is connected, it hangs, or it went away before it answered.
             EngineLeftError: This server leaves the engine, or has left it.
-            RequestRejectedError: The engine did not take the request in.
+            ApiError: The engine did not take the request in; see `rejection`.
         """
 
 
@@ -171,10 +143,10 @@ class SocketEngineClient:
     async def generate(self, request: AddRequest) -> Generation:
         """See `EngineClient.generate`."""
         if self._has_left:
-            raise EngineLeftError(_LEFT)
+            raise EngineLeftError()
         connection = self._connection
         if connection is None or connection.info is None or self._page.read().is_stalled:
-            raise EngineUnavailableError("the engine is loading, hangs or is being restarted")
+            raise EngineUnavailableError()
         mailbox = connection.add(request)
         try:
             await mailbox.accepted
@@ -269,7 +241,7 @@ class _Mailbox:
         """The engine did not take the request in."""
         self._running.clear()
         if not self.accepted.done():
-            self.accepted.set_exception(RequestRejectedError(rejected.reason, rejected.message))
+            self.accepted.set_exception(rejection(rejected.reason, rejected.message))
 
     def fail(self, before_accepted: Exception, while_running: Exception) -> None:
         """No more comes from the engine."""
@@ -328,15 +300,12 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.info = None
-        self._fail(
-            EngineUnavailableError("the connection to the engine ended before it took the request in"),
-            EngineDiedError("the connection to the engine ended while the request ran"),
-        )
+        self._fail(EngineUnavailableError(), EngineDiedError())
         self.lost.set()
 
     def leave(self) -> None:
         """Take no more from the engine: whoever still waits for it is told that this server ends."""
-        self._fail(EngineLeftError(_LEFT), EngineLeftError(_LEFT))
+        self._fail(EngineLeftError(), EngineLeftError())
 
     def _fail(self, before_accepted: Exception, while_running: Exception) -> None:
         mailboxes, self._mailboxes = self._mailboxes, {}

@@ -1,0 +1,107 @@
+"""From a task to an HTTP response: the one way that every API's requests take.
+
+    task -> prompts -> plan of the output -> requests -> choices -> events -> the API's renderer -> response
+
+Owns the moment of acceptance: until the engine has accepted every prompt, failures are ordinary HTTP errors; after
+it the answer belongs to exactly one reader, which closes it, also when the client leaves before its first byte.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.engine.shared.messages import AddRequest, CachePolicy, Pin, TokensInput
+from weft.server.generate.answer import Answer
+from weft.server.generate.choice_stream import ChoiceStream
+from weft.server.generate.events import Renderer, Report
+from weft.server.generate.output_plan import OutputPlan, naming_the_grammar, plan_output
+from weft.server.generate.parsed_choice import ParsedChoice
+from weft.server.generate.prompts import PromptEncoder
+from weft.server.http.context import ServerContext
+from weft.server.http.metrics import RequestTimer
+from weft.server.http.sse import EventStream
+from weft.server.request.fields import ignored_header
+from weft.server.request.task import Chat, Prompt, Task
+
+NUM_PRIMING_IDS = 8
+"""Last ids of a prompt from which a decoder learns that the text has begun: more than a character has bytes."""
+
+
+async def respond(
+    task: Task, request: Request, context: ServerContext, new_renderer: Callable[[Report], Renderer]
+) -> Response:
+    """Do a task, streamed or whole.
+
+    Raises:
+        ApiError: Its prompt does not fit, the engine does not take it in, or, if it is not streamed, it failed.
+    """
+    prompts, answer = await _new_answer(task, request, context)
+    # Renderers may look at the whole prompt.
+    renderer = await context.workers.run(sum(len(p.token_ids) for p in prompts), new_renderer, answer)
+    with naming_the_grammar(task.wishes):
+        await answer.open(task.model.engine_client)
+    headers = ignored_header(task.ignored)
+    if task.is_stream:
+        return EventStream(
+            answer.rendered(renderer.stream),
+            renderer.stream_end,
+            headers=headers,
+            ping_s=context.settings.sse_ping_s,
+            close=answer.close,
+        )
+    try:
+        choices = await answer.whole(task.num_choices)
+    finally:
+        answer.close()  # also when this is cancelled
+    return Response(renderer.whole(choices), headers=headers, media_type="application/json")
+
+
+async def _new_answer(task: Task, request: Request, context: ServerContext) -> tuple[list[Prompt], Answer]:
+    """Everything up to the engine, which is not asked yet."""
+    encoder, workers = PromptEncoder(task, context.workers), context.workers
+    prompts, pins = await encoder.prompts()
+    prediction = await encoder.prediction()
+    plan = await workers.run_light(task.size, plan_output, task, prompts[0].token_ids, prediction)
+    requests = [_engine_request(task, prompt, plan, pins) for prompt in prompts]
+    choices = [_new_choice(task, prompt, plan) for prompt in prompts for _ in range(task.num_made)]
+    timer = RequestTimer(context.metrics, request.state.arrival_time, len(choices))
+    has_cache = context.settings.prefix_caching and requests[0].caching.is_used
+    block_size = task.model.engine_info.block_size if has_cache else 0
+    context.metrics.note_retry(request.headers.get("x-stainless-retry-count", ""))
+    return prompts, Answer(prompts, requests, choices, timer, block_size)
+
+
+def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin]) -> AddRequest:
+    params = task.sampling
+    if not (task.has_seed or isinstance(task.input, Chat)):  # equal prompts of a list are answered differently
+        params = msgspec.structs.replace(params, seed=secrets.randbits(64))
+    return AddRequest(
+        TokensInput(prompt.token_ids),
+        params,
+        num_choices=task.num_made,
+        tenant=task.tenant,
+        priority=task.service.priority,
+        deadline=task.deadline,
+        cache_salt=task.cache_salt,
+        adapter=task.model.adapter,
+        guidance=plan.guidance,
+        caching=CachePolicy(is_used=task.uses_cache or bool(pins), pins=tuple(pins)),
+        beams=task.beams,
+    )
+
+
+def _new_choice(task: Task, prompt: Prompt, plan: OutputPlan) -> ChoiceStream:
+    options = task.text
+    detokenizer = task.model.tokenizer.detokenizer(options.skip_special_tokens, plan.kept_ids)
+    if task.continues_prompt:  # else the text begins anew, in some vocabularies without a space
+        for token_id in prompt.token_ids[-NUM_PRIMING_IDS:]:
+            detokenizer.feed(token_id)
+    if plan.new_parser is None:
+        return ChoiceStream(detokenizer, options)
+    tracks_tokens = options.tracks_tokens or plan.counts_tokens or bool(options.stops)
+    options = replace(options, tracks_tokens=tracks_tokens)
+    return ChoiceStream(detokenizer, options, ParsedChoice(plan.new_parser(), options, is_whole=not task.is_stream))

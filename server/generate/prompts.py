@@ -1,0 +1,144 @@
+"""The input of a task to prompts of token ids, off the event loop where that takes long.
+
+A text is encoded no further than it can fit, and cut where the caller asked for that. Nothing has been sent yet.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from weft.engine.shared.messages import Pin
+from weft.server.errors import ContextLengthError, InvalidRequestError
+from weft.server.http.workers import LONG_SIZE, Workers
+from weft.server.request.cache_options import find_pins, marked
+from weft.server.request.task import Chat, Prompt, Task, Texts
+from weft.server.request.validation import check_range, check_token_ids
+from weft.server.text.chat_template import ChatTemplateError
+from weft.server.text.long_text import Room, TextTooLongError
+from weft.server.text.text_tokenizer import TextTokenizer
+
+
+def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: Room) -> tuple[list[int], list[Pin]]:
+    """Messages to prompt ids, and the beginnings of the prompt that are to stay in the prefix cache.
+
+    Raises:
+        InvalidRequestError: The messages do not suit the template, or there is none.
+        TextTooLongError: There is no room for the prompt.
+    """
+    try:
+        token_ids = tokenizer.encode_rendered(tokenizer.render_chat(chat.messages, chat.options), room)
+        if not chat.breakpoints:
+            return token_ids, []
+        rendered = tokenizer.render_chat(marked(chat.messages, chat.breakpoints), chat.options)
+        return token_ids, find_pins(chat.breakpoints, token_ids, rendered, tokenizer.encode_rendered)
+    except ChatTemplateError as exc:
+        raise InvalidRequestError(str(exc), param="messages") from exc
+    except RecursionError as exc:
+        raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
+
+
+class PromptEncoder:
+    """Encodes the texts of one task.
+
+    Every method raises ContextLengthError when a text cannot fit, or not together with the output.
+    """
+
+    def __init__(self, task: Task, workers: Workers) -> None:
+        self._task = task
+        self._workers = workers
+        self._tokenizer = task.model.tokenizer
+        self._info = task.model.engine_info
+        self._room = Room(self._info.max_model_len, keeps_end=task.truncate_to is not None)
+
+    async def prompts(self) -> tuple[list[Prompt], list[Pin]]:
+        """Every prompt; and of messages, which beginnings are to stay in the prefix cache.
+
+        Raises:
+            InvalidRequestError: The messages do not suit the template, or there is no prompt, or an empty one.
+        """
+        if isinstance(self._task.input, Texts):
+            prompts = [self._truncated(prompt) for prompt in await self._texts(self._task.input)]
+            self._check_context(prompts, "prompt")
+            return prompts, []
+        with self._checking_context("messages"):
+            token_ids, pins = await self._workers.run(
+                self._task.size, encode_chat, self._tokenizer, self._task.input, self._room
+            )
+        prompt = self._truncated(Prompt(token_ids))
+        self._check_context([prompt], "messages")
+        num_cut = len(token_ids) - len(prompt.token_ids)
+        return [prompt], [Pin(max(0, pin.num_tokens - num_cut), pin.ttl_s) for pin in pins]
+
+    async def prediction(self) -> tuple[int, ...]:
+        """What the output will probably hold."""
+        text = self._task.wishes.prediction
+        if not text:
+            return ()
+        with self._checking_context("prediction.content", has_output=False):
+            room = Room(self._info.max_model_len)
+            return tuple(await self._workers.run(len(text), self._tokenizer.encode, text, False, room))
+
+    async def _texts(self, input: Texts) -> list[Prompt]:
+        begin, filling = self._tokenizer.bos_token_id, input.filling
+        if input.items is None:
+            stand_in = list(self._info.eos_token_ids[:1]) if filling is None else []
+            prompts = [Prompt([begin] if begin is not None else stand_in)]
+        else:
+            # Many short ones take their time, too.
+            num_chars = min(sum(len(item) for _, item in input.items), LONG_SIZE - 1)
+            prompts = [await self._prompt(item, at, num_chars, input) for at, item in input.items]
+        if filling is not None:
+            encode, suffix = self._tokenizer.encode_continuation, input.suffix
+            with self._checking_context("suffix"):
+                suffix_ids = await self._workers.run(len(suffix), encode, suffix, self._room)
+            prompts = [Prompt(filling.prompt(prompt.token_ids, suffix_ids, begin)) for prompt in prompts]
+        if not prompts or not all(prompt.token_ids for prompt in prompts):
+            raise InvalidRequestError("prompt must hold at least one token, got none", param="prompt")
+        return prompts
+
+    async def _prompt(self, item: str | list[int], at: str, num_chars: int, input: Texts) -> Prompt:
+        if isinstance(item, str):
+            size, encode = max(num_chars, len(item)), self._tokenizer.encode
+            with self._checking_context("prompt"):
+                return Prompt(await self._workers.run(size, encode, item, input.add_special_tokens, self._room), item)
+        if self._task.truncate_to is None:  # before each id is looked at
+            self._check_context([Prompt(item)], "prompt")
+        await self._workers.run_light(len(item), check_token_ids, item, self._info.vocab_size, at)
+        return Prompt(item)
+
+    def _truncated(self, prompt: Prompt) -> Prompt:
+        """The end of a prompt, if the caller asked for it; its text is then no longer what the caller wrote."""
+        num_kept, max_len = self._task.truncate_to, self._info.max_model_len
+        if num_kept == -1:  # as many as leave room for the output
+            max_tokens = self._task.sampling.max_tokens
+            num_kept = max_len - (1 if max_tokens is None else max_tokens)
+        elif num_kept is not None:
+            name = "truncate_prompt_tokens"
+            check_range(f"{name}, when it is not -1,", num_kept, 1, max_len, param=name)
+        has_more = num_kept is not None and 0 < num_kept < len(prompt.token_ids)
+        return Prompt(prompt.token_ids[-num_kept:]) if has_more and num_kept else prompt
+
+    def _check_context(self, prompts: list[Prompt], param: str) -> None:
+        max_tokens = self._task.sampling.max_tokens
+        for num_tokens in (len(prompt.token_ids) for prompt in prompts):
+            if num_tokens + (1 if max_tokens is None else max_tokens) > self._info.max_model_len:
+                raise self._context_length_error(num_tokens, param, "", max_tokens)
+
+    @contextmanager
+    def _checking_context(self, param: str, *, has_output: bool = True) -> Generator[None, None, None]:
+        """The same while a text of that field is encoded, which ends as soon as it cannot fit."""
+        try:
+            yield
+        except TextTooLongError as exc:
+            max_tokens = self._task.sampling.max_tokens if has_output else None
+            raise self._context_length_error(exc.num_tokens, param, "at least ", max_tokens) from None
+
+    def _context_length_error(
+        self, num_prompt_tokens: int, param: str, at_least: str, max_tokens: int | None
+    ) -> ContextLengthError:
+        num_output_tokens = 1 if max_tokens is None else max_tokens
+        return ContextLengthError(
+            f"the context holds at most {self._info.max_model_len} tokens, but "
+            f"{at_least}{num_prompt_tokens + num_output_tokens} were asked for: {at_least}{num_prompt_tokens} in "
+            f"{param} and {'at least ' if max_tokens is None else ''}{num_output_tokens} for the output",
+            param=param,
+        )

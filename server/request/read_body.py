@@ -1,0 +1,112 @@
+"""From the fields that OpenAI's generating endpoints share to the task that follows from them."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+
+from starlette.requests import Request
+
+from weft.server.http.context import ServerContext
+from weft.server.request.beam_search import beam_options
+from weft.server.request.cache_options import uses_cache
+from weft.server.request.fields import ignored_fields
+from weft.server.request.params import build_sampling_params, build_text_options, check_common, num_to_look_at
+from weft.server.request.service_tier import service_of
+from weft.server.request.task import Chat, OutputWishes, Task, Texts
+from weft.server.request.template_options import honoured_by_template
+from weft.server.schemas.common import GenerationBody
+
+
+async def read_task(
+    body: GenerationBody,
+    request: Request,
+    context: ServerContext,
+    refused: Mapping[str, tuple[object, ...]],
+    *,
+    input: Chat | Texts,
+    wishes: OutputWishes,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    num_made: int | None = None,
+    user: str | None,
+) -> Task:
+    """Read what both endpoints have.
+
+    Args:
+        refused: Fields that the endpoint does not have; see `ignored_fields`.
+        logprobs: Alternatives per token that the answer shows; None: it shows none.
+        num_made: Choices to choose the answers from; None: all are answered.
+        user: Whom the caller asks for; None: nobody is named.
+
+    Raises:
+        InvalidRequestError: A field is out of range, or cannot be used with another.
+    """
+    model, settings, size = context.check_model(body.model), context.settings, len(await request.body())
+    ignored = await context.workers.run_light(size, ignored_fields, body, refused, strict=settings.strict_params)
+    honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
+    check_common(body, settings.max_n)
+    n = 1 if body.n is None else body.n
+    ranks = num_made is not None and num_made > n
+    filling = input.filling if isinstance(input, Texts) else None
+    beams = beam_options(body)
+    sampling = await context.workers.run(
+        num_to_look_at(body),
+        build_sampling_params,
+        body,
+        model,
+        max_tokens=max_tokens,
+        logprobs=0 if logprobs is None and ranks else logprobs,
+        prompt_logprobs=prompt_logprobs,
+        extra_stop_ids=filling.stop_token_ids if filling else (),
+    )
+    return Task(
+        size=size,
+        model=model,
+        name=body.model or model.name,
+        input=input,
+        sampling=sampling,
+        has_seed=body.seed is not None,
+        num_choices=n,
+        num_made=num_made or n,
+        beams=beams,
+        text=build_text_options(body, shows_logprobs=logprobs is not None),
+        wishes=wishes,
+        truncate_to=body.truncate_prompt_tokens,
+        service=service_of(request, body, settings),
+        tenant=_tenant(request, user),
+        deadline=_deadline(request, is_stream=bool(body.stream), ping_s=settings.sse_ping_s),
+        cache_salt=_cache_salt(body.cache_salt, body.prompt_cache_key),
+        uses_cache=uses_cache(body.prompt_cache_options),
+        is_stream=bool(body.stream),
+        ignored=[*(name for name in ignored if name not in honoured), *wishes.thinking.ignored],
+    )
+
+
+def _deadline(request: Request, *, is_stream: bool, ping_s: float) -> float | None:
+    """When the client will have given up, on the clock of `time.monotonic`; None when that is not known.
+
+    SDKs say how long they wait for the next byte. In a stream the keep-alive comments are bytes, too.
+    """
+    try:
+        timeout_s = float(request.headers.get("x-stainless-read-timeout", "nan"))
+    except ValueError:
+        return None
+    if not 0 < timeout_s < 1e9 or (is_stream and 0 < ping_s < timeout_s):
+        return None
+    return time.monotonic() + timeout_s
+
+
+def _tenant(request: Request, user: str | None) -> str:
+    """Whom this work is done for, as a digest: the API key, else whom the caller names, else nobody.
+
+    The engine is told, and schedules nobody by it yet.
+    """
+    name = getattr(request.state, "api_key", None) or user
+    return hashlib.blake2s(name.encode("utf-8", "replace"), digest_size=8).hexdigest() if name else ""
+
+
+def _cache_salt(*parts: str | None) -> str:
+    """One salt from several; empty when there are none. No two lists of parts have the same salt."""
+    given = [f"{len(part)}:{part}" if part else "" for part in parts]
+    return ",".join(given) if any(given) else ""

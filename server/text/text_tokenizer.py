@@ -1,0 +1,72 @@
+"""Tokenizer and detokenizer as everything else sees them; `weft.server.text.tokenizer.Tokenizer` is the real one."""
+
+from collections.abc import Sequence, Set
+from typing import Any, Protocol
+
+from weft.server.text.chat_template import TemplateOptions
+from weft.server.text.long_text import Room
+
+
+class Detokenizer(Protocol):
+    """Token ids of one output to text, a whole number of characters at a time. Mutated by its two methods alone."""
+
+    def feed(self, token_id: int) -> str:
+        """Take one id; return the text that is now certain, "" while a character is incomplete."""
+
+    def finish(self) -> str:
+        """Let go of what is still held."""
+
+
+class TextTokenizer(Protocol):
+    """A vocabulary with its chat template."""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The beginning-of-text id; None when the vocabulary has none."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that have a text are below this."""
+
+    def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
+        """Plain text to ids; raises TextTooLongError when there is no room, as the others do that take one."""
+
+    def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
+        """Text that follows other text to ids."""
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What the chat template names besides what it defines."""
+
+    def render_chat(self, messages: list[dict[str, Any]], options: TemplateOptions) -> list[str]:
+        """Messages to text through the chat template, cut where `encode_rendered` must keep pieces apart."""
+
+    def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
+        """What was rendered to ids."""
+
+    def template_source(self, has_tools: bool) -> str:
+        """The chat template; empty when there is none."""
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token by its text; None when the vocabulary has none."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Ids to text, all at once."""
+
+    def token_text(self, token_id: int) -> str:
+        r"""One id as text; bytes that are no whole character read \xe4."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one id stands for."""
+
+    def added_id(self, text: str) -> int | None:
+        """The id of a control token, or of another added one, by its text."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `skip_special_tokens` leaves this id out."""
+
+    def detokenizer(self, skip_special_tokens: bool = True, kept: Set[int] = ...) -> Detokenizer:
+        """Start the text of one output; `kept` ids are in it, whatever they are."""
+
+    def bad_word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """Every id sequence that writes the word."""
