@@ -1,15 +1,15 @@
-"""The blocks of one cache group: reference counts, free list in eviction order, index by content.
+"""Keeps the blocks of one cache group: reference counts, free list in eviction order, index by content.
 
-Invariant: a block is either referenced (count >= 1) or in the free list, never both; block 0 is the null block, in
-neither. A free block keeps its index entry until it is handed out again, so the free list *is* the prefix cache:
-blocks without content come first, then the least recently freed, and those with pinned content last of all. Every
-operation is O(1) per block. Knows nothing of requests. Paged KV cache: Kwon et al., 2023, section 4.
+Invariant: a block is either referenced (count >= 1) or in the free list, never both. Block 0 is the null block and is
+in neither. A free block keeps its index entry until it is handed out again, so the free list *is* the prefix cache. It
+begins with blocks without content. The least recently freed blocks follow. Blocks with pinned content come last of all.
+Every operation is O(1) per block. Knows nothing of requests. Paged KV cache: Kwon et al., 2023, section 4.
 """
 
 from collections.abc import Callable
 
 NULL_BLOCK = 0
-"""Stands for a block that fell out of a sliding window; never written, never read unmasked."""
+"""Stands for a block that left the sliding window. It is never written, and never read unmasked."""
 
 
 class BlockPool:
@@ -31,7 +31,7 @@ class BlockPool:
         self._previous = [(block - 1) % num_blocks for block in range(num_blocks)] + [num_blocks]
         self.num_free = num_blocks - 1
         self.on_evict: Callable[[bytes, int], object] = lambda block_hash, block: None
-        """Told of cached content (hash, block) right before it is forgotten because the block is handed out."""
+        """Called with (hash, block) right before the block is handed out and its cached content forgotten."""
 
     @property
     def num_used(self) -> int:
@@ -48,7 +48,7 @@ class BlockPool:
         return self._references[block]
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """Take num_blocks free blocks, first in eviction order; their content is evicted.
+        """Take the first num_blocks free blocks in eviction order. Their content is evicted.
 
         Returns None and changes nothing when fewer are free.
         """
@@ -72,7 +72,7 @@ class BlockPool:
         self._references[block] += 1
 
     def free(self, block: int) -> None:
-        """Give one reference back. A block that nobody holds any more joins the free list."""
+        """Give one reference back. A block without references joins the free list."""
         self._references[block] -= 1
         if self._references[block] == 0:
             self._link(block)
@@ -82,7 +82,7 @@ class BlockPool:
         return self._index.get(block_hash)
 
     def index(self, block: int, block_hash: bytes) -> bool:
-        """Make the block findable by content; False when it, or another block, is already found under a hash."""
+        """Index the block by content. Return False if it has a hash already, or another block has this one."""
         if self._hashes[block] is not None or block_hash in self._index:
             return False
         self._hashes[block] = block_hash
@@ -90,7 +90,7 @@ class BlockPool:
         return True
 
     def pin(self, block_hash: bytes) -> None:
-        """Hand out the block with this content, now or once there is one, after all that are not pinned."""
+        """Evict the block with this content after all unpinned ones. The block may be indexed later."""
         self._pinned.add(block_hash)
         self._relink(block_hash)
 
@@ -100,7 +100,7 @@ class BlockPool:
         self._relink(block_hash)
 
     def unindex(self, block: int) -> None:
-        """Forget the block's content, if it has any on record. Its place in the free list stays."""
+        """Remove the block from the index, if it is there. Its place in the free list stays."""
         block_hash = self._hashes[block]
         if block_hash is not None:
             del self._index[block_hash]

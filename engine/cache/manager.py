@@ -1,11 +1,11 @@
-"""Requests <-> blocks: prefix lookup, allocation, copy-on-write, indexing.
+"""Gives requests their blocks: prefix lookup, allocation, copy-on-write, indexing.
 
-One block table and one pool per cache group, whose spec says how many tokens a block stands for. Blocks are indexed by
-a keyed, chained 128-bit hash when they are *scheduled*: within a layer, writes precede reads, so a request of the same
-step may already read them; a failed step un-indexes them. Prompts whose next block another running request is about to
-compute are told to wait for it, so requests that arrive together compute a common prefix once. Unverified tokens
-(drafts, placeholders) are never indexed. A model with a cache that cannot go back to an earlier token, as a state
-cannot, shares no prefixes.
+There is one block table and one pool per cache group. The group's spec says how many tokens a block stands for. Blocks
+are indexed by a keyed, chained 128-bit hash when they are *scheduled*. Within a layer, writes precede reads, so a
+request of the same step may already read them. A failed step un-indexes them. If another running request is about to
+compute the next block of a prompt, the prompt waits for it. So requests that arrive together compute a common prefix
+once. Unverified tokens (drafts, placeholders) are never indexed. A model with a cache that cannot go back to an earlier
+token, such as a state, shares no prefixes.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _HASH_BYTES = 16
 
 @dataclass(slots=True)
 class StepBlocks:
-    """What block bookkeeping one step brought: copies to make first, and index entries to undo if it fails."""
+    """Block bookkeeping of one step: copies to make first, and index entries to undo if the step fails."""
 
     copies: list[list[tuple[int, int]]]
     indexed: list[CachedBlock] = field(default_factory=list)
@@ -51,10 +51,10 @@ class KVCacheManager:
         """Make one pool for each cache group.
 
         Args:
-            num_blocks: Of tokens, the null block included, in each group that has such blocks.
+            num_blocks: Blocks in each group that has blocks of tokens, the null block included.
             specs: One entry per group.
-            num_states: Requests that may keep a state at a time.
-            tier: Keeps what is evicted; None: that is lost.
+            num_states: Most requests that keep a state at a time.
+            tier: Keeps evicted content; without one (None) it is lost.
         """
         self.block_size = block_size
         self.specs = tuple(specs)
@@ -77,11 +77,11 @@ class KVCacheManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks of tokens that can be allocated, in the group that has fewest."""
+        """Free blocks of tokens, in the group that has the fewest."""
         return min((pool.num_free for pool in self._paged_pools), default=self.num_blocks)
 
     def take_step_blocks(self) -> StepBlocks:
-        """Hand over the books of the step that has just been scheduled, and start those of the next one."""
+        """Return the bookkeeping of the step that was just scheduled, and start that of the next one."""
         step_blocks, self._step_blocks = self._step_blocks, StepBlocks([[] for _ in self.pools])
         return step_blocks
 
@@ -103,16 +103,16 @@ class KVCacheManager:
     def find_prefix(self, request: Request) -> int:
         """How many leading tokens of a waiting request are in the cache, a multiple of the block size.
 
-        Looks at the blocks that are hashed. At least one token is left to compute, since its logits are needed. A
-        request whose prompt is still to be scored finds nothing. O(blocks found).
+        Looks only at hashed blocks. At least one token is left to compute, since its logits are needed. A request whose
+        prompt is still to be scored finds nothing. O(blocks found).
         """
         return self._num_found_blocks(request, self._lookups) * self.block_size
 
     def bring_back(self, request: Request) -> bytes | None:
-        """Begin to load what a tier has of a waiting request's prefix and the pools have not.
+        """Begin to load the blocks of a waiting request's prefix that only the tier has.
 
         Returns:
-            The hash that `wake_followers` is told once it is there, or will not be; None when nothing is loaded.
+            The hash that `wake_followers` gets once the load has ended or failed; None when nothing is loaded.
         """
         if not self._offload.lookups:
             return None
@@ -122,12 +122,12 @@ class KVCacheManager:
         return self._offload.begin([request.block_hashes[first:num_blocks] for first in firsts])
 
     def finish_loads(self) -> None:
-        """Let what has been brought back be found, and wake those that wait for it."""
+        """Index the blocks that have been loaded, and wake the requests that wait for them."""
         for block_hash in self._offload.take_done():
             self.wake_followers(block_hash)
 
     def _num_found_blocks(self, request: Request, lookups: Sequence[Callable[[bytes], object]]) -> int:
-        """Longest prefix, in blocks, of which lookups (one for each group) find all that the next token sees."""
+        """Longest prefix, in blocks, of which lookups (one per group) find all blocks that the next token sees."""
         if _is_unscored(request):
             return 0
         hashes = request.block_hashes[: (request.num_tokens - 1) // self.block_size]
@@ -150,10 +150,10 @@ class KVCacheManager:
         return run
 
     def awaited_hash(self, request: Request, num_cached_tokens: int) -> bytes | None:
-        """Last of the blocks after the cached prefix that other running requests are about to compute, one by one.
+        """Hash of the last block that the request should wait for; None if there is none.
 
-        Among the hashed ones; None if nobody is about to compute the first of them. `wake_followers` is told the hash
-        once it is computed, or will not be.
+        Other running requests are about to compute this block and all blocks between it and the cached prefix. Looks
+        only at hashed blocks. `wake_followers` gets the hash once the block is computed, or will not be.
         """
         awaited = None
         if not _is_unscored(request):
@@ -165,11 +165,11 @@ class KVCacheManager:
         return awaited
 
     def num_unhashed_blocks(self, request: Request) -> int:
-        """Full blocks of known tokens that have no hash yet; 0 for who does not use the cache."""
+        """Full blocks of known tokens that have no hash yet; 0 for a request that does not use the cache."""
         return len(request.token_ids) // self.block_size - len(request.block_hashes) if self._caches(request) else 0
 
     def hash_blocks(self, request: Request, max_num_blocks: int | None = None) -> None:
-        """Hash the full blocks of known tokens that are not hashed yet; the first so many of them, or all."""
+        """Hash the full blocks of known tokens that have no hash yet: the first max_num_blocks of them, or all."""
         hashes, size = request.block_hashes, self.block_size
         num_blocks = self.num_unhashed_blocks(request)
         if max_num_blocks is not None:
@@ -187,8 +187,9 @@ class KVCacheManager:
     def admit(self, request: Request, num_cached_tokens: int, num_tokens: int) -> bool:
         """Give a waiting request its cached prefix and slots for the next num_tokens tokens.
 
-        Sets num_computed_tokens to the cached prefix, and makes the request the leader of the blocks it will
-        compute, all of which are hashed. Returns False and changes nothing when too few blocks are free.
+        Sets num_computed_tokens to the cached prefix. All blocks of the request must be hashed. It becomes the leader
+        of the blocks that it will compute: others wait for them. Returns False and changes nothing when too few blocks
+        are free.
         """
         assert not self.num_unhashed_blocks(request)
         num_cached_blocks = num_cached_tokens // self.block_size
@@ -219,9 +220,9 @@ class KVCacheManager:
         return True
 
     def num_held_blocks(self, request: Request, num_cached_tokens: int) -> int:
-        """How many blocks of a cached prefix cost no free block: others hold them, or no token to come sees them.
+        """How many blocks of a cached prefix cost no free block.
 
-        The least over the groups. O(blocks of the prefix).
+        Others hold these blocks, or no coming token sees them. The least over the groups. O(blocks of the prefix).
         """
         hashes = request.block_hashes[: num_cached_tokens // self.block_size]
         found = ([pool.lookup(block_hash) for block_hash in hashes] for pool in self.pools)
@@ -231,16 +232,16 @@ class KVCacheManager:
         )
 
     def num_available_tokens(self, request: Request) -> int:
-        """Most tokens for which `allocate` can succeed now, once it has given back the blocks out of the window."""
+        """Most tokens for which `allocate` can succeed now, once it has freed the blocks that left the window."""
         num_blocks = self._num_held(request) + self.num_free_blocks
         return num_blocks * self.block_size - request.num_computed_tokens
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
         """Reserve slots for the next num_tokens (>= 1) tokens of a request.
 
-        Appends block ids; ids already there change only where the first of these tokens falls into a block that
-        others hold as well: it is then copied first. Under a sliding window, blocks that no coming token sees are
-        given back before. Returns False and changes nothing else when fewer blocks are free than needed. O(blocks).
+        Appends block ids. An id already there changes only if the first of these tokens falls into a block that others
+        hold too. That block is then copied first. Under a sliding window, blocks that no coming token sees are freed
+        before. Returns False and changes nothing else when fewer blocks are free than needed. O(blocks).
         """
         start = request.num_computed_tokens
         self._free_out_of_window(request)
@@ -268,9 +269,9 @@ class KVCacheManager:
         return True
 
     def reserve(self, request: Request, num_tokens: int) -> int:
-        """Slots for up to num_tokens (>= 1) next tokens that may be written before a step is scheduled for them.
+        """Reserve slots for up to num_tokens (>= 1) next tokens, written before a step is scheduled for them.
 
-        Allocates, if there are blocks for all of them. Returns how many there are; 0 when a block would have to be
+        Allocates if there are blocks for all of them. Returns how many slots there are; 0 when a block would have to be
         copied first.
         """
         assert self.can_rewind
@@ -282,7 +283,7 @@ class KVCacheManager:
         return min(num_tokens, self._num_held(request) * self.block_size - request.num_computed_tokens)
 
     def index_computed_blocks(self, request: Request) -> None:
-        """Index the full blocks whose tokens are known and scheduled; the request leads them no longer."""
+        """Index the full blocks whose tokens are known and scheduled. The request stops leading them."""
         num_known = min(request.num_computed_tokens, len(request.token_ids))
         num_full = num_known // self.block_size
         if not self._caches(request) or num_full <= request.num_indexed_blocks:
@@ -297,9 +298,9 @@ class KVCacheManager:
         request.num_indexed_blocks = num_full
 
     def num_tokens_before_fork(self, request: Request, num_tokens: int) -> int:
-        """The next num_tokens (>= 1) tokens of a request, or those of them after which it is to be forked.
+        """Cut the next num_tokens (>= 1) tokens of a request where it must be forked.
 
-        A state that pending choices are to go on from is not taken beyond the token before the last of the prompt.
+        Pending choices go on from the request's state, so it must stop before the last token of the prompt.
         """
         if self.can_rewind or not request.pending_indices:
             return num_tokens
@@ -307,15 +308,16 @@ class KVCacheManager:
         return min(num_tokens, num_left) if num_left > 0 else num_tokens
 
     def must_fork(self, request: Request) -> bool:
-        """Whether pending choices can go on from where the request is now, and not from where it will be."""
+        """Whether pending choices can go on from the request's present state, but not from its next one."""
         return not self.can_rewind and 0 < request.num_computed_tokens == request.num_prompt_tokens - 1
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let child share all of the parent's blocks that hold its tokens, which begin as the parent's do.
+        """Let the child share the parent's blocks that hold their common tokens.
 
-        The child computes its last token itself, for the logits; the block it falls into is copied on write.
-        A fork that finds no block for that copy must be freed again, or all holders could wait for each other. A state
-        that has gone beyond the child's tokens is of no use to it: it begins at its first token.
+        The child's tokens begin as the parent's do. The child computes its last token itself, for the logits. The block
+        of that token is copied on write. A fork that finds no block for the copy must be freed again, or all holders
+        could wait for each other. A state beyond the child's tokens is of no use to it. The child then begins at its
+        first token.
         """
         num_shared = min(parent.num_computed_tokens, len(child.token_ids) - 1)
         if num_shared < parent.num_computed_tokens and not self.can_rewind:
@@ -335,15 +337,16 @@ class KVCacheManager:
         child.num_free_window_blocks = [min(n, num_blocks) for n in parent.num_free_window_blocks]
 
     def free(self, request: Request) -> None:
-        """Give all blocks of a request back; those that are indexed stay findable until they are handed out again."""
+        """Free all blocks of a request. Indexed ones stay findable until they are handed out again."""
         for block_hash in request.block_hashes[request.num_indexed_blocks :]:
             self._stop_leading(request, block_hash)
         self._release(request)
 
     def fail_steps(self, failed: Sequence[StepBlocks]) -> None:
-        """Un-index what failed steps had indexed, since its content was never written.
+        """Un-index the blocks that failed steps had indexed, since their content was never written.
 
-        What was indexed since the last of them was scheduled goes, too: it may end in tokens that they computed.
+        Blocks that were indexed after the last of these steps are un-indexed too: they may end in tokens of these
+        steps.
         """
         for step_blocks in (*failed, self._step_blocks):
             for group, _, block in step_blocks.indexed:
@@ -376,15 +379,15 @@ class KVCacheManager:
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def _num_held(self, request: Request) -> int:
-        """Blocks of tokens that a request holds in each group, or could."""
+        """Blocks of tokens that a request holds in each group that has them; all blocks if no group has."""
         return len(request.block_tables[self._paged[0]]) if self._paged else self.num_blocks
 
     def has_completed_block(self, request: Request) -> bool:
-        """Whether the request has filled a block since it was (re)admitted, so that preempting it loses no chance."""
+        """Whether the request has filled a block since its (re)admission. Preempting it then keeps some progress."""
         return request.num_computed_tokens // self.block_size > request.first_new_block
 
     def _free_out_of_window(self, request: Request) -> None:
-        """Give back what no coming token sees; choices still to be forked will see what the last of the prompt sees."""
+        """Free the blocks that no coming token sees. Pending choices see what the last token of the prompt sees."""
         if not self._has_windows:
             return
         position = request.num_computed_tokens
@@ -415,5 +418,5 @@ class KVCacheManager:
 
 
 def _is_unscored(request: Request) -> bool:
-    """Whether log-probabilities of the prompt are wanted and not reported yet, so that it must all be computed."""
+    """Whether prompt log-probabilities are still to be reported, so that the whole prompt must be computed."""
     return request.params.prompt_logprobs is not None and request.num_scored_tokens < request.num_prompt_tokens

@@ -1,8 +1,8 @@
-"""Prefixes that callers asked to keep: which block hashes are pinned, and until when.
+"""Keeps the prefixes that callers asked to pin: which block hashes, and until when.
 
-A pinned block that nobody holds is evicted after all others, so a pin is a promise only while there is room. Owns the
-times and the bound on the number of pinned hashes; the pools do the ordering. A hash may be pinned before its block is
-computed, and stays pinned when the block is evicted all the same.
+A pinned block that no request holds is evicted after all others, so a pin holds only while there is room. Owns the
+times and the bound on the number of pinned hashes. The pools do the ordering. A hash may be pinned before its block is
+computed. It stays pinned even when its block is evicted.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from weft.engine.cache.block_pool import BlockPool
 
 
 class Pins:
-    """Pinned hashes with their times. Mutated by the KV cache manager and, for time that passes, by the scheduler."""
+    """Pinned hashes with their times. Mutated by the KV cache manager and, as time passes, by the scheduler."""
 
     def __init__(self, pools: Sequence[BlockPool], max_num_blocks: int) -> None:
         """Start with none; at most max_num_blocks are pinned at a time."""
@@ -29,7 +29,7 @@ class Pins:
     def add(self, block_hashes: Sequence[bytes], end_time: float) -> None:
         """Pin the blocks of a prefix until `end_time`, on the clock of `time.monotonic`, or longer if they are already.
 
-        Those for which there is no room are left out, the end of the prefix first.
+        Blocks for which there is no room are left out, the end of the prefix first.
         """
         self.release_expired()
         for block_hash in block_hashes:
@@ -43,7 +43,7 @@ class Pins:
             self._ends[block_hash] = max(end_time, end or end_time)
 
     def release_expired(self) -> None:
-        """Unpin what is over. O(1) when nothing is."""
+        """Unpin hashes whose time is over. O(1) when there are none."""
         while self._order and self._order[0][0] <= time.monotonic():
             end, block_hash = heapq.heappop(self._order)
             if self._ends[block_hash] > end:

@@ -1,8 +1,8 @@
-"""What a layer keeps of a request between steps: a small union of specs, and the groups of layers that share one.
+"""Describes what a layer keeps of a request between steps, and groups layers of equal specs.
 
-Whoever sizes, hands out, copies or frees caches asks the spec. Every group has a table of blocks for each request: keys
-and values take a block for so many tokens, a state is one block that stands for all tokens of its request. A new kind
-of cache, such as one latent per token or the keys of an encoder, is one more class here and a backend in
+Code that sizes, hands out, copies or frees caches asks the spec. Every group has one block table per request. For keys
+and values, a block holds a fixed number of tokens. A state is one block that stands for all tokens of its request. A
+new kind of cache, such as one latent per token or the keys of an encoder, is one more class here and a backend in
 `weft.engine.kernels.caches`.
 """
 
@@ -20,12 +20,12 @@ class PagedKV:
     """Keys and values of every token, and how they are attended to.
 
     Attributes:
-        can_rewind: What was kept up to an earlier token is still there.
+        can_rewind: Whether a request can go back to an earlier token.
         num_kv_heads: Heads of K and of V.
         head_dim: Values per head.
         sliding_window: A token sees itself and the sliding_window - 1 tokens before it; None means all before it.
-        scale: What scores are multiplied with; None means head_dim ** -0.5.
-        soft_cap: Scaled scores become soft_cap * tanh(score / soft_cap) before any is masked; None leaves them alone.
+        scale: Factor on the scores; None means head_dim ** -0.5.
+        soft_cap: Scaled scores become soft_cap * tanh(score / soft_cap) before the mask; None for no cap.
     """
 
     can_rewind: ClassVar[bool] = True
@@ -37,7 +37,7 @@ class PagedKV:
 
     @property
     def score_scale(self) -> float:
-        """What scores are multiplied with."""
+        """Factor on the scores."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     def tokens_per_block(self, block_size: int) -> int:
@@ -45,7 +45,7 @@ class PagedKV:
         return block_size
 
     def pool_size(self, num_blocks: int, num_states: int) -> int:
-        """Blocks of the pool, the null block included, where there are num_blocks for tokens and room for states."""
+        """Blocks of the pool, the null block included. num_states is the most states at a time."""
         return num_blocks
 
     def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
@@ -60,16 +60,16 @@ class PagedKV:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A state of fixed size that every token of a request changes, as recurrent layers keep it.
+    """A state of fixed size that every token of a request changes, as in recurrent layers.
 
-    Only the state behind the last computed token exists. So no prefix of it can be shared later, no draft can be taken
-    back, and a fork copies it at the very token at which it is.
+    Only the state after the last computed token exists. So no prefix of it can be shared later, and no draft can be
+    taken back. A fork copies the state at the token where it is.
 
     Attributes:
         can_rewind: See `PagedKV`.
         sliding_window: See `PagedKV`; a state is never given back early.
-        shape: Of the state of one request.
-        dtype: Of its values, whatever the model's is.
+        shape: Shape of one request's state.
+        dtype: Dtype of its values, whatever the model's is.
     """
 
     can_rewind: ClassVar[bool] = False
@@ -78,7 +78,7 @@ class StateSpec:
     dtype: torch.dtype
 
     def tokens_per_block(self, block_size: int) -> int:
-        """See `PagedKV`: all of them."""
+        """See `PagedKV`: one block stands for all tokens."""
         return sys.maxsize
 
     def pool_size(self, num_blocks: int, num_states: int) -> int:

@@ -1,7 +1,7 @@
-"""A second home for cached blocks, such as the memory of the host: it takes what the pools evict and gives it back.
+"""Moves evicted blocks to a second home, such as the memory of the host, and back.
 
-A prefix that a waiting request needs and that a tier has is brought back before the request is admitted. Meanwhile the
-request is LOADING and all others go on: no step waits for a copy. What is back is cached like any other block.
+If a tier has a prefix that a waiting request needs, the prefix is loaded before the request is admitted. Meanwhile the
+request is LOADING and all others go on: no step waits for a copy. Loaded blocks are cached like any others.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,16 +25,16 @@ class BlockTier(Protocol):
     """Keeps content by cache group and hash. Called between two launches, so every call returns at once."""
 
     def keep(self, evicted: CachedBlock) -> None:
-        """The next step may overwrite this block: last chance to queue a copy of it, behind the launched steps."""
+        """Queue a copy of this block, behind the launched steps. The next step may overwrite the block."""
 
     def has(self, group: int, block_hash: bytes) -> bool:
         """Whether this content can be loaded."""
 
     def load(self, blocks: Sequence[CachedBlock]) -> "Future[None]":
-        """Begin to write content into these blocks; done when every later step finds it there, or with an error."""
+        """Begin to load these blocks. The future ends when every later step finds the content, or with an error."""
 
     def forget(self, group: int, block_hash: bytes) -> None:
-        """What was kept under this hash, if anything, was never computed or cannot be loaded."""
+        """Forget what is kept under this hash, if anything. It was never computed or cannot be loaded."""
 
 
 @dataclass(slots=True)
@@ -46,10 +46,11 @@ class _Load:
 
 
 class Offload:
-    """Between pools and tier. Owns one reference on each block of the prefixes that are being brought back.
+    """Moves blocks between pools and tier. Owns one reference on each block of the prefixes being loaded.
 
     Attributes:
-        lookups: By cache group, not None for content that the pool or the tier has; empty without a tier.
+        lookups: One function per cache group. It returns None for content that neither the pool nor the tier has. Empty
+            without a tier.
     """
 
     def __init__(self, tier: BlockTier | None, pools: Sequence[BlockPool]) -> None:
@@ -65,10 +66,10 @@ class Offload:
                 pool.on_evict = partial(_keep, tier, group)
 
     def begin(self, hashes_seen: Sequence[Sequence[bytes]]) -> bytes | None:
-        """Load what the pools lack of a prefix that pools and tier have together.
+        """Load the blocks that the pools lack of a prefix that pools and tier have together.
 
         Args:
-            hashes_seen: By cache group, the blocks that the next token sees.
+            hashes_seen: Per cache group, the hashes of the blocks that the next token sees.
 
         Returns:
             A hash that is being loaded now, for this prefix or for another one that shares it; None when nothing is
@@ -81,7 +82,7 @@ class Offload:
             found = {block_hash: pool.lookup(block_hash) for block_hash in hashes}
             for block in found.values():
                 if block is not None:
-                    pool.acquire(block)  # or room for what is missing would be made by evicting what is there
+                    pool.acquire(block)  # or the missing blocks might evict this one
                     held.append((pool, block))
             missing = [block_hash for block_hash, block in found.items() if block is None]
             on_their_way = self._hashes.intersection(missing)
@@ -99,7 +100,7 @@ class Offload:
         return blocks[-1].block_hash
 
     def take_done(self) -> list[bytes]:
-        """Put what has arrived into the index; the hashes that nobody needs to wait for any longer."""
+        """Index the loaded blocks. Return the hashes that no request needs to wait for any longer."""
         over: list[bytes] = []
         for load in [load for load in self._loads if load.done.done()]:
             self._loads.remove(load)
@@ -114,7 +115,7 @@ class Offload:
         return over
 
     def fail_steps(self, blocks: Sequence[CachedBlock]) -> None:
-        """Forget content that failed steps should have written; loads under way may have begun from it."""
+        """Forget the content of failed steps. Loads under way may have read it, so they are not trusted."""
         self._forget(blocks)
         for load in self._loads:
             load.is_trusted = False
@@ -125,7 +126,7 @@ class Offload:
                 self._tier.forget(group, block_hash)
 
     def references(self, pool: BlockPool) -> list[int]:
-        """Blocks of a pool that are held here, once for each reference."""
+        """Blocks of a pool that are held here, one entry per reference."""
         return [block for load in self._loads for holder, block in load.held if holder is pool]
 
 

@@ -1,7 +1,8 @@
-"""Which waiting request is next, and how much of it is cached, found out in slices.
+"""Picks the next waiting request and finds how much of its prompt is cached.
 
-Hashing long prompts, and looking their blocks up, must not hold up those that run: while anything does, a step looks at
-a bounded number of blocks, and goes on in the next. Who follows another's prompt is parked as soon as that shows.
+Hashing a long prompt and looking up its blocks must not delay running requests. So while anything runs, a step looks at
+a bounded number of blocks, and the next step continues there. A request whose prefix another one is about to compute is
+parked as soon as that shows.
 """
 
 from collections.abc import Iterator
@@ -11,19 +12,19 @@ from weft.engine.core.request import Request, Status
 from weft.engine.core.waiting_queue import WaitingQueue
 
 BLOCKS_PER_STEP = 4096
-"""Blocks of waiting prompts that are hashed or found between two steps while something runs: about 10 ms."""
+"""Most blocks of waiting prompts that are hashed or found between two steps while something runs: about 10 ms."""
 
 FIRST_HASHES = 32
-"""Blocks of a prompt that are hashed at first, then as many again: who is to wait for another is told apart early."""
+"""Blocks of a prompt hashed at first. Each later slice doubles them, so a request that must wait shows early."""
 
 
 def candidates(waiting: WaitingQueue, kv: KVCacheManager, running: list[Request]) -> Iterator[tuple[Request, int]]:
-    """Waiting requests in order, each with the number of its cached tokens; the next one once the caller admits it."""
+    """Yield waiting requests in order, each with its number of cached tokens; the next once the caller admits it."""
     num_blocks = BLOCKS_PER_STEP
     while (request := waiting.first) is not None:
         if running and (num_blocks <= 0 or must_wait_alone(request, running)):
-            return  # whoever must run alone is not overtaken, or it would wait for ever under load
-        if request.num_placeholders:  # ids of it are on their way
+            return  # a request that must run alone is not overtaken: under load it would wait for ever
+        if request.num_placeholders:  # some of its ids are not on the host yet
             waiting.set_aside(request)
             continue
         num_blocks -= _hash_slice(request, kv, is_bounded=bool(running))
@@ -42,12 +43,12 @@ def candidates(waiting: WaitingQueue, kv: KVCacheManager, running: list[Request]
 
 
 def must_wait_alone(request: Request, running: list[Request]) -> bool:
-    """Whether the request must not run beside those that run now, though it may beside its own choices."""
+    """Whether the request must wait because it, or what runs now, runs alone. Its own choices may run beside it."""
     return bool(running) and (request.runs_alone or running[0].runs_alone)
 
 
 def _hash_slice(request: Request, kv: KVCacheManager, *, is_bounded: bool) -> int:
-    """Hash some more blocks of a request, if it lacks any; returns how many."""
+    """Hash the next slice of a request's blocks; return how many were hashed."""
     num_before = len(request.block_hashes)
     num_blocks = max(num_before, FIRST_HASHES)
     kv.hash_blocks(request, min(num_blocks, BLOCKS_PER_STEP) if is_bounded else num_blocks)

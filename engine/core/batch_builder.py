@@ -1,7 +1,7 @@
-"""Schedule -> flat arrays.
+"""Flattens a scheduled step into the arrays of a `Batch`.
 
-Reads requests, never changes them. Must run right after `Scheduler.schedule`, before anything is collected, because
-token ids that are known only later are placeholders here.
+Reads requests and never changes them. Must run right after `Scheduler.schedule`, before any step is collected: ids that
+are not yet on the host are placeholders here.
 """
 
 from array import array
@@ -37,7 +37,8 @@ def build_batch(
     """Flatten a step.
 
     Args:
-        previous: Launched and not collected yet; placeholders come from its rows.
+        previous: The step that is launched and not collected yet; None if there is none. Placeholders refer to its
+            rows.
         specs: One entry per cache group.
     """
     requests = step.requests
@@ -61,7 +62,7 @@ def build_batch(
 
 
 def scored_range(scheduled: ScheduledRequest) -> range:
-    """Positions of prompt tokens that this step scores: those after computed positions, each scored once."""
+    """Positions of the prompt tokens that this step scores: those after computed positions, each scored once."""
     request = scheduled.request
     if request.params.prompt_logprobs is None:
         return range(0)
@@ -74,7 +75,7 @@ def _ints(values: Sequence[int] | chain[int]) -> Ints:
 
 
 def _repeat(values: Sequence[int], parts: Sequence[Ints]) -> Ints:
-    """Each value as often as its part is long."""
+    """Repeat each value once per element of its part."""
     return np.repeat(_ints(values), _ints([len(part) for part in parts]))
 
 
@@ -177,7 +178,7 @@ def _uniforms(rows: list[tuple[ScheduledRequest, int]]) -> Floats:
 
 
 def _must_end(reasoning: ReasoningProgress, request: Request, draft_token_ids: tuple[int, ...]) -> bool:
-    """Behind these drafts. A grammar may have the last word: within a character nothing else can follow."""
+    """Whether reasoning must end after these drafts. Not if the grammar forbids the end here, as within a character."""
     if not reasoning.is_used_up(draft_token_ids):
         return False
     return request.grammar is None or request.grammar.allows(draft_token_ids, reasoning.budget.end_token_id)
@@ -193,7 +194,7 @@ class _Edits:
         self._conditional: list[tuple[int, int, int, int]] = []
 
     def add(self, row: int, scheduled: ScheduledRequest, offset: int, source_row: int | None) -> None:
-        """Take in one row; source_row is where its last input id comes from when the host does not know it."""
+        """Add a row. source_row is the previous step's row that samples its last input id; None if the id is known."""
         request = scheduled.request
         edits = request.edits
         drafts = scheduled.draft_token_ids[:offset]
@@ -224,7 +225,7 @@ class _Edits:
         )
 
     def allowed(self) -> tuple[Ints, Ints, Ints]:
-        """Rows, entries and ids of what is allowed."""
+        """Rows where only some ids are allowed, and those ids, each with the index of its row here."""
         if not self._allowed:
             return _NO_IDS, _NO_IDS, _NO_IDS
         ids = [ids for _, ids in self._allowed]
@@ -258,7 +259,7 @@ class _Penalties:
         self._placeholders: list[tuple[int, int]] = []
 
     def add(self, row: int, scheduled: ScheduledRequest, offset: int, source_row: int | None) -> None:
-        """Take in one row."""
+        """Add a row."""
         request = scheduled.request
         params = request.params
         if request.token_counts is None:
@@ -271,7 +272,7 @@ class _Penalties:
         self._counts.append(counts)
 
     def build(self) -> PenaltyBatch | None:
-        """Flatten; None when no row asks."""
+        """Return the flat arrays; None when no row asks for a penalty."""
         if not self._rows:
             return None
         rows, presence, frequency, repetition = zip(*self._rows, strict=True)

@@ -1,12 +1,12 @@
-"""The beams of one request, each of them a request to the scheduler.
+"""Runs a beam search, in which each beam is a request to the scheduler.
 
-A beam computes its last id and then has its row: the most probable ids to go on with. Once every beam has one, the
-best continuations are chosen and the beams formed anew: a beam's first continuation goes on in its blocks, every other
-one shares them and copies the last where it is partly filled, and what nothing continues gives its blocks back. The
-choices come whole, at the end, best first. Knows no queues and no blocks but through the scheduler.
+A beam computes its last id and then has its row: the most probable next ids. Once every beam has its row, the best
+continuations are chosen and the beams are formed anew. The first continuation of a beam goes on in its blocks. Every
+other one shares these blocks and copies the last one if it is partly filled. A beam without continuation gives its
+blocks back. The choices are sent whole, at the end, best first. Reaches queues and blocks only through the scheduler.
 
-A search may be wider than there is room. Where none of its beams can compute anything, those that have their row give
-their places to others (`give_way`): the row is kept, and what continues them waits to be admitted like any request.
+A search may be wider than there is room. If none of its beams can compute anything, beams that have their row give
+their places to others (`give_way`). Their rows are kept, and their continuations wait to be admitted like any request.
 """
 
 import itertools
@@ -40,7 +40,7 @@ def beam_fault(add: AddRequest, vocab_size: int) -> str | None:
 
 
 def give_way(scheduler: Scheduler, step: ScheduledStep | None) -> None:
-    """Make room in every search of which nothing is in the step that was just scheduled. O(running requests)."""
+    """Make room in every search that has no beam in the step just scheduled. O(running requests)."""
     keys: Container[RequestKey] = step.keys if step is not None else ()
     for search in dict.fromkeys(request.search for request in scheduler.running):
         if search is not None:
@@ -51,14 +51,14 @@ class BeamSearch:
     """The search of one request. The requests of its beams hold it, so it ends with the last of them."""
 
     def __init__(self, request: Request, num_choices: int, options: BeamOptions) -> None:
-        """Make a request that nobody has scheduled yet the first beam, which is empty."""
+        """Make a request that is not scheduled yet the first beam, which is empty."""
         self._num_choices = num_choices
         self._num_logprobs = request.params.logprobs
         self._stop_ids = request.stop_ids
         max_tokens = request.max_num_tokens - request.num_prompt_tokens
         self._beams = Beams(num_choices, max_tokens, self._stop_ids, options, self._num_logprobs or 0)
-        self._names = itertools.count(num_choices)  # as no choice is called, which somebody might abort
-        self._requests = [request]  # by live beam
+        self._names = itertools.count(num_choices)  # no choice has these names, so no caller can abort a beam
+        self._requests = [request]  # one per live beam
         request.key = request.key._replace(choice=next(self._names))
         request.pending_indices = []
         request.prediction = request.token_counts = None
@@ -66,13 +66,13 @@ class BeamSearch:
         self._rows: dict[Request, TokenLogprobs] = {}
 
     def take(self, scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResult) -> Outputs:
-        """Apply the results of a step for one beam; returns the choices once the search is over."""
+        """Apply the results of a step to one beam; return the choices once the search is over."""
         request = scheduled.request
         if not scheduled.num_rows:
             return []
         request.num_placeholders -= 1
         self._rows[request] = result.logprobs[scheduled.first_row]
-        if request.status is Status.WAITING:  # preempted meanwhile: there is nothing to compute again
+        if request.status is Status.WAITING:  # preempted meanwhile; its row is here, so nothing is computed again
             scheduler.drop(request)
         if len(self._rows) < len(self._requests):
             return []
@@ -84,7 +84,7 @@ class BeamSearch:
         return []
 
     def give_way(self, scheduler: Scheduler, keys: Container[RequestKey]) -> None:
-        """Drop as many beams that have their row as there are others, if none of these is being computed now."""
+        """If no beam without a row is being computed now, drop as many beams with a row as there are without."""
         others = [request for request in self._requests if request not in self._rows]
         if self._rows and not any(request.num_placeholders or request.key in keys for request in others):
             holders = [request for request in self._rows if not request.is_finished]
@@ -92,7 +92,7 @@ class BeamSearch:
                 scheduler.drop(request)
 
     def end(self, scheduler: Scheduler, reason: FinishReason, message: str | None) -> Outputs:
-        """End the search from the engine's side; every choice is told why."""
+        """End the search from the engine's side, with this reason for every choice."""
         indices = range(self._num_choices)
         return self._close(scheduler, [self._output(index, reason, message=message) for index in indices])
 
@@ -121,7 +121,7 @@ class BeamSearch:
         return TokensOutput(self._requests[0].key.request_id, index, [], reason, message=message)
 
     def _form(self, scheduler: Scheduler) -> None:
-        """Let the requests be those of the live beams again."""
+        """Make the list of requests match the live beams."""
         live, parents = self._beams.live, self._requests
         heirs: dict[int, int] = {}  # the first continuation of each parent that has one
         for index, beam in enumerate(live):

@@ -1,8 +1,9 @@
-"""Beam search as arithmetic: which continuations go on, which are finished, and when no better one can come.
+"""Decides which continuations of a beam search go on, which are finished, and when it ends.
 
-The rules are those of transformers' `generate(num_beams=...)`: of the 2 * width most probable continuations those that
-end count as finished if they are among the first `width`, the others go on; a finished one scores its log-probability
-divided by length ** length_penalty, where the length counts output tokens, the one that ended it included. Pure.
+The rules are those of transformers' `generate(num_beams=...)`. Of the 2 * width most probable continuations, those that
+end count as finished if they are among the first `width`. Of those that do not end, the first `width` go on. A finished
+one scores its log-probability divided by length ** length_penalty. The length counts output tokens, the one that ended
+it included. Pure arithmetic.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +14,12 @@ from weft.engine.shared.messages import BeamOptions, TokenLogprobs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    """One output so far, as the beam that it extends and its last id: beams share what they have in common.
+    """One output so far: the beam that it extends, and its last id. So beams share their common beginning.
 
     Attributes:
         previous: None for the empty output, which has no last id.
-        source: Where `previous` stood among the live beams.
-        entry: What is known of the last id.
+        source: Index of `previous` among the live beams.
+        entry: Log-probabilities at the last id.
         logprob: Sum of the log-probabilities of all ids.
     """
 
@@ -36,7 +37,7 @@ class Beam:
 
     @property
     def entries(self) -> list[TokenLogprobs]:
-        """What is known of each id."""
+        """Log-probabilities at each id."""
         return [beam.entry for beam in self._path() if beam.entry is not None]
 
     def _path(self) -> list["Beam"]:
@@ -50,7 +51,7 @@ class Beam:
 
 
 class Beams:
-    """The beams of one prompt, mutated by `advance` alone: `live` go on, the most probable first, all of one length."""
+    """The beams of one prompt, changed only by `advance`. `live` go on, the most probable first, all of one length."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Beams:
         options: BeamOptions,
         num_logprobs: int = 0,
     ) -> None:
-        """Start with one empty beam; width and max_tokens are at least 1, num_logprobs alternatives are kept an id."""
+        """Start with one empty beam. width and max_tokens are at least 1. num_logprobs alternatives are kept per id."""
         self.live = [Beam()]
         self._width = width
         self._max_tokens = max_tokens
@@ -72,11 +73,12 @@ class Beams:
     def advance(self, rows: Sequence[TokenLogprobs]) -> None:
         """Extend every live beam by one token.
 
-        `rows` hold its most probable next ids, the best first: at least 2 * width and num_logprobs, or all there are.
+        `rows` has one entry per live beam: its most probable next ids, the best first.
+        An entry holds at least the larger of 2 * width and num_logprobs ids, or the whole vocabulary.
         """
         num_ids = len(rows[0].top_logprobs)
         sums = [beam.logprob + more for beam, row in zip(self.live, rows, strict=True) for more in row.top_logprobs]
-        best = sorted(range(len(sums)), key=sums.__getitem__, reverse=True)  # of equal ones the first comes first
+        best = sorted(range(len(sums)), key=sums.__getitem__, reverse=True)  # of equals, the first comes first
         live = []
         for rank, index in enumerate(best[: 2 * self._width]):
             longer = self._longer(rows, *divmod(index, num_ids))

@@ -1,7 +1,7 @@
-"""What is wrong with an `AddRequest`, apart from its length: the one check between the socket and the scheduler.
+"""Checks an `AddRequest` for everything but its length.
 
-Ranges of sampling parameters are not here: `SamplingParams` checks them when it is made. Nor is what depends on the
-state of the engine.
+This is the only check between the socket and the scheduler. The ranges of sampling parameters are not checked here:
+`SamplingParams` does that when it is made. Nor is anything that depends on the state of the engine.
 """
 
 from collections.abc import Collection, Iterator

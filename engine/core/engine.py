@@ -1,7 +1,7 @@
-"""The stepper: schedule -> launch -> collect.
+"""Accepts requests and runs steps: schedule, launch, collect.
 
-With overlap, step n+1 is scheduled and launched before step n is collected; without, one at a time. No I/O; reads
-the clock when requests arrive and when steps begin and end. Owns scheduler and executor.
+With overlap, step n+1 is scheduled and launched before step n is collected. Without it, steps run one at a time. Does
+no I/O. Reads the clock when requests arrive and when steps begin and end. Owns the scheduler and the executor.
 """
 
 import logging
@@ -27,13 +27,13 @@ from weft.engine.step.out_of_memory import is_out_of_memory
 logger = logging.getLogger(__name__)
 
 _STEPS_AFTER_S = 0.5
-"""Idle time after which what steps will need is made ready, a little at a time: nobody waits for it."""
+"""Idle time after which the executor prepares for later steps, a little at a time. No request waits for that."""
 _VOCABULARY_AFTER_S = 2.0
-"""And after which the vocabulary is read, which takes a second that a request may have to wait for."""
+"""Idle time after which the vocabulary is read. That takes a second, and a new request may have to wait for it."""
 
 
 class RejectedError(Exception):
-    """A request that cannot be taken in; the message is fit for the caller."""
+    """The request cannot be accepted; the message is fit for the caller."""
 
     def __init__(self, reason: RejectReason, message: str) -> None:
         """Keep the reason beside the message."""
@@ -66,17 +66,17 @@ class Engine(Generic[Launched]):
         Args:
             scheduler: Holds the requests.
             executor: Computes batches.
-            vocab_size: Ids from 0 to this, exclusive, exist.
+            vocab_size: Token ids are from 0 to this, exclusive.
             max_model_len: Most tokens of a request.
-            max_num_waiting: Further requests are rejected.
+            max_num_waiting: Most requests that wait; further ones are rejected.
             eos_token_ids: End an output unless the request ignores them.
-            adapters: Names of what the executor can add to the model; a batch names them by their place, from 1.
+            adapters: Names of the adapters that the executor has. A batch refers to them by index, from 1.
             overlap: Launch a step before the one before it is collected.
-            drafters: Where guesses come from, the best first; empty for plain decoding.
-            grammars: Where requests wait for their grammar; None rejects those that bring one.
+            drafters: Sources of drafts, the best first; empty for plain decoding.
+            grammars: Where requests wait for their grammar; None rejects requests with a grammar.
             masks: Computes what grammars allow; needed with `grammars`.
-            draft_model: Guesses where no drafter does; None leaves it at that.
-            before_launch: Told of every step right before it is launched.
+            draft_model: Drafts for the requests that no drafter has a draft for; None for no draft model.
+            before_launch: Called with every step right before it is launched.
         """
         self.scheduler = scheduler
         self._executor = executor
@@ -117,10 +117,10 @@ class Engine(Generic[Launched]):
         return is_pending or bool(self.scheduler.requests.choices_of(connection, request_id))
 
     def add(self, connection: int, add: AddRequest, *, runs_alone: bool = False) -> bool:
-        """Take a request in.
+        """Accept a request.
 
         Returns:
-            False when it first waits for its grammar: `take_compiled` says how that ended.
+            False when it waits for its grammar first. `take_compiled` returns the request when that is over.
 
         Raises:
             RejectedError: It can never run, or the queue is full.
@@ -150,13 +150,13 @@ class Engine(Generic[Launched]):
         return True
 
     def prepare(self, idle_for_s: float) -> float | None:
-        """Spend idle time on what the next request of a kind would have to wait for.
+        """Use idle time to prepare what a coming request would otherwise wait for.
 
         Args:
-            idle_for_s: How long nobody has asked for anything.
+            idle_for_s: Seconds without a request.
 
         Returns:
-            After how many more seconds of that there is something to do; None if there is nothing.
+            Further idle seconds until there is something to prepare; None if nothing is left.
         """
         if idle_for_s < _STEPS_AFTER_S:
             return _STEPS_AFTER_S - idle_for_s
@@ -170,7 +170,7 @@ class Engine(Generic[Launched]):
         return None
 
     def take_compiled(self) -> list[Compiled]:
-        """Requests that have waited long enough for their grammar; those without a fault now wait to be admitted."""
+        """Requests whose wait for a grammar is over. Those without a fault now wait to be admitted."""
         ready = self.grammars.take_ready() if self.grammars else []
         for compiled in ready:
             if compiled.fault is None:
@@ -180,13 +180,13 @@ class Engine(Generic[Launched]):
         return ready
 
     def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
-        """End one choice, or all choices, of a request. Unknown ones have ended already: nothing happens."""
+        """End one choice of a request, or all of them. Unknown ones have ended already, so nothing happens."""
         self.scheduler.abort(connection, request_id, index)
         if self.grammars is not None:
             self.grammars.abort(connection, request_id, index)
 
     def abort_connection(self, connection: int) -> None:
-        """End all requests of a server that has gone."""
+        """End all requests of a server whose connection is closed."""
         self.scheduler.abort_connection(connection)
         if self.grammars is not None:
             self.grammars.abort_connection(connection)
@@ -194,10 +194,10 @@ class Engine(Generic[Launched]):
     def step(self) -> Outputs:
         """Run one step and return what the requests gained.
 
-        A step that fails ends its requests, and those of steps launched behind it, with an error.
+        A failed step ends its requests with an error, and those of the steps launched after it.
 
         Raises:
-            Exception: The device is lost, as after an illegal memory access: only a new process has it again.
+            Exception: The device is lost, as after an illegal memory access. Only a new process can use it again.
         """
         outputs: Outputs = []
         self.ended_steps = []
@@ -243,9 +243,10 @@ class Engine(Generic[Launched]):
         return outputs
 
     def _observe(self, step: ScheduledStep, launch_time: float, device_s: float | None) -> None:
-        """Time a step: from its launch, or from the end of the step before it when that ran longer.
+        """Time a step, from its launch or from the end of the step before it, whichever is later.
 
-        What the host adds to that is part of what a step costs its requests, but not of the device's work.
+        This includes the host's work, which the requests wait for too, so the cost model gets it. The counter of step
+        seconds gets the device's own time where that is known.
         """
         now = time.perf_counter()
         seconds = now - max(launch_time, self._last_end)

@@ -1,4 +1,4 @@
-"""Output ids that a grammar forces: appended unsampled, or drafted where each id must be sampled.
+"""Finds output ids that a grammar forces: appended unsampled, or drafted where each must be sampled.
 
 Where possible, forced ids join the output at once (`certain_token_ids`). They are then computed like a part of the
 prompt: in chunks, under the budget of the steps, without rows of logits. Some parameters may forbid a forced id or ask
@@ -12,7 +12,7 @@ from weft.engine.speculation.pace import MAX_NUM_DRAFTS
 
 
 def certain_token_ids(request: Request) -> list[int]:
-    """Ids that follow the known output whatever the model computes; none from the first that may end the output."""
+    """Ids that must follow the known output, up to the first one that may end the output, exclusive."""
     if request.grammar is None or _needs_rows(request):
         return []
     forced = request.grammar.forced_token_ids(request.num_remaining_tokens)

@@ -1,7 +1,7 @@
-"""A heap whose values are known by a key, so that any of them can be replaced or removed.
+"""A heap with keys, so that any value can be replaced or removed.
 
-Removal is lazy: what is stale stays in the heap until it comes up, or until the stale are more than half of it.
-Everything is O(log n), amortised.
+Removal is lazy. A stale entry stays in the heap until it reaches the top, or until more than half of the heap is stale.
+Operations are O(log n), amortised.
 """
 
 import heapq
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class IndexedHeap(Generic[K, V]):
-    """Values in the order of what they are pushed with; of equal ones the first pushed comes first."""
+    """Values sorted by the order that `push` was given. Of equals, the first pushed comes first."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -22,19 +22,19 @@ class IndexedHeap(Generic[K, V]):
         self._num_pushed = 0
 
     def __len__(self) -> int:
-        """How many values there are."""
+        """Number of values."""
         return len(self._values)
 
     def __contains__(self, key: K) -> bool:
-        """Whether there is a value of that key."""
+        """Whether the key has a value."""
         return key in self._values
 
     def __iter__(self) -> Iterator[V]:
-        """All values, in no order. O(n)."""
+        """All values, unsorted. O(n)."""
         return (value for _, value in self._values.values())
 
     def push(self, key: K, order: Any, value: V) -> None:
-        """Put in a value; it replaces the one of the same key."""
+        """Add a value; it replaces the value of the same key."""
         self._num_pushed += 1
         self._values[key] = (self._num_pushed, value)
         heapq.heappush(self._heap, (order, self._num_pushed, key))
@@ -43,11 +43,11 @@ class IndexedHeap(Generic[K, V]):
             heapq.heapify(self._heap)
 
     def discard(self, key: K) -> None:
-        """Take out the value of that key, if there is one."""
+        """Remove the value of the key, if it has one."""
         self._values.pop(key, None)
 
     def first(self) -> tuple[Any, V] | None:
-        """The first value with its order; None if there is none."""
+        """The order and the value of the first entry; None if the heap is empty."""
         while self._heap and not self._is_current(self._heap[0]):
             heapq.heappop(self._heap)
         return (self._heap[0][0], self._values[self._heap[0][2]][1]) if self._heap else None

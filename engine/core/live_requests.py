@@ -1,4 +1,4 @@
-"""All requests that are not finished, by key, and the choices of each, so that an abort finds its own at once."""
+"""Holds all unfinished requests by key, and the choices of each, so that an abort finds them at once."""
 
 from weft.engine.core.request import Request, RequestKey
 
@@ -12,12 +12,12 @@ class LiveRequests(dict[RequestKey, Request]):
         self._choices: dict[tuple[int, int], dict[RequestKey, Request]] = {}
 
     def __setitem__(self, key: RequestKey, request: Request) -> None:
-        """Take a request in."""
+        """Add a request."""
         super().__setitem__(key, request)
         self._choices.setdefault(key[:2], {})[key] = request
 
     def __delitem__(self, key: RequestKey) -> None:
-        """Let a request go."""
+        """Remove a request."""
         super().__delitem__(key)
         choices = self._choices[key[:2]]
         del choices[key]
@@ -25,5 +25,5 @@ class LiveRequests(dict[RequestKey, Request]):
             del self._choices[key[:2]]
 
     def choices_of(self, connection: int, request_id: int) -> list[Request]:
-        """The choices of one request that are not finished; empty for one that has ended or never was."""
+        """The unfinished choices of one request; empty if it has ended or never existed."""
         return list(self._choices.get((connection, request_id), {}).values())

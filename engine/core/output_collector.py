@@ -1,8 +1,7 @@
-"""Results of a step -> what each request gained.
+"""Applies the results of a step: appends ids, verifies drafts, ends requests.
 
-Appends sampled ids and those that are certain behind them, verifies drafts, rolls `num_computed_tokens` back behind a
-refused draft, forks pending choices, ends requests. Changes requests through the scheduler only where queues or blocks
-are concerned.
+Appends the sampled ids and the forced ids that follow them. Rolls `num_computed_tokens` back behind a refused draft.
+Forks pending choices. Changes queues and blocks only through the scheduler.
 """
 
 import logging
@@ -18,14 +17,14 @@ from weft.engine.step.step_result import StepResult
 logger = logging.getLogger(__name__)
 
 Outputs = list[tuple[int, RequestOutput]]
-"""Outputs with the connection that each goes to."""
+"""Outputs, each with the connection that it goes to."""
 
 
 def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Outputs:
     """Apply the results of a step, in the order of the batch.
 
-    A request that has ended since the step was launched gets nothing; one that was preempted since keeps its new ids.
-    What fails for one request ends that one alone.
+    A request that ended after the launch gets nothing. One that was preempted after it keeps its new ids. An error in
+    one request ends only that request.
     """
     outputs: Outputs = []
     scores = iter(result.scores)
@@ -54,14 +53,14 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
 
 
 def fail(scheduler: Scheduler, steps: list[ScheduledStep], message: str) -> Outputs:
-    """End the requests of failed steps with an error; what those steps had indexed is forgotten."""
+    """End the requests of failed steps with an error, and un-index the blocks of these steps."""
     outputs: Outputs = []
     for step in steps:
         for scheduled in step.requests:
             request = scheduled.request
             if not request.is_finished:
                 outputs += end(scheduler, request, FinishReason.ERROR, message)
-    scheduler.kv.fail_steps([step.blocks for step in steps])  # last: a request that ends indexes what it holds
+    scheduler.kv.fail_steps([step.blocks for step in steps])  # last: a request that ends indexes its blocks
     return outputs
 
 
@@ -78,7 +77,7 @@ def end(scheduler: Scheduler, request: Request, reason: FinishReason, message: s
 
 
 def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResult, output: RequestOutput) -> None:
-    """Append what was sampled for one request."""
+    """Append the ids sampled for one request."""
     request = scheduled.request
     if scheduled.num_rows:
         request.num_placeholders -= 1
@@ -142,7 +141,7 @@ def _append(request: Request, token_id: int, output: RequestOutput) -> None:
 
 
 def _count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepted: int, output: RequestOutput) -> None:
-    """Tell the counters, the source of the drafts, and the caller whose prediction they were from."""
+    """Report verified drafts to the counters, to their source, and to the caller if they are from its prediction."""
     num_drafts = len(scheduled.draft_token_ids)
     scheduler.counters.num_drafts += 1
     scheduler.counters.num_draft_tokens += num_drafts
@@ -156,7 +155,7 @@ def _count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepte
 
 
 def _num_accepted(draft_token_ids: tuple[int, ...], token_ids: list[int]) -> int:
-    """Length of the prefix of drafts that plain decoding samples as well."""
+    """Number of leading drafts that equal the sampled ids."""
     for index, draft in enumerate(draft_token_ids):
         if draft != token_ids[index]:
             return index

@@ -1,7 +1,7 @@
-"""Requests that wait for their grammar, outside the scheduler's queues.
+"""Holds requests that wait for their grammar, outside the scheduler's queues.
 
-The step loop polls; nothing here blocks. Compilations begin in the order of submission, so only the first ones can have
-begun. A poll looks only at those and at the ones that have ended, however many wait.
+The step loop polls, and nothing here blocks. Compilations begin in the order of submission, so only the first ones can
+have begun. A poll looks only at those and at finished ones, however many wait.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from weft.engine.shared.messages import RejectReason
 logger = logging.getLogger(__name__)
 
 COMPILE_LIMIT_S = 10.0
-"""Longest compilation. The request is then refused; the thread goes on, and a later request finds its result."""
+"""Time limit of a compilation. The request is then refused. The thread goes on, so a later request finds the result."""
 
 QUEUE_LIMIT_S = 60.0
-"""Longest wait for a compilation to begin. The request is then refused, to be tried again."""
+"""Time limit for a compilation to begin. The request is then refused and may be tried again."""
 
 _NUM_AT_WORK = 4
 """Compilations that a crash may be blamed on: the two that run, and two that may begin before the next record."""
@@ -68,7 +68,7 @@ class PendingGrammars:
         self._compiler = compiler
         self._limit_s = limit_s
         self._waiting: dict[_Key, _Waiting] = {}  # in order of arrival
-        self._compilations: dict[Future[GrammarMatcher], dict[_Key, _Waiting]] = {}  # as they begin, with who waits
+        self._compilations: dict[Future[GrammarMatcher], dict[_Key, _Waiting]] = {}  # in order of submission
         self._start_times: dict[Future[GrammarMatcher], float] = {}  # of compilations that have begun
         self._done: deque[Future[GrammarMatcher]] = deque()  # filled by the compiling threads
 
@@ -77,7 +77,7 @@ class PendingGrammars:
 
     @property
     def requests(self) -> list[Request]:
-        """Requests whose grammar is being compiled or is among the next. O(these), however many wait behind them."""
+        """Requests whose grammar is being compiled or is among the next. O(these requests), not O(all that wait)."""
         at_work = dict.fromkeys([*self._start_times, *islice(self._compilations, _NUM_AT_WORK)])
         return [waiting.request for matcher in at_work for waiting in self._compilations[matcher].values()]
 
@@ -86,12 +86,12 @@ class PendingGrammars:
         return (connection, request_id) in self._waiting
 
     def prepare(self) -> None:
-        """Load the vocabulary while the engine is idle: the first grammar would wait a second for it."""
+        """Load the vocabulary while the engine is idle. Otherwise the first grammar waits a second for it."""
         with contextlib.suppress(GrammarError):
             self._compiler.prepare()
 
     def submit(self, request: Request, text: str) -> None:
-        """Compile the grammar of a request, which waits for it.
+        """Start to compile the grammar of a request. The request waits here meanwhile.
 
         Raises:
             GrammarError: The text is too long.
@@ -100,7 +100,7 @@ class PendingGrammars:
         matcher = waiting.matcher
         if matcher not in self._compilations:
             self._compilations[matcher] = {}
-            if matcher.running():  # for a request that has left since: begun out of order
+            if matcher.running():  # begun earlier, for a request that has left
                 self._start_times[matcher] = waiting.submit_time
             matcher.add_done_callback(self._done.append)
         self._waiting[waiting.key] = self._compilations[matcher][waiting.key] = waiting
@@ -114,7 +114,7 @@ class PendingGrammars:
             self._drop([waiting])
 
     def abort_connection(self, connection: int) -> None:
-        """Forget the requests of a server that has gone."""
+        """Forget the requests of a server whose connection is closed."""
         self._drop([waiting for key, waiting in self._waiting.items() if key[0] == connection])
 
     def take_ready(self) -> list[Compiled]:

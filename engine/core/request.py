@@ -1,9 +1,10 @@
 """The engine's unit of work: one prompt, one continuation.
 
-A request's tokens are `token_ids` (known to the host) followed by `num_placeholders` ids that a launched step samples
-and that the host has not seen yet. The one rule of scheduling: `num_computed_tokens` moves towards `num_tokens`.
-Mutated on the engine's thread only, and each part by its owner: blocks by the KV cache manager, place and counters by
-scheduler and admission, output by the collector or the beam search, drafts by the speculator.
+A request's tokens are `token_ids`, which the host knows, followed by `num_placeholders` ids. A launched step samples
+those, and the host has not seen them yet. Scheduling has one rule: `num_computed_tokens` moves towards `num_tokens`.
+Only the engine's thread changes a request, and each part has its owner. The KV cache manager changes the blocks. The
+scheduler and admission change status and counters. The collector or the beam search changes the output. The speculator
+changes the drafts.
 """
 
 import enum
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Status(enum.Enum):
-    """The places a request can be; LOADING is waiting until a part of its prefix has been brought back."""
+    """Where a request is. LOADING means that it waits until a part of its prefix is loaded back into the cache."""
 
     WAITING = "waiting"
     LOADING = "loading"
@@ -41,7 +42,7 @@ class Status(enum.Enum):
 
 
 class RequestKey(NamedTuple):
-    """Names a request across connections. A tuple, because it is hashed several times a step."""
+    """Names a request across connections. A tuple, because it is hashed several times per step."""
 
     connection: int
     request_id: int
@@ -53,37 +54,38 @@ class Request:
     """State of one request; see the module's head for the counters.
 
     Attributes:
-        arrival: Order of arrival over all requests, from 0; forks are one arrival.
+        arrival: Order of arrival over all requests, from 0. Forks share it.
         arrival_time: `time.monotonic` at arrival.
         eos_token_ids: End-of-sequence ids of the model that end this request; empty under ignore_eos.
         max_num_tokens: Prompt and output together never exceed this.
         cache_seed: First parent of the chain of block hashes; equal only for requests that may share blocks.
-        adapter: Index of the adapter that it uses; 0 is the model itself.
-        edits: What the parameters do to the logits of every row.
-        num_lifts: Tiers that it has gained by waiting; changes only while it waits.
+        adapter: Index of its adapter; 0 is the model itself.
+        edits: Logit edits that the parameters ask for on every row.
+        num_lifts: Tiers gained by waiting. Changes only while the request waits.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
         token_ids: Prompt and known output ids.
-        num_placeholders: Output ids that are being sampled and not known yet.
+        num_placeholders: Output ids that a launched step samples and that the host does not know yet.
         draft_token_ids: Guesses for the next ids, verified in the next step; never indexed.
         num_computed_tokens: Tokens that are in the caches, or will be once launched steps have run.
         block_tables: Block ids, one array per cache group (64-bit, so that a batch copies them as they are).
         block_hashes: Hash of each full block of known tokens, as far as computed.
-        num_indexed_blocks: Leading blocks that went through the index.
-        num_free_window_blocks: Leading blocks given back under a sliding window, one count per cache group.
-        first_new_block: Blocks before this one were there when the request was (re)admitted.
+        num_indexed_blocks: Leading blocks that need no more indexing.
+        num_free_window_blocks: Leading blocks freed under a sliding window, one count per cache group.
+        first_new_block: Blocks before this index were there when the request was (re)admitted.
         pending_indices: Choices to be forked from this request once its prompt is computed.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission; None before.
-        num_scored_tokens: Prompt tokens whose log-probability has been reported, the first one, which has none, too.
+        num_scored_tokens: Prompt tokens whose log-probability is reported. Counts the first token too, which has none.
         stop_ids: Ids that end the output: end-of-sequence ids and the caller's.
-        token_counts: What penalties look at; the prompt belongs to it under a repetition penalty. None without any.
+        token_counts: Counts for the penalties. Under a repetition penalty they include the prompt. None without
+            penalties.
         reasoning_budget: When the end of reasoning is forced; None means never.
-        reasoning: How much of it is used up; None without one.
-        grammar: Has consumed the known output ids; None when any text will do.
-        prediction: What the output will probably hold; None when nobody said. Choices share it.
-        drafting: What speculation knows of this choice.
-        awaits_ids: There is a guess, to be made again once the ids on their way are known: no step before that.
-        search: The beam search that it is a beam of, which says what ids it goes on with; None: what is sampled.
+        reasoning: How much of that budget is used up; None without a budget.
+        grammar: Matcher that has consumed the known output ids; None when any text is allowed.
+        prediction: Text that the caller predicts for the output; None without one. Choices share it.
+        drafting: What speculation has learned about this choice.
+        awaits_ids: There is a draft. It is made again once the ids being sampled are known, and no step comes before.
+        search: The beam search that this is a beam of. It picks the next ids. None: the sampled ids are next.
     """
 
     key: RequestKey
@@ -139,27 +141,27 @@ class Request:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens given."""
+        """Number of prompt tokens."""
         return len(self.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens given and generated, placeholders included."""
+        """Prompt and output tokens, placeholders included."""
         return len(self.token_ids) + self.num_placeholders
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated, placeholders included."""
+        """Output tokens, placeholders included."""
         return self.num_tokens - len(self.prompt_token_ids)
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens that wait to be computed, drafts not counted."""
+        """Tokens not computed yet, drafts not counted."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
     def has_computed_prompt(self) -> bool:
-        """Whether all that is left to compute is output."""
+        """Whether the whole prompt is computed."""
         return self.num_computed_tokens >= len(self.prompt_token_ids)
 
     @property
@@ -169,12 +171,12 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Who is served first: tier and priority, then arrival; choices of one arrival in order."""
+        """Sort key, lowest served first: tier and priority, then arrival, then choice."""
         return (self.priority - self.num_lifts * TIER_WIDTH, self.arrival, self.key.choice)
 
     @property
     def needs_known_ids(self) -> bool:
-        """Whether what may come next depends on the ids before it, so that none of them may be a placeholder."""
+        """Whether the next id depends on the ids before it, so that none of them may be a placeholder."""
         return self.grammar is not None or self.reasoning_budget is not None or self.search is not None
 
     @property
@@ -183,7 +185,7 @@ class Request:
         return self.status is Status.FINISHED
 
     def sibling(self, choice: int) -> "Request":
-        """The same prompt as another choice, of which nothing is computed yet."""
+        """A new request for another choice of the same prompt. Nothing of it is computed yet."""
         return replace(
             self,
             key=self.key._replace(choice=choice),

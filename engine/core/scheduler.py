@@ -1,10 +1,10 @@
-"""Who computes how many tokens this step.
+"""Decides how many tokens each request computes in a step.
 
 One rule: every step moves `num_computed_tokens` towards `num_tokens`. Running requests are served in order (priority,
-then arrival), so whoever is preempted has not been scheduled yet; decodes are charged to the budget first, what is
-left is shared by runs of known output ids, then by prefills, and waiting requests are admitted into the rest. Owns the
-queues and says when requests change; never touches a tensor. A step may be scheduled before the
-one before it is collected.
+then arrival), so a request that is preempted has not been scheduled in this step yet. Decodes are charged to the budget
+first. Runs of known output ids share what is left, and prefills come after them. Waiting requests are admitted into the
+rest. A step may be scheduled before the previous one is collected. Owns the queues and the status of requests. Never
+touches a tensor.
 """
 
 import bisect
@@ -27,15 +27,16 @@ class ScheduledRequest:
     """What a request computes in a step.
 
     Attributes:
-        request: Whose tokens.
+        request: The request itself.
         start: num_computed_tokens before the step.
         num_tokens: Tokens computed, drafts included.
-        num_context_tokens: num_tokens of the request when it was scheduled: the first row samples this position.
+        num_context_tokens: num_tokens of the request when it was scheduled. The first row samples this position.
         draft_token_ids: Guesses computed along with the rest.
-        num_placeholders: Input tokens, the last ones before the drafts, whose ids the previous step samples.
+        num_placeholders: Input tokens whose ids the previous step samples. They are the last ones before the drafts.
         first_row: Its first row among the sampled rows of the step.
         num_rows: 0 for a prefill chunk that does not reach the end, else 1 + drafts.
-        num_preemptions: The request's count then; differs at collection if it has been preempted since.
+        num_preemptions: The request's count when it was scheduled. If it was preempted since, its count at collection
+            differs.
     """
 
     request: Request
@@ -72,7 +73,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         itl_target_s: float | None,
     ) -> None:
-        """Start with no requests; the limits are per step; itl_target_s: see `LatencyTarget`."""
+        """Start with no requests. The limits are per step. `LatencyTarget` explains itl_target_s."""
         self.kv = kv
         self.cost = cost
         self.counters = Counters()
@@ -93,19 +94,19 @@ class Scheduler:
     # --- coming and going -----------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Let a request wait for admission, in the order of `WaitingQueue`."""
+        """Put a request into the waiting queue."""
         request.status = Status.WAITING
         self.requests[request.key] = request
         self.waiting.add(request, time.monotonic())
 
     def finish(self, request: Request) -> None:
-        """End a request: its blocks return, what they hold stays findable."""
+        """End a request and free its blocks. Their content stays in the prefix cache."""
         if request.status is Status.RUNNING:
             self.mean_output_tokens += 0.05 * (request.num_output_tokens - self.mean_output_tokens)
         self.drop(request)
 
     def drop(self, request: Request) -> None:
-        """As `finish`, for a beam: whose length then says nothing of how long outputs are."""
+        """Like `finish`, but for a beam: its length does not count for the mean output length."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
             self.kv.index_computed_blocks(request)
@@ -116,7 +117,7 @@ class Scheduler:
         del self.requests[request.key]
 
     def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
-        """End one choice, or all choices, of a request. Unknown ones have ended already: nothing happens."""
+        """End one choice of a request, or all of them. Unknown ones have ended already, so nothing happens."""
         for request in self.requests.choices_of(connection, request_id):
             request.pending_indices = [i for i in request.pending_indices if index is not None and i != index]
             if index is None or request.key.choice == index:
@@ -125,12 +126,12 @@ class Scheduler:
                     self.add(self.next_choice(request))
 
     def abort_connection(self, connection: int) -> None:
-        """End all requests of a server that has gone."""
+        """End all requests of a server whose connection is closed."""
         for request in [r for key, r in self.requests.items() if key.connection == connection]:
             self.finish(request)
 
     def next_choice(self, request: Request) -> Request:
-        """The first pending choice as a request of its own; it takes the other pending ones over."""
+        """Make the first pending choice a request of its own. It takes over the other pending ones."""
         index, *others = request.pending_indices
         request.pending_indices = []
         choice = request.sibling(index)
@@ -138,19 +139,19 @@ class Scheduler:
         return choice
 
     def fork(self, parent: Request) -> None:
-        """Start the pending choices of a request whose prompt is computed; they share its blocks."""
+        """Start the pending choices of a request whose prompt is computed. They share its blocks."""
         while parent.pending_indices:
             child = self.next_choice(parent)
             parent.pending_indices, child.pending_indices = child.pending_indices, []
             self.start_beside(parent, child)
 
     def _fork_in_time(self) -> None:
-        """Start the pending choices of requests whose state would be beyond what they share after the next step."""
+        """Fork the requests whose state would be beyond what their choices share after the next step."""
         for request in [r for r in self.running if r.pending_indices and self.kv.must_fork(r)]:
             self.fork(request)
 
     def start_beside(self, parent: Request, child: Request) -> None:
-        """Start a request that shares the blocks of another; where there is no room now it waits like any other."""
+        """Start a request that shares the blocks of another. If there is no room now, it waits like any other."""
         if parent.status is Status.RUNNING and len(self.running) < self._max_num_seqs:
             self.kv.fork(parent, child)
             if self.kv.allocate(child, 1):
@@ -181,7 +182,7 @@ class Scheduler:
         if len(prefills) > 1:
             self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
         share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
-        for request in sorted(schedulable, key=_is_run, reverse=True):  # who gains nothing before its run is whole
+        for request in sorted(schedulable, key=_is_run, reverse=True):  # runs first: no new id before a run is whole
             if request.status is not Status.RUNNING or request.key in step.keys:
                 continue
             if request.num_new_tokens > 1:
@@ -198,11 +199,11 @@ class Scheduler:
         return step
 
     def take_expired(self) -> list[Request]:
-        """Requests that never ran and whose deadline has passed, each once; the caller ends them."""
+        """Requests that never ran and whose deadline has passed. Each is returned once, and the caller ends it."""
         return self.waiting.take_expired(time.monotonic())
 
     def _begin_budget(self, decodes: list[Request], prefills: list[Request]) -> StepBudget:
-        """The budget without the decodes, nor the token that an output gets in each step while it is computed."""
+        """The budget left after one token for each decode and for each run of known output ids."""
         outputs = [r for r in prefills if r.has_computed_prompt]
         load = StepLoad()
         for request in decodes + outputs:
@@ -220,9 +221,10 @@ class Scheduler:
         )
 
     def _cut_drafts(self, decodes: list[Request], load: StepLoad) -> None:
-        """Keep drafts as far as there is time, and tokens but for a block's worth of prefill; add them to the load.
+        """Cut drafts to the time and the tokens that are left, and add them to the load.
 
-        There is always time for a block's worth, as there is for prefill.
+        A block's worth of tokens is kept for prefill. There is always time for a block's worth of drafts, as there is
+        for prefill.
         """
         drafting = [r for r in decodes if r.draft_token_ids]
         if not drafting:
@@ -238,17 +240,17 @@ class Scheduler:
             load.extend(len(request.draft_token_ids), request.num_computed_tokens + 1)
 
     def _num_streams(self) -> int:
-        """Running requests that decode: whoever waits for ids on their way does so in the next step.
+        """Number of running requests that decode. One that waits for sampled ids counts: it decodes in the next step.
 
-        Beside prompts, those that compute more than one token of their output, too, as when a grammar forces a run of
-        ids. Where there is no prompt, such a run is computed in whole chunks.
+        While there are prompts, a request with a run of known output ids counts too, as when a grammar forces a run.
+        Without prompts, such a run is computed in whole chunks.
         """
         outputs = [r for r in self.running if r.num_remaining_tokens > 0 and (r.num_new_tokens <= 1 or _is_run(r))]
         has_prompts = self.waiting or any(r.num_new_tokens > 1 and not r.has_computed_prompt for r in self.running)
         return len(outputs) if has_prompts else sum(r.num_new_tokens <= 1 for r in outputs)
 
     def _num_fitting(self) -> int:
-        """About how many of the waiting requests there is room for."""
+        """Estimate how many of the waiting requests there is room for."""
         if not self.waiting:
             return 0
         num_blocks = self.kv.num_free_blocks - sum(map(self._expected_growth, self.running))
@@ -257,7 +259,7 @@ class Scheduler:
         return min(num_fitting, len(self.waiting), self._max_num_seqs - len(self.running))
 
     def _has_admissible(self) -> bool:
-        """Whether the first waiting request could be admitted, so that running prefills should leave it a share."""
+        """Whether the first waiting request could be admitted. Running prefills then leave it a share."""
         first = self.waiting.first
         if first is None or len(self.running) >= self._max_num_seqs:
             return False
@@ -273,7 +275,7 @@ class Scheduler:
             budget.charge(scheduled - num_charged, context)
 
     def _schedule(self, step: ScheduledStep, request: Request, num_tokens: int) -> int:
-        """Put a running request into the step; returns the tokens it computes, 0 when there is no block for any."""
+        """Put a running request into the step. Return how many tokens it computes; 0 when no block is free for it."""
         num_tokens = self._make_room(step, request, num_tokens) if num_tokens else 0
         if num_tokens:
             self._commit(step, request, num_tokens)
@@ -295,9 +297,12 @@ class Scheduler:
         return num_tokens
 
     def _victim(self, step: ScheduledStep, asker: Request) -> Request | None:
-        """The youngest request, not older than the asker and never the oldest, that has completed a block.
+        """The request to preempt for the asker; None if there is none.
 
-        Nor one that has computed all its tokens: it ends with the steps on the device, or its search goes on from it.
+        This is the youngest running one that has completed a block. It is not older than the asker, never the oldest of
+        all,
+        and not in the step. It still has tokens to compute: without any, it ends with the launched steps, or its search
+        goes on from it.
         """
         for request in reversed(self.running[1:]):
             may_lose = request.num_new_tokens > 0 and request.key not in step.keys
@@ -399,15 +404,15 @@ class Scheduler:
 
 
 def _is_run(request: Request) -> bool:
-    """Whether it computes more of its output than the last token."""
+    """Whether it has a run of known output ids to compute, more than the last one."""
     return request.has_computed_prompt and request.num_new_tokens > 1
 
 
 def _is_schedulable(request: Request) -> bool:
-    """Not once it has all its tokens, nor while ids on their way decide what comes next.
+    """False if nothing is left to compute, or the next input depends on ids not yet on the host.
 
-    They do while drafts are being verified, since how many tokens it has is unknown, before new ones are made, and
-    where a grammar or a budget says what may follow them.
+    It depends on them in three cases. Drafts are being verified, so the number of tokens is unknown. A new draft is to
+    be made. A grammar, a reasoning budget or a beam search decides what follows.
     """
     decides = request.draft_token_ids or request.awaits_ids or request.needs_known_ids
     awaits_ids = bool(decides) and request.num_placeholders > 0

@@ -1,9 +1,9 @@
-"""Gives the requests of a step their drafts, after the step was collected.
+"""Drafts the next tokens of a step's requests after the step is collected.
 
-The drafters are asked in order, and the first draft wins. The requests that get none are left to the draft model, if
-there is one, all in one call. A draft is cut to the length that pays (`Pace`). Drafting needs the last id on the host.
-With overlap, a request for which there is a draft waits for that id (`awaits_ids`); all others go on. A drafter or a
-draft model that fails, for want of memory perhaps, costs requests only time and is left out for a while (`Pause`).
+The drafters are asked in order, and the first draft wins. The draft model, if there is one, drafts for the remaining
+requests in one call. A draft is cut to the length that pays (`Pace`). Drafting needs the last id on the host. With
+overlap, a request for which there is a draft waits for that id (`awaits_ids`). All others go on. A drafter or a draft
+model may fail, for example for lack of memory. That costs requests only time, and it is left out for a while (`Pause`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from weft.engine.speculation.pace import Pace
 from weft.engine.speculation.pause import Pause
 
 _LEAST_PRICE = 0.02
-"""Rows cost the host something even where the device computes them for nothing."""
+"""Least price of a draft: rows cost the host time even where they cost the device none."""
 
 
 class Drafter(Protocol):
@@ -27,7 +27,7 @@ class Drafter(Protocol):
 
 
 class BatchDrafter(Protocol):
-    """Guesses for many requests in one call; `pace` is the experience with all its drafts."""
+    """Guesses for many requests in one call. `pace` learns from all its drafts."""
 
     pace: Pace
 

@@ -1,8 +1,7 @@
-"""What one step may compute: tokens, and predicted time while anything decodes.
+"""Limits what one step computes: tokens, and predicted time while anything decodes.
 
-Decodes are charged first; what is left is shared by several prefills. A prefill that is granted less than a block
-while the budget is whole gets a block all the same, so that prefill never starves; a target that cannot be met is
-said once in the log.
+Decodes are charged first. Several prefills share what is left. The first prefill of a step is granted a block even
+beyond the time limit, so prefill never starves. A target that cannot be met is logged once.
 """
 
 import logging
@@ -13,7 +12,7 @@ from weft.engine.core.step_cost import StepCostModel, StepLoad
 logger = logging.getLogger(__name__)
 
 SLOWDOWN = 1.8
-"""Without a target, a step may take so many times as long as its decodes alone: prefill gets nearly half the time."""
+"""Without a target, a step may take the time of its decodes times this. Prefill gets nearly half the time."""
 
 SHARE_FOR_OTHERS = 0.25
 """Part of a step's prefill that the longest one leaves to others, so that a short prompt overtakes a long one."""
@@ -28,7 +27,7 @@ class StepBudget:
         """Charge the decodes of the step.
 
         Args:
-            block_size: The least that a step grants to prefill, in tokens.
+            block_size: Least tokens that a step grants to prefill.
             limit_s: Longest predicted step, from `LatencyTarget`; None when only tokens count.
         """
         self._cost = cost
@@ -39,9 +38,9 @@ class StepBudget:
         self._has_granted = False
 
     def grant(self, num_tokens: int, context: int, share: float = 1.0) -> int:
-        """How many of num_tokens prefill tokens, behind `context` computed ones, may be computed; 0 when spent.
+        """How many of num_tokens prefill tokens, after `context` computed ones, may be computed; 0 when spent.
 
-        `share` of what is left is the most that is granted. Nothing is charged yet.
+        At most `share` of what is left is granted, but for the first block. Nothing is charged yet.
         """
         limit = float(self._num_tokens_left)
         if self._limit_s is not None:
@@ -59,15 +58,15 @@ class StepBudget:
 
 
 class LatencyTarget:
-    """How long a step may be predicted to take while anything decodes.
+    """Limits the predicted time of a step while anything decodes.
 
-    Given as a time, which 99 of 100 steps keep; or as None. Then prefill may slow the streams that are running down by
-    a factor, whatever the model and the machine are, and a burst of prompts goes before them (`PromptBurst`), but 99 of
-    100 steps keep `MAX_DELAY_S`. Says once that a given time cannot be met by decoding alone.
+    A target given as a time is kept by 99 of 100 steps. With None, prefill may slow the running streams down by a
+    factor, `SLOWDOWN`, on any model and machine. A burst of prompts then goes before them (`PromptBurst`), but 99 of
+    100 steps keep `MAX_DELAY_S`. If decoding alone cannot meet a given time, that is logged once.
     """
 
     def __init__(self, seconds: float | None) -> None:
-        """Take the target; None follows the decodes."""
+        """Take the target in seconds; None follows the decodes."""
         self._seconds = seconds
         self._burst = PromptBurst()
         self._is_said = False
@@ -75,12 +74,12 @@ class LatencyTarget:
     def limit_s(
         self, decodes: StepLoad, cost: StepCostModel, *, num_streams: int, num_prompts: int, now_s: float
     ) -> float | None:
-        """Longest that a step should be predicted to take; None for no limit.
+        """Longest predicted time allowed for a step; None for no limit.
 
         Args:
             num_streams: Requests that decode, in the step or as soon as their ids are known.
-            num_prompts: Requests that could go on with their prompts.
-            now_s: Of a clock that never goes back.
+            num_prompts: Requests whose prompts could be computed further.
+            now_s: Time of a monotonic clock.
         """
         if not num_streams:
             self._burst = PromptBurst()
@@ -102,11 +101,11 @@ class LatencyTarget:
         return self._seconds / cost.tail_ratio
 
     def draft_limit_s(self, decodes: StepLoad, cost: StepCostModel, *, is_awaited: bool) -> float | None:
-        """Longest that a step should be predicted to take for the sake of drafts; None for no limit.
+        """Longest predicted time allowed for a step with drafts; None for no limit.
 
         Args:
-            decodes: Without drafts.
-            is_awaited: Whether anything decodes in the step for which there is no draft, so that it only waits.
+            decodes: The decodes of the step, without drafts.
+            is_awaited: Whether a decode of the step has no draft, so that it only waits for the drafts of others.
         """
         if self._seconds is not None:
             return self._seconds / cost.tail_ratio

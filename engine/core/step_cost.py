@@ -1,9 +1,9 @@
 """Predicts how long a step takes, and how many prefill tokens fit into a time limit.
 
-A linear model over four features of a step (a constant, tokens, KV tokens read, query x context), fitted while the
-engine runs to the times of recent steps: weighted least squares with exponential forgetting, coefficients never
-negative. What recent steps say nothing about (prefill, after a long time of mere decoding) is kept as it was known
-last. Times are seconds. Nothing here knows requests.
+A linear model over four features of a step: a constant, tokens, KV tokens read, and query x context. It is fitted to
+the times of recent steps while the engine runs, by weighted least squares with exponential forgetting. Coefficients are
+never negative. A coefficient that recent steps say nothing about (prefill, after a long time of mere decoding) keeps
+its last value. Times are in seconds. Knows nothing of requests.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 _FORGETTING = 0.98
-"""Weight of a step one step later: about the last fifty steps count."""
+"""Factor on the weight of a step with every later step. About the last fifty steps count."""
 
 _RIDGE = 1e-4
-"""How strongly a fit is held at the one before it, relative to what recent steps say of each coefficient."""
+"""Strength of the pull towards the previous fit, relative to what recent steps say of each coefficient."""
 
 _TAIL, _TAIL_GAIN = 0.99, 0.05
 """The quantile that `tail_ratio` follows, and how fast."""
 
 _NUM_FEATURES = 4
 _SCALES = np.array([1.0, 1e2, 1e4, 1e6])
-"""Brings the features to like size, for the sake of rounding errors."""
+"""Scales the features to similar sizes, against rounding errors."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class StepLoad:
 
     Attributes:
         num_tokens: Tokens computed.
-        num_kv_tokens: Tokens read from the cache that earlier steps wrote, each request's context counted once; those
+        num_kv_tokens: Tokens read from the cache that earlier steps wrote. Each request's context counts once. Tokens
             of this step do not count, or prefills could not be told from decodes.
         query_context: Sum over all computed tokens of the tokens they attend to.
     """
@@ -41,12 +41,12 @@ class StepLoad:
     query_context: int = 0
 
     def add(self, num_tokens: int, context: int) -> None:
-        """Add a request that computes num_tokens tokens behind `context` computed ones."""
+        """Add a request that computes num_tokens tokens after `context` computed ones."""
         self.num_kv_tokens += context
         self.extend(num_tokens, context)
 
     def extend(self, num_tokens: int, context: int) -> None:
-        """Add num_tokens more tokens to a request that was added, behind `context` tokens."""
+        """Add num_tokens more tokens to a request that was added, after `context` tokens."""
         self.num_tokens += num_tokens
         self.query_context += num_tokens * context + num_tokens * (num_tokens + 1) // 2
 
@@ -59,10 +59,11 @@ class StepLoad:
 
 
 class StepCostModel:
-    """Fitted from `observe`; before the first observation it predicts zero, so nothing is limited by it.
+    """Fitted by `observe`. Before the first observation it predicts zero, so it limits nothing.
 
     Attributes:
-        tail_ratio: Actual over predicted time that 99 of 100 steps stay below; whoever must keep a limit plans with it.
+        tail_ratio: Ratio of actual to predicted time that 99 of 100 steps stay below. To keep a limit in 99 of 100
+            steps, plan for the limit divided by this.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class StepCostModel:
         self.tail_ratio = 1.25
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        """Take in the time of one step. Relative errors count alike, so short steps are not drowned by long ones."""
+        """Fit to the time of one more step. Relative errors count, so long steps do not outweigh short ones."""
         predicted = self.predict(load)
         if predicted > 0:  # stochastic estimate of a quantile: up by much when exceeded, down by little when not
             self.tail_ratio += _TAIL_GAIN * (_TAIL if seconds > predicted * self.tail_ratio else _TAIL - 1.0)
@@ -85,11 +86,11 @@ class StepCostModel:
         self._coefficients = self._solve()
 
     def predict(self, load: StepLoad) -> float:
-        """Seconds that such a step takes."""
+        """Predicted seconds of such a step."""
         return float(self._coefficients @ load.features())
 
     def num_tokens_within(self, load: StepLoad, context: int, seconds: float) -> int:
-        """Most tokens of one request, behind `context` computed ones, that fit beside load into `seconds`.
+        """Most tokens of one request, after `context` computed ones, that fit beside load into `seconds`.
 
         Solves base + a n + b n^2 <= seconds for n.
         """

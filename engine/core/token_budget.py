@@ -1,8 +1,8 @@
-"""Most tokens of a step: as configured, fewer after a step that found no memory for so many, and later more again.
+"""Keeps the most tokens of a step: halved after a step runs out of memory, doubled again later.
 
-What took the memory may be gone (another process on the device, an unusual batch), so after many steps that needed the
-budget and succeeded it is doubled. A step that fails ends its requests: each failure doubles how many those are, and
-as many good steps with the whole budget halve it again.
+Whatever took the memory may be gone later: another process on the device, or an unusual batch. So the budget is doubled
+after many steps that needed it and succeeded. It never exceeds the configured one. A failed step ends its requests, so
+each failure doubles the number of steps to wait. As many good steps with the whole budget halve that number again.
 """
 
 import logging
@@ -14,10 +14,10 @@ FIRST_TRIAL, LONGEST_TRIAL = 256, 1 << 14
 
 
 class TokenBudget:
-    """Belongs to the scheduler, which reads `max_num_tokens`; the engine tells how steps ended."""
+    """Owned by the scheduler, which reads `max_num_tokens`. The engine reports how steps ended."""
 
     def __init__(self, configured: int, least: int) -> None:
-        """Start with what is configured; halving never goes below `least`, unless the configured budget is."""
+        """Start with the configured budget. Halving stops at `least`, or at the configured budget if that is lower."""
         self.max_num_tokens = configured
         self._configured = configured
         self._least = min(least, configured)
@@ -25,12 +25,12 @@ class TokenBudget:
         self._num_good = 0
 
     def halve(self) -> None:
-        """Take back half of it, because a step had no memory."""
+        """Halve the budget, because a step ran out of memory."""
         self._trial = min(2 * self._trial, LONGEST_TRIAL)
         self._set(max(self.max_num_tokens // 2, self._least))
 
     def observe(self, num_tokens: int) -> None:
-        """Count a step that has succeeded, if half the budget had been too little for it."""
+        """Count a step that succeeded, if half the budget would have been too little for it."""
         if 2 * num_tokens <= self.max_num_tokens:
             return
         self._num_good += 1

@@ -1,4 +1,4 @@
-"""The engine's settings with every "auto" resolved, each from the options, the checkpoint and the machine.
+"""Resolves the engine's settings: every "auto" is decided by the options, the checkpoint and the machine.
 
 Frozen: measured values (weights in memory, number of blocks) live in `MemoryPlan`.
 """
@@ -15,26 +15,26 @@ from weft.engine.shared.messages import EngineOptions
 
 _CGROUP = Path("/sys/fs/cgroup")
 _FP8_CAPABILITY = 8, 9
-"""GPUs from here on convert e4m3 in hardware."""
+"""GPUs of this compute capability or a higher one convert e4m3 in hardware."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What the engine runs with: the options, and beside them what was decided where they leave a choice.
+    """What the engine runs with: the options, and what was decided where they leave a choice.
 
     Attributes:
-        options: As they were asked for; read from here where nothing is left to decide.
-        dtype: Of weights and activations.
-        max_model_len: Most tokens of a request, before the memory plan has its say.
+        options: The options as given. They are read directly where nothing is left to decide.
+        dtype: Dtype of weights and activations.
+        max_model_len: Most tokens of a request. The memory plan may lower it.
         max_num_seqs: Most requests that run at once.
         itl_target_s: Longest predicted step while anything decodes; None follows the decodes (`LatencyTarget`).
         overlap: Whether a step is launched before the one before it is collected.
-        is_ngram: What an output repeats is guessed from the request's own tokens.
-        draft_model: Folder of a model that guesses for this one; None for none.
-        is_kv_cache_fp8: K and V are kept in one byte a value (e4m3) instead of in dtype.
-        prefill_attention: auto, or what attends in fresh prompts on CUDA: triton or flash.
+        is_ngram: Whether repeated text is drafted from the request's own tokens.
+        draft_model: Folder of the draft model; None for none.
+        is_kv_cache_fp8: Whether K and V are kept in one byte per value (e4m3) instead of in dtype.
+        prefill_attention: auto, or the attention kernel for new prompts on CUDA: triton or flash.
     """
 
     options: EngineOptions
@@ -54,7 +54,7 @@ class EngineConfig:
 
     @property
     def kv_cache_dtype(self) -> torch.dtype:
-        """What K and V are kept in."""
+        """Dtype of K and V in the cache."""
         return torch.float8_e4m3fn if self.is_kv_cache_fp8 else self.dtype
 
 
@@ -125,7 +125,7 @@ def _device(name: str) -> torch.device:
 
 
 def available_memory_bytes(device: torch.device) -> int:
-    """Bytes that can be allocated now without pushing anybody out."""
+    """Bytes that can be allocated now without taking memory in use."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = _meminfo_bytes("MemAvailable")

@@ -1,4 +1,4 @@
-"""Prints what a model takes and how many requests it serves, before anything is loaded.
+"""Prints how much memory a model takes and how many requests it serves, before anything is loaded.
 
 Run by `weft plan`, with the options on standard input. Exit code 2: the model does not fit or cannot
 be read, and one line on stderr says why.

@@ -1,6 +1,6 @@
-"""From options to an engine that can step: config, weights, measured memory plan, cache, warm-up.
+"""Builds an engine that can step: config, weights, measured memory plan, cache, warm-up.
 
-The order matters: weights first, then a step is measured, and the KV cache takes what is really left.
+The order matters. Weights are loaded first. Then a step is measured, and the KV cache takes what is really left.
 """
 
 import logging
@@ -53,20 +53,21 @@ logger = logging.getLogger(__name__)
 
 _GOING_ON_TOKENS = 32
 _WARM_UP_TOKENS = (1, 16, 64)
-"""Step sizes that are run before serving, so that the first request does not pay for it and times can be predicted."""
+"""Sizes of steps run before serving. The first request does not pay for them, and times can be predicted."""
 
 _SMALL_MODEL_BYTES = 100_000_000
-"""Weights of which one thread may have computed a step sooner than several have met; larger ones always take all
-threads, or whatever else runs on the machine at that moment would decide for as long as the engine lives."""
+"""Below this size of the weights, one thread may compute a step faster than several, so both are timed. Larger models
+always use all threads. Otherwise other load on the machine at that moment could decide for as long as the engine
+lives."""
 
 _COMPARED_ROWS = 16
-"""Rows of the step that is compared: by a step of one row the benchmark's tiny model got one thread, with which 64
-streams take 21 ms instead of 12."""
+"""Rows of the step that is timed. With one row, the benchmark's tiny model got one thread, with which 64 streams take
+21 ms instead of 12."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine that is ready, and what to tell of it."""
+    """An engine that is ready, and its description."""
 
     engine: Engine[LaunchedStep]
     info: EngineInfo
@@ -83,7 +84,7 @@ def start(
     """Load the model and build the engine around it.
 
     Args:
-        progress: Told of bytes loaded and bytes in all.
+        progress: Called with bytes loaded and bytes in all.
 
     Raises:
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.
@@ -187,10 +188,10 @@ def _graphs(model: Decoder, caches: Caches, config: EngineConfig, vocab_size: in
 
 
 def _drafters(config: EngineConfig, can_rewind: bool) -> list[Drafter]:
-    """Where guesses come from: those of a grammar are certain, callers know more than what was repeated.
+    """Sources of drafts, the best first: a grammar's ids are certain, and callers know more than repetition.
 
     Raises:
-        ModelError: Guesses are asked for, and the model keeps what cannot go back behind a refused one.
+        ModelError: Drafts are asked for, but the model's caches cannot go back behind a refused one.
     """
     if not can_rewind:
         if config.is_ngram:
@@ -232,12 +233,12 @@ def _plan_memory(
     groups: tuple[CacheGroup[CacheSpec], ...],
     draft: DraftCheckpoint | None,
 ) -> MemoryPlan:
-    """Divide what the weights have left over."""
+    """Divide the memory that the weights leave."""
     activations_bytes = _measure_activations(model, model_config, config, groups)
     if draft:  # a step computes one model after the other
         activations_bytes = max(activations_bytes, draft.activations_bytes)
     if config.device.type == "cuda":
-        torch.cuda.empty_cache()  # what measuring took is free again, and counted once
+        torch.cuda.empty_cache()  # frees what measuring took, so that it is counted once
     return make_plan(
         config,
         groups + (draft.groups if draft else ()),
@@ -252,9 +253,8 @@ def _measure_activations(
 ) -> int:
     """Bytes that the largest step needs beside weights and cache.
 
-    On CUDA that step is run with a cache of its own, sampled in the most costly way, and torch's peak is read; kernels
-    that only some rows need are compiled by it as well. On the CPU it would take seconds, so the shapes give an
-    estimate.
+    On CUDA that step is run with a cache of its own, sampled in the most costly way. Torch's peak is then read. The run
+    also compiles kernels that only some rows need. On the CPU it would take seconds, so the shapes give an estimate.
     """
     if config.device.type != "cuda":
         return estimate_activations_bytes(model_config, config)
@@ -276,14 +276,14 @@ def _warm_up(
     specs: Sequence[CacheSpec],
     share_among: Callable[[int], None],
 ) -> int:
-    """Run a few steps, as the first guess of the cost model, with the number of threads that decodes fastest.
+    """Choose the number of threads that decodes fastest, and give the cost model its first steps.
 
     Returns:
-        That number; `share_among` was told of it.
+        The number of threads. `share_among` was called with it.
     """
 
     def run(num_tokens: int, num_rows: int = 1) -> float:
-        """Seconds of a step at its best; the first ones are slow."""
+        """Seconds of a step, the least of several runs, since the first ones are slow."""
         batch = dummy_batch(num_tokens, specs, config.block_size, num_rows)
         seconds = []
         for _ in range(2 if num_tokens > num_rows else 4):
@@ -303,7 +303,7 @@ def _warm_up(
             share_among(num_threads)
         else:  # a small model loses more by sharing a step than it gains
             num_threads = 1
-    if config.device.type == "cuda":  # prompts that go on may have a kernel of their own, still to be compiled
+    if config.device.type == "cuda":  # continued prompts may have a kernel of their own to compile
         batch = dummy_batch(min(_GOING_ON_TOKENS, plan.max_model_len), specs, config.block_size, 1)
         runner.collect(runner.launch(going_on(batch)))
     for size in sizes:

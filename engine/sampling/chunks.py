@@ -1,8 +1,8 @@
-"""The top k of rows of the vocabulary, in two levels: first chunks, then what they hold.
+"""Finds the top k ids of each row in two levels: first chunks of the vocabulary, then their ids.
 
-Owns the rule that no row is sorted for a few ids: it is reduced to one number per chunk of CHUNK neighbouring ids (one
-streaming pass), and then only the chunks that can hold the answer are looked at. A row's result depends on that row
-alone, bit for bit. Nothing here waits for the device, and ids are in range even when a row is full of NaN.
+No row is sorted for a few ids. One streaming pass reduces it to one number per chunk of CHUNK neighbouring ids. Then
+only the chunks that can hold the answer are looked at. A row's result depends on that row alone, bit for bit. Nothing
+here waits for the device. Ids are in range even when a row is full of NaN.
 """
 
 import torch

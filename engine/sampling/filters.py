@@ -1,7 +1,7 @@
-"""min-p, top-k and top-p as a floor: an id is kept when its weight is at least that of its row.
+"""Applies min-p, top-k and top-p as one floor per row: ids of at least that weight are kept.
 
-A floor is one of the row's own weights, or min-p, so ids that tie are kept or dropped together, and neither the order
-of a sort nor the other rows of the batch can matter. Sorts whole rows: Weft's own samplers do without.
+A floor is one of the row's own weights, or min-p. So ids that tie are kept or dropped together, and neither the order
+of a sort nor the other rows of the batch matter. Sorts whole rows. Weft's own samplers do not.
 """
 
 import numpy as np

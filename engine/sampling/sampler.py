@@ -1,8 +1,8 @@
-"""Logits to ids.
+"""Samples token ids from logits and reports log-probabilities.
 
-Owns the order in which a row's parameters act and the promise that a row is sampled alone: its id and its
-log-probabilities are the same, bit for bit, whatever other rows share the step. Draws no random numbers (each row
-brings its own) and never waits for the device.
+Owns the order in which a row's parameters act. Promises that a row is sampled alone: its id and its log-probabilities
+are the same, bit for bit, whatever other rows share the step. Draws no random numbers, since each row brings its own.
+Never waits for the device.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ PickIds = Callable[[Tensor, SamplingBatch, RowMasks | None], Tensor]
 
 
 def pick_ids(logits: Tensor, batch: SamplingBatch, masks: RowMasks | None) -> Tensor:
-    """`PickIds` by torch, for any device: plain, and what Weft's own samplers are compared with."""
+    """`PickIds` in plain torch, for any device: the reference for Weft's own samplers."""
     if masks is not None:
         masks.apply(logits)
     token_ids = logits.argmax(-1)  # the lowest id among equals
@@ -77,7 +77,7 @@ def sample(
     4. Rows of temperature 0: the most probable id, the lowest of equals. Done.
     5. Temperature.
     6. min-p and top-k, each of the distribution after 5.
-    7. top-p, of what 6 left.
+    7. top-p, of what 6 leaves.
     8. Inverse CDF in vocabulary order with the row's uniform number.
 
     Filters keep ids that tie with the last one they keep. When everything is banned the row yields the lowest id,
@@ -101,22 +101,22 @@ def sample(
 
 
 def _rows(values: Tensor, rows: Ints) -> Tensor:
-    """The given rows, in rising order and each once; values itself, not a copy, when that is all of them."""
+    """Select rows, which ascend and are distinct. Returns values itself, not a copy, when that is all of them."""
     return values if len(rows) == len(values) else values.index_select(0, to_device(rows, values.device))
 
 
 def _draw(logits: Tensor, batch: SamplingBatch, best: Tensor) -> Tensor:
-    """Steps 5 to 8 for every row, those of temperature 0 as well; best: (num_rows,) ids of the largest logits."""
+    """Steps 5 to 8 for every row, also those of temperature 0. best: (num_rows,) ids of the largest logits."""
 
     def column(values: Floats) -> Tensor:
         return to_device(values, logits.device)[:, None]
 
     # The lower bound keeps rows where everything is banned from -inf - -inf = NaN.
     maxima = logits.gather(-1, best[:, None]).clamp(min=torch.finfo(torch.float32).min)  # (num_rows, 1)
-    # Relative to the largest logit first, so that no temperature overflows.
+    # Subtract the largest logit first, so that no temperature overflows.
     temperatures = column(np.where(batch.temperatures > 0, batch.temperatures, np.float32(1)))
     weights = logits.sub(maxima).div_(temperatures).exp_()
-    weights.scatter_(-1, best[:, None], 1.0)  # true already, but where everything is banned
+    weights.scatter_(-1, best[:, None], 1.0)  # already so, except where everything is banned
     if batch.top_ks.any() or batch.min_ps.any() or (batch.top_ps < 1).any():
         weights.mul_(weights >= filters.weight_floors(weights, batch.top_ks, batch.top_ps, batch.min_ps))
     return draw(weights, column(batch.uniforms))

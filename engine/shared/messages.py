@@ -1,8 +1,8 @@
-"""The messages that cross the process boundary, and their framing.
+"""Defines the messages that cross the process boundary, and their framing.
 
-Supervisor, server and engine share these types and nothing else. Between server and engine runs a Unix stream
-socket of frames: four bytes of length (little endian), then one MessagePack message. The engine speaks first, with
-`EngineInfo`. End of file means that the peer is dead. Imports neither torch nor the server.
+Supervisor, server and engine share these types and nothing else. Server and engine talk over a Unix stream socket. A
+frame is four bytes of length (little endian), then one MessagePack message. The engine speaks first, with `EngineInfo`.
+End of file means that the peer is dead. Imports neither torch nor the server.
 """
 
 import enum
@@ -16,7 +16,7 @@ import msgspec
 from weft.engine.shared.sampling_params import SamplingParams
 
 MAX_FRAME_BYTES = 256 << 20
-"""A longer frame means that the two ends have lost step; the reader closes the connection."""
+"""A longer frame means that the two ends are out of sync. The reader closes the connection."""
 
 SOCKET_NAME = "engine.sock"
 STATUS_NAME = "status"
@@ -25,7 +25,7 @@ SUSPECTS_NAME = "suspects"
 """File names in the runtime directory, which the supervisor makes and both sides are given."""
 
 TIER_WIDTH = 1 << 32
-"""What a service tier adds to `AddRequest.priority`; waiting long enough takes as much off."""
+"""Amount that each service tier adds to `AddRequest.priority`. Waiting long enough takes it off again."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -42,7 +42,7 @@ class FinishReason(enum.IntEnum):
 
 
 class RejectReason(enum.IntEnum):
-    """Why a request was not taken in."""
+    """Why a request was not accepted."""
 
     INVALID = 0
     CONTEXT_LENGTH = 1
@@ -54,7 +54,7 @@ class RejectReason(enum.IntEnum):
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor asks of the engine process; None means that the engine decides.
 
-    Each but `model` is the setting of that name, whose value it gets (`weft.server.settings.engine_options`).
+    Each field but `model` has the value of the setting of that name (`weft.server.settings.engine_options`).
 
     Attributes:
         model: Local checkpoint folder in Hugging Face layout.
@@ -62,16 +62,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         dtype: auto, bfloat16, float16 or float32.
         max_model_len: Most tokens of prompt and output together.
         kv_cache_memory: Bytes for the KV cache.
-        kv_cache_dtype: auto, or fp8 for one byte a value.
-        prefill_attention: auto, or what attends in fresh prompts on CUDA: triton or flash.
+        kv_cache_dtype: auto, or fp8 for one byte per value.
+        prefill_attention: auto, or the attention kernel for new prompts on CUDA: triton or flash.
         prefix_caching: Whether full blocks are indexed by content.
         pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
         load_format: auto, or dummy for random weights.
-        quantization: none, or int8 for matrices of one byte a value.
+        quantization: none, or int8 for matrices of one byte per value.
         speculative: ngram, or the folder of a draft model; None for neither.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes.
-        deterministic: Whether a request's bits may not depend on what runs beside it.
-        stall_timeout_s: Silence after which the engine hangs at the latest; 0: it is never said to.
+        deterministic: Whether a request's results must be the same, bit for bit, whatever runs beside it.
+        stall_timeout_s: Longest silence in seconds before the engine counts as hanging; 0 means that it never does.
     """
 
     model: str
@@ -114,7 +114,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
 
 
 class CudaDevice(msgspec.Struct, frozen=True):
-    """A GPU as torch sees it; compute_capability is such as "9.0"."""
+    """A GPU as torch sees it; compute_capability is, for example, "9.0"."""
 
     name: str
     compute_capability: str
@@ -122,13 +122,13 @@ class CudaDevice(msgspec.Struct, frozen=True):
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
-    """What only the engine's side can tell of a machine, for `weft doctor`.
+    """Facts of a machine that only the engine's side can tell, for `weft doctor`.
 
     Attributes:
-        cuda_version: Of CUDA that torch was built for; None for a CPU build.
+        cuda_version: CUDA version that torch was built for; None for a CPU build.
         free_bytes: Memory of the host that can be allocated now.
         compiled: Instruction sets that native kernels were compiled for, best first.
-        native: The instruction set that is used here; None: torch's own operations compute.
+        native: The instruction set that is used here; None when torch's own operations are used.
     """
 
     cuda_version: str | None
@@ -139,9 +139,9 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True):
-    """After so many tokens of reasoning comes the token that ends it, unless it has come before.
+    """Force end_token_id after max_tokens tokens of reasoning, unless it came before.
 
-    Reasoning begins with the output, or, where there is one, behind begin_token_id at the output's beginning.
+    Reasoning begins with the output. If there is a begin_token_id, it begins behind that id at the output's beginning.
     """
 
     max_tokens: int
@@ -150,13 +150,13 @@ class ReasoningBudget(msgspec.Struct, frozen=True):
 
 
 class Guidance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an output has to look like, and what it is expected to look like.
+    """What an output must look like, and what it is expected to look like.
 
     Attributes:
-        grammar: The text of the output follows this: Lark or JSON, as `llguidance` reads them, and in JSON an entry
-            may have its grammar as `gbnf`; None: any text.
-        prediction_token_ids: What the output will probably hold; makes it faster, never different.
-        reasoning_budget: None: the model thinks as long as it likes.
+        grammar: The text of the output follows this grammar: Lark or JSON, as `llguidance` reads them. In JSON, an
+            entry may have its grammar as `gbnf`. None allows any text.
+        prediction_token_ids: Ids that the output will probably hold. They make it faster, never different.
+        reasoning_budget: Bound on reasoning; None for no bound.
     """
 
     grammar: str | None = None
@@ -175,7 +175,7 @@ class Pin(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CachePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a request does with the prefix cache; without `is_used` it neither reads nor writes it."""
+    """How a request uses the prefix cache. Without `is_used` it neither reads nor writes it."""
 
     is_used: bool = True
     pins: tuple[Pin, ...] = ()
@@ -189,8 +189,9 @@ class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         length_penalty: Above 0 prefers longer outputs, below 0 shorter ones.
-        early_stopping: True ends with the first finished beams, as many as there are choices; False when the best live
-            one, at its length now, scores no better than the worst of them; "never" when none of any length can.
+        early_stopping: True ends the search once as many beams are finished as there are choices. False ends it when
+            the best live beam, at its present length, scores no better than the worst of these. "never" ends it when no
+            live beam of any length can score better.
     """
 
     length_penalty: float = 1.0
@@ -203,7 +204,7 @@ class TokensInput(msgspec.Struct, tag="tokens", frozen=True):
     token_ids: list[int]
 
     def fault(self, vocab_size: int) -> str | None:
-        """What is wrong with it for a model of so many ids; None when nothing is."""
+        """What is wrong with the prompt for a model of vocab_size ids; None when nothing is."""
         if not self.token_ids:
             return "the prompt must hold at least one token"
         return id_fault("prompt", self.token_ids, vocab_size)
@@ -228,17 +229,20 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     """Ask for one prompt to be continued, `num_choices` times; answered by `Accepted` or `Rejected`.
 
     Attributes:
-        input: What is to be continued.
+        input: The prompt to be continued.
         sampling_params: How to sample; choice i draws from (seed, position, i).
         num_choices: Independent continuations; they share the blocks of the prompt.
-        tenant: Who asks, empty when nobody is known. On the wire for fairness and accounting to come; no effect yet.
-        priority: Lower is served earlier; `TIER_WIDTH` for each tier, and within half of that what the caller says.
-        deadline: On the clock of `time.monotonic`; a request that still waits then ends with TIMEOUT. None: no limit.
+        tenant: Who asks; empty when unknown. Meant for fairness and accounting later; no effect yet.
+        priority: Lower is served earlier. The sum of `TIER_WIDTH` for each tier and the caller's own priority, which
+            stays within half of that.
+        deadline: On the clock of `time.monotonic`. A request that still waits then ends with TIMEOUT. None for no
+            limit.
         cache_salt: Only requests with the same salt share blocks.
         adapter: LoRA name; None is the base model, any other is rejected while no adapter is loaded.
         extra_hash_keys: Anything else that must be equal for blocks to be shared; servers send nothing yet.
-        beams: The choices are the best outputs of a search as wide as they are many, and come whole, best first. Of the
-            sampling parameters `logprobs` and those that end an output count. None: each choice is sampled.
+        beams: Asks for a beam search as wide as there are choices. The choices are its best outputs and come whole,
+            best first. Only two kinds of sampling parameters count: `logprobs`, and those that end an output. None:
+            each choice is sampled.
         request_id: Unique on its connection. Counted in each process, so a request is sent once.
     """
 
@@ -271,7 +275,7 @@ class Accepted(msgspec.Struct, tag="accepted", frozen=True):
 
 
 class Rejected(msgspec.Struct, tag="rejected", frozen=True):
-    """The request was not taken in; the message is fit for the caller and names field, bound and value."""
+    """The request was not accepted. The message is fit for the caller and names field, bound and value."""
 
     request_id: int
     reason: RejectReason
@@ -299,7 +303,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag=0):
         num_cached_tokens: Prompt tokens found in the prefix cache; set on the first message of a choice.
         queue_time_s: Seconds from arrival to the first step; set on the first message of a choice.
         num_accepted_predictions: Ids of the prediction that were tried and are part of token_ids.
-        num_rejected_predictions: Those that were tried in vain.
+        num_rejected_predictions: Ids of the prediction that were tried and refused.
     """
 
     request_id: int
@@ -334,7 +338,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag=0):
 
 
 RequestOutput = TokensOutput
-"""What a choice may gain. A union of structs, each with an integer as its tag; what carries outputs (`StepOutput`,
+"""What a choice may gain: a union of structs, each with an integer as its tag. What carries outputs (`StepOutput`,
 `ServerLink`, the client's mailboxes) uses only their `request_id`, `index`, `finish_reason` and `merge`."""
 
 
@@ -351,7 +355,7 @@ _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 decode_to_engine, decode_from_engine = _to_engine.decode, _from_engine.decode
-"""Decode the body of a frame; a msgspec.DecodeError says that it is no such message, or a parameter out of range."""
+"""Decode the body of a frame. A msgspec.DecodeError means that it is no such message or a parameter is out of range."""
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:

@@ -1,8 +1,8 @@
-"""What a caller may ask of sampling.
+"""Defines the sampling parameters of the engine and checks their ranges.
 
-Owns the ranges of the engine's sampling parameters. Checked once, at construction (also when a message is
-decoded), so that nothing behind this point checks again. Knows no text: stop strings live in the server, words
-arrive here as token ids. Imports neither torch nor the server.
+They are checked once, at construction (also when a message is decoded), so nothing behind this point checks again.
+Knows no text: stop strings live in the server, and words arrive here as token ids. Imports neither torch nor the
+server.
 """
 
 import msgspec

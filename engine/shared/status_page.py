@@ -1,9 +1,9 @@
-"""A page of shared memory that says how the engine is, readable while its loop hangs or after its death.
+"""Shares the engine's status in a page of memory, readable while the engine hangs or after it died.
 
-The engine process writes it around every step; servers and the supervisor read it for `/health`, `/ready` and
-`/metrics` without asking the engine. What it holds is defined here once: the layout of the page, the metrics and
-`/stats` follow from `Status`. A version number that is odd while a write is under way makes a read consistent
-(seqlock). One file in the runtime directory; it outlives the engine process. Imports no torch.
+The engine process writes it around every step. Servers and the supervisor read it for `/health`, `/ready` and
+`/metrics` without asking the engine. What it holds is defined once, here: the layout of the page, the metrics and
+`/stats` follow from `Status`. A version number is odd while a write is under way, which makes a read consistent
+(seqlock). The page is one file in the runtime directory and outlives the engine process. Imports no torch.
 """
 
 import mmap
@@ -22,8 +22,8 @@ class Shown:
     """How a field of `Status` is shown.
 
     Attributes:
-        text: What the metric says of itself; empty: there is none.
-        metric: Its name without prefix; empty: that of the field.
+        text: Help text of the metric; empty for no metric.
+        metric: Name of the metric without prefix; empty for the name of the field.
         in_stats: Whether `/stats` has the field.
     """
 
@@ -36,7 +36,7 @@ class Counters(msgspec.Struct, kw_only=True):
     """Totals since this engine process started.
 
     Attributes:
-        prefill_tokens: Computed by steps as prefill: with what was recomputed, without what the prefix cache held.
+        prefill_tokens: Computed by steps as prefill: recomputed tokens included, prefix cache hits not.
         decode_tokens: Computed by steps as decodes, rejected drafts included.
     """
 
@@ -64,8 +64,8 @@ class Status(Counters):
         is_ready: 1 once requests are served, 0 while loading and after an orderly end.
         progress_time: `time.monotonic` of the last sign of progress.
         has_work: 1 while requests run or wait.
-        loaded_bytes, total_bytes: Of the weights, while they load; 0 before and after.
-        stall_time: `time.monotonic` from which on an engine that has written nothing more hangs; 0: it is not judged.
+        loaded_bytes, total_bytes: Bytes of the weights, while they load; 0 before and after.
+        stall_time: `time.monotonic` from which the engine counts as hanging if it has not written again; 0 for never.
     """
 
     epoch_id: int = 0
@@ -83,7 +83,7 @@ class Status(Counters):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the engine has been silent for longer than it said that it would be."""
+        """Whether the engine has been silent for longer than it announced."""
         return 0.0 < self.stall_time <= time.monotonic()
 
     @property
@@ -107,7 +107,7 @@ _SIZE = _VERSION_BYTES + _BODY.size
 _NUM_SPINS = 100
 _NUM_TRIES = 200
 _PAUSE_S = 5e-4
-"""A reader tries this often, first at once, then with pauses: some 60 ms, when the writer died while writing."""
+"""A reader tries this often, first without pauses, then with. That takes about 60 ms if the writer died in a write."""
 
 
 class StatusPage:
@@ -117,7 +117,7 @@ class StatusPage:
         """Open the page at path; create it, all zero, when it is missing. Raises OSError when there is no room."""
         file = os.open(pathlib.Path(path), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.posix_fallocate(file, 0, _SIZE)  # a page of memory that finds no room on a full disk kills who writes it
+            os.posix_fallocate(file, 0, _SIZE)  # otherwise a write on a full disk kills the process
             self._map = mmap.mmap(file, _SIZE)
         finally:
             os.close(file)
@@ -133,7 +133,7 @@ class StatusPage:
         self._version[0] = version + 1
 
     def read(self) -> Status:
-        """Return the latest whole reading; the last one written in part if its writer died while writing."""
+        """Return the latest whole reading; a partly written one if the writer died while writing."""
         for attempt in range(_NUM_TRIES):
             if attempt >= _NUM_SPINS:
                 time.sleep(_PAUSE_S)  # the writer lost its CPU in the middle of a write

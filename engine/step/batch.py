@@ -1,9 +1,9 @@
-"""What one step computes, as flat arrays: the seam between scheduling and the device.
+"""Describes what one step computes as flat arrays: the seam between scheduling and the device.
 
-The model runner sees a `Batch` and never a `Request`; everything in it is a numpy array or a plain value, so that
-a batch can be sent to another process (tensor-parallel ranks). Ids that the previous step samples and that the host
-does not know yet are *placeholders*: the batch says which row of that step they come from, and they travel on the
-device. Imports no torch.
+The model runner sees a `Batch` and never a `Request`. Everything in it is a numpy array or a plain value, so it can be
+sent to another process (tensor-parallel ranks). *Placeholders* are ids that the previous step samples and that the host
+does not know yet. The batch says which row of that step they come from, and the ids stay on the device. Imports no
+torch.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class GroupBatch:
     Attributes:
         slot_mapping: (num_tokens,) flat cache slot, block id * block size + offset, that each token's K/V goes to;
             empty where a block is the state of a whole request.
-        block_tables: (num_requests, max_num_blocks) block ids, padded with 0. Under a sliding window the blocks
-            that fell out of it are 0, too; nobody may read them.
+        block_tables: (num_requests, max_num_blocks) block ids, padded with 0. Blocks that left the sliding window are 0
+            too. The zeros must not be read.
         block_copies: (num_copies, 2) source and destination block ids, copied before the forward pass.
     """
 
@@ -48,9 +48,9 @@ class PenaltyBatch:
         rows: (num_penalised,) the row of the step that entry i stands for.
         presence, frequency, repetition: (num_penalised,) float32.
         starts: (num_penalised + 1,) where each entry's ids start, and the last one's end.
-        ids: (n,) the different ids of an entry: of the output, and under a repetition penalty of the prompt.
-        counts: (n,) how often each is in the output that the host knows (drafts before the row, too).
-        placeholders: output tokens that it does not know yet, at most one an entry; targets are entry indices.
+        ids: (n,) the distinct ids of an entry: those of the output and, under a repetition penalty, of the prompt.
+        counts: (n,) how often each is in the output that the host knows, drafts before the row included.
+        placeholders: output tokens that the host does not know yet, at most one per entry; targets are entry indices.
     """
 
     rows: Ints
@@ -75,7 +75,7 @@ class ConditionalBans:
 
 @dataclass(frozen=True, slots=True)
 class AskedLogprobs:
-    """Report the log-probability of ids[i] on rows[i], which reports logprobs; rows rise."""
+    """Report the log-probability of ids[i] on rows[i]. These rows report logprobs, and are in ascending order."""
 
     rows: Ints
     ids: Ints
@@ -145,8 +145,8 @@ class Batch:
         row_indices: (num_rows,) flat token index whose hidden state each sampled row uses.
         sampling: how the rows are sampled.
         scores: None when no prompt is scored.
-        adapters: (num_requests,) index of the adapter that each request uses among those that the engine was given,
-            from 1; 0 is the model itself. None when all requests use that.
+        adapters: (num_requests,) index of each request's adapter among the engine's, from 1; 0 is the model itself.
+            None when all requests use the model itself.
     """
 
     token_ids: Ints

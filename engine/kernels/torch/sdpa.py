@@ -1,8 +1,8 @@
-"""The reference attention, on the CPU and on CUDA: the formula, for one request after another.
+"""Computes reference attention in plain torch, request by request, on the CPU and on CUDA.
 
-It is there to be read, to be compared with, and for machines that no kernel of Weft's own serves; those are fast.
-Keys and values of a layer are two tensors over flat slots. Only positions that some query sees are gathered, so what
-other requests left behind in a block (not-a-numbers, too) never reaches a result.
+It is the formula to read and to compare with. It also serves machines without one of Weft's own, faster kernels. Keys
+and values of a layer are two tensors over flat slots. Only positions that some query sees are gathered. So values that
+other requests left in a block, NaN included, never reach a result.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ class _Part:
     """Tokens [start, stop) of the step, all of one request.
 
     Attributes:
-        slots: (num_seen,) where K/V of the positions lie that any of them sees.
-        is_seen: (stop - start, num_seen) which of them each token sees.
+        slots: (num_seen,) cache slots of the positions that any of these tokens sees.
+        is_seen: (stop - start, num_seen) which of these positions each token sees.
     """
 
     start: int
@@ -56,7 +56,7 @@ class SdpaBackend:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocate the cache; only the null block, which stays zero for ever, is touched: the rest takes no memory."""
+        """Allocate the cache. Only the null block is written, with zeros for ever. The rest takes no memory yet."""
         self._groups = groups
         self._block_size = block_size
         self._device = device
@@ -70,7 +70,7 @@ class SdpaBackend:
                     caches[layer][:block_size] = 0
 
     def prepare(self) -> bool:
-        """Nothing is prepared: the reference takes memory as it writes to it."""
+        """Prepare nothing: the cache takes memory as it is written."""
         return False
 
     def begin(self, batch: Batch) -> "SdpaStep":
@@ -120,7 +120,7 @@ class SdpaStep:
         self._plans = plans
 
     def cache(self, layer: int) -> None:
-        """Nothing: `attend` writes."""
+        """Do nothing: `attend` writes K/V."""
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
