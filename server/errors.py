@@ -1,32 +1,35 @@
-"""What a client is told when its request fails: the exception tree, and how an exception becomes an answer.
+"""Defines the errors that clients get: the tree of exceptions, and how an exception becomes a response.
 
 Every error leaves the server as OpenAI's error object, on every route and inside an open stream. Messages state the
-bound and the value given; what went wrong inside is logged, never sent.
+bound and the value given. Internal details are logged, never sent.
 
     ApiError
       InvalidRequestError        400  the caller's fault
+        InvalidTypeError              a value of the wrong JSON type
+        MalformedBodyError            a body that is not JSON, or holds too many values
         UnsupportedParameterError     a known field that this server does not honour
         UnsupportedValueError         a known field with a value that this model cannot take
-        UnknownParameterError         a field that nobody knows, in strict mode
+        UnknownParameterError         an unknown field, in strict mode
         ContextLengthError            prompt and requested output do not fit the context
-        PoisonRequestError            killed the engine when it ran alone
-        GrammarError                  a JSON schema or grammar that cannot be compiled
+        PoisonRequestError            the request crashed the engine when it ran alone
+        GrammarError                  a grammar that cannot be compiled
+          JsonSchemaError             a JSON schema that cannot be compiled
         RouteError                    404, 405: no such route or method
-        MalformedHttpError            no HTTP request
+        MalformedHttpError            not a valid HTTP request
         ModelNotFoundError       404
         ReceiveTimeoutError      408
         BodyTooLargeError        413
         HeadersTooLargeError     431
       AuthenticationError        401
-      OriginError                403  a web page that may not ask
-      InternalError              500  our fault
-      QueueFullError             503  another replica may help
+      OriginError                403  a web page that may not use this server
+      InternalError              500  the server's fault
+      QueueFullError             503  another replica may have room
       TooManyConnectionsError    503
       ShuttingDownError          503
-        EngineLeftError               this server is about to end and has left the engine
+        EngineLeftError               this server is shutting down and has left the engine
       EngineRestartingError      503
-        EngineUnavailableError        no engine now: it loads, hangs, or is being restarted
-        EngineDiedError               the engine went away while the request ran
+        EngineUnavailableError        no engine now: it is loading, hanging or restarting
+        EngineDiedError               the engine died while the request ran
       DeadlineError              504
 """
 
@@ -39,15 +42,15 @@ from starlette.responses import Response
 from weft.engine.shared.messages import RejectReason
 
 MAX_MESSAGE_CHARS = 4000
-"""Whoever writes a message bounds what it quotes of a request; templates and libraries do not."""
+"""Longest message that is sent. Weft's own messages are shorter; those of templates and libraries may not be."""
 MAX_VALUE_CHARS = 80
-"""Of a value that a message quotes."""
+"""Most characters of a value that a message quotes."""
 RETRY_AFTER_S = 2
-"""What a client is asked to wait for a queue to move or an engine to come back."""
+"""How long clients are asked to wait until the queue has room or the engine is back."""
 
 
 class ApiError(Exception):
-    """An answer other than success. Subclasses fix status, type and code; `param` is a dotted path into the body."""
+    """An error response. Subclasses set status, type and code. `param` is a dotted path into the body."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
@@ -61,7 +64,7 @@ class ApiError(Exception):
 
 
 class InvalidRequestError(ApiError):
-    """The body, a value in it or the path is wrong."""
+    """The body, a value in it, or the path is wrong."""
 
     status = 400
     type = "invalid_request_error"
@@ -75,25 +78,25 @@ class InvalidTypeError(InvalidRequestError):
 
 
 class MalformedBodyError(InvalidRequestError):
-    """The body is no JSON, or is not said to be."""
+    """The body is not JSON, its content type is not, or it holds too many values."""
 
     code = None
 
 
 class UnsupportedParameterError(InvalidRequestError):
-    """A known field asks for something that this server does not do."""
+    """A known field asks for something that this server does not support."""
 
     code = "unsupported_parameter"
 
 
 class UnsupportedValueError(InvalidRequestError):
-    """A known field has a value that this model cannot take, for example an image."""
+    """A known field has a value that this model cannot take, such as an image."""
 
     code = "unsupported_value"
 
 
 class UnknownParameterError(InvalidRequestError):
-    """A field that nobody knows, while parameters are strict."""
+    """A field is unknown, and parameters are strict."""
 
     code = "unknown_parameter"
 
@@ -105,72 +108,72 @@ class ContextLengthError(InvalidRequestError):
 
 
 class PoisonRequestError(InvalidRequestError):
-    """The request killed the engine when it ran alone. A 400, so that no proxy tries it on the next replica."""
+    """The request crashed the engine when it ran alone. A 400, so that no proxy retries it on another replica."""
 
     code = "poison_request"
     headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
 
 
 class GrammarError(InvalidRequestError):
-    """What the output is to follow cannot be compiled. A 400 that no client tries again."""
+    """The grammar for the output cannot be compiled. A 400 that clients do not retry."""
 
     code = "invalid_grammar"
     headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
 
 
 class JsonSchemaError(GrammarError):
-    """The same of a JSON schema."""
+    """The JSON schema for the output cannot be compiled."""
 
     code = "invalid_json_schema"
 
 
 class ModelNotFoundError(InvalidRequestError):
-    """The model is not the one that is served."""
+    """The requested model is not served here."""
 
     status = 404
     code = "model_not_found"
 
 
 class BodyTooLargeError(InvalidRequestError):
-    """The body is longer than the server reads."""
+    """The body is larger than the limit."""
 
     status = 413
     code = "request_too_large"
 
 
 class MalformedHttpError(InvalidRequestError):
-    """What came is no HTTP request."""
+    """The received bytes are not a valid HTTP request."""
 
     code = "malformed_http"
 
 
 class HeadersTooLargeError(InvalidRequestError):
-    """More headers than the server reads."""
+    """The headers exceed the limits."""
 
     status = 431
     code = "headers_too_large"
 
 
 class ReceiveTimeoutError(InvalidRequestError):
-    """The request did not come in time."""
+    """The request did not arrive in time."""
 
     status = 408
     code = "receive_timeout"
 
 
 class RouteError(InvalidRequestError):
-    """No such route, or not with this method."""
+    """There is no such route, or it does not allow this method."""
 
     code = None
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str]) -> None:
         super().__init__(message)
-        self.status = status  # type: ignore[misc]  # the one class whose status is known only at run time
+        self.status = status  # type: ignore[misc]  # the only class whose status is set at run time
         self.headers = headers  # type: ignore[misc]
 
 
 class AuthenticationError(ApiError):
-    """No key, or a wrong one."""
+    """The API key is missing or wrong."""
 
     status = 401
     type = "authentication_error"
@@ -179,7 +182,7 @@ class AuthenticationError(ApiError):
 
 
 class OriginError(ApiError):
-    """The host or the origin that a browser names may not use this server."""
+    """The browser's Host or Origin may not use this server."""
 
     status = 403
     type = "permission_error"
@@ -187,11 +190,11 @@ class OriginError(ApiError):
 
 
 class InternalError(ApiError):
-    """Something broke that the caller cannot mend."""
+    """An internal failure that the caller cannot fix."""
 
 
 class QueueFullError(ApiError):
-    """As many requests wait as are allowed to."""
+    """The limit of waiting requests is reached."""
 
     status = 503
     type = "server_overloaded"
@@ -200,7 +203,7 @@ class QueueFullError(ApiError):
 
 
 class TooManyConnectionsError(ApiError):
-    """As many connections are open as may be."""
+    """The limit of open connections is reached."""
 
     status = 503
     type = "server_overloaded"
@@ -209,7 +212,7 @@ class TooManyConnectionsError(ApiError):
 
 
 class ShuttingDownError(ApiError):
-    """The process drains; new requests belong on another connection."""
+    """The process is draining. New requests should use another connection."""
 
     status = 503
     code = "shutting_down"
@@ -217,7 +220,7 @@ class ShuttingDownError(ApiError):
 
 
 class EngineRestartingError(ApiError):
-    """No engine now: it loads, hangs, or died and is being replaced."""
+    """No engine now: it is loading, hanging, or being replaced after its death."""
 
     status = 503
     code = "engine_restarting"
@@ -225,28 +228,28 @@ class EngineRestartingError(ApiError):
 
 
 class EngineUnavailableError(EngineRestartingError):
-    """No engine is connected, or it went away before it answered; the same request may succeed in a moment."""
+    """No engine is connected, or it disconnected before it replied. The same request may succeed in a moment."""
 
     def __init__(self) -> None:
         super().__init__("the engine is loading, hangs or is restarting; try again in a moment")
 
 
 class EngineDiedError(EngineRestartingError):
-    """The connection broke while the request ran; what was generated so far has been handed out before."""
+    """The connection broke while the request ran. The output so far has been delivered."""
 
     def __init__(self) -> None:
         super().__init__("the engine died while the request ran and is being restarted; try again")
 
 
 class EngineLeftError(ShuttingDownError):
-    """This server has left the engine: it ends, whatever the engine does."""
+    """This server is shutting down and has disconnected from the engine, which may still run."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down and had to cut this request")
 
 
 class DeadlineError(ApiError):
-    """The client's own deadline passed while the request waited."""
+    """The client's deadline passed while the request was waiting."""
 
     status = 504
     code = "request_timeout"
@@ -262,7 +265,7 @@ _REJECTIONS: Mapping[RejectReason, type[ApiError]] = {
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: not at length, nor looked at beyond that."""
+    """A value as messages quote it, cut to a maximum length. The rest of a long value is not read."""
     text = ""
     for piece in _pieces(value):
         text += piece
@@ -272,7 +275,7 @@ def shown(value: object) -> str:
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """What `repr` writes of JSON data, bit by bit."""
+    """Yield the `repr` of JSON data piece by piece."""
     if isinstance(value, str):
         yield repr(value[: MAX_VALUE_CHARS + 1])
     elif isinstance(value, list | dict):
@@ -289,12 +292,12 @@ def _pieces(value: object) -> Iterator[str]:
 
 
 def rejection(reason: RejectReason, message: str) -> ApiError:
-    """What a client is told when the engine did not take its request in; the message is fit for it."""
+    """The error for a request that the engine rejected. The message may be shown to the client."""
     return _REJECTIONS[reason](message)
 
 
 def as_api_error(exc: Exception) -> ApiError:
-    """What a client is told of any exception; an unforeseen one tells nothing."""
+    """The error for any exception. An unexpected exception reveals no details."""
     if isinstance(exc, ApiError):
         return exc
     return InternalError("internal error; the server's log has the details under this request's x-request-id")
@@ -313,12 +316,12 @@ ERROR_SCHEMA = _object_schema(
 
 def error_body(error: ApiError) -> bytes:
     """OpenAI's error object as JSON."""
-    # A message may quote the caller's text; a lone surrogate in it has no UTF-8 form.
+    # A message may quote the caller's text. A lone surrogate in it cannot be encoded in UTF-8.
     message = error.message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
     fields = {"message": message, "type": error.type, "param": error.param, "code": error.code}
     return msgspec.json.encode({"error": fields})
 
 
 def error_response(error: ApiError) -> Response:
-    """The whole answer to a request that failed before its first byte."""
+    """The whole response to a request that failed before its first byte was sent."""
     return Response(error_body(error), error.status, dict(error.headers), media_type="application/json")

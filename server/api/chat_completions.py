@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a body to a task."""
+"""POST /v1/chat/completions: turns a body into a task."""
 
 from functools import partial
 from typing import Annotated
@@ -61,7 +61,7 @@ def _read_wishes(body: ChatCompletionBody, formats: OutputFormats) -> OutputWish
 
     Raises:
         InvalidRequestError: One of them is wrong.
-        UnsupportedParameterError: There are tools, and the model has no way to be shown them.
+        UnsupportedParameterError: There are tools, but the model's chat template does not show tools.
     """
     use = tool_use(body)
     if use is not None and formats.tools is None:
@@ -81,7 +81,7 @@ def _max_tokens(body: ChatCompletionBody) -> int | None:
 
 
 def _logprobs(body: ChatCompletionBody) -> int | None:
-    """Most probable alternatives per token; None when logprobs are not asked for."""
+    """Number of most probable alternatives per token; None if logprobs were not requested."""
     top_logprobs = check_range("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS)
     if body.logprobs or body.logprob_token_ids:
         return top_logprobs

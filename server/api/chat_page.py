@@ -1,7 +1,7 @@
-"""GET /: the chat page and its files. They need no API key; their requests to the API do.
+"""GET /: serves the chat page and its files. They need no API key; their requests to the API do.
 
-The content security policy lets the page load these files and talk to this server, and nothing else. Trusted types
-without a policy make the browser refuse every string that a script would turn into HTML.
+The content security policy lets the page load these files and talk to this server, and nothing else. The page requires
+trusted types and defines none. So the browser refuses every string that a script would turn into HTML.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ router = APIRouter()
 
 
 async def show_file(request: Request) -> Response:
-    """Send one file, or 304 if the browser has this version."""
+    """Send one file, or 304 if the browser already has this version."""
     kind, content = _FILES[request.scope["path"]]
     headers = {**_HEADERS, "etag": f'"{hashlib.blake2s(content, digest_size=8).hexdigest()}"'}
     if request.headers.get("if-none-match") == headers["etag"]:

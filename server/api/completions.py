@@ -1,4 +1,4 @@
-"""POST /v1/completions: a body to a task."""
+"""POST /v1/completions: turns a body into a task."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -39,7 +39,7 @@ async def create_completion(
     filling = _filling(body, context.check_model(body.model).tokenizer)
     logprobs = _logprobs(body)
     items = _items(body.prompt)
-    if items is not None:  # more would never find room in the queue; refused before work is spent on them
+    if items is not None:  # more prompts would never fit the queue; refuse them before any work
         check_range("the number of prompts", len(items), 0, context.settings.max_num_waiting, param="prompt")
     task = await read_task(
         body,
@@ -66,14 +66,14 @@ def _max_tokens(body: CompletionBody) -> int:
 
 
 def _logprobs(body: CompletionBody) -> int | None:
-    """Most probable alternatives per token; None when logprobs are not asked for."""
+    """Number of most probable alternatives per token; None if logprobs were not requested."""
     if body.logprobs is None:
         return 0 if body.logprob_token_ids else None
     return check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
 
 
 def _filling(body: CompletionBody, tokenizer: TextTokenizer) -> FillIn | None:
-    """How to ask for what stands before the suffix; None when there is none."""
+    """How this vocabulary asks for the text before the suffix; None if there is no suffix."""
     if not body.suffix:
         return None
     if body.echo:
@@ -82,7 +82,7 @@ def _filling(body: CompletionBody, tokenizer: TextTokenizer) -> FillIn | None:
 
 
 def _num_made(body: CompletionBody, max_n: int) -> int | None:
-    """How many choices the engine makes for each prompt; None: as many as are answered."""
+    """Number of choices that the engine generates for each prompt; None: as many as are returned."""
     n = 1 if body.n is None else body.n
     if body.best_of is None:
         return None
@@ -93,7 +93,7 @@ def _num_made(body: CompletionBody, max_n: int) -> int | None:
 
 
 def _items(prompt: str | Sequence[str | int | list[int]] | None) -> list[tuple[str, str | list[int]]] | None:
-    """Each prompt with its place in the body. A list of numbers is one prompt."""
+    """Each prompt with its path in the body. A list of numbers is one prompt."""
     if prompt is None:
         return None
     if isinstance(prompt, str):

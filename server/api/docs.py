@@ -1,6 +1,7 @@
-"""GET /docs: every route and its fields on one page, generated from the OpenAPI description.
+"""GET /docs: one page with every route and its fields, generated from the OpenAPI description.
 
-It has no script and nothing from another host, so it works offline; its policy forbids the browser to load anything.
+The page has no script and loads nothing from other hosts, so it works offline. Its content security policy forbids the
+browser to load anything.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ async def show_docs(request: Request) -> HTMLResponse:
 
 
 def render_docs(openapi: _Schema) -> str:
-    """HTML from an OpenAPI 3.1 description: the routes, then the schemas of their bodies."""
+    """Render an OpenAPI 3.1 description as HTML: the routes, then the schemas of their bodies."""
     title = escape(f"{openapi['info']['title']} {openapi['info']['version']}")
     schemas = openapi.get("components", {}).get("schemas", {})
     parts = [
@@ -65,7 +66,7 @@ def _object(schema: _Schema) -> str:
 
 
 def _type(schema: _Schema) -> str:
-    """A schema in words, as HTML."""
+    """Describe a schema in words, as HTML."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rsplit("/", 1)[-1])
         return f'<a href="#{name}">{name}</a>'

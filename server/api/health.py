@@ -1,7 +1,8 @@
-"""GET /health and /ready for probes and load balancers, without an API key; and /version, with one.
+"""GET /health, /ready and /version: report the server's state and its version.
 
-Healthy means that the engine lives, according to its status page in shared memory: an answering server process alone
-proves nothing. Ready means healthy and not draining.
+/health and /ready are for probes and load balancers and need no API key. /version needs one. Healthy means that the
+engine is alive. The engine's status page in shared memory says so; that a server process answers proves nothing about
+the engine. Ready means healthy and not draining.
 """
 
 import time
@@ -19,7 +20,7 @@ router = APIRouter()
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
-    """200 while the engine gives signs of life, else 503."""
+    """200 while the engine shows signs of life, else 503."""
     _check_engines(context)
     return JSONResponse({"status": "ok"})
 
@@ -27,7 +28,7 @@ async def health(context: Annotated[ServerContext, Depends(get_context)]) -> Res
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
-    """200 while new requests are served, else 503."""
+    """200 while new requests are accepted, else 503."""
     if context.lifecycle.draining:
         raise ShuttingDownError("the server is shutting down")
     _check_engines(context)

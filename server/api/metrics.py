@@ -1,4 +1,4 @@
-"""GET /metrics, in Prometheus' text format."""
+"""GET /metrics: the metrics in Prometheus' text format."""
 
 from typing import Annotated
 
@@ -13,5 +13,5 @@ router = APIRouter()
 
 @router.get("/metrics")
 async def show_metrics(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
-    """The same from every server process."""
+    """The metrics; every server process gives the same answer."""
     return Response(context.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})

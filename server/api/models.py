@@ -1,4 +1,7 @@
-"""GET /v1/models and /v1/models/{id}. Answers without a network, and while an engine loads."""
+"""GET /v1/models and /v1/models/{id}: list and describe the served models.
+
+They need no network and answer while the engine loads, too.
+"""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -22,7 +25,7 @@ async def list_models(context: Annotated[ServerContext, Depends(get_context)]) -
 
 @router.get("/v1/models/{model_id:path}")
 async def retrieve_model(model_id: str, context: Annotated[ServerContext, Depends(get_context)]) -> Response:
-    """One model; an id with a slash may come percent-encoded or raw."""
+    """One model. A slash in the id may be percent-encoded or raw."""
     return _json(_described(model_id, context.check_model(model_id), context))
 
 

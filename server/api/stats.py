@@ -1,4 +1,4 @@
-"""GET /stats: what the model can do and how the engine is, as JSON. What the chat page draws its picture from."""
+"""GET /stats: the model's abilities and the state of the engine, as JSON, for the chat page."""
 
 from functools import lru_cache
 from typing import Annotated
@@ -19,7 +19,7 @@ _switch = lru_cache(maxsize=1)(reasoning_switch)
 
 @router.get("/stats")
 async def show_stats(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
-    """The model's abilities, and one reading of the engine. Counters run from the start of the engine."""
+    """The model's abilities and one reading of the engine's status. Counters start with the engine."""
     served = context.default_model
     info, status = served.engine_client.info, served.engine_client.status()
     switch = _switch(served.formats.template)
@@ -37,5 +37,5 @@ async def show_stats(context: Annotated[ServerContext, Depends(get_context)]) ->
 
 
 def engine_stats(status: Status) -> dict[str, float]:
-    """The part of a reading that is for everybody."""
+    """The part of a reading that is public."""
     return {name: getattr(status, name) for name, shown in SHOWN.items() if shown.in_stats}

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: text and ids, without generating."""
+"""POST /tokenize and /detokenize: convert between text and token ids, without generating."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ from weft.server.schemas.tokenize import DetokenizeAnswer, DetokenizeBody, Token
 from weft.server.text.long_text import Room, TextTooLongError
 
 MIN_COUNTED_TOKENS = 1 << 16
-"""So many tokens of a text are counted whatever the context, and else four times the context."""
+"""A text may have four times as many tokens as the context, and never fewer than this."""
 
 router = APIRouter(route_class=BodyRoute)
 
@@ -33,7 +33,7 @@ router = APIRouter(route_class=BodyRoute)
 async def tokenize(
     body: TokenizeBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
-    """Count and show the tokens of a prompt or of messages."""
+    """Count and return the tokens of a prompt or of messages."""
     size, workers = len(await request.body()), context.workers
     ignored = await workers.run_light(
         size, ignored_fields, body, REFUSED_IN_TOKENIZE, strict=context.settings.strict_params
@@ -83,7 +83,7 @@ async def _chat_ids(
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, context: Annotated[ServerContext, Depends(get_context)]) -> Response:
-    """Show the text of token ids."""
+    """Return the text of token ids."""
     ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
     model = context.check_model(body.model)
     workers, size = context.workers, len(body.tokens)

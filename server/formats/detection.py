@@ -1,4 +1,4 @@
-"""How the model of a checkpoint writes calls and reasoning: read off its chat template, once, at the start."""
+"""Detects how a model writes tool calls and reasoning, from its chat template, once at the start."""
 
 import logging
 from collections.abc import Callable
@@ -18,20 +18,20 @@ TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
     pythonic_calls.PYTHONIC,
     *json_calls.ALL,
 )
-"""The first that finds its signs in the template is taken."""
+"""In order of preference: the first format whose signs are in the template is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormats:
-    """What a model's outputs consist of.
+    """How a model writes its outputs.
 
     Attributes:
         tools: How calls are written; None: the template shows no tools.
-        reasoning: How reasoning is written; None: there is none, or `tools` reads it as well.
-        template: The source of the chat template, whose variables switch reasoning.
-        tools_read_all: Every output has the form that `tools` reads, calls or not.
-        reasoning_ids: Tokens that begin and end reasoning; None where they are written with several, in one of several
-            ways, so that nobody can tell from ids how long it has been.
+        reasoning: How reasoning is written; None: there is none, or `tools` parses it too.
+        template: The source of the chat template. Its variables switch reasoning.
+        tools_read_all: `tools` parses every output, even without calls.
+        reasoning_ids: The token that begins reasoning and the one that ends it. None: a marker is several tokens, which
+            may vary, so ids alone do not tell how long the reasoning is.
     """
 
     tools: ToolFormat | None
@@ -42,7 +42,13 @@ class OutputFormats:
 
 
 def choose_formats(template: str, tool_format: str, added_id: Callable[[str], int | None]) -> OutputFormats:
-    """Choose by the template; `tool_format` names one instead, unless it is "auto"; added_id finds added tokens."""
+    """Choose the formats by the template.
+
+    Args:
+        template: The source of the chat template.
+        tool_format: "auto", or the name of the tool format to use instead.
+        added_id: Returns the id of an added token; None if there is no such token.
+    """
     if tool_format == "auto":
         tools = next((known for known in TOOL_FORMATS if known.is_used_by(template)), None)
     else:

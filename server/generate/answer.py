@@ -1,8 +1,8 @@
-"""All choices of one HTTP request, from acceptance to the last event.
+"""Drives all choices of one HTTP request, from acceptance by the engine to the last event.
 
 Owns the generations in the engine (one per prompt) and the text pipeline of every choice. Choice i belongs to prompt
-i // num_choices. Invariant: whoever opened an answer closes it, and then nothing of it is left in the engine.
-Knows no JSON, and nothing of who renders it.
+i // num_choices. Invariant: whoever opens an answer closes it, and then nothing of it is left in the engine. Knows
+neither JSON nor the renderer.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 class Answer:
-    """The choices of one HTTP request. Has one reader, who also closes it. A `Report`.
+    """The choices of one HTTP request. Implements `Report`. It has one reader, who also closes it.
 
     Attributes:
-        prompts: What the engine said of each prompt.
+        prompts: What the engine reported about each prompt.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Answer:
         timer: RequestTimer,
         cached_block_size: int,
     ) -> None:
-        """Ask nothing yet.
+        """Prepare an answer; sends nothing yet.
 
         Args:
-            requests: One for each prompt, with as many choices each.
+            requests: One for each prompt, all with the same number of choices.
             choices: The text pipelines of all choices.
-            cached_block_size: 0 when the prefix cache is not used.
+            cached_block_size: Tokens per block; 0 if the prefix cache is not used.
         """
         self.prompts = [PromptReport(prompt) for prompt in prompts]
         self._requests = requests
@@ -59,22 +59,22 @@ class Answer:
         self._cached_block_size = cached_block_size
         self._num_choices = requests[0].num_choices
         self._generations: dict[int, Generation] = {}
-        self._unfinished = FinishReason.ABORT  # how choices count that have not finished when it is closed
+        self._unfinished = FinishReason.ABORT  # counted for choices that have not finished at close
         self._is_open = False
-        self._num_accepted = self._num_rejected = 0  # ids of the prediction
+        self._num_accepted = self._num_rejected = 0  # predicted ids
 
     async def open(self, engine_client: EngineClient) -> None:
-        """Have every prompt accepted; when one is not, none stays behind.
+        """Send every prompt and wait until all are accepted. If one is rejected, abort the others.
 
         Raises:
-            ApiError: No engine is connected, or it did not take a prompt in.
+            ApiError: No engine is connected, or it rejected a prompt.
         """
 
         async def accept(index: int) -> None:
             self._generations[index] = await engine_client.generate(self._requests[index])
 
         try:
-            # Together, because each waits for the engine's answer, which comes between two steps.
+            # All at once: each waits for the engine's reply, which comes between two steps.
             accepts = map(accept, range(len(self._requests)))
             results = await asyncio.gather(*accepts, return_exceptions=True)
             for result in results:
@@ -87,7 +87,7 @@ class Answer:
         self._timer.accept([len(report.prompt.token_ids) for report in self.prompts])
 
     def close(self) -> None:
-        """Abort whatever still runs, and count it. Idempotent."""
+        """Abort the choices that still run, and count them in the metrics. Idempotent."""
         for generation in self._generations.values():
             generation.close()
         was_open, self._is_open = self._is_open, False
@@ -96,10 +96,10 @@ class Answer:
                 self._timer.finish_choice(index, self._unfinished, choice.num_output_tokens)
 
     async def rendered(self, render: Callable[[int, list[Event]], bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield render(choice, events) as the engine produces, unless it is empty; every choice ends with `End`.
+        """Yield each nonempty render(choice, events) as the engine produces outputs. Every choice ends with `End`.
 
         Raises:
-            ApiError: The engine gave a choice up, or it went away; nothing of the answer is of use then.
+            ApiError: The engine gave up a choice or disconnected. The whole answer has then failed.
         """
         try:
             async with aclosing(_merged(self._generations)) as outputs:
@@ -119,9 +119,10 @@ class Answer:
             raise
 
     async def whole(self, num_best: int) -> list[WholeChoice]:
-        """Wait for the end; of each prompt, the choices with the highest mean log-probability, or all as they are.
+        """Wait for the end, and return `num_best` choices per prompt.
 
-        Raises as `rendered` does.
+        If there are more, the ones with the highest mean log-probability are returned. If not, the order stays. Raises
+        the same errors as `rendered`.
         """
         events: list[list[Event]] = [[] for _ in self._choices]
 
@@ -147,7 +148,7 @@ class Answer:
         """Tokens so far."""
         totals = [len(report.prompt.token_ids) for report in self.prompts]
         cached = [report.num_cached_tokens or 0 for report in self.prompts]
-        block = self._cached_block_size  # only whole blocks can be found again
+        block = self._cached_block_size  # only full blocks are cached
         written = [max(0, t // block * block - c) if block else 0 for t, c in zip(totals, cached, strict=True)]
         return Counts(
             sum(totals),
@@ -171,12 +172,12 @@ class Answer:
             self._timer.note_output(index, output, time.monotonic())
 
     def _finish(self, index: int, prompt_index: int, output: RequestOutput, end: Event) -> None:
-        """Take note of a choice's end; stop the engine when only the text is at its end."""
+        """Record the end of a choice. If a stop string ended it, abort it in the engine."""
         assert isinstance(end, End)
         self._timer.finish_choice(index, end.reason, self._choices[index].num_output_tokens)
         error = _failure(end.reason, output.message)
         if error is not None:
-            if end.reason not in (FinishReason.TIMEOUT, FinishReason.DEAD_END):  # the client's own wishes
+            if end.reason not in (FinishReason.TIMEOUT, FinishReason.DEAD_END):  # caused by the request itself
                 _log.error("the engine gave a request up: %s: %s", end.reason.name, output.message)
             raise error
         if output.finish_reason is None:
@@ -184,7 +185,7 @@ class Answer:
 
 
 def _failure(reason: FinishReason, message: str | None) -> ApiError | None:
-    """What the client is told when an output did not end as outputs should."""
+    """The error for an output that ended abnormally; None if it ended normally."""
     match reason:
         case FinishReason.TIMEOUT:
             return DeadlineError("the client's deadline passed while the request waited")
@@ -199,12 +200,12 @@ def _failure(reason: FinishReason, message: str | None) -> ApiError | None:
 
 
 async def _merged(generations: Mapping[int, Generation]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Yield (generation, output) of all of them, as they come."""
+    """Yield (index of the generation, output) from all generations, in order of arrival."""
     if len(generations) == 1:
         async for output in generations[0]:
             yield 0, output
         return
-    # Room for one item: a slow reader must leave the outputs in the mailboxes, where they merge.
+    # Room for one item: if the reader is slow, outputs stay in the mailboxes, which merge them.
     arrived: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue(maxsize=1)
 
     async def pump(index: int, generation: Generation) -> None:

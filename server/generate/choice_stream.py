@@ -1,9 +1,15 @@
-"""The one text pipeline: outputs of the engine in, events out, for streamed and plain answers alike.
+"""The text pipeline of one choice: turns engine outputs into events, for streamed and plain answers.
 
-token ids -> detokenizer -> stop strings -> events, or, where the text is more than content, the parser in place of the
-stop strings (`parsed_choice`). Pure: no I/O, no clock. Invariants, for every way to split the same ids into outputs:
-the concatenated texts are the same, each tracked token travels with the event that completes its text, and no text
-that may become part of a stop string is let go. Characters are counted from the start of the output.
+    token ids -> detokenizer -> stop strings -> events
+
+If the text can hold reasoning or calls, a parser (`parsed_choice`) replaces the stop strings. Pure: no I/O, no clock.
+Three invariants hold for every way to split the same ids into outputs:
+
+1. The concatenated texts are the same.
+2. Each tracked token travels with the event that completes its text.
+3. Text that may become part of a stop string is never released.
+
+Characters are counted from the start of the output.
 
     released           produced
        v                  v
@@ -22,7 +28,7 @@ from weft.server.text.text_tokenizer import Detokenizer
 
 
 class ChoiceStream:
-    """The pipeline of one choice. Mutated by `feed` alone.
+    """The pipeline of one choice. Only `feed` mutates it.
 
     Attributes:
         num_output_tokens: Tokens up to the end of the output or the match of a stop string.
@@ -30,7 +36,7 @@ class ChoiceStream:
     """
 
     def __init__(self, detokenizer: Detokenizer, options: TextOptions, parsed: ParsedChoice | None = None) -> None:
-        """Start with nothing produced; without a parsed choice all text is content."""
+        """Start with no output. If `parsed` is None, all text is content."""
         self._detokenizer = detokenizer
         self._options = options
         self._parsed = parsed
@@ -45,14 +51,14 @@ class ChoiceStream:
         self.is_finished = False
 
     def feed(self, output: RequestOutput) -> list[Event] | None:
-        """Take what the engine produced; None when nothing can be told yet.
+        """Take an output of the engine; return its events, or None if nothing can be released yet.
 
-        An `End` while `output` has no finish reason means that a stop string matched: the caller aborts the choice in
-        the engine. Whatever is fed after it is dropped.
+        If the result has an `End` but `output` has no finish reason, a stop string matched. The caller must then abort
+        the choice in the engine. Later outputs are dropped.
         """
         if self.is_finished:
             return None
-        if self._only_text and output.finish_reason is None and output.logprobs is None:  # the usual case, made short
+        if self._only_text and output.finish_reason is None and output.logprobs is None:  # fast path: the usual case
             self.num_output_tokens += len(output.token_ids)
             text = "".join(map(self._detokenizer.feed, output.token_ids))
             if not text:
@@ -73,12 +79,12 @@ class ChoiceStream:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tracked tokens that were spent on reasoning."""
+        """Number of tracked tokens that were spent on reasoning."""
         return self._parsed.num_reasoning_tokens if self._parsed is not None else 0
 
     @property
     def mean_logprob(self) -> float:
-        """Of the output tokens; 0 when there are none or the engine does not report log-probabilities."""
+        """Mean over the output tokens; 0 if there are none or the engine reports no log-probabilities."""
         return self._sum_logprobs / max(1, self.num_output_tokens)
 
     def _parse(self, parsed: ParsedChoice, text: str, tokens: list[Token], end: End | None) -> list[Event]:
@@ -89,7 +95,7 @@ class ChoiceStream:
         return events
 
     def _read(self, output: RequestOutput) -> tuple[str, list[Token], End | None]:
-        """What is let go of the text, its tokens, and the end if this is it."""
+        """The text that is released, its tokens, and the end if the choice has ended."""
         text = ""
         last = len(output.token_ids) - 1
         for i, token_id in enumerate(output.token_ids):
@@ -116,7 +122,7 @@ class ChoiceStream:
         return self._stops is not None and self._stops.matched is not None
 
     def _feed_token(self, token_id: int, logprobs: TokenLogprobs | None, is_stop_token: bool) -> str:
-        """Return the text that this token lets go."""
+        """Return the text that is released after this token."""
         start = self._num_produced
         self.num_output_tokens += 1
         if logprobs is not None:
@@ -124,7 +130,7 @@ class ChoiceStream:
         hidden = is_stop_token and not self._options.include_stop
         piece = "" if hidden else self._advance(self._detokenizer.feed(token_id))
         if self._options.tracks_tokens:
-            # A token within a character has no text yet: it waits for the character that it begins or continues.
+            # A token within a character has no text yet. It waits until its character is complete.
             end = self._num_produced if piece else start + 1
             part = Part.END if is_stop_token and not piece else Part.TEXT
             self._pending.append((end, Token(token_id, start, logprobs, part)))
@@ -144,6 +150,6 @@ class ChoiceStream:
         return tokens
 
     def _cut_tokens(self) -> list[Token]:
-        """Mark the tokens whose text was cut away altogether."""
+        """Mark the tokens whose whole text was cut away."""
         released = self._num_released
         return [t if t.start < released else replace(t, part=Part.CUT) for _, t in self._pending]

@@ -1,11 +1,11 @@
-"""What generating tells a renderer: the events of a choice, and what is known of the whole answer.
+"""Defines the events of a choice, and the protocols between generation and an API's renderer.
 
-The seam between the two sides: every API renders the same events. Events of one choice come in lists, in order:
+Every API renders the same events. Events of one choice come in lists, in this order:
 
     TokenIds?  (Reasoning | Text | CallOpened | CallArguments | CallClosed)*  End?
 
-Nothing follows `End`. Between `CallOpened` and its `CallClosed` come only `CallArguments`. A failure is no event: it is
-raised, and becomes the error object of an API. Usage is asked for, with `Report.counts`.
+Nothing follows `End`. Only `CallArguments` come between a `CallOpened` and its `CallClosed`. A failure is not an event:
+it is raised, and the API makes its error object of it. Renderers get usage from `Report.counts`.
 """
 
 import enum
@@ -18,7 +18,7 @@ from weft.server.request.task import Prompt
 
 
 class Part(enum.Enum):
-    """What a token is to the text: part of it, the token that ended it, or cut away by a stop string."""
+    """A token's role in the text: part of it, the stop token that ended it, or cut away by a stop string."""
 
     TEXT = enum.auto()
     END = enum.auto()
@@ -27,7 +27,7 @@ class Part(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One output token as a caller may see it: where its text starts, its log-probabilities if asked for."""
+    """One output token as shown to callers: the offset of its text, and its log-probabilities if requested."""
 
     token_id: int
     start: int
@@ -36,7 +36,7 @@ class Token:
 
 
 class Text(NamedTuple):
-    """Content. `tokens` are those that it is made of, if they are tracked; the text may be empty with tokens."""
+    """Content. `tokens` holds the tokens of the text if they are tracked. Even an empty text may have tokens."""
 
     text: str
     tokens: Sequence[Token] = ()
@@ -49,32 +49,32 @@ class Reasoning(NamedTuple):
 
 
 class CallOpened(NamedTuple):
-    """A call of a tool begins."""
+    """A tool call begins."""
 
     name: str
 
 
 class CallArguments(NamedTuple):
-    """A fragment of the arguments of the open call; all its fragments make one JSON object."""
+    """A fragment of the open call's arguments. All fragments together are one JSON object."""
 
     text: str
 
 
 class CallClosed(NamedTuple):
-    """The open call has ended, perhaps too early; the whole of it."""
+    """The open call has ended, perhaps before it was complete. Holds the whole call."""
 
     name: str
     arguments: str
 
 
 class TokenIds(NamedTuple):
-    """Ids of all tokens behind the events that come with it, only if they were asked for."""
+    """Ids of all tokens of the events in the same list. Sent only if requested."""
 
     token_ids: list[int]
 
 
 class End(NamedTuple):
-    """The choice has ended; `stop_reason` is the stop string or the caller's stop token id behind STOP."""
+    """The choice has ended. For STOP, `stop_reason` is the stop string or the caller's stop token id."""
 
     reason: FinishReason
     stop_reason: str | int | None = None
@@ -118,7 +118,7 @@ def _joined(events: Iterable[Event], kind: type[Text] | type[Reasoning]) -> str:
 
 @dataclass(slots=True)
 class PromptReport:
-    """A prompt, and what the engine has said of it so far; None until it did. Written by the answer alone."""
+    """A prompt, and what the engine has reported about it; None until then. Only the answer mutates it."""
 
     prompt: Prompt
     num_cached_tokens: int | None = None
@@ -128,7 +128,7 @@ class PromptReport:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens of an answer so far: every prompt once, every choice."""
+    """Token counts of an answer so far. Each prompt counts once; all choices count."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -140,27 +140,27 @@ class Counts:
 
 
 class Report(Protocol):
-    """What a renderer can ask about the answer that it writes."""
+    """What a renderer can ask about its answer."""
 
     @property
     def prompts(self) -> Sequence[PromptReport]:
-        """Every prompt."""
+        """All prompts."""
 
     def prompt_of(self, index: int) -> PromptReport:
-        """The prompt that choice `index` continues."""
+        """The prompt of choice `index`."""
 
     def counts(self) -> Counts:
-        """Tokens so far."""
+        """Token counts so far."""
 
 
 class Renderer(Protocol):
-    """Writes the JSON of one answer of one API; a new one for each HTTP request."""
+    """Writes the JSON of one answer, for one API. Each HTTP request has a renderer of its own."""
 
     def stream(self, index: int, events: Sequence[Event]) -> bytes:
-        """The server-sent events for what choice `index` gained; b"" for none."""
+        """The server-sent events for the new events of choice `index`; b"" for none."""
 
     def stream_end(self) -> bytes:
-        """Those behind the end of the last choice."""
+        """The server-sent events after the end of the last choice."""
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
-        """The plain answer."""
+        """The whole plain answer."""

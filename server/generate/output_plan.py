@@ -1,8 +1,8 @@
-"""How an output is guided and read: the one place where reasoning, tools and structure meet.
+"""Plans an output: one grammar and one parser for reasoning, tools and structure.
 
-The answer to messages is reasoning, then calls or content. What of it is not free text becomes one grammar for the
-engine, and a parser takes each choice's text apart again; both come from the same formats, so they agree. What
-continues a text is content alone.
+The answer to messages is reasoning, then calls or content. All constraints on it become one grammar for the engine. A
+parser splits the text of each choice. Grammar and parser are made from the same formats, so they agree. An output that
+continues a text prompt is content only.
 """
 
 import json
@@ -20,18 +20,18 @@ from weft.server.request.task import Chat, OutputWishes, Task
 from weft.server.text.text_tokenizer import TextTokenizer
 
 NUM_TAIL_TOKENS = 32
-"""Of a prompt's end: no marker is longer."""
+"""Number of tokens at a prompt's end that are searched for markers. No marker is longer."""
 _NO_FORMATS = OutputFormats(None, None, "")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """What follows from a task for its output.
+    """How the output of a task is guided and parsed.
 
     Attributes:
-        new_parser: For each choice; None when all text is content.
-        kept_ids: Control tokens that the parser has to see.
-        counts_tokens: Usage tells tokens apart by what they were spent on.
+        new_parser: Makes the parser of a choice; None if all text is content.
+        kept_ids: Control tokens that the parser must see.
+        counts_tokens: Usage counts reasoning tokens separately, so tokens are tracked.
     """
 
     guidance: Guidance
@@ -41,14 +41,14 @@ class OutputPlan:
 
 
 def plan_output(task: Task, prompt_token_ids: list[int], prediction_token_ids: tuple[int, ...]) -> OutputPlan:
-    """Decide on grammar and parser.
+    """Choose the grammar and the parser.
 
     Args:
-        prompt_token_ids: Templates open or close the reasoning at the end of the prompt.
-        prediction_token_ids: What the output will probably hold.
+        prompt_token_ids: Its end shows whether the template has opened or closed the reasoning.
+        prediction_token_ids: Text that the output will probably contain, as ids.
 
     Raises:
-        InvalidRequestError: A beam search can follow neither a grammar nor a budget for reasoning.
+        InvalidRequestError: A beam search would need a grammar or a reasoning budget.
     """
     wishes, tokenizer = task.wishes, task.model.tokenizer
     formats = task.model.formats if isinstance(task.input, Chat) else _NO_FORMATS
@@ -68,12 +68,12 @@ def plan_output(task: Task, prompt_token_ids: list[int], prediction_token_ids: t
         prediction_token_ids=prediction_token_ids,
         reasoning_budget=_budget(formats, block, wishes.thinking.max_tokens),
     )
-    # No probability but the model's own decides what a search finds.
+    # Beam search uses the model's own probabilities only.
     if task.beams is not None and (guidance.grammar is not None or guidance.reasoning_budget is not None):
         raise InvalidRequestError(
             "use_beam_search can follow neither a grammar nor a budget for reasoning", param="use_beam_search"
         )
-    # Behind closed reasoning all is content, but of tokens without text only a parser says what they belong to.
+    # After closed reasoning all text is content. But only a parser can tell what tokens without text belong to.
     is_parsed = tools or (reasoning and (block is not Block.CLOSED or task.text.tracks_tokens))
     return OutputPlan(
         guidance=guidance,
@@ -90,7 +90,7 @@ def _grammar(
     tools: ToolFormat | None,
     wishes: OutputWishes,
 ) -> str:
-    """Everything as `llguidance` reads it: Lark for the frame, the caller's own grammar beside it."""
+    """The whole grammar as `llguidance` reads it: a frame in Lark, and the caller's own grammar beside it."""
     use, structure = wishes.use, wishes.structure
 
     def mark(text: str) -> str:
@@ -126,7 +126,7 @@ def _budget(formats: OutputFormats, block: Block, max_tokens: int | None) -> Rea
 
 @contextmanager
 def naming_the_grammar(wishes: OutputWishes) -> Generator[None, None, None]:
-    """Say of a grammar that the engine does not take from which field it came."""
+    """If the engine rejects the grammar, name the field that asked for it."""
     try:
         yield
     except GrammarError as error:

@@ -1,8 +1,8 @@
-"""One choice's text as what it means: reasoning, content and calls, each with the tokens that it is made of.
+"""Splits the text of one choice into reasoning, content and calls, each with its tokens.
 
-Text is handed to the parser token by token where tokens are tracked, so that what a token counts as does not depend on
-how the engine's outputs were merged. Stop strings end content, and leave reasoning and calls alone: what the parser
-calls content is searched, and while some of it may become a stop string, nothing behind is told either.
+If tokens are tracked, the parser gets the text token by token. So the kind of a token does not depend on how the
+engine's outputs were merged. Stop strings are searched in content only, not in reasoning or calls. While some content
+may become a stop string, everything after it is held back too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,11 @@ from weft.server.text.stop_strings import StopStrings
 
 
 class _Read(NamedTuple):
-    """What the parser made of a token's text; no token: of text of earlier ones. `regions` before and after."""
+    """The parser's result for a token's text; `token` is None for text of earlier tokens.
+
+    Attributes:
+        regions: The regions before and after the text.
+    """
 
     token: Token | None
     regions: set[Kind]
@@ -34,19 +38,19 @@ class _Read(NamedTuple):
 
 
 class ParsedChoice:
-    """The parser of one choice. Mutated by `feed` alone.
+    """The parser of one choice. Only `feed` mutates it.
 
     Attributes:
         num_tokens: Tracked tokens so far, up to the match of a stop string.
-        num_reasoning_tokens: Those that were spent on reasoning, markers and newlines around it included.
-        has_matched: A stop string was found: the choice has ended.
+        num_reasoning_tokens: Tracked tokens of reasoning, including the markers and newlines around it.
+        has_matched: A stop string matched, so the choice has ended.
     """
 
     def __init__(self, parser: OutputParser, options: TextOptions, *, is_whole: bool = False) -> None:
-        """Start with nothing read. Tokens must be tracked where there are stop strings.
+        """Start with nothing read. If there are stop strings, tokens must be tracked.
 
         Args:
-            is_whole: Nobody waits for parts of the answer: it may be read at once, at the end, which is faster.
+            is_whole: The answer is not streamed. All text may then be parsed once, at the end, which is faster.
         """
         self._parser = parser
         self._options = options
@@ -54,17 +58,17 @@ class ParsedChoice:
         self._waits_for_end = is_whole and self._stops is None
         self._waiting: tuple[list[str], list[Token]] = [], []
         self._num_fed = 0
-        self._unsure: list[_Read] = []  # not told yet, because the stops hold some of its content back
-        self._num_held = self._num_let_go = 0  # characters of that content that may, and that cannot be a stop string
-        self._is_cut = False  # by a stop string
-        self._undecided: list[Token] = []  # whose text the parser still holds
-        self._call: tuple[str, list[str]] | None = None  # that is open
+        self._unsure: list[_Read] = []  # held back: their content may become a stop string
+        self._num_held = self._num_let_go = 0  # characters of that content: may be a stop string; cannot be
+        self._is_cut = False  # a stop string cut the content
+        self._undecided: list[Token] = []  # tokens whose text the parser still holds
+        self._call: tuple[str, list[str]] | None = None  # the open call; None: no call is open
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self.has_matched = False
 
     def feed(self, text: str, tokens: list[Token], end: End | None) -> list[Event]:
-        """Take what the choice gained; return what is certain now, neighbours of the same kind joined."""
+        """Take the choice's new text; return the events that are certain now. Adjacent ones of a kind are joined."""
         if self._waits_for_end:
             texts, all_tokens = self._waiting
             texts.append(text)
@@ -90,7 +94,7 @@ class ParsedChoice:
         return [*self._tell(len(self._unsure)), *self._close_call(), end]
 
     def _search(self, stops: StopStrings, pieces: Sequence[Piece], *, is_passed: bool) -> None:
-        """Look for stop strings in content, unless it is to be passed over."""
+        """Search content for stop strings. If `is_passed`, skip the search."""
         for piece in pieces:
             if piece.kind is Kind.CONTENT and stops.matched is None:
                 let_go = piece.text if is_passed else stops.feed(piece.text)
@@ -99,7 +103,7 @@ class ParsedChoice:
         self.has_matched = stops.matched is not None
 
     def _finish(self, end: End | None) -> End:
-        """Read what the parser still held; return how the choice has ended, None being by a stop string."""
+        """Flush the parser, and return how the choice ended. `end` is None if a stop string has matched."""
         is_cut_call = self._parser.region is Kind.CALL and end is not None and end.reason is FinishReason.LENGTH
         rest = self._parser.finish()
         if self._stops is not None:
@@ -108,14 +112,14 @@ class ParsedChoice:
                 end = End(FinishReason.STOP, self._stops.matched)
             else:
                 self._num_let_go += self._num_held
-        if is_cut_call and not self.has_matched:  # its markup is nobody's content
+        if is_cut_call and not self.has_matched:  # markup of a cut call is not content
             rest = [piece for piece in rest if piece.kind is not Kind.CONTENT]
         self._unsure.append(_Read(None, {self._parser.region}, rest))
         assert end is not None
         return end
 
     def _tell(self, num_reads: int) -> list[Event]:
-        """So much of what was read, which is no longer unsure."""
+        """The events of the first `num_reads` reads, which are now certain."""
         reads, self._unsure = self._unsure[:num_reads], self._unsure[num_reads:]
         pieces: list[Piece] = []
         tokens: list[Token] = []
@@ -148,14 +152,14 @@ class ParsedChoice:
         return events
 
     def _close_call(self) -> list[CallClosed]:
-        """The end of the call that is open, if one is."""
+        """The end of the open call, if there is one."""
         if self._call is None:
             return []
         (name, arguments), self._call = self._call, None
         return [CallClosed(name, "".join(arguments))]
 
     def _kept(self, pieces: list[Piece]) -> list[Piece]:
-        """Leave out what lies behind the content that the stops let go."""
+        """Drop everything after the content that the stop strings released."""
         kept: list[Piece] = []
         for piece in pieces:
             if piece.kind is Kind.CONTENT:
@@ -168,7 +172,7 @@ class ParsedChoice:
         return kept
 
     def _decide(self, regions: set[Kind], pieces: Sequence[Piece]) -> list[Token]:
-        """Tell what the tokens so far were spent on, as far as that is certain; return those of content."""
+        """Count the undecided tokens as reasoning or content once that is certain; return those of content."""
         is_content = any(piece.kind is Kind.CONTENT for piece in pieces)
         if regions == {Kind.CONTENT} and not is_content:
             return []
@@ -180,7 +184,7 @@ class ParsedChoice:
         return []
 
     def _slices(self, text: str, tokens: Sequence[Token]) -> Iterator[tuple[Token | None, str]]:
-        """Cut the text where tokens begin; what comes before the first one belongs to earlier tokens."""
+        """Cut the text where tokens begin. Text before the first token belongs to earlier tokens."""
         starts = [max(0, token.start - self._num_fed) for token in tokens]
         self._num_fed += len(text)
         ends = [*starts, len(text)]

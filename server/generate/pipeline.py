@@ -1,9 +1,9 @@
-"""From a task to an HTTP response: the one way that every API's requests take.
+"""The generation pipeline: turns a task of any API into an HTTP response.
 
-    task -> prompts -> plan of the output -> requests -> choices -> events -> the API's renderer -> response
+    task -> prompts -> output plan -> engine requests -> choices -> events -> the API's renderer -> response
 
-Owns the moment of acceptance: until the engine has accepted every prompt, failures are ordinary HTTP errors; after
-it the answer belongs to exactly one reader, which closes it, also when the client leaves before its first byte.
+Acceptance happens here. Until the engine has accepted every prompt, failures are ordinary HTTP errors. After that, the
+answer has exactly one reader, which closes it, even if the client disconnects before the first byte.
 """
 
 import secrets
@@ -28,19 +28,19 @@ from weft.server.request.fields import ignored_header
 from weft.server.request.task import Chat, Prompt, Task
 
 NUM_PRIMING_IDS = 8
-"""Last ids of a prompt from which a decoder learns that the text has begun: more than a character has bytes."""
+"""Number of a prompt's last ids that a detokenizer reads first, to continue the text. Exceeds a character's bytes."""
 
 
 async def respond(
     task: Task, request: Request, context: ServerContext, new_renderer: Callable[[Report], Renderer]
 ) -> Response:
-    """Do a task, streamed or whole.
+    """Generate the answer to a task, streamed or whole.
 
     Raises:
-        ApiError: Its prompt does not fit, the engine does not take it in, or, if it is not streamed, it failed.
+        ApiError: A prompt does not fit, or the engine rejected it. For a whole answer, also if generation failed.
     """
     prompts, answer = await _new_answer(task, request, context)
-    # Renderers may look at the whole prompt.
+    # Making a renderer may read the whole prompt.
     renderer = await context.workers.run(sum(len(p.token_ids) for p in prompts), new_renderer, answer)
     with naming_the_grammar(task.wishes):
         await answer.open(task.model.engine_client)
@@ -56,12 +56,12 @@ async def respond(
     try:
         choices = await answer.whole(task.num_choices)
     finally:
-        answer.close()  # also when this is cancelled
+        answer.close()  # also if this task is cancelled
     return Response(renderer.whole(choices), headers=headers, media_type="application/json")
 
 
 async def _new_answer(task: Task, request: Request, context: ServerContext) -> tuple[list[Prompt], Answer]:
-    """Everything up to the engine, which is not asked yet."""
+    """Prepare everything that is sent to the engine; sends nothing yet."""
     encoder, workers = PromptEncoder(task, context.workers), context.workers
     prompts, pins = await encoder.prompts()
     prediction = await encoder.prediction()
@@ -77,7 +77,7 @@ async def _new_answer(task: Task, request: Request, context: ServerContext) -> t
 
 def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin]) -> AddRequest:
     params = task.sampling
-    if not (task.has_seed or isinstance(task.input, Chat)):  # equal prompts of a list are answered differently
+    if not (task.has_seed or isinstance(task.input, Chat)):  # so that equal prompts of a list get different answers
         params = msgspec.structs.replace(params, seed=secrets.randbits(64))
     return AddRequest(
         TokensInput(prompt.token_ids),
@@ -97,7 +97,7 @@ def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin
 def _new_choice(task: Task, prompt: Prompt, plan: OutputPlan) -> ChoiceStream:
     options = task.text
     detokenizer = task.model.tokenizer.detokenizer(options.skip_special_tokens, plan.kept_ids)
-    if task.continues_prompt:  # else the text begins anew, in some vocabularies without a space
+    if task.continues_prompt:  # or some vocabularies would drop the leading space
         for token_id in prompt.token_ids[-NUM_PRIMING_IDS:]:
             detokenizer.feed(token_id)
     if plan.new_parser is None:

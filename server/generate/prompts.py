@@ -1,6 +1,7 @@
-"""The input of a task to prompts of token ids, off the event loop where that takes long.
+"""Encodes the input of a task into prompts of token ids; long inputs in a thread.
 
-A text is encoded no further than it can fit, and cut where the caller asked for that. Nothing has been sent yet.
+Encoding of a text stops as soon as it cannot fit. Prompts are truncated if the caller asked for it. All this happens
+before anything is sent to the engine.
 """
 
 from collections.abc import Generator
@@ -18,10 +19,10 @@ from weft.server.text.text_tokenizer import TextTokenizer
 
 
 def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: Room) -> tuple[list[int], list[Pin]]:
-    """Messages to prompt ids, and the beginnings of the prompt that are to stay in the prefix cache.
+    """Encode messages; return the prompt ids and the pins, which keep beginnings of the prompt in the prefix cache.
 
     Raises:
-        InvalidRequestError: The messages do not suit the template, or there is none.
+        InvalidRequestError: The template refuses the messages, or there is no template.
         TextTooLongError: There is no room for the prompt.
     """
     try:
@@ -39,7 +40,7 @@ def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: Room) -> tuple[list[
 class PromptEncoder:
     """Encodes the texts of one task.
 
-    Every method raises ContextLengthError when a text cannot fit, or not together with the output.
+    Every method raises ContextLengthError if a text does not fit the context, alone or together with the output.
     """
 
     def __init__(self, task: Task, workers: Workers) -> None:
@@ -50,10 +51,10 @@ class PromptEncoder:
         self._room = Room(self._info.max_model_len, keeps_end=task.truncate_to is not None)
 
     async def prompts(self) -> tuple[list[Prompt], list[Pin]]:
-        """Every prompt; and of messages, which beginnings are to stay in the prefix cache.
+        """Every prompt, and for messages the pins, which keep beginnings of the prompt in the prefix cache.
 
         Raises:
-            InvalidRequestError: The messages do not suit the template, or there is no prompt, or an empty one.
+            InvalidRequestError: The template refuses the messages, there is no prompt, or a prompt is empty.
         """
         if isinstance(self._task.input, Texts):
             prompts = [self._truncated(prompt) for prompt in await self._texts(self._task.input)]
@@ -69,7 +70,7 @@ class PromptEncoder:
         return [prompt], [Pin(max(0, pin.num_tokens - num_cut), pin.ttl_s) for pin in pins]
 
     async def prediction(self) -> tuple[int, ...]:
-        """What the output will probably hold."""
+        """The ids of the text that the output will probably contain; empty if there is no prediction."""
         text = self._task.wishes.prediction
         if not text:
             return ()
@@ -83,7 +84,7 @@ class PromptEncoder:
             stand_in = list(self._info.eos_token_ids[:1]) if filling is None else []
             prompts = [Prompt([begin] if begin is not None else stand_in)]
         else:
-            # Many short ones take their time, too.
+            # Many short texts together take long, too.
             num_chars = min(sum(len(item) for _, item in input.items), LONG_SIZE - 1)
             prompts = [await self._prompt(item, at, num_chars, input) for at, item in input.items]
         if filling is not None:
@@ -100,15 +101,15 @@ class PromptEncoder:
             size, encode = max(num_chars, len(item)), self._tokenizer.encode
             with self._checking_context("prompt"):
                 return Prompt(await self._workers.run(size, encode, item, input.add_special_tokens, self._room), item)
-        if self._task.truncate_to is None:  # before each id is looked at
+        if self._task.truncate_to is None:  # before each id is checked
             self._check_context([Prompt(item)], "prompt")
         await self._workers.run_light(len(item), check_token_ids, item, self._info.vocab_size, at)
         return Prompt(item)
 
     def _truncated(self, prompt: Prompt) -> Prompt:
-        """The end of a prompt, if the caller asked for it; its text is then no longer what the caller wrote."""
+        """The prompt, cut to its end if the caller asked for that. A cut prompt has no text."""
         num_kept, max_len = self._task.truncate_to, self._info.max_model_len
-        if num_kept == -1:  # as many as leave room for the output
+        if num_kept == -1:  # keep as many as leave room for the output
             max_tokens = self._task.sampling.max_tokens
             num_kept = max_len - (1 if max_tokens is None else max_tokens)
         elif num_kept is not None:
@@ -125,7 +126,7 @@ class PromptEncoder:
 
     @contextmanager
     def _checking_context(self, param: str, *, has_output: bool = True) -> Generator[None, None, None]:
-        """The same while a text of that field is encoded, which ends as soon as it cannot fit."""
+        """Turn TextTooLongError, raised while a text of this field is encoded, into ContextLengthError."""
         try:
             yield
         except TextTooLongError as exc:

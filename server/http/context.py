@@ -1,4 +1,4 @@
-"""What every route needs, in one frozen object that the app owns: there are no globals."""
+"""Holds what every route needs in one frozen object. The app owns it; there are no globals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from weft.server.settings import Settings
 
 VERSION = version("weft")
 MAX_NAME_CHARS = 256
-"""Of a model name that is not one of ours: every chunk of a stream repeats it."""
+"""Longest model name that is not a served one. Every chunk of a stream repeats the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class ServerContext:
     """Everything that routes use.
 
     Attributes:
-        models: What clients may ask for, by name; the first one serves those who name none.
-        created: Seconds since 1970, said of the models.
+        models: The served models by name. The first one serves requests that name none.
+        created: Creation time of the models, in seconds since 1970.
     """
 
     models: Mapping[str, ServedModel]
@@ -36,11 +36,11 @@ class ServerContext:
 
     @property
     def default_model(self) -> ServedModel:
-        """For requests that name none, and for what is said of the server as a whole."""
+        """The model for requests that name none, and for reports about the whole server."""
         return next(iter(self.models.values()))
 
     def check_model(self, name: str | None) -> ServedModel:
-        """Find a model; it answers under the name that it was asked for by, if any.
+        """Find the model for a name; None finds the default model. The answer repeats the requested name.
 
         Raises:
             InvalidRequestError: The name is too long to be repeated in every chunk.
@@ -60,9 +60,9 @@ class ServerContext:
 
 
 async def get_context(request: Request) -> ServerContext:
-    """The context of the app that serves this request, once it has met its engines that are ready.
+    """The app's context. Waits for the first handshake with each engine that is ready.
 
-    For Depends, which calls plain functions in a thread.
+    Used with Depends. It is async because Depends would call a plain function in a thread.
     """
     context: ServerContext = request.app.state.context
     for model in context.models.values():

@@ -1,8 +1,8 @@
-"""What Prometheus is told: timings of this process's requests, and the engine's own counters from its status page.
+"""Collects the metrics for Prometheus: request timings, and counters from the engine's status page.
 
-Names and meaning follow the servers whose dashboards people already have; only the prefix differs. Several server
-processes share their timings through files (`shared_metrics`), and the engine's numbers come from shared memory, so
-that every process answers the same. Where the folder of the files is gone, a process answers for itself.
+Names and meanings follow servers for which dashboards exist; only the prefix differs. Every server process gives the
+same answer: server processes share their timings through files (`shared_metrics`), and the engine's values come from
+shared memory. If the folder of the files is gone, a process reports its own timings only.
 """
 
 import collections
@@ -27,10 +27,10 @@ from weft.server.model.engine_client import EngineClient
 PREFIX: Final = "weft:"
 
 FLUSH_S = 1.0
-"""How old an inter-token latency may be before it is counted, while tokens come."""
+"""Longest delay before an inter-token latency is counted, while tokens arrive."""
 
 _NUM_TRIES: Final = 3
-"""A process that starts makes its file and fills it microseconds later; read in between, it is no file of numbers."""
+"""Attempts to read the files. A new process creates its file empty, which is unreadable for some microseconds."""
 
 _FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -47,7 +47,7 @@ _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 2
 
 
 class BatchHistogram(Histogram):
-    """A histogram that takes many amounts at once: for what happens with every token, `observe` takes too long."""
+    """A histogram that observes many amounts in one call. `observe` is too slow for events of every token."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
         """Observe each amount."""
@@ -57,7 +57,7 @@ class BatchHistogram(Histogram):
 
 
 class EngineCollector(Collector):
-    """The engine's gauges and counters, read when asked."""
+    """The engine's gauges and counters, read at each scrape."""
 
     def __init__(self, engine_client: EngineClient, model_name: str) -> None:
         self._engine_client = engine_client
@@ -85,7 +85,7 @@ def _usage(status: Status) -> float:
 
 
 class Metrics:
-    """The metrics of one app; it owns its registry, so that several apps may live in one process."""
+    """The metrics of one app. It owns its registry, so that several apps can exist in one process."""
 
     def __init__(self, engine_client: EngineClient, model_name: str) -> None:
         self._own = CollectorRegistry()
@@ -113,24 +113,24 @@ class Metrics:
         self.success = {reason: success.labels(model_name, reason.name.lower()) for reason in FinishReason}
 
     def note_retry(self, retry_count: str) -> None:
-        """Take note of how often a client says that it sent this request before; anything odd counts for nothing."""
+        """Count the retries that a client reports for this request. Malformed values are ignored."""
         if retry_count.isascii() and retry_count.isdigit() and int(retry_count[:9]) > 0:
             self._retries.labels(self._model_name, retry_count if retry_count in ("1", "2") else "3+").inc()
 
     def observe_inter_token(self, latency_s: float, now: float) -> None:
-        """Note the time between two tokens; it is counted within FLUSH_S of tokens, and before `render`."""
+        """Record the time between two tokens. It is counted within FLUSH_S while tokens arrive, and before `render`."""
         self._inter_token_latencies.append(latency_s)
         if now >= self._flush_time:
             self._flush_time = now + FLUSH_S
             self.flush()
 
     def flush(self) -> None:
-        """Count what is only noted, where other processes see it."""
+        """Count the recorded latencies, so that other processes see them."""
         self._inter_token.observe_all(self._inter_token_latencies)
         self._inter_token_latencies.clear()
 
     def render(self) -> bytes:
-        """Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         self.flush()
         for _ in range(_NUM_TRIES - 1):
             with contextlib.suppress(struct.error):
@@ -154,10 +154,10 @@ class Metrics:
 
 
 class RequestTimer:
-    """The timings of one HTTP request, observed as they become known. Mutated by its answer alone."""
+    """The timings of one HTTP request, observed as they become known. Only its answer mutates it."""
 
     def __init__(self, metrics: Metrics, arrival_time: float, num_choices: int) -> None:
-        """Start at `arrival_time`, on the clock of `time.monotonic`; num_choices over all prompts."""
+        """Start at `arrival_time`, on the clock of `time.monotonic`. `num_choices` is the sum over all prompts."""
         self._metrics = metrics
         self._arrival_time = self._accept_time = arrival_time
         self._first_times: list[float | None] = [None] * num_choices
@@ -165,13 +165,13 @@ class RequestTimer:
         self._num_open = num_choices
 
     def accept(self, num_prompt_tokens: Sequence[int]) -> None:
-        """Take note that the engine accepted every prompt, now."""
+        """Record that the engine has now accepted every prompt."""
         self._accept_time = time.monotonic()
         for num_tokens in num_prompt_tokens:
             self._metrics.prompt_tokens.observe(num_tokens)
 
     def note_output(self, index: int, output: RequestOutput, now: float) -> None:
-        """Take note of what choice `index` gained."""
+        """Record an output of choice `index`."""
         metrics = self._metrics
         if output.queue_time_s is not None:
             metrics.queue.observe(output.queue_time_s)
@@ -187,7 +187,7 @@ class RequestTimer:
         self._last_times[index] = now
 
     def finish_choice(self, index: int, reason: FinishReason, num_output_tokens: int) -> None:
-        """Take note of the end of choice `index`."""
+        """Record the end of choice `index`."""
         metrics = self._metrics
         metrics.flush()
         metrics.success[reason].inc()

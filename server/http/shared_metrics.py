@@ -1,7 +1,7 @@
-"""Metrics that the server processes share through files, so that `/metrics` answers the same from any of them.
+"""Shares metrics among server processes through files, so that `/metrics` gives the same answer in each.
 
-Owns room for the files: the client library maps them, and a page that finds no room on a full disk kills the process.
-Where there is no room, a process keeps its metrics to itself and says so.
+Reserves disk space for the files. The client library maps them into memory, and writing to a page without disk space
+kills the process. If there is no space, a process does not share its metrics, and logs a warning.
 """
 
 import contextlib
@@ -13,16 +13,16 @@ from typing import Final
 from prometheus_client import values
 
 FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""Where the client library looks for the folder."""
+"""The environment variable in which the client library looks for the folder."""
 
 _RESERVED_BYTES: Final = {"counter": 1 << 14, "histogram": 1 << 17}
-"""By kind of metric; what the names and labels take several times over. The library writes into files that it finds."""
+"""Size of the file by kind of metric, several times what names and labels need. The library uses existing files."""
 
 logger = logging.getLogger(__name__)
 
 
 def share_metrics(folder: pathlib.Path) -> None:
-    """Put the metrics that this process makes from now on into a folder; once a process, before the first metric."""
+    """Share all metrics that this process creates from now on. Call it once, before the first metric is created."""
     files = {folder / f"{kind}_{os.getpid()}.db": size for kind, size in _RESERVED_BYTES.items()}
     try:
         for path, size in files.items():

@@ -1,7 +1,7 @@
-"""The only door from the server to the engine.
+"""The server's only connection to the engine: sends requests and receives their outputs.
 
-Owns the connection to the engine process and one mailbox per request. A mailbox never grows beyond what its choices
-may produce: outputs of a choice whose reader is slow are merged. Imports no tensor library and knows no HTTP.
+Owns the connection to the engine process and one mailbox per request. If a reader is slow, the outputs of a choice are
+merged. So a mailbox never holds more than its choices may produce. Imports no tensor library and knows no HTTP.
 """
 
 import asyncio
@@ -33,31 +33,31 @@ from weft.engine.shared.status_page import Status, StatusPage
 from weft.server.errors import EngineDiedError, EngineLeftError, EngineUnavailableError, rejection
 
 RECONNECT_S = 0.05
-"""Pause between two attempts to reach an engine that does not listen yet."""
+"""Pause between two attempts to connect to an engine that does not listen yet."""
 MEET_S = 10.0
-"""How long a process that has not met its first engine waits for it, if the engine says that it is ready."""
+"""Longest wait for the first handshake, if the status page says that the engine is ready."""
 
 logger = logging.getLogger(__name__)
 
 
 class Generation(Protocol):
-    """One accepted request with all its choices. Has one reader."""
+    """One accepted request with all its choices. It has one reader."""
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        """Iterate over what the choices gain, merged per choice while the reader is away.
+        """Iterate over the outputs of the choices. While the reader is busy, outputs of a choice are merged.
 
         Ends once every choice has finished or was aborted.
 
         Raises:
-            EngineDiedError: The engine went away before every choice had finished.
-            EngineLeftError: This server left it before.
+            EngineDiedError: The engine disconnected before every choice had finished.
+            EngineLeftError: This server disconnected before every choice had finished.
         """
 
     def abort(self, index: int | None = None) -> None:
-        """Stop one choice, or all of them; what is unread of it is dropped and no output follows."""
+        """Stop one choice, or all if index is None. Unread output is dropped, and no more follows."""
 
     def close(self) -> None:
-        """Abort whatever has not finished. Idempotent; call it in the reader's `finally`."""
+        """Abort the choices that have not finished. Idempotent. Call it in the reader's `finally`."""
 
 
 class EngineClient(Protocol):
@@ -65,39 +65,39 @@ class EngineClient(Protocol):
 
     @property
     def info(self) -> EngineInfo | None:
-        """What the connected engine said of itself; None while none is connected."""
+        """What the engine reported in its handshake; None while no engine is connected."""
 
     def status(self) -> Status:
-        """Read the engine's page of shared memory; costs microseconds and never waits."""
+        """Read the engine's status page in shared memory. Takes microseconds and never waits."""
 
     async def meet(self) -> None:
-        """Wait for the first handshake if the engine is ready for one; returns at once in any other case.
+        """Wait for the first handshake if the engine is ready for it. Returns at once in all other cases.
 
-        Of several server processes one meets the engine first, says that all is ready, and the next request may be
-        another's.
+        Several server processes connect to the engine. The first one reports that all is ready. The next request may
+        still reach a process that has not connected yet.
         """
 
     async def generate(self, request: AddRequest) -> Generation:
-        """Have one prompt continued; returns once the engine has accepted. Each request is sent once.
+        """Send a request, and return once the engine has accepted it. Each request is sent once.
 
-        Cancelling the waiting task aborts the request.
+        If the waiting task is cancelled, the request is aborted.
 
         Raises:
-            EngineUnavailableError: No engine is connected, it hangs, or it went away before it answered.
-            EngineLeftError: This server leaves the engine, or has left it.
-            ApiError: The engine did not take the request in; see `rejection`.
+            EngineUnavailableError: No engine is connected, it hangs, or it disconnected before it replied.
+            EngineLeftError: This server is disconnecting from the engine, or has disconnected.
+            ApiError: The engine rejected the request; see `rejection`.
         """
 
 
 class SocketEngineClient:
-    """The engine behind the Unix socket of a runtime directory. One per server process, on one event loop.
+    """Client of the engine that listens on the Unix socket of a runtime directory.
 
-    Use it as an async context manager: inside, it connects as soon as the engine listens, and again, with a new
-    handshake, whenever the engine was replaced.
+    A server process has one, on one event loop. Use it as an async context manager. Inside, it connects as soon as the
+    engine listens. Whenever the engine is replaced, it connects again, with a new handshake.
     """
 
     def __init__(self, runtime_dir: pathlib.Path) -> None:
-        """Open the status page of runtime_dir; connects only inside `async with`."""
+        """Open the status page in runtime_dir. Connects only inside `async with`."""
         self._socket_path = str(runtime_dir / SOCKET_NAME)
         self._page = StatusPage(runtime_dir / STATUS_NAME)
         self._connection: _Connection | None = None  # None: not connected
@@ -106,17 +106,17 @@ class SocketEngineClient:
         self._has_left = False
 
     async def __aenter__(self) -> Self:
-        """Start to connect; does not wait for the engine."""
+        """Start to connect. Does not wait for the engine."""
         self._connecting = asyncio.create_task(self._keep_connected())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnect, and give the status page back."""
+        """Disconnect, and close the status page."""
         await self.disconnect()
         self._page.close()
 
     async def disconnect(self) -> None:
-        """Leave the engine for good: what still runs fails here, and the engine aborts it. Idempotent."""
+        """Disconnect from the engine for good. Running requests fail here, and the engine aborts them. Idempotent."""
         self._has_left = True
         if self._connection is not None:
             self._connection.leave()
@@ -162,7 +162,7 @@ class SocketEngineClient:
                 transport, connection = await loop.create_unix_connection(
                     partial(_Connection, on_handshake=self._has_met.set), self._socket_path
                 )
-            except OSError:  # not there yet, or a socket file that a dead engine left
+            except OSError:  # no engine yet, or a dead engine's socket file
                 await asyncio.sleep(RECONNECT_S)
                 continue
             self._connection = connection
@@ -174,9 +174,9 @@ class SocketEngineClient:
 
 
 class _Mailbox:
-    """What the engine sent for one request and nobody has read. The one implementation of `Generation`.
+    """Holds the unread outputs of one request. The only implementation of `Generation`.
 
-    Invariant: the connection knows the mailbox exactly as long as `_running` is not empty and nothing went wrong.
+    Invariant: the connection keeps the mailbox exactly as long as `_running` is not empty and nothing has failed.
     """
 
     def __init__(self, connection: "_Connection", request: AddRequest) -> None:
@@ -184,8 +184,8 @@ class _Mailbox:
         self._connection = connection
         self._request_id = request.request_id
         self._running = set(range(request.num_choices))
-        self._unread: dict[int, RequestOutput] = {}  # by choice, in the order in which they wait
-        self._waiter: asyncio.Future[None] | None = None  # None: no reader waits
+        self._unread: dict[int, RequestOutput] = {}  # by choice, oldest first
+        self._waiter: asyncio.Future[None] | None = None  # None: no reader is waiting
         self._error: Exception | None = None
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
@@ -222,10 +222,10 @@ class _Mailbox:
         self.abort()
 
     def put(self, output: RequestOutput) -> None:
-        """Take an output in; merge it when the previous one of its choice is unread."""
+        """Store an output. If the choice has an unread one, merge the two."""
         index = output.index
         if index not in self._running:
-            return  # it crossed an abort on its way
+            return  # sent before the engine saw the abort
         unread = self._unread.get(index)
         if unread is None:
             self._unread[index] = output
@@ -238,13 +238,13 @@ class _Mailbox:
         self._wake()
 
     def reject(self, rejected: Rejected) -> None:
-        """The engine did not take the request in."""
+        """Record that the engine rejected the request."""
         self._running.clear()
         if not self.accepted.done():
             self.accepted.set_exception(rejection(rejected.reason, rejected.message))
 
     def fail(self, before_accepted: Exception, while_running: Exception) -> None:
-        """No more comes from the engine."""
+        """Record that no more output will come from the engine."""
         self._error = while_running
         if not self.accepted.done():
             self.accepted.set_exception(before_accepted)
@@ -256,7 +256,7 @@ class _Mailbox:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, which is one engine process: the handshake, then one mailbox for each unfinished request."""
+    """One connection to one engine process: the handshake, then one mailbox per unfinished request."""
 
     def __init__(self, on_handshake: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -269,7 +269,7 @@ class _Connection(asyncio.Protocol):
 
     def add(self, request: AddRequest) -> _Mailbox:
         assert request.request_id not in self._mailboxes, "a request is sent once"
-        frame = encode(request)  # first: what cannot be written leaves nothing behind that waits for an answer
+        frame = encode(request)  # first: if encoding fails, no mailbox is left behind
         mailbox = _Mailbox(self, request)
         self._mailboxes[request.request_id] = mailbox
         self._write(frame)
@@ -304,7 +304,7 @@ class _Connection(asyncio.Protocol):
         self.lost.set()
 
     def leave(self) -> None:
-        """Take no more from the engine: whoever still waits for it is told that this server ends."""
+        """Take no more outputs. All waiting readers get the error that this server is shutting down."""
         self._fail(EngineLeftError(), EngineLeftError())
 
     def _fail(self, before_accepted: Exception, while_running: Exception) -> None:
@@ -314,7 +314,7 @@ class _Connection(asyncio.Protocol):
 
     def _receive(self, body: bytes) -> None:
         message = decode_from_engine(body)
-        if isinstance(message, StepOutput):  # first, because nearly all are
+        if isinstance(message, StepOutput):  # first: nearly all messages are
             mailboxes = self._mailboxes
             for output in message.outputs:
                 if (mailbox := mailboxes.get(output.request_id)) is not None:

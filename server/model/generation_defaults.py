@@ -1,7 +1,7 @@
-"""What the checkpoint asks for when a request does not say: the sampling part of its generation_config.json.
+"""Reads the model's default sampling parameters from generation_config.json.
 
-End-of-sequence ids from the same file are the engine's business. A file that is missing or broken means no defaults:
-many checkpoints have none, and serving goes on without it.
+They apply to what a request leaves out. The engine reads the end-of-sequence ids from the same file. If the file is
+missing or broken, there are no defaults and serving goes on; many checkpoints have no such file.
 """
 
 import logging
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling defaults of the model; None where the checkpoint says nothing."""
+    """Sampling defaults of the model. None: the checkpoint has no value."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -25,7 +25,7 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(checkpoint: pathlib.Path) -> GenerationDefaults:
-    """Read generation_config.json in the checkpoint folder; values of another type are left out, with a warning."""
+    """Read generation_config.json in the checkpoint folder. Values of a wrong type are skipped with a warning."""
     path = checkpoint / "generation_config.json"
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, object])

@@ -1,4 +1,4 @@
-"""The models that are served, each behind one name or several."""
+"""Defines a served model, and maps the names that clients may use to the served models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from weft.server.text.text_tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model: the engine that runs it, and what its checkpoint says of text.
+    """A model: the engine that runs it, and the text side of its checkpoint.
 
     Attributes:
-        name: Its own name; clients may know it by others, too.
-        adapter: The adapter that the engine is to put on the model; None for the model as it is.
+        name: The model's own name. Clients may use other names for it, too.
+        adapter: Name of the adapter that the engine applies; None: the base model.
     """
 
     name: str
@@ -31,7 +31,7 @@ class ServedModel:
 
     @property
     def engine_info(self) -> EngineInfo:
-        """What its engine is.
+        """What its engine reported in the handshake.
 
         Raises:
             EngineRestartingError: No engine is connected.
@@ -45,11 +45,11 @@ class ServedModel:
 def served_models(
     engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings
 ) -> Mapping[str, ServedModel]:
-    """The one model that settings can name, behind each of its names.
+    """Map each served name to the one model that the settings describe.
 
     Args:
-        engine_client: Connected or not; requests get 503 while it is not.
-        settings: `model` is the checkpoint folder, where the model's own sampling defaults lie, or None for none.
+        engine_client: May be disconnected; requests then get 503.
+        settings: `model` is the checkpoint folder, which holds the sampling defaults; None: no defaults.
     """
     defaults = read_generation_defaults(Path(settings.model)) if settings.model else GenerationDefaults()
     formats = choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format, tokenizer.added_id)

@@ -1,4 +1,4 @@
-"""The calls of one choice on the wire, plain or streamed: ids, indices, and the three ways to write a call."""
+"""Writes the calls of one choice, plain or streamed: ids, indices, and the three shapes of a call."""
 
 import json
 import secrets
@@ -15,23 +15,23 @@ from weft.server.schemas.chat_completions import (
 
 
 class CallStream:
-    """Turns the events of calls into deltas. Mutated by its methods alone.
+    """Turns the events of calls into deltas. Only its own methods mutate it.
 
-    The id, the type and the whole name come once, then fragments of the arguments. The input of a custom tool lies
-    inside JSON, so it comes at once, when the next call begins or the choice ends.
+    The id, the type and the whole name come first, once. Fragments of the arguments follow. The input of a custom tool
+    is a string inside JSON, so it is sent whole, when the next call begins or the choice ends.
 
     Attributes:
-        num_calls: Calls that have begun.
+        num_calls: Number of calls that have begun.
     """
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
-        self._is_custom = False  # the call that began last
-        self._input: str | None = None  # of the custom call that has ended and is not written yet
+        self._is_custom = False  # about the latest call
+        self._input: str | None = None  # input of a custom call that has ended but is not sent yet
         self.num_calls = 0
 
     def deltas(self, event: CallOpened | CallArguments | CallClosed) -> list[ChunkDelta]:
-        """What an event adds."""
+        """The deltas for one event."""
         match event:
             case CallOpened():
                 rest = self.rest()
@@ -45,7 +45,7 @@ class CallStream:
         return []
 
     def rest(self) -> list[ChunkDelta]:
-        """What is still to be written of the call that began last."""
+        """The deltas of the latest call that are not sent yet."""
         if self._input is None:
             return []
         custom, self._input = CalledCustom(self._input), None
@@ -69,7 +69,7 @@ class CallStream:
 
 
 def add_calls(message: AssistantMessage, calls: list[CallClosed], use: ToolUse) -> None:
-    """Put whole calls into a plain answer, which then has no content unless the model wrote some."""
+    """Put whole calls into a plain answer. Its content is null if the model wrote none."""
     message.content = message.content or None
     if use.is_legacy:
         message.function_call = CalledFunction(calls[0].arguments, calls[0].name)
@@ -85,7 +85,7 @@ def _whole(call: CallClosed, use: ToolUse) -> AnsweredCall:
 
 
 def _custom_input(arguments: str) -> str:
-    """The input of a custom tool, as far as it goes where the model did not come to its end."""
+    """The input of a custom tool; the part that exists if the output ended within it."""
     for end in ("", "}", '"}'):
         try:
             value = json.loads(arguments + end)[CUSTOM_INPUT]

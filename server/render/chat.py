@@ -1,4 +1,7 @@
-"""Events -> the JSON of POST /v1/chat/completions, streamed or plain. Pure; one renderer per HTTP request."""
+"""Renders events as the JSON of POST /v1/chat/completions, streamed or plain.
+
+Pure: no I/O. Each HTTP request has a renderer of its own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,26 +20,26 @@ from weft.server.schemas import chat_completions as wire
 
 @dataclass(slots=True)
 class _Choice:
-    """What is remembered of a choice that has begun."""
+    """State of a choice that has begun."""
 
     index: int
     calls: CallStream | None
-    text_event: TextEvent | None  # none unless only text changes from chunk to chunk
-    token_ids: list[int] = field(default_factory=list)  # that no chunk has shown yet
+    text_event: TextEvent | None  # None if more than text can change between chunks
+    token_ids: list[int] = field(default_factory=list)  # ids that no chunk has shown yet
 
 
 class ChatRenderer(OpenAIRenderer):
-    """Writes one answer. Mutated by `stream`, which remembers what has begun."""
+    """Writes one answer. Only `stream` mutates it: it keeps the state of choices that have begun."""
 
     def __init__(self, task: Task, options: RenderOptions, report: Report) -> None:
-        """Nothing is written yet."""
+        """Prepare to write an answer; writes nothing yet."""
         super().__init__("chatcmpl", task, options, report)
         self._use = task.wishes.use
         self._shows_reasoning = task.wishes.thinking.is_shown
         self._choices: dict[int, _Choice] = {}
 
     def stream(self, index: int, events: Sequence[Event]) -> bytes:
-        """The role first, then what the choice gained, then the finish reason."""
+        """The chunks of a choice: the role first, then its new text and calls, then the finish reason."""
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = self._new_choice(index)
@@ -46,7 +49,7 @@ class ChatRenderer(OpenAIRenderer):
         return b"".join(self._written(choice, event) for event in events)
 
     def stream_end(self) -> bytes:
-        """The usage event, if it was asked for."""
+        """The usage event, if the caller asked for it."""
         if not self._options.usage:
             return b""
         chunk = self._chunk([])
@@ -54,7 +57,7 @@ class ChatRenderer(OpenAIRenderer):
         return encode_event(chunk)
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
-        """The plain answer."""
+        """The whole plain answer."""
         answered = [self._whole_choice(choice) for choice in choices]
         completion = wire.ChatCompletion(**self._envelope, choices=answered, usage=self._usage())
         self._add_prompt(completion)
@@ -144,7 +147,7 @@ class ChatRenderer(OpenAIRenderer):
         return wire.ChatCompletionChunk(**self._envelope, choices=choices, usage=counts)
 
     def _logprobs(self, tokens: Sequence[Token], *, always: bool = False) -> wire.ChoiceLogprobs | None:
-        """Log-probabilities of the tokens that are part of the text; None when there are none to show."""
+        """Log-probabilities of the tokens that are part of the text; None if there are none to show."""
         if self._options.logprobs is None:
             return None
         content = [self._token(token) for token in tokens if token.part is Part.TEXT]

@@ -1,4 +1,4 @@
-"""What the answers of both endpoints have in common: ids, finish reasons, usage, the prompt, obfuscation."""
+"""Writes the parts that both endpoints' answers share: ids, finish reasons, usage, prompt, obfuscation."""
 
 import hashlib
 import secrets
@@ -15,16 +15,16 @@ from weft.server.request.task import Task
 from weft.server.schemas.common import CachedTokens, GenerationBody, OutputTokens, PromptLogprob, PromptLogprobs, Usage
 
 FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-"""OpenAI's words; every other reason is an error before it gets here."""
+"""OpenAI's words. Every other reason has become an error before rendering."""
 
 MIN_LOGPROB = -9999.0
-"""What stands for a probability of zero, for JSON has no infinity."""
+"""The log-probability shown for probability zero; JSON has no infinity."""
 
 _OBFUSCATION_BLOCK = 32
 
 
 class Envelope(TypedDict):
-    """The members that are the same in an answer and in each of its chunks."""
+    """The members that an answer and all its chunks share."""
 
     id: str
     created: int
@@ -35,14 +35,14 @@ class Envelope(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """What the caller wants to see.
+    """What the answer shows.
 
     Attributes:
-        logprobs: Alternatives per token to show, ids that were asked for included; None shows no logprobs.
-        prompt_logprobs: Alternatives per prompt token to show; None shows none of the prompt's.
-        usage: End the stream with a usage chunk.
-        usage_on_every_chunk: Show usage so far on each chunk.
-        obfuscation: Pad chunks, so that their lengths on the wire do not give the text away.
+        logprobs: Number of alternatives per token, requested ids included; None: no logprobs.
+        prompt_logprobs: Number of alternatives per prompt token; None: no prompt logprobs.
+        usage: The stream ends with a usage chunk.
+        usage_on_every_chunk: Each chunk shows the usage so far.
+        obfuscation: Chunks are padded, so that their lengths on the wire do not reveal the text.
     """
 
     logprobs: int | None
@@ -55,7 +55,7 @@ class RenderOptions:
 
     @property
     def only_text_changes(self) -> bool:
-        """Whether the chunks between the first and the last of a choice differ in nothing else."""
+        """Whether the chunks between the first and the last of a choice differ only in their text."""
         return self.logprobs is None and not (self.token_ids or self.usage_on_every_chunk or self.obfuscation)
 
 
@@ -81,10 +81,10 @@ class PromptMembers(Protocol):
 
 
 class OpenAIRenderer:
-    """What the renderers of both endpoints know, and the members that both write."""
+    """The base of both endpoints' renderers: their common state, and the members that both write."""
 
     def __init__(self, prefix: str, task: Task, options: RenderOptions, report: Report) -> None:
-        """An answer begins now, with an id of this prefix."""
+        """Start an answer: make its id, which has this prefix, and its creation time."""
         self._report = report
         self._options = options
         self._tokenizer = task.model.tokenizer
@@ -108,20 +108,20 @@ class OpenAIRenderer:
         )
 
     def _chunk_usage(self) -> Usage | UnsetType | None:
-        """The usage member of a chunk that is not the last: so far, null, or absent."""
+        """The usage member of a chunk that is not the last: usage so far, null, or absent."""
         if self._options.usage_on_every_chunk:
             return self._usage()
         return None if self._options.usage else UNSET
 
     def _obfuscation(self, text: str) -> str | UnsetType:
-        """Random text that brings the length of a delta's text up to a multiple of 32."""
+        """Random text that pads the length of a delta's text to a multiple of 32."""
         if not self._options.obfuscation:
             return UNSET
         length = -len(text.encode("utf-8", "replace")) % _OBFUSCATION_BLOCK
         return secrets.token_urlsafe(_OBFUSCATION_BLOCK)[:length]
 
     def _add_prompt(self, shape: PromptMembers, index: int = 0) -> None:
-        """Show the prompt of a choice as ids and as text, control tokens included, as far as it was asked for."""
+        """Add the prompt of a choice as ids and as text, each if requested. The text includes control tokens."""
         token_ids = self._report.prompt_of(index).prompt.token_ids
         if self._options.token_ids:
             shape.prompt_token_ids = token_ids
@@ -129,7 +129,7 @@ class OpenAIRenderer:
             shape.prompt_text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _prompt_logprobs(self, index: int = 0) -> PromptLogprobs | UnsetType:
-        """By position of the prompt, each alternative and the token itself."""
+        """For each position of the prompt: the alternatives and the token itself."""
         count, report = self._options.prompt_logprobs, self._report.prompt_of(index)
         if count is None:
             return UNSET
@@ -146,6 +146,6 @@ class OpenAIRenderer:
 
 
 def _system_fingerprint(info: EngineInfo) -> str:
-    """Changes when the same request might be answered in other words: version, model, arithmetic."""
+    """A value that changes if the same request may get a different answer: version, model, arithmetic."""
     parts = (VERSION, info.architecture, str(info.vocab_size), info.device, info.dtype, info.attention_backend)
     return "fp_" + hashlib.blake2s("|".join(parts).encode(), digest_size=5).hexdigest()

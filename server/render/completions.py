@@ -1,4 +1,7 @@
-"""Events -> the JSON of POST /v1/completions, streamed or plain. Pure; one renderer per HTTP request."""
+"""Renders events as the JSON of POST /v1/completions, streamed or plain.
+
+Pure: no I/O. Each HTTP request has a renderer of its own.
+"""
 
 from collections.abc import Sequence
 
@@ -14,14 +17,14 @@ from weft.server.request.task import Task
 from weft.server.schemas import completions as wire
 
 _Row = tuple[int, int, TokenLogprobs | None]
-"""Token id, where its text begins, log-probabilities (None for the first token of a prompt)."""
+"""(token id, offset of its text, log-probabilities or None for the first token of a prompt)."""
 
 
 class CompletionRenderer(OpenAIRenderer):
-    """Writes one answer. Mutated by `stream`, which remembers the choices that have begun."""
+    """Writes one answer. Only `stream` mutates it: it records the choices that have begun."""
 
     def __init__(self, task: Task, options: RenderOptions, report: Report, *, echo: bool) -> None:
-        """Nothing is written yet. O(tokens of the prompts) for `echo` and for logprobs."""
+        """Prepare to write an answer; writes nothing yet. O(prompt tokens) for `echo` and for logprobs."""
         super().__init__("cmpl", task, options, report)
         self._num_choices = task.num_made
         self._echo = echo
@@ -31,10 +34,10 @@ class CompletionRenderer(OpenAIRenderer):
             self._echoes = [
                 echo_prompt(each.prompt, self._tokenizer, skip_special_tokens=skips) for each in report.prompts
             ]
-        self._text_events: dict[int, TextEvent | None] = {}  # by choice that has begun; None unless only text changes
+        self._text_events: dict[int, TextEvent | None] = {}  # by begun choice; None if more than text can change
 
     def stream(self, index: int, events: Sequence[Event]) -> bytes:
-        """The echoed prompt first, then what the choice gained, in one chunk."""
+        """One chunk with what the choice gained; the echoed prompt comes first."""
         text_event = self._text_events.get(index)
         if text_event is not None and len(events) == 1 and isinstance(events[0], Text):
             return text_event.fill(events[0].text)
@@ -64,13 +67,13 @@ class CompletionRenderer(OpenAIRenderer):
         return written + self._event(gained, is_first=is_first)
 
     def stream_end(self) -> bytes:
-        """The usage event, if it was asked for."""
+        """The usage event, if the caller asked for it."""
         if not self._options.usage:
             return b""
         return encode_event(wire.Completion(**self._envelope, choices=[], usage=self._usage()))
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
-        """The plain answer."""
+        """The whole plain answer."""
         answered = [self._whole_choice(position, choice) for position, choice in enumerate(choices)]
         completion = wire.Completion(**self._envelope, choices=answered, usage=self._usage())
         return msgspec.json.encode(completion)
@@ -130,7 +133,7 @@ class CompletionRenderer(OpenAIRenderer):
         )
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """The alternatives by text, and the token itself; of ids with one text, the most probable."""
+        """The alternatives and the token itself, by text. If ids share a text, the most probable one counts."""
         top: dict[str, float] = {}
         count = self._options.logprobs
         pairs = zip(logprobs.top_token_ids[:count], logprobs.top_logprobs[:count], strict=True)

@@ -1,4 +1,4 @@
-"""What an answer says of its prompt's text: what the caller wrote, and where each token begins in that."""
+"""Finds the prompt's text for an answer, and the offset of each prompt token in it."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from weft.server.text.text_tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class PromptEcho:
-    """What the caller wrote, or what its token ids say; and by token, where its text begins."""
+    """The caller's text, or the text of its token ids; and the offset of each token in it."""
 
     text: str
     starts: list[int]
 
 
 def echo_prompt(prompt: Prompt, tokenizer: TextTokenizer, *, skip_special_tokens: bool) -> PromptEcho:
-    """The prompt for `echo`, and for the text offsets of legacy logprobs. O(tokens)."""
+    """The prompt's text for `echo`, and the text offsets for legacy logprobs. O(tokens)."""
     detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens and prompt.text is None)
     starts: list[int] = []
     pieces: list[str] = []
@@ -27,6 +27,6 @@ def echo_prompt(prompt: Prompt, tokenizer: TextTokenizer, *, skip_special_tokens
     text = "".join(pieces) + detokenizer.finish()
     if prompt.text is None:
         return PromptEcho(text, starts)
-    # A beginning-of-text token that was put in front is not in what the caller wrote.
+    # A beginning-of-text token in front of the prompt is not part of the caller's text.
     num_added = len(text) - len(prompt.text) if text.endswith(prompt.text) else 0
     return PromptEcho(prompt.text, [min(max(0, start - num_added), len(prompt.text)) for start in starts])

@@ -1,4 +1,7 @@
-"""What a body asks of a beam search, which the engine does: the choices come whole, at the end, best first."""
+"""Reads the beam search options of a body.
+
+The engine does the search. It returns whole choices at the end, best first.
+"""
 
 from collections.abc import Mapping
 
@@ -17,14 +20,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "top_k": (0, -1),
     "repetition_penalty": (1,),
 }
-"""Fields that the search, which follows the model's own probabilities to the end, cannot honour, and neutral values."""
+"""Fields that a beam search cannot honour, each with its neutral values.
+
+The search uses the model's own probabilities, and runs to the end.
+"""
 
 
 def beam_options(body: GenerationBody) -> BeamOptions | None:
-    """Read the options of a body; None when it asks for no beam search.
+    """Read the options of a body; None if it asks for no beam search.
 
     Raises:
-        InvalidRequestError: Another field has no meaning with beams, or one of theirs has none without.
+        InvalidRequestError: A field cannot be used with beam search, or an option of beam search is given without it.
     """
     if not body.use_beam_search:
         for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):

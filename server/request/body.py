@@ -1,8 +1,8 @@
-"""From the bytes of a body to the schema's model: bounded before work is done on it, beside the event loop when long.
+"""Parses the bytes of a body into its schema's model: bounded first, in a thread if long.
 
-What a C function does with a long text cannot be interrupted by any other thread, so a body is bounded by what it
-holds, too, and not by its bytes alone: texts may fill it, but numbers, lists and objects are counted before it is
-parsed. When its client leaves, the request is dropped; what a thread has begun of it ends first, in the thread.
+A C function that works on a long text keeps all other threads waiting. So a body is bounded by its content too, not by
+its bytes alone. Texts may fill it. Numbers, lists and objects are counted before it is parsed. If the client
+disconnects, the request is dropped. Work that a thread has begun still runs to its end in that thread.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from weft.server.request.validation import as_invalid_request
 from weft.server.schemas.common import MAX_ITEMS
 
 MAX_PARTS = 2**17
-"""Most texts, lists and objects in a body, names of members included."""
+"""Most texts, lists and objects in a body; names of members count as texts."""
 
 _SLICE_BYTES = 1 << 18
 
 CLIENT_CLOSED = 499
-"""What nobody reads: the client has left."""
+"""Status if the client has disconnected; nobody reads it."""
 
 T = TypeVar("T", bound=BaseModel)
 
 
 class BodyRoute(APIRoute):
-    """A route whose body is decoded here; FastAPI is handed the model."""
+    """A route whose body is decoded in this file. FastAPI gets the finished model."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See FastAPI."""
+        """Override FastAPI's handler: decode the body, and stop when the client disconnects."""
         handle = super().get_route_handler()
         assert self.body_field is not None, "the routes with this class have a body"
         model: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
@@ -59,16 +59,16 @@ class _DecodingRequest(Request):
         self._model = model
 
     async def json(self) -> BaseModel | None:
-        """What FastAPI asks for when the body is said to be JSON."""
+        """Return the model. FastAPI calls this if the content type is JSON."""
         workers: Workers = self.app.state.context.workers
         return await workers.run_light(len(self._body), decode, self._model, self._body)
 
 
 async def _while_wanted(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
-    """Await the work, but cancel it when the client leaves; None then. The body must have been read.
+    """Await the work; cancel it and return None if the client disconnects. The body must have been read.
 
     Raises:
-        ShuttingDownError: The drain has cut it.
+        ShuttingDownError: The drain cancelled it.
     """
 
     async def disconnected() -> None:
@@ -92,15 +92,15 @@ async def _while_wanted(request: Request, work: Coroutine[Any, Any, Response]) -
 
 
 def decode(model: type[T], data: bytes) -> T | None:
-    """Parse and validate a body; None when it is JSON's null.
+    """Parse and validate a body; None if it is JSON's null.
 
     Raises:
-        MalformedBodyError: It is no JSON, or holds too much.
-        InvalidRequestError: It does not fit the schema.
+        MalformedBodyError: It is not JSON, or holds too many values.
+        InvalidRequestError: It does not match the schema.
     """
     check_amount(data)
     try:
-        value = json.loads(data.decode("utf-8-sig", "surrogatepass"))  # in no other encoding, which would count wrongly
+        value = json.loads(data.decode("utf-8-sig", "surrogatepass"))  # no other encoding: the counts assume UTF-8
     except json.JSONDecodeError as exc:
         raise MalformedBodyError(f"the body is not valid JSON: {exc.msg} at character {exc.pos}") from None
     except (ValueError, RecursionError) as exc:
@@ -126,10 +126,10 @@ def _fault(exc: Exception) -> str:
 
 
 def check_amount(data: bytes) -> None:
-    """Count what a JSON text holds, outside of its texts.
+    """Count the values of a JSON text before it is parsed. The content of strings does not count.
 
     Raises:
-        MalformedBodyError: It is too much.
+        MalformedBodyError: There are too many.
     """
     num_items, num_parts, in_text, start = 0, 0, False, 0
     while start < len(data):

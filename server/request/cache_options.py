@@ -1,7 +1,7 @@
-"""`prompt_cache_options` and `prompt_cache_breakpoint`: what a request does with the prefix cache.
+"""`prompt_cache_options` and `prompt_cache_breakpoint`: how a request uses the prefix cache.
 
-Blocks are shared by content without being asked (mode implicit). Mode explicit without a breakpoint neither reads nor
-writes the cache. A breakpoint keeps the prompt up to the end of its part for a time, in either mode.
+In mode implicit, blocks are shared by content automatically. In mode explicit, a request without a breakpoint neither
+reads nor writes the cache. In both modes, a breakpoint pins the prompt up to the end of its part for a limited time.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ from weft.server.schemas.common import PromptCacheOptions
 TTLS_S = {"30m": 1800.0, "12h": 43200.0}
 DEFAULT_TTL = "30m"
 MAX_BREAKPOINTS = 4
-"""Of more, the last ones count."""
+"""If there are more, the last ones count."""
 
 _MARKS = "\U0010fffa\U0010fffb\U0010fffc\U0010fffd"
-"""One for each breakpoint, private to this file: no template or tokenizer gives them a meaning."""
+"""One character for each breakpoint, used in this file only. They have no meaning to templates and tokenizers."""
 _WITHOUT_MARKS = dict.fromkeys(map(ord, _MARKS))
 
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """The end of a part up to which the prompt is kept: the message, characters of its content, for how long."""
+    """The end of a part: its message, characters of content up to it, and how long the prompt up to it is kept."""
 
     message: int
     num_chars: int
@@ -37,7 +37,7 @@ def find_breakpoints(messages: Sequence[Message], options: PromptCacheOptions | 
     """The last breakpoints, in order.
 
     Raises:
-        InvalidRequestError: A ttl is not among those that there are.
+        InvalidRequestError: A ttl is not one of the known ones.
     """
     usual_s = _ttl_s(options.ttl if options else None, "prompt_cache_options.ttl") or TTLS_S[DEFAULT_TTL]
     found = []
@@ -53,10 +53,10 @@ def find_breakpoints(messages: Sequence[Message], options: PromptCacheOptions | 
 
 
 def uses_cache(options: PromptCacheOptions | None) -> bool:
-    """Whether the cache is used without a breakpoint, too.
+    """Whether the cache is used even without a breakpoint.
 
     Raises:
-        InvalidRequestError: The ttl is not among those that there are.
+        InvalidRequestError: The ttl is not one of the known ones.
     """
     if options is None:
         return True
@@ -65,9 +65,9 @@ def uses_cache(options: PromptCacheOptions | None) -> bool:
 
 
 def marked(messages: Sequence[dict[str, Any]], breakpoints: Sequence[Breakpoint]) -> list[dict[str, Any]]:
-    """The messages with a mark at each breakpoint, before white space there, which a template may strip."""
+    """The messages with a mark at each breakpoint, in front of white space there, which a template may strip."""
     result = list(messages)
-    for mark, at in reversed([*zip(_MARKS, breakpoints, strict=False)]):  # from the end, where nothing moves
+    for mark, at in reversed([*zip(_MARKS, breakpoints, strict=False)]):  # last first: earlier positions stay valid
         message = result[at.message]
         content = message["content"]
         end = len(content[: at.num_chars].rstrip())
@@ -81,13 +81,13 @@ def find_pins(
     rendered: Sequence[str],
     encode: Callable[[list[str]], list[int]],
 ) -> list[Pin]:
-    """Where the breakpoints are among the prompt's ids.
+    """Find the breakpoints among the prompt's ids.
 
-    The prompt itself is rendered without marks, so that no template answers to them. What both have in common up to a
-    mark is kept; all of the prompt where a template does not show the mark.
+    The prompt itself is rendered without marks, so that marks cannot change it. A pin covers the ids that both
+    renderings share up to the mark. If the template does not show the mark, the pin covers the whole prompt.
 
     Args:
-        rendered: What a template made of marked messages, in the pieces that `encode` takes.
+        rendered: The template's output for the marked messages, in the pieces that `encode` takes.
     """
     pins = []
     for mark, at in zip(_MARKS, breakpoints, strict=False):
@@ -99,7 +99,7 @@ def find_pins(
 
 
 def _beginning(rendered: Sequence[str], mark: str) -> list[str]:
-    """What was rendered up to a mark, which stays so that the ids before it are told from those behind it."""
+    """The rendered text up to and including a mark, at which its ids begin to differ from the prompt's."""
     pieces: list[str] = []
     for piece in rendered:
         head, found, _ = piece.partition(mark)
@@ -110,7 +110,7 @@ def _beginning(rendered: Sequence[str], mark: str) -> list[str]:
 
 
 def _ttl_s(ttl: str | None, path: str) -> float | None:
-    """Seconds; None when there is no ttl."""
+    """The ttl in seconds; None if there is none."""
     if ttl is not None and ttl not in TTLS_S:
         raise InvalidRequestError(f"{path} must be one of {', '.join(TTLS_S)}, got {shown(ttl)}", param=path)
     return None if ttl is None else TTLS_S[ttl]

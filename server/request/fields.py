@@ -1,8 +1,11 @@
-"""Which body fields are refused, and which are reported as ignored: no field is dropped in silence.
+"""Decides which body fields are refused and which are reported as ignored. None is dropped silently.
 
-A field is honoured (it is declared in a schema and used), accepted (declared, validated, reported in the header
-`x-ignored-params`), refused (named here, 400 when its value asks for something) or unknown (reported, or 400 when
-parameters are strict).
+Every field is one of four kinds:
+
+- honoured: declared in a schema and used
+- accepted: declared, validated, and reported in the header `x-ignored-params`
+- refused: named here; 400 if its value asks for something
+- unknown: reported; 400 if parameters are strict
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +18,12 @@ from weft.server.errors import UnknownParameterError, UnsupportedParameterError,
 from weft.server.request.validation import dotted_path
 
 MAX_REPORTED = 32
-"""Most names in the header, which proxies limit."""
+"""Most names in the header. Proxies limit its length."""
 
 _NOTHING: tuple[object, ...] = (None,)
 
 REFUSED_EVERYWHERE: Mapping[str, tuple[object, ...]] = {"moderation": _NOTHING}
-"""Fields that are known and not honoured, each with the values that ask for nothing."""
+"""Fields that are known but not honoured, each with the values that ask for nothing."""
 
 REFUSED_IN_CHAT: Mapping[str, tuple[object, ...]] = {
     **REFUSED_EVERYWHERE,
@@ -43,7 +46,7 @@ REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSE
 
 _ASKING_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {"store": (None, False)}
 ACCEPTED = frozenset({"user", "safety_identifier", "prompt_cache_retention", "metadata", "store", "verbosity"})
-"""Fields that are validated and reported, and change nothing."""
+"""Fields that are validated and reported but have no effect."""
 
 
 def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *, strict: bool) -> list[str]:
@@ -73,7 +76,7 @@ def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *
 
 
 def ignored_header(ignored: Iterable[str]) -> dict[str, str]:
-    """The `x-ignored-params` header, or none; names are the caller's text, so they are made safe for a header."""
+    """The `x-ignored-params` header, or no header. The names are the caller's text, so they are escaped."""
     names = [quote(name[:64], safe="[]._-", errors="replace")[:64] for name in list(ignored)[:MAX_REPORTED]]
     return {"x-ignored-params": ",".join(names)} if names else {}
 
@@ -81,17 +84,17 @@ def ignored_header(ignored: Iterable[str]) -> dict[str, str]:
 def _walk(
     model: BaseModel, at: tuple[str | int, ...], generic: str
 ) -> Iterator[tuple[tuple[str | int, ...], str, Any, bool]]:
-    """Yield (steps to it, path without indices, value, is it unknown to the schema) for every field that was sent."""
+    """Yield (steps, path without indices, value, whether the schema does not know it) for every field that was sent."""
     prefix = f"{generic}." if generic else ""
     for name, value in (model.model_extra or {}).items():
         yield (*at, name), prefix + name, value, True
-    for field, info in type(model).model_fields.items():  # in the schema's order; that of a set is different each time
+    for field, info in type(model).model_fields.items():  # in the schema's order; a set's order varies
         if field not in model.model_fields_set:
             continue
         name, value = info.alias or field, getattr(model, field)
         yield (*at, name), prefix + name, value, False
         if isinstance(value, BaseModel):
             yield from _walk(value, (*at, name), prefix + name)
-        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):  # then all are
+        elif isinstance(value, list) and value and isinstance(value[0], BaseModel):  # then all items are
             for i, item in enumerate(value):
                 yield from _walk(item, (*at, name, i), f"{prefix}{name}[]")

@@ -1,4 +1,4 @@
-"""The parameters table of docs/api.md: what becomes of every field of a generating endpoint, told from the code."""
+"""Generates the parameters table of docs/api.md: how every field of a generating endpoint is treated."""
 
 from collections.abc import Mapping
 
@@ -62,17 +62,17 @@ REMARKS = {
     "safety_identifier": "no effect yet: all callers share one queue",
     "metadata": "up to 16 pairs; keys up to 64 characters, values up to 512",
 }
-"""What is worth saying of a field, on any route that has it."""
+"""Remarks on fields. They hold on every route that has the field."""
 
 
 def treatments(body: type[GenerationBody], refused: Mapping[str, object]) -> dict[str, str]:
-    """By field of a body: honoured, accepted (no effect, reported) or refused."""
+    """How each field of a body is treated: honoured, accepted (no effect, reported) or refused."""
     known = {name: "accepted" if name in ACCEPTED else "honoured" for name in body.model_fields}
     return {**known, **{name: "refused" for name in refused if name not in known}}
 
 
 def render_table() -> str:
-    """The table in Markdown: one row for each field, the honoured ones first."""
+    """The table in Markdown: one row per field, honoured fields first."""
     by_route = [treatments(body, refused) for _, body, refused in _ROUTES]
     names = list(dict.fromkeys(name for route in by_route for name in route))
     rows = [(name, [route.get(name, "") for route in by_route]) for name in names]

@@ -1,6 +1,6 @@
-"""`suffix`: prompts for filling in the middle, for models whose vocabulary has tokens for it.
+"""`suffix`: builds fill-in-the-middle prompts, for models whose vocabulary has tokens for it.
 
-A vocabulary names its family; each family was trained on one order of prefix and suffix.
+The tokens tell the family. Each family was trained with one order of prefix and suffix.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from weft.server.text.text_tokenizer import TextTokenizer
 
 
 class _Family(NamedTuple):
-    """Tokens before the first part, before the second and behind both; and those that also end what was filled in."""
+    """Tokens before the first part, before the second part and after both; and extra tokens that end the output."""
 
     tokens: tuple[str, ...]
     ends: tuple[str, ...] = ()
@@ -48,14 +48,14 @@ _FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class FillIn:
-    """How this vocabulary asks for the middle; `stop_token_ids` end the output besides the model's own."""
+    """How this vocabulary asks for the middle. `stop_token_ids` end the output, as do the model's own stop ids."""
 
     token_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
     is_suffix_first: bool
 
     def prompt(self, token_ids: list[int], suffix_ids: list[int], bos_token_id: int | None) -> list[int]:
-        """The prompt for what stands between a prefix and a suffix; a beginning-of-text token stays in front."""
+        """The prompt that asks for the text between prefix and suffix. A beginning-of-text token stays in front."""
         has_bos = token_ids[:1] == [bos_token_id]
         prefix_ids = token_ids[has_bos:]
         first, second = (suffix_ids, prefix_ids) if self.is_suffix_first else (prefix_ids, suffix_ids)
@@ -67,7 +67,7 @@ def fill_in(tokenizer: TextTokenizer) -> FillIn:
     """Find the family of a vocabulary.
 
     Raises:
-        UnsupportedParameterError: It has no tokens for filling in.
+        UnsupportedParameterError: The vocabulary has no tokens for filling in the middle.
     """
     for family in _FAMILIES:
         ids = {token: tokenizer.token_id(token) for token in (*family.tokens, *family.ends)}

@@ -1,8 +1,7 @@
-"""From the messages of a chat body to what a chat template is given.
+"""Converts the messages of a chat body to the dictionaries that a chat template takes.
 
-Content becomes one string; parts of it that this server cannot show to a model are refused. Calls of earlier turns
-are handed to the template with their arguments as an object, which is what templates expect, and it is the
-template's business whether it can write them.
+Content becomes one string. Parts that this server cannot show to a model are refused. Templates expect the arguments of
+earlier calls as objects, so their JSON text is parsed. Whether calls can be written is up to the template.
 """
 
 from typing import Any
@@ -15,12 +14,12 @@ from weft.server.request.validation import required
 from weft.server.schemas.chat_completions import ContentPart, FunctionCall, Message, ToolCall
 
 PART_SEPARATOR = "\n"
-"""Stands between the parts of a content."""
+"""Joins the parts of a content."""
 _UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Every message as a dictionary for the template; a field that was not sent is not there.
+    """Every message as a dictionary for the template, without fields that were not sent.
 
     Raises:
         InvalidRequestError: There is no message, or a message does not fit its role.
@@ -30,7 +29,7 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
         raise InvalidRequestError("messages must hold at least one message, got none", param="messages")
     try:
         return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    except RecursionError as exc:  # arguments of a call are JSON inside JSON, which the body's own parser did not see
+    except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
         raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
 
 
@@ -50,7 +49,7 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
     if reasoning is not None:
         result["reasoning_content"] = reasoning
         if not (message.tool_calls or message.function_call):
-            result["content"] = result["content"] or ""  # a turn that was cut while it thought
+            result["content"] = result["content"] or ""  # the turn was cut during its reasoning
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             result[name] = getattr(message, name)
@@ -63,7 +62,7 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
 
 
 def text_of(content: str | list[ContentPart], at: str, separator: str = PART_SEPARATOR) -> str:
-    """Content as one string; `at` is its path in the body, separator stands between its parts."""
+    """Content as one string. `at` is its path in the body; `separator` joins its parts."""
     if isinstance(content, str):
         return content
     return separator.join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
@@ -90,7 +89,7 @@ def _function_call(function: FunctionCall) -> dict[str, Any]:
     try:
         arguments: Any = msgspec.json.decode(function.arguments)
     except msgspec.DecodeError:
-        arguments = function.arguments  # what the model wrote was no JSON: show it as it was
+        arguments = function.arguments  # the model's text was not JSON: show it unchanged
     return _call(function.name, arguments)
 
 

@@ -1,7 +1,7 @@
-"""From the fields of a body to what the engine and the text pipeline are told.
+"""Converts body fields to sampling parameters for the engine and text options for the pipeline.
 
-Ranges that the engine owns are checked by `SamplingParams`; here are only those that concern the wire: the names of
-its fields, what depends on the vocabulary, and what is text.
+`SamplingParams` checks the ranges that the engine owns. This file checks the rest: limits that depend on the
+vocabulary, and limits on text. It also names fields as they are called on the wire.
 """
 
 import re
@@ -21,7 +21,7 @@ from weft.server.text.text_tokenizer import TextTokenizer
 MAX_STOPS = 64
 MAX_BAD_WORDS = 1024
 MAX_STOP_CHARS = 1024
-"""Of a stop string, and of a bad word."""
+"""Most characters in a stop string or a bad word."""
 MAX_LOGPROBS = 20
 _MAX_PRIORITY = 2**31 - 1
 
@@ -37,10 +37,10 @@ def build_sampling_params(
     prompt_logprobs: int | None,
     extra_stop_ids: Sequence[int] = (),
 ) -> SamplingParams:
-    """Everything about sampling; the seed is random when the body has none.
+    """The sampling parameters of a request. The seed is random if the body has none.
 
     Raises:
-        InvalidRequestError: A value is out of range; names the field as it is called on the wire.
+        InvalidRequestError: A value is out of range. The error has the field's name on the wire.
     """
     info, defaults = model.engine_info, model.defaults
     allowed = _known_ids("allowed_token_ids", body.allowed_token_ids, info)
@@ -50,7 +50,7 @@ def build_sampling_params(
             max_tokens=max_tokens,
             min_tokens=check_range("min_tokens", _first(body.min_tokens, 0), 0, info.max_model_len),
             temperature=_first(body.temperature, defaults.temperature, 1.0),
-            top_k=0 if top_k == -1 else min(top_k, info.vocab_size),  # -1 is other servers' word for all
+            top_k=0 if top_k == -1 else min(top_k, info.vocab_size),  # other servers use -1 for all
             top_p=_first(body.top_p, defaults.top_p, 1.0),
             min_p=_first(body.min_p, defaults.min_p, 0.0),
             presence_penalty=_first(body.presence_penalty, 0.0),
@@ -73,10 +73,10 @@ def build_sampling_params(
 
 
 def num_prompt_logprobs(body: GenerationBody, echoed: int | None = None) -> int | None:
-    """Alternatives per prompt token, for the field and for the `echoed` ones; None when nobody asks for any.
+    """Number of alternatives per prompt token, the maximum of the field and `echoed`; None if neither is given.
 
     Raises:
-        InvalidRequestError: Out of range, or asked of a stream, which has no place for them.
+        InvalidRequestError: The field is out of range, or the answer is a stream, which has no place for them.
     """
     if body.prompt_logprobs is None:
         return echoed
@@ -86,12 +86,12 @@ def num_prompt_logprobs(body: GenerationBody, echoed: int | None = None) -> int 
 
 
 def num_to_look_at(body: GenerationBody) -> int:
-    """Characters that `build_sampling_params` encodes, and ids that it checks."""
+    """Size of the work in `build_sampling_params`: characters to encode plus ids to check."""
     return sum(map(len, body.bad_words or ())) + len(body.allowed_token_ids or ())
 
 
 def build_text_options(body: GenerationBody, *, shows_logprobs: bool) -> TextOptions:
-    """How output becomes text.
+    """The options that control how output becomes text.
 
     Raises:
         InvalidRequestError: A stop string is empty or too long, or there are too many.
@@ -108,7 +108,7 @@ def build_text_options(body: GenerationBody, *, shows_logprobs: bool) -> TextOpt
 
 
 def _stop_list(body: GenerationBody) -> list[str]:
-    """The stop strings, whichever way they were written."""
+    """The stop strings as a list; a body may also give a single string."""
     stops = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
     if len(stops) > MAX_STOPS:
         raise InvalidRequestError(f"stop must hold at most {MAX_STOPS} strings, got {len(stops)}", param="stop")
@@ -121,7 +121,7 @@ def _stop_list(body: GenerationBody) -> list[str]:
 
 
 def check_common(body: GenerationBody, max_n: int) -> None:
-    """Check the fields of every generating endpoint that are neither sampling nor text."""
+    """Check the fields that all generating endpoints share and that concern neither sampling nor text."""
     if body.n is not None:
         check_range("n", body.n, 1, max_n)
     if body.priority is not None:
@@ -131,7 +131,7 @@ def check_common(body: GenerationBody, max_n: int) -> None:
 
 
 def _first(*values: T | None) -> T:
-    """The first that is not None; the last never is."""
+    """The first value that is not None. The last one must not be None."""
     return next(value for value in values if value is not None)
 
 

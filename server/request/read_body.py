@@ -1,4 +1,4 @@
-"""From the fields that OpenAI's generating endpoints share to the task that follows from them."""
+"""Builds the task from the fields that OpenAI's generating endpoints share."""
 
 import hashlib
 import time
@@ -31,16 +31,16 @@ async def read_task(
     num_made: int | None = None,
     user: str | None,
 ) -> Task:
-    """Read what both endpoints have.
+    """Read the fields that both endpoints have, and build the task.
 
     Args:
-        refused: Fields that the endpoint does not have; see `ignored_fields`.
-        logprobs: Alternatives per token that the answer shows; None: it shows none.
-        num_made: Choices to choose the answers from; None: all are answered.
-        user: Whom the caller asks for; None: nobody is named.
+        refused: Fields that the endpoint refuses; see `ignored_fields`.
+        logprobs: Number of alternatives per token that the answer shows; None: it shows no logprobs.
+        num_made: Number of choices to generate, of which the best are returned; None: all are returned.
+        user: The end user that the caller names; None: none is named.
 
     Raises:
-        InvalidRequestError: A field is out of range, or cannot be used with another.
+        InvalidRequestError: A field is out of range, or cannot be used with another one.
     """
     model, settings, size = context.check_model(body.model), context.settings, len(await request.body())
     ignored = await context.workers.run_light(size, ignored_fields, body, refused, strict=settings.strict_params)
@@ -84,9 +84,10 @@ async def read_task(
 
 
 def _deadline(request: Request, *, is_stream: bool, ping_s: float) -> float | None:
-    """When the client will have given up, on the clock of `time.monotonic`; None when that is not known.
+    """When the client will have given up, on the clock of `time.monotonic`; None if that is not known.
 
-    SDKs say how long they wait for the next byte. In a stream the keep-alive comments are bytes, too.
+    SDKs send how long they wait for the next byte. Keep-alive comments in a stream count as bytes, so a stream has no
+    deadline if they come often enough.
     """
     try:
         timeout_s = float(request.headers.get("x-stainless-read-timeout", "nan"))
@@ -98,15 +99,15 @@ def _deadline(request: Request, *, is_stream: bool, ping_s: float) -> float | No
 
 
 def _tenant(request: Request, user: str | None) -> str:
-    """Whom this work is done for, as a digest: the API key, else whom the caller names, else nobody.
+    """A digest of who this work is for: the API key, else the user that the caller names; empty if neither is known.
 
-    The engine is told, and schedules nobody by it yet.
+    The engine receives it, but scheduling does not use it yet.
     """
     name = getattr(request.state, "api_key", None) or user
     return hashlib.blake2s(name.encode("utf-8", "replace"), digest_size=8).hexdigest() if name else ""
 
 
 def _cache_salt(*parts: str | None) -> str:
-    """One salt from several; empty when there are none. No two lists of parts have the same salt."""
+    """Combine several salts into one; empty if there are none. Different lists of parts give different salts."""
     given = [f"{len(part)}:{part}" if part else "" for part in parts]
     return ",".join(given) if any(given) else ""

@@ -1,9 +1,9 @@
-"""Service tiers as classes of priority, and who may go before others.
+"""Maps service tiers to priorities, and decides which API keys may go before others.
 
-A lower number is served earlier, `priority` orders within a tier. What goes before the requests of others, the tier
-`priority` and negative values of `priority`, is for the keys of the setting `priority_keys`. Who may not is served in
-the tier `default`, as OpenAI does it, and the answer says so; a negative `priority`, of which no answer would speak, is
-refused.
+A lower number is served earlier. `priority` orders requests within a tier. Two values put a request before those of
+others: the tier `priority`, and a negative `priority`. Only keys in the setting `priority_keys` may use them. For other
+keys, the tier becomes `default`, as OpenAI does it, and the answer says so. A negative `priority` is refused, because
+no field of the answer could report the change.
 """
 
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ _ALIASES = {"auto": "default", "scale": "default", "fast": "priority"}
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How a request is served: the tier, as the answer says it, and what the engine orders by."""
+    """How a request is served: the tier that the answer reports, and the priority that the engine orders by."""
 
     tier: str
     priority: int
 
 
 def service_of(request: Request, body: GenerationBody, settings: Settings) -> Service:
-    """Decide how a request is served; values of `priority` lie within 31 bits and a sign.
+    """Decide how a request is served. `priority` is limited to 31 bits and a sign.
 
     Raises:
-        InvalidRequestError: A negative `priority` without permission.
+        InvalidRequestError: `priority` is negative, and the API key may not go first.
     """
     may_go_first = _may_go_first(request, settings)
     priority = body.priority or 0
@@ -49,4 +49,4 @@ def _may_go_first(request: Request, settings: Settings) -> bool:
     if EVERYBODY in settings.priority_keys:
         return True
     key = getattr(request.state, "api_key", None)
-    return key is not None and key.encode("latin-1").decode() in settings.priority_keys  # its bytes are UTF-8
+    return key is not None and key.encode("latin-1").decode() in settings.priority_keys  # the key's bytes are UTF-8

@@ -1,4 +1,4 @@
-"""From a body to the grammar that its answer follows, whichever of the fields asks for one.
+"""Reads the structured output that a body asks for, in any of its fields, as one grammar.
 
 A grammar is one entry of `llguidance`'s list of grammars: {"json_schema": ...} or {"lark_grammar": ...}.
 """
@@ -26,12 +26,12 @@ from weft.server.schemas.structured_output import (
 MAX_CHOICES = 4096
 _LARK_START = re.compile(
     r"^[ \t]*\??start[ \t]*:", re.MULTILINE
-)  # of one line: \s would look at line breaks again and again
+)  # within one line: \s would scan the same line breaks again and again
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What the text of an answer has to follow; `param` is the field that says so."""
+    """The grammar that the text of an answer must follow. `param` is the field that asks for it."""
 
     grammar: dict[str, Any]
     param: str
@@ -46,7 +46,7 @@ def structure_of(body: GuidedBody) -> Structure | None:
     """Read the one structure that a body asks for; None for free text.
 
     Raises:
-        InvalidRequestError: Several are asked for, or one is not complete.
+        InvalidRequestError: The body asks for several, or one is incomplete.
     """
     structures = list(_structures(body))
     if len(structures) > 1:
@@ -89,7 +89,7 @@ def _structured_outputs(wanted: StructuredOutputs) -> Structure:
 def _fields(
     at: str, json: str | dict[str, Any] | None, regex: str | None, choice: list[str] | None, grammar: str | None
 ) -> Iterator[Structure]:
-    """The members that two places share; their paths are `at` and their names."""
+    """The structures of the members that two fields share. The path of a member is `at` and its name."""
     if json is not None:
         yield _json(_object(json, f"{at}json"), f"{at}json")
     if regex is not None:
@@ -98,7 +98,7 @@ def _fields(
         if not 1 <= len(choice) <= MAX_CHOICES:
             message = f"{at}choice must hold 1 to {MAX_CHOICES} texts, got {len(choice)}"
             raise InvalidRequestError(message, param=f"{at}choice")
-        texts = " | ".join(map(lark.literal, choice))  # one terminal: as many rules would be too many for the parser
+        texts = " | ".join(map(lark.literal, choice))  # one terminal: a rule per choice overloads the parser
         yield Structure({"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}, f"{at}choice")
     if grammar is not None:
         is_gbnf = "::=" in grammar and not _LARK_START.search(grammar)
@@ -123,7 +123,7 @@ def _structural_tag(given: str | dict[str, Any], param: str) -> Structure:
 
 
 def _tags(structures: list[TaggedStructure], triggers: list[str], param: str) -> Structure:
-    """Free text in which a trigger begins one of the structures that begin with it."""
+    """Free text in which each trigger starts one of the structures that begin with it."""
     by_trigger: dict[str, list[str]] = {trigger: [] for trigger in triggers if trigger}
     for i, structure in enumerate(structures):
         trigger = next((trigger for trigger in by_trigger if structure.begin.startswith(trigger)), None)

@@ -1,6 +1,6 @@
-"""A task: what any API's body asks for, in no API's words. The way from a body to the engine passes through it.
+"""Defines a task: what a body asks for, independent of the API. Every body becomes one.
 
-Everything in it has been checked, except what is known only when the prompt has been encoded.
+All values in it have been checked, except those whose check needs the encoded prompt.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from weft.server.text.chat_template import TemplateOptions
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt; `text` is what the caller wrote, None when it came as token ids or as messages."""
+    """One prompt. `text` is the caller's text; None if the prompt came as token ids or messages."""
 
     token_ids: list[int]
     text: str | None = None
@@ -29,7 +29,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages for the chat template; the prompt up to a breakpoint stays in the prefix cache."""
+    """Messages for the chat template. The prompt up to each breakpoint is kept in the prefix cache."""
 
     messages: list[dict[str, Any]]
     options: TemplateOptions
@@ -38,11 +38,11 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Prompts as texts or token ids, each with its place in the body.
+    """Prompts as texts or token ids, each with its path in the body.
 
     Attributes:
-        items: None is the beginning-of-text token, or what stands for it.
-        filling: How to ask for what stands before the suffix; None when there is none.
+        items: None: one prompt that holds only the beginning-of-text token, or a stand-in for it.
+        filling: How this vocabulary asks for the text before the suffix; None if there is no suffix.
     """
 
     items: Sequence[tuple[str, str | list[int]]] | None
@@ -56,12 +56,12 @@ class TextOptions:
     """How the output of a request becomes text.
 
     Attributes:
-        stops: Stop strings; content alone is searched.
+        stops: Stop strings. Only content is searched for them.
         stop_token_ids: The caller's own stop ids; only these are reported as the stop reason.
-        include_stop: The text keeps the stop string or the stop token that ended it.
-        min_tokens: Text of the first so many tokens is not searched for stop strings.
-        tracks_tokens: Text comes with the tokens that it is made of.
-        tells_ids: All token ids are told.
+        include_stop: The text keeps the stop string or stop token that ended it.
+        min_tokens: The text of this many first tokens is not searched for stop strings.
+        tracks_tokens: Text events carry the tokens that the text is made of.
+        tells_ids: Events report all token ids.
     """
 
     stops: Sequence[str] = ()
@@ -75,7 +75,7 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputWishes:
-    """What the output is to hold; `prediction` is what it probably will."""
+    """What the output must contain. `prediction` is text that it will probably contain."""
 
     use: ToolUse | None = None
     structure: Structure | None = None
@@ -84,24 +84,24 @@ class OutputWishes:
 
     @property
     def variables(self) -> dict[str, object]:
-        """What a chat template has to know of it."""
+        """The variables that a chat template needs for it."""
         return {**self.thinking.template_kwargs, **({"tools": self.use.shown} if self.use else {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is asked for.
+    """One checked request for generation, which any API can make.
 
     Attributes:
-        size: Of the body in bytes, which tells where work on it is done.
-        name: What the model is called in the answer.
-        sampling: Of every prompt.
-        has_seed: The caller has chosen the seed; else each prompt of a list gets another one.
-        num_choices: Answers to each prompt.
-        num_made: Choices that the engine makes for each prompt; the best are answered.
-        truncate_to: Keep the last so many tokens of a prompt; -1: as many as fit; None: all.
-        deadline: On the clock of `time.monotonic`; None: no limit.
-        uses_cache: The prefix cache is used also without breakpoints.
+        size: Size of the body in bytes. Work on a large body is done in a thread.
+        name: The model's name in the answer.
+        sampling: Sampling parameters of every prompt.
+        has_seed: The caller chose the seed. If not, each prompt of a list gets a seed of its own.
+        num_choices: Number of choices returned for each prompt.
+        num_made: Number of choices that the engine generates for each prompt; the best are returned.
+        truncate_to: Keep this many tokens at the end of a prompt; -1: as many as fit; None: all.
+        deadline: Time on the clock of `time.monotonic`; None: no limit.
+        uses_cache: The prefix cache is used even without breakpoints.
     """
 
     size: int
@@ -126,5 +126,5 @@ class Task:
 
     @property
     def continues_prompt(self) -> bool:
-        """Whether the output's text goes on where the prompt's ends."""
+        """Whether the output continues the text of the prompt."""
         return isinstance(self.input, Texts) or self.input.options.continue_final_message

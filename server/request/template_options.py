@@ -1,4 +1,4 @@
-"""Fields of a body that concern the chat template: how the prompt ends, and what else the template may name."""
+"""Reads the fields of a body for the chat template: how the prompt ends, and template variables."""
 
 from collections.abc import Mapping
 
@@ -13,10 +13,10 @@ _OTHER_PARAMETERS = frozenset({"messages", "tools", "documents", "add_generation
 def prompt_end(
     add_generation_prompt: bool | None, continue_final_message: bool | None, variables: Mapping[str, object]
 ) -> TemplateOptions:
-    """How the prompt ends, on any route that renders messages, with variables as they are.
+    """The template options for a prompt end, on any route that renders messages. Variables are passed unchanged.
 
     Raises:
-        InvalidRequestError: The prompt cannot end in both ways.
+        InvalidRequestError: Both ways to end the prompt are requested.
     """
     if continue_final_message and add_generation_prompt:
         raise InvalidRequestError(
@@ -33,11 +33,11 @@ def prompt_end(
 def template_options(
     body: ChatCompletionBody, tokenizer: TextTokenizer, derived: Mapping[str, object]
 ) -> TemplateOptions:
-    """Read the options of a chat body; `derived` are variables that follow from its other fields.
+    """Read the options of a chat body. `derived` holds variables that come from its other fields.
 
     Raises:
         InvalidRequestError: See `prompt_end`.
-        UnsupportedParameterError: There are documents, and the template has no place for them.
+        UnsupportedParameterError: There are documents, but the template does not use them.
     """
     variables = {**derived, **checked_kwargs(body.chat_template_kwargs)}
     if body.documents:
@@ -52,10 +52,10 @@ def template_options(
 
 
 def checked_kwargs(given: Mapping[str, object] | None) -> Mapping[str, object]:
-    """Variables that a caller sets, none of which has a parameter of its own.
+    """Check the template variables that a caller sets, and return them.
 
     Raises:
-        InvalidRequestError: One has.
+        InvalidRequestError: One of them has a parameter of its own.
     """
     for name in given or ():
         if name in _OTHER_PARAMETERS:
@@ -65,5 +65,5 @@ def checked_kwargs(given: Mapping[str, object] | None) -> Mapping[str, object]:
 
 
 def honoured_by_template(tokenizer: TextTokenizer) -> frozenset[str]:
-    """Names of accepted fields that have an effect with this template."""
+    """Names of accepted fields that this template honours."""
     return frozenset({"verbosity"}) & tokenizer.template_variables

@@ -1,4 +1,4 @@
-"""How much a model may think, whichever of the fields says so."""
+"""Reads whether and how much a model may reason, from all fields that control reasoning."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,16 @@ _BUDGETS: Final[Mapping[str, int | None]] = {
     "xhigh": None,
     "max": None,
 }
-"""Tokens of reasoning by effort, for models whose template has no variable for it."""
+"""Reasoning tokens by effort, for models whose template has no variable for the effort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What follows from a body.
+    """The reasoning options that a body asks for.
 
     Attributes:
         template_kwargs: Variables that switch reasoning in the template.
-        max_tokens: Reasoning ends after so many tokens; None: when the model ends it.
+        max_tokens: Most tokens of reasoning; None: the model decides when to end it.
         ignored: Fields without effect on this model.
     """
 
@@ -43,7 +43,7 @@ def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
     """Read the fields about reasoning.
 
     Raises:
-        InvalidRequestError: A budget is negative, or two differ.
+        InvalidRequestError: A budget is negative, or two budgets differ.
     """
     max_tokens = _budget(body)
     ignored = [

@@ -1,7 +1,7 @@
-"""From the tools of a chat body to what the template shows, what the model may call and how calls are answered.
+"""Reads the tools of a chat body: what the template shows, and which tools the model may call.
 
-A custom tool, whose input is text, is shown and called as a function with one string, `input`. The deprecated
-`functions` and `function_call` are the same under other names, with at most one call.
+The input of a custom tool is text. The model sees it as a function with one string argument, `input`. The deprecated
+`functions` and `function_call` mean the same under other names, with at most one call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,20 +24,20 @@ from weft.server.schemas.tools import (
 
 MAX_TOOLS = 128
 CUSTOM_INPUT = "input"
-"""The one argument of a custom tool."""
+"""Name of the one argument of a custom tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request says about tools.
+    """The tools of a request, and how they may be called.
 
     Attributes:
         shown: The declarations for the template, as objects of type function.
-        tools: Those that may be called.
-        is_required: At least one call has to come.
-        allows_many: More than one call may come.
-        custom_names: Of the tools whose input is text.
-        is_legacy: Declared as `functions`, so the call is answered in `function_call`.
+        tools: The tools that may be called.
+        is_required: The answer must hold at least one call.
+        allows_many: The answer may hold more than one call.
+        custom_names: Names of the tools whose input is text.
+        is_legacy: The tools were declared as `functions`, so the answer has `function_call`.
     """
 
     shown: list[dict[str, Any]]
@@ -54,10 +54,10 @@ class ToolUse:
 
 
 def tool_use(body: ChatCompletionBody) -> ToolUse | None:
-    """Read the tools of a body; None when there are none to call.
+    """Read the tools of a body; None if no tool may be called.
 
     Raises:
-        InvalidRequestError: A tool is declared twice or incompletely, or one is named that is not declared.
+        InvalidRequestError: A tool is declared twice or incompletely, or the body names an undeclared tool.
     """
     if body.functions is not None:
         return _legacy_use(body, body.functions)
@@ -102,7 +102,7 @@ def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -
 
 
 def _function(tool: ToolDefinition, at: str) -> FunctionDefinition:
-    """A declaration as a function, whatever it is."""
+    """The declaration of any tool, as a function."""
     if tool.type == "function":
         return required(tool.function, f"{at}.function")
     return _custom_function(required(tool.custom, f"{at}.custom"), f"{at}.custom")
@@ -141,7 +141,7 @@ def _check_names(functions: Sequence[FunctionDefinition], param: str) -> None:
 
 
 def _check_parameters(function: FunctionDefinition, at: str) -> None:
-    """What is wrong with one tool's schema is said of that tool."""
+    """Check one tool's schema, so that an error names that tool."""
     parameters = function.parameters or {}
     try:
         guided_schema(parameters)
@@ -157,7 +157,7 @@ def _check_declared(name: str, names: Sequence[str], param: str) -> None:
 
 
 def _chosen(choice: str | ToolChoiceObject | None, kinds: Mapping[str, str]) -> tuple[frozenset[str], bool, bool]:
-    """Names that may be called, whether one must be, whether it is one alone; kinds of tools go by their names."""
+    """Names that may be called; is a call required; is a single tool named. `kinds` maps names to kinds."""
     if choice is None or isinstance(choice, str):
         return frozenset(() if choice == "none" else kinds), choice == "required", False
     if choice.type == "allowed_tools":
@@ -171,7 +171,7 @@ def _chosen(choice: str | ToolChoiceObject | None, kinds: Mapping[str, str]) -> 
 
 
 def _name(reference: ToolReference | ToolChoiceObject, kinds: Mapping[str, str], at: str) -> str:
-    """The name in a reference to a declared tool."""
+    """Check a reference to a declared tool, and return the tool's name."""
     at += f".{reference.type}"
     name = required(reference.function if reference.type == "function" else reference.custom, at).name
     _check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
@@ -179,7 +179,7 @@ def _name(reference: ToolReference | ToolChoiceObject, kinds: Mapping[str, str],
 
 
 def _shown(function: FunctionDefinition) -> dict[str, Any]:
-    """A declaration as templates expect it: what was sent, without what concerns this server alone."""
+    """A declaration as templates expect it: the fields that were sent, without those meant for this server only."""
     declared = function.model_dump(exclude_none=True, exclude={"strict"})
     return {"type": "function", "function": declared}
 

@@ -1,7 +1,7 @@
-"""From pydantic's findings to one `InvalidRequestError` that names the field, the bound and the value.
+"""Turns pydantic's errors into one `InvalidRequestError` that names the field, the bound and the value.
 
-A finding's location holds the tags of unions besides keys and indices; only what can be followed in the body itself
-is part of the path. Of several findings the one deepest in the body is told: it is nearest to what was meant.
+A pydantic location holds union tags beside keys and indices. Only the steps that exist in the body become part of the
+path. Of several errors, the one deepest in the body is reported: it is closest to what the caller meant.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ T = TypeVar("T")
 
 
 def as_invalid_request(errors: Sequence[Any], body: object) -> InvalidRequestError:
-    """Turn pydantic's findings on one body into the answer for the client."""
+    """Turn pydantic's errors for one body into the error for the client."""
     paths = [_steps(error, body) for error in errors]
     deepest = max(range(len(errors)), key=lambda i: (len(paths[i]), -i))
     return _describe(errors[deepest], dotted_path(paths[deepest]))
 
 
 def as_missing_body(exc: RequestValidationError) -> MalformedBodyError:
-    """The answer for a body that was not even parsed."""
+    """The error for a body that was not parsed."""
     if exc.body is None:
         return MalformedBodyError("the body is empty; a JSON object is needed")
     return MalformedBodyError("the body was not read: the Content-Type header must be application/json")
 
 
 def dotted_path(steps: Sequence[str | int]) -> str:
-    """Write ("messages", 2, "content") as messages[2].content; a name that a caller made up is not quoted at length."""
+    """Write ("messages", 2, "content") as messages[2].content. Long names are cut, because callers can invent them."""
     path = ""
     for step in steps:
         if isinstance(step, str):
@@ -44,7 +44,7 @@ def required(value: T | None, path: str) -> T:
     """Return the value of the field at `path`.
 
     Raises:
-        InvalidRequestError: There is none.
+        InvalidRequestError: It has no value.
     """
     if value is None:
         raise InvalidRequestError(f"{path} is required", param=path)
@@ -52,10 +52,10 @@ def required(value: T | None, path: str) -> T:
 
 
 def check_range(name: str, value: int, low: int, high: int | None, *, param: str | None = None) -> int:
-    """Return the value; `param` is the field when `name` is not.
+    """Check that low <= value <= high, and return the value. `param` is the field if `name` is not its name.
 
     Raises:
-        InvalidRequestError: It is out of bounds.
+        InvalidRequestError: The value is out of range.
     """
     if value < low or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
@@ -64,10 +64,10 @@ def check_range(name: str, value: int, low: int, high: int | None, *, param: str
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> None:
-    """Check ids that a caller sent.
+    """Check token ids that a caller sent.
 
     Raises:
-        InvalidRequestError: One is not in the vocabulary.
+        InvalidRequestError: An id is not in the vocabulary.
     """
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         i = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
@@ -77,7 +77,7 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, name: str) -> Non
 
 
 def _steps(error: Any, body: Any) -> list[str | int]:
-    """Follow a location into the body, leaving out what is not in it; a missing field ends its path all the same."""
+    """The steps of a location that exist in the body. The name of a missing field is kept at the end."""
     steps: list[str | int] = []
     location = error["loc"]
     for position, step in enumerate(location):

@@ -1,6 +1,6 @@
-"""Builds the FastAPI application: routes, error handlers and middleware around the served models. Starts nothing.
+"""Builds the FastAPI application: routes, error handlers and middleware around the served models.
 
-Routes use `app.state.context`; the process drains `app.state.lifecycle`.
+Starts nothing. Routes use `app.state.context`. The process drains `app.state.lifecycle`.
 """
 
 import time
@@ -36,7 +36,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
     """Build the application.
 
     Args:
-        served: The models by name, at least one.
+        served: The served models by name; at least one.
     """
     if not served:
         raise ValueError("settings.served_model_name must hold at least one name, got none")
@@ -55,7 +55,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
     )
     for module in (chat_completions, completions, models, tokenize, health, metrics, stats, docs, chat_page):
         app.include_router(module.router)
-    # The last one is the outermost.
+    # The middleware that is added last is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(DrainMiddleware, lifecycle=app.state.lifecycle)
     app.add_middleware(
@@ -69,7 +69,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
 
 
 def _install_error_handlers(app: FastAPI) -> None:
-    """Handle every expected failure; `LastResortMiddleware` makes the others an internal error."""
+    """Handle every expected failure. `LastResortMiddleware` turns all others into an internal error."""
 
     async def on_error(request: Request, exc: Any) -> Response:
         return error_response(exc)
@@ -80,7 +80,7 @@ def _install_error_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, exc: Any) -> Response:
         if exc.status_code == 413:
             return error_response(BodyTooLargeError(exc.detail))
-        if isinstance(exc.__cause__, ApiError):  # FastAPI reports every fault in a body as a parse error
+        if isinstance(exc.__cause__, ApiError):  # FastAPI reports every body error as a parse error
             return error_response(exc.__cause__)
         if exc.status_code in (404, 405):
             what = "no such route" if exc.status_code == 404 else "method not allowed"

@@ -1,4 +1,4 @@
-"""Wire shapes of POST /v1/chat/completions: the body, the answer, the chunks of a stream."""
+"""Wire types of POST /v1/chat/completions: the body, the answer, and the chunks of a stream."""
 
 from typing import Annotated, Any, Literal
 
@@ -118,7 +118,7 @@ class ChatCompletionBody(GuidedBody):
 
 
 class TopLogprob(msgspec.Struct):
-    """One alternative for a token; `bytes` are its raw bytes, also when they are no whole character."""
+    """One alternative for a token; `bytes` are its raw bytes, even if they are not a whole character."""
 
     token: str
     logprob: float
@@ -132,14 +132,14 @@ class TokenLogprob(TopLogprob):
 
 
 class ChoiceLogprobs(msgspec.Struct):
-    """Log-probabilities of the tokens whose text is beside them."""
+    """Log-probabilities of the tokens of the text in the same object."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class CalledFunction(msgspec.Struct):
-    """A function with its arguments as JSON text; the name is in the first chunk of a call only."""
+    """A function with its arguments as JSON text. In a stream, only the first chunk of a call has the name."""
 
     arguments: str
     name: str | UnsetType = UNSET
@@ -153,7 +153,7 @@ class CalledCustom(msgspec.Struct):
 
 
 class AnsweredCall(msgspec.Struct, kw_only=True):
-    """A whole call, or its new part. `index` is in streams only; id and type are in the first chunk of a call only."""
+    """A whole call, or its new part. Only streams have `index`. Only the first chunk of a call has id and type."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -163,7 +163,7 @@ class AnsweredCall(msgspec.Struct, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct):
-    """What the model answered. Reasoning goes by both names that clients look for."""
+    """The model's answer. Reasoning is sent under both names that clients look for."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -203,7 +203,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class ChunkDelta(msgspec.Struct):
-    """The new part of a choice; `refusal` is sent with the role only."""
+    """The new part of a choice. `refusal` is only sent with the role."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -226,7 +226,7 @@ class ChunkChoice(msgspec.Struct):
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """One event of a stream. `usage` is null on all but the last chunk when it was asked for, absent otherwise."""
+    """One event of a stream. `usage` is null on all but the last chunk if it was requested, absent otherwise."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

@@ -1,8 +1,7 @@
-"""Wire shapes that chat and legacy completions share: sampling fields of a body, usage of an answer.
+"""Wire types that chat and legacy completions share: sampling fields of a body, usage of an answer.
 
-Shapes only: ranges are checked where the values become `SamplingParams`. JSON null always means absent. Bodies are
-pydantic models, because they need good error messages; answers are msgspec structs, because they are written once
-per token.
+Only types are checked here. Ranges are checked where the values become `SamplingParams`. JSON null always means absent.
+Bodies are pydantic models, for good error messages. Answers are msgspec structs, for speed: one is written per token.
 """
 
 from typing import Annotated, Literal, TypeVar
@@ -21,21 +20,21 @@ def _has_utf8(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_has_utf8)]
-"""JSON can write half of a character (\\ud800), which no tokenizer and no message to the engine can hold."""
+"""Text without lone surrogates (\\ud800). JSON can write them, but tokenizers and engine messages cannot hold them."""
 
 Int = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
-"""The integers that MessagePack can hold, and so a message to the engine."""
+"""The integers that MessagePack, and so a message to the engine, can hold."""
 
 MAX_ITEMS = 2**20 + 2**12
-"""Most values in a body: the ids of the longest prompt, and some more."""
+"""Most values in a body, and so in a list: the ids of the longest prompt, and some more."""
 
 _T = TypeVar("_T")
 Items = Annotated[list[_T], Field(fail_fast=True, max_length=MAX_ITEMS)]
-"""A list. Only its first wrong item is reported, because reports take many times the memory of the items."""
+"""A list. Only its first wrong item is reported, because error reports take many times the memory of the items."""
 
 
 def fewer(value: object) -> object:
-    """Refuse an object with too many members before its members are checked."""
+    """Refuse an object with too many members before any member is checked."""
     if isinstance(value, dict) and len(value) > MAX_MEMBERS:
         raise PydanticCustomError("too_many", f"input should have at most {MAX_MEMBERS} members")
     return value
@@ -43,17 +42,17 @@ def fewer(value: object) -> object:
 
 MAX_MEMBERS = 2**14
 Members = Annotated[dict[str, _T], BeforeValidator(fewer)]
-"""An object whose members may have any names; they are checked only if they are not too many."""
+"""An object with any member names. The members are checked only if there are not too many."""
 
 
 class WireModel(BaseModel):
-    """A JSON object from a client. Types are exact ("1" is no number); unknown fields are kept, to be reported."""
+    """A JSON object from a client. Types are exact ("1" is not a number). Unknown fields are kept, to be reported."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, hide_input_in_errors=True)
 
 
 TEXT_OR_OTHER = Discriminator(lambda value: "other" if isinstance(value, list | dict) else "text")
-"""Chooses the type in a union of text and something else, so that an error is about the type that was meant."""
+"""Chooses the type in a union of text and another type, so that errors are about the type that the caller meant."""
 
 TextOrTexts = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[Text], Tag("other")], TEXT_OR_OTHER]
 
@@ -74,7 +73,7 @@ class PromptCacheOptions(WireModel):
 
 
 class GenerationBody(WireModel):
-    """Fields of every generating endpoint; extensions of other servers' under their names."""
+    """Fields of every generating endpoint. Extensions have the names that other servers use."""
 
     model: Text | None = None
     stream: bool | None = None
@@ -85,7 +84,7 @@ class GenerationBody(WireModel):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: int | None = None  # of any size: its last 64 bits count
+    seed: int | None = None  # any size: only the last 64 bits are used
     stop: TextOrTexts | None = None
     logit_bias: Members[float] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
@@ -93,7 +92,7 @@ class GenerationBody(WireModel):
     prompt_cache_key: Text | None = None
 
     # extensions
-    top_k: int | None = None  # of any size: at most the vocabulary
+    top_k: int | None = None  # any size: limited to the vocabulary
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: Int | None = None
@@ -120,7 +119,7 @@ class GenerationBody(WireModel):
 
 
 class PromptLogprob(msgspec.Struct):
-    """One id at one position of a prompt; `rank` is null for a token that is not among the most probable ones."""
+    """One id at one position of a prompt. `rank` is null if the token is not among the most probable ones."""
 
     logprob: float
     rank: int | None
@@ -128,18 +127,18 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""By position of the prompt; null for the first token, which nothing precedes."""
+"""One entry per position of the prompt; null for the first token, which has no context."""
 
 
 class CachedTokens(msgspec.Struct):
-    """Prompt tokens that were read from the prefix cache, and those that were written to it."""
+    """Prompt tokens that were read from the prefix cache, and tokens that were written to it."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokens(msgspec.Struct):
-    """What the output tokens were spent on."""
+    """Output tokens by what they were spent on."""
 
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
@@ -147,7 +146,7 @@ class OutputTokens(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens of one HTTP request: every prompt once, every choice."""
+    """Token counts of one HTTP request. Each prompt counts once; all choices count."""
 
     prompt_tokens: int
     completion_tokens: int

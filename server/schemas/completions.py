@@ -1,4 +1,4 @@
-"""Wire shapes of POST /v1/completions: the body, the answer, and the chunks, which have its shape."""
+"""Wire types of POST /v1/completions: the body and the answer. Chunks have the answer's type."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from weft.server.schemas.common import Int, Items, PromptLogprobs, Text, Usage
 from weft.server.schemas.structured_output import GuidedBody
 
 MAX_PROMPTS = 2**14
-"""Most prompts that are checked at all; the settings allow fewer."""
+"""Most prompts that validation looks at. The settings allow fewer."""
 
 
 def _prompt_shape(value: object) -> str:
@@ -32,7 +32,7 @@ Prompt = Annotated[
 
 
 class CompletionBody(GuidedBody):
-    """The body of POST /v1/completions. A prompt that is absent or null is the beginning-of-text token alone."""
+    """The body of POST /v1/completions. If the prompt is absent or null, it is the beginning-of-text token."""
 
     prompt: Prompt | None = None
     best_of: Int | None = None
@@ -43,7 +43,7 @@ class CompletionBody(GuidedBody):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Parallel lists, one entry per token; offsets count characters of prompt and text."""
+    """Parallel lists with one entry per token. Offsets count the characters of prompt and text."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -52,7 +52,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """One choice, whole or its new part. `stop_reason` and the token ids are extensions."""
+    """A whole choice, or its new part. `stop_reason` and the token ids are extensions."""
 
     index: int
     text: str

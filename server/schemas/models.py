@@ -1,4 +1,4 @@
-"""Wire shapes of GET /v1/models."""
+"""Wire types of GET /v1/models: one model and the list of all models."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class SamplingDefaults(msgspec.Struct, omit_defaults=True):
-    """The checkpoint's own values, used for what a request leaves out; an extension."""
+    """The checkpoint's own defaults for fields that a request leaves out. An extension."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -16,7 +16,7 @@ class SamplingDefaults(msgspec.Struct, omit_defaults=True):
 
 
 class Model(msgspec.Struct):
-    """One served model. From `root` on, extensions; `max_model_len` is null while the engine loads."""
+    """One served model. The fields from `root` on are extensions. `max_model_len` is null while the engine loads."""
 
     id: str
     created: int

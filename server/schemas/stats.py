@@ -1,4 +1,4 @@
-"""Wire shapes of GET /stats."""
+"""Wire types of GET /stats: the model's abilities and the state of the engine."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,20 +7,20 @@ import msgspec
 
 
 class ThinkingSwitch(msgspec.Struct):
-    """The `chat_template_kwargs` that turn thinking on, and those that turn it off."""
+    """The `chat_template_kwargs` that turn reasoning on, and those that turn it off."""
 
     on: Mapping[str, Any]
     off: Mapping[str, Any]
 
 
 class Stats(msgspec.Struct):
-    """What the model can do, and the state of the engine.
+    """The model's abilities, and the state of the engine.
 
     Attributes:
         max_model_len: Null while the engine loads.
         has_tools: Whether the chat template shows tools.
-        thinking: How reasoning is switched; null: there is no switch.
-        engine: One reading of the status page, by the names of `weft.engine.shared.status_page.Status`.
+        thinking: How to switch reasoning; null: there is no switch.
+        engine: One reading of the status page, with the names of `weft.engine.shared.status_page.Status`.
     """
 
     model: str

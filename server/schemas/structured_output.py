@@ -1,4 +1,4 @@
-"""Wire shapes of constraints on an answer: OpenAI's response_format, vLLM's structured_outputs."""
+"""Wire types of structured output: OpenAI's response_format, vLLM's structured_outputs."""
 
 from typing import Annotated, Any, Literal
 
@@ -7,14 +7,14 @@ from pydantic import Field, Tag
 from weft.server.schemas.common import TEXT_OR_OTHER, GenerationBody, Items, Text, WireModel
 
 ObjectOrText = Annotated[Annotated[Text, Tag("text")] | Annotated[dict[str, Any], Tag("other")], TEXT_OR_OTHER]
-"""A JSON object, or the same as JSON text."""
+"""A JSON object, or its JSON text."""
 
 MAX_STRUCTURES = 1024
-"""Most tagged structures, and most triggers of them."""
+"""Most tagged structures, and most triggers."""
 
 
 class JsonSchema(WireModel):
-    """A schema with OpenAI's label around it."""
+    """A schema inside OpenAI's wrapper, which gives it a name."""
 
     name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: Text | None = None
@@ -23,7 +23,7 @@ class JsonSchema(WireModel):
 
 
 class TaggedStructure(WireModel):
-    """JSON of the schema, between `begin` and `end`."""
+    """JSON that follows the schema, between `begin` and `end`."""
 
     begin: Text
     schema_: dict[str, Any] = Field(alias="schema")
@@ -31,7 +31,7 @@ class TaggedStructure(WireModel):
 
 
 class ResponseFormat(WireModel):
-    """The kind of answer; `structures` and `triggers` belong to structural_tag, an extension."""
+    """The format of the answer. `structures` and `triggers` belong to structural_tag, an extension."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -40,7 +40,7 @@ class ResponseFormat(WireModel):
 
 
 class StructuralTag(WireModel):
-    """The structural tag inside structured_outputs, given there as JSON text or as an object."""
+    """The structural tag inside structured_outputs, where it is JSON text or an object."""
 
     type: Literal["structural_tag"] = "structural_tag"
     structures: Annotated[Items[TaggedStructure], Field(max_length=MAX_STRUCTURES)]
@@ -48,7 +48,7 @@ class StructuralTag(WireModel):
 
 
 class StructuredOutputs(WireModel):
-    """Exactly one of these is given."""
+    """vLLM's structured_outputs. Exactly one member is given."""
 
     json_: ObjectOrText | None = Field(default=None, alias="json")
     regex: Text | None = None
@@ -59,7 +59,7 @@ class StructuredOutputs(WireModel):
 
 
 class GuidedBody(GenerationBody):
-    """Fields of both endpoints that constrain the answer; vLLM used the names `guided_...` before."""
+    """Fields of both endpoints that constrain the answer. The `guided_...` names are vLLM's older ones."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -1,4 +1,4 @@
-"""Wire shapes of POST /tokenize and /detokenize, as vLLM has them."""
+"""Wire types of POST /tokenize and /detokenize, the same as vLLM's."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from weft.server.schemas.tools import ToolDefinition
 
 
 class TokenizeBody(WireModel):
-    """A prompt or messages, not both."""
+    """The body of POST /tokenize: a prompt or messages, not both."""
 
     model: Text | None = None
     prompt: Text | None = None
@@ -24,7 +24,7 @@ class TokenizeBody(WireModel):
 
 
 class TokenizeAnswer(msgspec.Struct):
-    """The ids, and on request the text of each."""
+    """The token ids, and the text of each if requested."""
 
     count: int
     max_model_len: int
@@ -33,13 +33,13 @@ class TokenizeAnswer(msgspec.Struct):
 
 
 class DetokenizeBody(WireModel):
-    """Token ids."""
+    """The body of POST /detokenize: token ids."""
 
     model: Text | None = None
     tokens: Items[Int]
 
 
 class DetokenizeAnswer(msgspec.Struct):
-    """Their text, control tokens included."""
+    """The text of the ids, control tokens included."""
 
     prompt: str

@@ -1,4 +1,4 @@
-"""Wire shapes of tools: those that a request declares, and those that may be called."""
+"""Wire types of tools: the declarations in a request, and the choice of tools that may be called."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ ToolName = Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
 class FunctionDefinition(WireModel):
-    """A function; without parameters it takes none."""
+    """A function. If `parameters` is absent, it takes none."""
 
     name: ToolName
     description: Text | None = None
@@ -26,7 +26,7 @@ class GrammarDefinition(WireModel):
 
 
 class CustomFormat(WireModel):
-    """Free text, or text under a grammar."""
+    """The format of a custom tool's input: free text, or text that follows a grammar."""
 
     type: Literal["text", "grammar"]
     grammar: GrammarDefinition | None = None
@@ -49,13 +49,13 @@ class ToolDefinition(WireModel):
 
 
 class NamedTool(WireModel):
-    """Names a tool."""
+    """The name of a tool."""
 
     name: Text
 
 
 class ToolReference(WireModel):
-    """A tool by kind and name."""
+    """A reference to a tool by kind and name."""
 
     type: Literal["function", "custom"]
     function: NamedTool | None = None
@@ -63,14 +63,14 @@ class ToolReference(WireModel):
 
 
 class AllowedTools(WireModel):
-    """Some of the tools, and whether one must be called."""
+    """A subset of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: Items[ToolReference]
 
 
 class ToolChoiceObject(WireModel):
-    """One tool that must be called, or the ones that may be."""
+    """One tool that must be called, or the tools that may be called."""
 
     type: Literal["function", "custom", "allowed_tools"]
     function: NamedTool | None = None
