@@ -7,7 +7,7 @@ a bounded number of blocks, and goes on in the next. Who follows another's promp
 from collections.abc import Iterator
 
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.request import Request, Status
+from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.waiting_queue import WaitingQueue
 
 BLOCKS_PER_STEP = 4096
@@ -38,7 +38,7 @@ def candidates(waiting: WaitingQueue, kv: KVCacheManager, running: list[Request]
                 yield request, num_cached_tokens
             else:
                 waiting.park(request, loaded_hash)
-                request.status = Status.LOADING
+                request.status = RequestStatus.LOADING
 
 
 def must_wait_alone(request: Request, running: list[Request]) -> bool:

@@ -9,7 +9,7 @@ request that it concerns; nothing here looks at all of them.
 from collections.abc import Iterator
 
 from weft.engine.core.indexed_heap import IndexedHeap
-from weft.engine.core.request import Request, RequestKey, Status
+from weft.engine.core.request import Request, RequestKey, RequestStatus
 
 AGE_S = 30.0
 """Seconds of waiting that lift a request by a tier."""
@@ -66,7 +66,7 @@ class WaitingQueue:
         """Let those wait for admission again who are parked under this hash."""
         for request in self._parked.pop(block_hash, {}).values():
             del self._parked_under[request.key]
-            request.status = Status.WAITING
+            request.status = RequestStatus.WAITING
             self._ready.push(request.key, request.order, request)
 
     def set_aside(self, request: Request) -> None:
