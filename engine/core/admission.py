@@ -8,7 +8,7 @@ parked as soon as that shows.
 from collections.abc import Iterator
 
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.request import Request, Status
+from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.waiting_queue import WaitingQueue
 
 BLOCKS_PER_STEP = 4096
@@ -39,7 +39,7 @@ def candidates(waiting: WaitingQueue, kv: KVCacheManager, running: list[Request]
                 yield request, num_cached_tokens
             else:
                 waiting.park(request, loaded_hash)
-                request.status = Status.LOADING
+                request.status = RequestStatus.LOADING
 
 
 def must_wait_alone(request: Request, running: list[Request]) -> bool:

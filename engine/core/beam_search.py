@@ -14,7 +14,7 @@ from collections.abc import Container
 
 from weft.engine.core.beams import Beam, Beams
 from weft.engine.core.output_collector import Outputs
-from weft.engine.core.request import Request, RequestKey, Status
+from weft.engine.core.request import Request, RequestKey, RequestStatus
 from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from weft.engine.shared.messages import (
     AddRequest,
@@ -72,7 +72,9 @@ class BeamSearch:
             return []
         request.num_placeholders -= 1
         self._rows[request] = result.logprobs[scheduled.first_row]
-        if request.status is Status.WAITING:  # preempted meanwhile; its row is here, so nothing is computed again
+        if (
+            request.status is RequestStatus.WAITING
+        ):  # preempted meanwhile; its row is here, so nothing is computed again
             scheduler.drop(request)
         if len(self._rows) < len(self._requests):
             return []

@@ -19,7 +19,7 @@ from weft.engine.core.pending_grammars import Compiled, PendingGrammars
 from weft.engine.core.request import Request, make_request
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.speculator import BatchDrafter, Drafter, Speculator
-from weft.engine.guidance.compiler import GrammarError
+from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason
 from weft.engine.step.executor import Executor, Launched
 from weft.engine.step.out_of_memory import is_out_of_memory
@@ -259,9 +259,9 @@ class Engine(Generic[Launched]):
     def _compile(self, request: Request, text: str) -> None:
         try:
             if self.grammars is None:
-                raise GrammarError("this engine follows no grammars")
+                raise InvalidGrammarError("this engine follows no grammars")
             self.grammars.submit(request, text)
-        except GrammarError as error:
+        except InvalidGrammarError as error:
             raise RejectedError(RejectReason.GRAMMAR, str(error)) from error
 
     def _check(self, add: AddRequest) -> None:

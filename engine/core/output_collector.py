@@ -8,10 +8,10 @@ import logging
 
 from weft.engine.core.batch_builder import scored_range
 from weft.engine.core.forced_ids import certain_token_ids
-from weft.engine.core.request import Request, Status
+from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep, Scheduler
+from weft.engine.core.verify_drafts import count_drafts, num_accepted_drafts
 from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs, TokensOutput
-from weft.engine.speculation.drafters import PredictionDrafter
 from weft.engine.step.step_result import StepResult
 
 logger = logging.getLogger(__name__)
@@ -87,9 +87,9 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
             scheduler.fork(request)
         rows = range(scheduled.first_row, scheduled.first_row + scheduled.num_rows)
         token_ids = result.token_ids[rows.start : rows.stop]
-        num_accepted = _num_accepted(scheduled.draft_token_ids, token_ids)
+        num_accepted = num_accepted_drafts(scheduled.draft_token_ids, token_ids)
         if (
-            request.status is Status.RUNNING
+            request.status is RequestStatus.RUNNING
             and request.num_preemptions == scheduled.num_preemptions
             and num_accepted < len(scheduled.draft_token_ids)
         ):
@@ -108,7 +108,7 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
                     break
         scheduler.counters.generation_tokens += len(output.token_ids)
         if scheduled.draft_token_ids:
-            _count_drafts(scheduler, scheduled, min(num_accepted, len(output.token_ids)), output)
+            count_drafts(scheduler, scheduled, min(num_accepted, len(output.token_ids)), output)
         output.logprobs = logprobs or None
         if is_first:
             output.num_cached_tokens = request.num_cached_tokens
@@ -138,25 +138,3 @@ def _append(request: Request, token_id: int, output: RequestOutput) -> None:
     output.finish_reason = request.append(token_id)
     if output.finish_reason is FinishReason.STOP and token_id in request.stop_ids:
         output.stop_token_id = token_id
-
-
-def _count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepted: int, output: RequestOutput) -> None:
-    """Report verified drafts to the counters, to their source, and to the caller if they are from its prediction."""
-    num_drafts = len(scheduled.draft_token_ids)
-    scheduler.counters.num_drafts += 1
-    scheduler.counters.num_draft_tokens += num_drafts
-    scheduler.counters.num_accepted_tokens += num_accepted
-    drafting = scheduled.request.drafting
-    if drafting.pace is not None:
-        drafting.pace.observe(num_drafts, num_accepted)
-    if isinstance(drafting.drafter, PredictionDrafter):
-        output.num_accepted_predictions = num_accepted
-        output.num_rejected_predictions = num_drafts - num_accepted
-
-
-def _num_accepted(draft_token_ids: tuple[int, ...], token_ids: list[int]) -> int:
-    """Number of leading drafts that equal the sampled ids."""
-    for index, draft in enumerate(draft_token_ids):
-        if draft != token_ids[index]:
-            return index
-    return len(draft_token_ids)

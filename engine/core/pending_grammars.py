@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from weft.engine.core.request import Request
-from weft.engine.guidance.compiler import GrammarCompiler, GrammarError
+from weft.engine.guidance.compiler import GrammarCompiler, InvalidGrammarError
 from weft.engine.guidance.matcher import GrammarMatcher
 from weft.engine.shared.messages import RejectReason
 
@@ -87,14 +87,14 @@ class PendingGrammars:
 
     def prepare(self) -> None:
         """Load the vocabulary while the engine is idle. Otherwise the first grammar waits a second for it."""
-        with contextlib.suppress(GrammarError):
+        with contextlib.suppress(InvalidGrammarError):
             self._compiler.prepare()
 
     def submit(self, request: Request, text: str) -> None:
         """Start to compile the grammar of a request. The request waits here meanwhile.
 
         Raises:
-            GrammarError: The text is too long.
+            InvalidGrammarError: The text is too long.
         """
         waiting = _Waiting(request, self._compiler.compile(text), time.monotonic())
         matcher = waiting.matcher
@@ -166,7 +166,7 @@ class PendingGrammars:
             fault = f"the grammar could not be compiled within {self._limit_s:g} s"
         elif (error := waiting.matcher.exception()) is None:
             waiting.request.grammar = waiting.matcher.result().copy()
-        elif isinstance(error, GrammarError):
+        elif isinstance(error, InvalidGrammarError):
             fault = str(error)
         else:
             logger.error("a grammar could not be compiled", exc_info=error)

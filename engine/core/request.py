@@ -26,13 +26,13 @@ from weft.engine.shared.messages import (
 )
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.speculation.drafters import Drafting
-from weft.engine.speculation.lookup import Text
+from weft.engine.speculation.lookup import TokenHistory
 
 if TYPE_CHECKING:
     from weft.engine.core.beam_search import BeamSearch
 
 
-class Status(enum.Enum):
+class RequestStatus(enum.Enum):
     """Where a request is. LOADING means that it waits until a part of its prefix is loaded back into the cache."""
 
     WAITING = "waiting"
@@ -103,7 +103,7 @@ class Request:
     num_lifts: int = 0
     deadline: float | None = None
     runs_alone: bool = False
-    status: Status = Status.WAITING
+    status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(default_factory=list)
     num_placeholders: int = 0
     draft_token_ids: list[int] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Request:
     reasoning_budget: ReasoningBudget | None = None
     reasoning: ReasoningProgress | None = None
     grammar: GrammarMatcher | None = None
-    prediction: Text | None = None
+    prediction: TokenHistory | None = None
     drafting: Drafting = field(default_factory=Drafting)
     awaits_ids: bool = False
     search: "BeamSearch | None" = None
@@ -182,7 +182,7 @@ class Request:
     @property
     def is_finished(self) -> bool:
         """Whether it has ended, for whatever reason."""
-        return self.status is Status.FINISHED
+        return self.status is RequestStatus.FINISHED
 
     def sibling(self, choice: int) -> "Request":
         """A new request for another choice of the same prompt. Nothing of it is computed yet."""
@@ -190,7 +190,7 @@ class Request:
             self,
             key=self.key._replace(choice=choice),
             pending_indices=[],
-            status=Status.WAITING,
+            status=RequestStatus.WAITING,
             num_placeholders=0,
             draft_token_ids=[],
             drafting=Drafting(),
@@ -251,5 +251,5 @@ def make_request(
         deadline=add.deadline,
         pending_indices=list(range(1, add.num_choices)),
         reasoning_budget=add.guidance.reasoning_budget,
-        prediction=Text(add.guidance.prediction_token_ids) if add.guidance.prediction_token_ids else None,
+        prediction=TokenHistory(add.guidance.prediction_token_ids) if add.guidance.prediction_token_ids else None,
     )

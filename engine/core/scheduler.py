@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
 from weft.engine.core.admission import candidates, must_wait_alone
 from weft.engine.core.live_requests import LiveRequests
-from weft.engine.core.request import Request, RequestKey, Status
+from weft.engine.core.request import Request, RequestKey, RequestStatus
 from weft.engine.core.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
 from weft.engine.core.step_cost import StepCostModel, StepLoad
 from weft.engine.core.token_budget import TokenBudget
@@ -95,25 +95,25 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Put a request into the waiting queue."""
-        request.status = Status.WAITING
+        request.status = RequestStatus.WAITING
         self.requests[request.key] = request
         self.waiting.add(request, time.monotonic())
 
     def finish(self, request: Request) -> None:
         """End a request and free its blocks. Their content stays in the prefix cache."""
-        if request.status is Status.RUNNING:
+        if request.status is RequestStatus.RUNNING:
             self.mean_output_tokens += 0.05 * (request.num_output_tokens - self.mean_output_tokens)
         self.drop(request)
 
     def drop(self, request: Request) -> None:
         """Like `finish`, but for a beam: its length does not count for the mean output length."""
-        if request.status is Status.RUNNING:
+        if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self.kv.index_computed_blocks(request)
             self.kv.free(request)
         else:
             self.waiting.remove(request)
-        request.status = Status.FINISHED
+        request.status = RequestStatus.FINISHED
         del self.requests[request.key]
 
     def abort(self, connection: int, request_id: int, index: int | None = None) -> None:
@@ -152,7 +152,7 @@ class Scheduler:
 
     def start_beside(self, parent: Request, child: Request) -> None:
         """Start a request that shares the blocks of another. If there is no room now, it waits like any other."""
-        if parent.status is Status.RUNNING and len(self.running) < self._max_num_seqs:
+        if parent.status is RequestStatus.RUNNING and len(self.running) < self._max_num_seqs:
             self.kv.fork(parent, child)
             if self.kv.allocate(child, 1):
                 self.requests[child.key] = child
@@ -183,7 +183,7 @@ class Scheduler:
             self._prefill(step, budget, min(prefills, key=lambda r: r.num_new_tokens), SHARE_FOR_OTHERS)
         share = 1.0 - SHARE_FOR_OTHERS if self._has_admissible() else 1.0
         for request in sorted(schedulable, key=_is_run, reverse=True):  # runs first: no new id before a run is whole
-            if request.status is not Status.RUNNING or request.key in step.keys:
+            if request.status is not RequestStatus.RUNNING or request.key in step.keys:
                 continue
             if request.num_new_tokens > 1:
                 self._prefill(step, budget, request, share)
@@ -382,7 +382,7 @@ class Scheduler:
         return True
 
     def _run(self, request: Request) -> None:
-        request.status = Status.RUNNING
+        request.status = RequestStatus.RUNNING
         bisect.insort(self.running, request, key=lambda r: r.order)
 
     def _expected_growth(self, request: Request) -> int:
@@ -399,8 +399,10 @@ class Scheduler:
         assert len(self.running) <= self._max_num_seqs
         assert {r.key for r in self.running} | {r.key for r in self.waiting} == set(self.requests)
         assert all(r in self.requests.choices_of(*key[:2]) for key, r in self.requests.items())
-        assert all(r.status is Status.RUNNING and r.block_tables for r in self.running)
-        assert all(r.status in (Status.WAITING, Status.LOADING) and not r.block_tables for r in self.waiting)
+        assert all(r.status is RequestStatus.RUNNING and r.block_tables for r in self.running)
+        assert all(
+            r.status in (RequestStatus.WAITING, RequestStatus.LOADING) and not r.block_tables for r in self.waiting
+        )
 
 
 def _is_run(request: Request) -> bool:

@@ -9,7 +9,7 @@ model may fail, for example for lack of memory. That costs requests only time, a
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from weft.engine.core.request import Request, Status
+from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.step_cost import StepCostModel, StepLoad
 from weft.engine.speculation.pace import Pace
@@ -130,7 +130,7 @@ def price_of_drafts(cost: StepCostModel, contexts: Iterable[int]) -> tuple[float
 
 def _can_draft(request: Request) -> bool:
     """Whether its next step computes one token and samples one that is not the last. Beams have no single next id."""
-    is_decoding = request.status is Status.RUNNING and request.num_new_tokens == 1 and request.search is None
+    is_decoding = request.status is RequestStatus.RUNNING and request.num_new_tokens == 1 and request.search is None
     return is_decoding and request.num_remaining_tokens > 1
 
 

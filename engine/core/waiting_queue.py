@@ -9,7 +9,7 @@ Every operation is O(log n) for each request that it concerns. None of them look
 from collections.abc import Iterator
 
 from weft.engine.core.indexed_heap import IndexedHeap
-from weft.engine.core.request import Request, RequestKey, Status
+from weft.engine.core.request import Request, RequestKey, RequestStatus
 
 AGE_S = 30.0
 """Seconds of waiting that lift a request by a tier."""
@@ -66,7 +66,7 @@ class WaitingQueue:
         """Make the requests that are parked under this hash wait for admission again."""
         for request in self._parked.pop(block_hash, {}).values():
             del self._parked_under[request.key]
-            request.status = Status.WAITING
+            request.status = RequestStatus.WAITING
             self._ready.push(request.key, request.order, request)
 
     def set_aside(self, request: Request) -> None:

@@ -32,7 +32,7 @@ _STACK_BYTES = 256 << 20
 About 5,000 rules overflow the usual 8 MiB, which ends the process."""
 
 
-class GrammarError(Exception):
+class InvalidGrammarError(Exception):
     """A grammar that cannot be used; the message is one line that is fit for the caller."""
 
 
@@ -51,14 +51,14 @@ class GrammarCompiler:
         """Compile a grammar, or find it in the cache. Each output needs a copy of the matcher.
 
         Returns:
-            The matcher at the start of an output, or a GrammarError.
+            The matcher at the start of an output, or a InvalidGrammarError.
 
         Raises:
-            GrammarError: The text is too long.
+            InvalidGrammarError: The text is too long.
         """
         num_bytes = len(text.encode())
         if num_bytes > MAX_GRAMMAR_BYTES:
-            raise GrammarError(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes, got {num_bytes}")
+            raise InvalidGrammarError(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes, got {num_bytes}")
         future = self._cache.pop(text, None)
         if future is None or future.cancelled():
             future = self._submit(text)
@@ -71,7 +71,7 @@ class GrammarCompiler:
         """Load the vocabulary. Holds the interpreter lock: about a second for 150,000 entries.
 
         Raises:
-            GrammarError: The checkpoint has no usable vocabulary.
+            InvalidGrammarError: The checkpoint has no usable vocabulary.
         """
         with self._lock:
             if self._forcing is None:
@@ -104,7 +104,7 @@ class GrammarCompiler:
 
 def _check(matcher: "LLMatcher") -> None:
     if matcher.is_error():
-        raise GrammarError(f"the grammar cannot be used: {one_line(matcher.get_error())}")
+        raise InvalidGrammarError(f"the grammar cannot be used: {one_line(matcher.get_error())}")
 
 
 def _without_forcing(text: str) -> str:
@@ -121,7 +121,7 @@ def _without_forcing(text: str) -> str:
         grammars = [_without_gbnf(grammar) for grammar in document["grammars"]]
         grammars[0]["name"] = name = grammars[0].get("name") or "output"
     except Exception as error:  # the text is a caller's, and the translator may raise anything
-        raise GrammarError(f"the grammar cannot be used: {one_line(str(error))}") from error
+        raise InvalidGrammarError(f"the grammar cannot be used: {one_line(str(error))}") from error
     options = '%llguidance {"no_forcing": true}'
     return json.dumps({**document, "grammars": [{"lark_grammar": f"{options}\nstart: @{name}"}, *grammars]})
 

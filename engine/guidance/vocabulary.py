@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from weft.engine.guidance.compiler import GrammarError
+from weft.engine.guidance.compiler import InvalidGrammarError
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -36,18 +36,18 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
         eos_token_ids: Allowed where a grammar accepts.
 
     Raises:
-        GrammarError: There is no tokenizer.json, or it cannot be used.
+        InvalidGrammarError: There is no tokenizer.json, or it cannot be used.
     """
     import llguidance  # here, because most engines never see a grammar
 
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise GrammarError("a grammar needs the tokenizer.json of the model, and this checkpoint has none")
+        raise InvalidGrammarError("a grammar needs the tokenizer.json of the model, and this checkpoint has none")
     try:
         text = _declare_special(file.read_text(encoding="utf-8"), list(_declared(folder)))
         return llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
     except Exception as error:  # the libraries raise nothing more precise
-        raise GrammarError(f"grammars cannot use the tokenizer.json of this checkpoint: {error}") from error
+        raise InvalidGrammarError(f"grammars cannot use the tokenizer.json of this checkpoint: {error}") from error
 
 
 def _declared(folder: Path) -> Iterator[str]:

@@ -14,10 +14,10 @@ from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.rotary import RotaryTable
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.decoder import Decoder
-from weft.engine.models.layout import decoder_spec
 from weft.engine.models.specs import DecoderSpec
-from weft.engine.weights.reader import DenseReader, Progress, TensorSource, WeightReader
-from weft.engine.weights.sources import RandomSource, SafetensorsSource
+from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.weights.formats import DenseReader, Progress, TensorSource, WeightReader
+from weft.engine.weights.tensor_files import RandomSource, SafetensorsSource
 
 LoadFormat = Literal["auto", "dummy"]
 

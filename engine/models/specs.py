@@ -19,7 +19,7 @@ from weft.engine.layers.chained import ChainedLinear
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import Layer, Linear
-from weft.engine.weights.reader import WeightReader
+from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import VectorRef, WeightRef
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig, load_model_config
-from weft.engine.models.layout import decoder_spec
+from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import choose_kit
 from weft.engine.run.memory_plan import estimate_activations_bytes

@@ -15,6 +15,7 @@ from weft.engine.kernels.cpu.attention import supports as supports_attention
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.kernels.cpu.native_kit import supports as supports_layers
 from weft.engine.kernels.cpu.sampling import NativeSampler
+from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.states import StateCache
 from weft.engine.kernels.torch.torch_kit import torch_kit
@@ -25,7 +26,7 @@ from weft.engine.models.config import ModelConfig
 from weft.engine.run.config import EngineConfig
 from weft.engine.sampling.in_graph import GraphSampler
 from weft.engine.sampling.logits_processors import apply_penalties
-from weft.engine.sampling.sampler import TORCH_SAMPLING, SamplingKit
+from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.shared.errors import ModelError
 
 logger = logging.getLogger(__name__)

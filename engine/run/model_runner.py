@@ -18,10 +18,11 @@ import torch
 from typing_extensions import override
 
 from weft.engine.kernels.caches import Caches
+from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.models.decoder import Model
 from weft.engine.run.cuda_graphs import ComputedStep, DecodeGraphs
 from weft.engine.sampling.logprobs import LogprobTensors, score, token_logprobs
-from weft.engine.sampling.sampler import TORCH_SAMPLING, SampleResult, SamplingKit, sample
+from weft.engine.sampling.sampler import SampleResult, SamplingKit, sample
 from weft.engine.step.batch import Batch, ScoreBatch
 from weft.engine.step.executor import Executor
 from weft.engine.step.masks import RowMasks
@@ -196,7 +197,7 @@ class ModelRunner(Executor[LaunchedStep]):
             rows = rows[to_device(batch.row_indices, self._device)]
         logits = self._model.compute_logits(rows)
         row_masks = masks.result() if masks is not None else None
-        return sample(logits, batch.sampling, self._previous_token_ids, row_masks, self._sampling)
+        return sample(logits, batch.sampling, self._previous_token_ids, row_masks, kit=self._sampling)
 
     def give_up_memory(self) -> None:
         """Free what can be made again: graphs."""

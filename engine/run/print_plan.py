@@ -11,7 +11,7 @@ import msgspec
 
 from weft.engine.cache.specs import group_layers
 from weft.engine.models.config import load_model_config
-from weft.engine.models.layout import decoder_spec
+from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import config as engine_config
 from weft.engine.run.draft_checkpoint import find_draft_checkpoint
 from weft.engine.run.kernel_choice import choose_kit

@@ -27,8 +27,8 @@ from weft.engine.kernels.caches import Caches
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig, load_model_config
 from weft.engine.models.decoder import Decoder
-from weft.engine.models.layout import decoder_spec
 from weft.engine.models.loading import load_weights
+from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import config as engine_config
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.cuda_graphs import DecodeGraphs

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from weft.engine.speculation.lookup import Lookup, Text
+from weft.engine.speculation.lookup import Lookup, TokenHistory
 from weft.engine.speculation.pace import MAX_NUM_DRAFTS, Pace
 
 
@@ -26,7 +26,7 @@ class DraftedRequest(Protocol):
     """What these drafters read of a request; see `weft.engine.core.request.Request`."""
 
     token_ids: list[int]
-    prediction: Text | None
+    prediction: TokenHistory | None
     drafting: Drafting
 
     @property
@@ -54,6 +54,6 @@ class NgramDrafter:
         """Ids of the prompt or of the output so far."""
         lookup = request.drafting.lookups.get(self)
         if lookup is None:
-            text = Text(request.token_ids)
+            text = TokenHistory(request.token_ids)
             lookup = request.drafting.lookups[self] = Lookup(text, len(request.token_ids), None)
         return lookup.propose(request.token_ids, MAX_NUM_DRAFTS)

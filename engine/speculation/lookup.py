@@ -18,7 +18,7 @@ _MAX_MATCH = 16
 """Most ids of a match that are compared; a longer match says no more."""
 
 
-class Text:
+class TokenHistory:
     """Token ids with an index of their pairs. May grow at its end, and may serve many lookups."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
@@ -41,7 +41,7 @@ class Text:
 class Lookup:
     """Follows one output through a text."""
 
-    def __init__(self, text: Text, num_tokens: int, pointer: int | None) -> None:
+    def __init__(self, text: TokenHistory, num_tokens: int, pointer: int | None) -> None:
         """Start behind the first num_tokens ids of the request.
 
         Args:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from weft.server.http.context import ServerContext, get_context
 from weft.server.model.served_model import ServedModel
-from weft.server.schemas.models import Model, ModelList, SamplingDefaults
+from weft.server.schemas.models import ModelCard, ModelList, SamplingDefaults
 
 router = APIRouter()
 
@@ -29,10 +29,10 @@ async def retrieve_model(model_id: str, context: Annotated[ServerContext, Depend
     return _json(_described(model_id, context.check_model(model_id), context))
 
 
-def _described(name: str, model: ServedModel, context: ServerContext) -> Model:
+def _described(name: str, model: ServedModel, context: ServerContext) -> ModelCard:
     info = model.engine_client.info
     defaults = SamplingDefaults(**asdict(model.defaults))
-    return Model(name, context.created, model.name, info.max_model_len if info else None, defaults)
+    return ModelCard(name, context.created, model.name, info.max_model_len if info else None, defaults)
 
 
 def _json(answer: msgspec.Struct) -> Response:

@@ -20,7 +20,7 @@ _NEWLINES = re.compile(r"\n*")
 _ANYTHING = re.compile(r"(?s:.*)")
 
 
-class Block(enum.Enum):
+class ReasoningBlock(enum.Enum):
     """What the prompt has done with the reasoning block."""
 
     NOT_BEGUN = enum.auto()
@@ -59,26 +59,26 @@ class ReasoningFormat:
         """As in `ToolFormat`."""
         return tuple(filter(None, (self.begin, self.end, self.answer_begin, self.answer_end)))
 
-    def block(self, prompt: str) -> Block:
+    def block(self, prompt: str) -> ReasoningBlock:
         """Tell what a rendered prompt has done with the block of the next answer; the prompt's end suffices."""
         tail = prompt.rstrip()
         if tail.removesuffix(self.behind_begin).endswith(self.begin):
-            return Block.OPEN
-        return Block.CLOSED if tail.endswith(self.end) else Block.NOT_BEGUN
+            return ReasoningBlock.OPEN
+        return ReasoningBlock.CLOSED if tail.endswith(self.end) else ReasoningBlock.NOT_BEGUN
 
-    def parser(self, block: Block, answer: OutputParser) -> OutputParser:
+    def parser(self, block: ReasoningBlock, answer: OutputParser) -> OutputParser:
         """Make a parser that tells reasoning and hands everything after it to the parser of the answer."""
-        return answer if block is Block.CLOSED else ReasoningParser(self, block is Block.OPEN, answer)
+        return answer if block is ReasoningBlock.CLOSED else ReasoningParser(self, block is ReasoningBlock.OPEN, answer)
 
-    def grammar(self, block: Block, mark: Mark) -> str:
+    def grammar(self, block: ReasoningBlock, mark: Mark) -> str:
         """Write rules in Lark: `reasoning` is what comes before the answer, newlines after the block included.
 
         The model may leave out a block that has not begun.
         """
-        if block is Block.CLOSED:
+        if block is ReasoningBlock.CLOSED:
             return "reasoning:\n"
         rules = f"thinking: thought /\\n{{0,2}}/\n{lark.text_up_to('thought', self.end, mark)}"
-        begun = "thinking" if block is Block.OPEN else f"(/\\n?/ {mark(self.begin)} thinking)?"
+        begun = "thinking" if block is ReasoningBlock.OPEN else f"(/\\n?/ {mark(self.begin)} thinking)?"
         return f"reasoning: {begun}\n{rules}"
 
 

@@ -15,7 +15,7 @@ from weft.server.errors import GrammarError, InvalidRequestError, JsonSchemaErro
 from weft.server.formats import lark
 from weft.server.formats.detection import OutputFormats
 from weft.server.formats.parser import AnswerRules, OutputParser, ToolFormat
-from weft.server.formats.reasoning import Block, ContentParser, ReasoningFormat
+from weft.server.formats.reasoning import ContentParser, ReasoningBlock, ReasoningFormat
 from weft.server.request.task import Chat, OutputWishes, Task
 from weft.server.text.text_tokenizer import TextTokenizer
 
@@ -53,7 +53,7 @@ def plan_output(task: Task, prompt_token_ids: list[int], prediction_token_ids: t
     wishes, tokenizer = task.wishes, task.model.tokenizer
     formats = task.model.formats if isinstance(task.input, Chat) else _NO_FORMATS
     use, reasoning = wishes.use, formats.reasoning
-    block = Block.CLOSED
+    block = ReasoningBlock.CLOSED
     if reasoning:
         block = reasoning.block(tokenizer.decode(prompt_token_ids[-NUM_TAIL_TOKENS:], skip_special_tokens=False))
     tools = formats.tools if use is not None or formats.tools_read_all else None
@@ -74,19 +74,19 @@ def plan_output(task: Task, prompt_token_ids: list[int], prediction_token_ids: t
             "use_beam_search can follow neither a grammar nor a budget for reasoning", param="use_beam_search"
         )
     # After closed reasoning all text is content. But only a parser can tell what tokens without text belong to.
-    is_parsed = tools or (reasoning and (block is not Block.CLOSED or task.text.tracks_tokens))
+    is_parsed = tools or (reasoning and (block is not ReasoningBlock.CLOSED or task.text.tracks_tokens))
     return OutputPlan(
         guidance=guidance,
         new_parser=new_parser if is_parsed else None,
         kept_ids=frozenset(i for marker in markers if (i := tokenizer.added_id(marker)) is not None),
-        counts_tokens=block is not Block.CLOSED or formats.tools_read_all,
+        counts_tokens=block is not ReasoningBlock.CLOSED or formats.tools_read_all,
     )
 
 
 def _grammar(
     tokenizer: TextTokenizer,
     reasoning: ReasoningFormat | None,
-    block: Block,
+    block: ReasoningBlock,
     tools: ToolFormat | None,
     wishes: OutputWishes,
 ) -> str:
@@ -117,11 +117,11 @@ def _grammar(
     return json.dumps({"grammars": grammars})
 
 
-def _budget(formats: OutputFormats, block: Block, max_tokens: int | None) -> ReasoningBudget | None:
-    if formats.reasoning_ids is None or block is Block.CLOSED or max_tokens is None:
+def _budget(formats: OutputFormats, block: ReasoningBlock, max_tokens: int | None) -> ReasoningBudget | None:
+    if formats.reasoning_ids is None or block is ReasoningBlock.CLOSED or max_tokens is None:
         return None
     begin_id, end_id = formats.reasoning_ids
-    return ReasoningBudget(max_tokens, end_id, begin_id if block is Block.NOT_BEGUN else None)
+    return ReasoningBudget(max_tokens, end_id, begin_id if block is ReasoningBlock.NOT_BEGUN else None)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ class SamplingDefaults(msgspec.Struct, omit_defaults=True):
     repetition_penalty: float | None = None
 
 
-class Model(msgspec.Struct):
+class ModelCard(msgspec.Struct):
     """One served model. The fields from `root` on are extensions. `max_model_len` is null while the engine loads."""
 
     id: str
@@ -32,5 +32,5 @@ class Model(msgspec.Struct):
 class ModelList(msgspec.Struct):
     """All served models."""
 
-    data: list[Model]
+    data: list[ModelCard]
     object: Literal["list"] = "list"

@@ -11,7 +11,7 @@ import torch
 from weft.engine.cache.specs import group_layers
 from weft.engine.core.engine import Engine
 from weft.engine.models.config import load_model_config
-from weft.engine.models.layout import decoder_spec
+from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.startup import start
 from weft.engine.shared.messages import EngineOptions, TokenLogprobs
 

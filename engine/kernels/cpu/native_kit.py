@@ -18,7 +18,7 @@ from weft.engine.layers.block import Block
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.models.config import ModelConfig
-from weft.engine.weights.reader import WeightReader
+from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import WeightRef
 
 

@@ -15,7 +15,7 @@ from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm, RMSNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.rotary import rotate
-from weft.engine.weights.reader import WeightReader
+from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import WeightRef
 
 _KIT_NAMES = {

@@ -63,7 +63,7 @@ def find_floor(
     """The highest floor that `target` logits reach, or, BY_MASS, that weights of total mass `target` reach.
 
     BY_MASS, logits below `floor` weigh nothing. The best logit always reaches the result; if all logits together miss
-    the target, all of them do. See `weft.engine.sampling.filters`.
+    the target, all of them do. See `weft.engine.kernels.torch.filters`.
     """
     low = tl.zeros((1,), tl.uint32)
     step = tl.full((1,), 1 << 28, tl.uint32)

@@ -16,7 +16,7 @@ from weft.engine.kernels.triton import layer_kernels as kernels
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer
-from weft.engine.weights.reader import WeightReader
+from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import WeightRef
 
 # Values of heads per program: this gives many programs for a single token, each with few registers.

@@ -16,7 +16,7 @@ from weft.engine.cache.block_pool import BlockPool
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.tier import CachedBlock, Offload
 from weft.engine.core.engine import Engine
-from weft.engine.core.request import Status
+from weft.engine.core.request import RequestStatus
 from weft.engine.run import startup
 from weft.engine.run.startup import start
 from weft.engine.shared.messages import EngineOptions, FinishReason
@@ -109,7 +109,7 @@ def test_no_step_waits_while_a_prefix_is_loading(build_engine: BuildEngine) -> N
         engine.add(0, add_request(prompt(1), request_id, max_tokens=8, temperature=0.0, ignore_eos=True))
     assert not engine.step()
     waiting = list(engine.scheduler.waiting)
-    assert [request.status for request in waiting] == [Status.LOADING] * 2 and len(tier.pending) == 1
+    assert [request.status for request in waiting] == [RequestStatus.LOADING] * 2 and len(tier.pending) == 1
 
     engine.add(0, add_request([5, 6, 7], 9, max_tokens=6, temperature=0.0, ignore_eos=True))
     others = [output for _ in range(6) for _, output in engine.step()]

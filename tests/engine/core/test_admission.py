@@ -11,7 +11,7 @@ from tests.engine.core.test_scheduler import make_scheduler
 from tests.engine.requests_for_tests import request
 from weft.engine.core.admission import BLOCKS_PER_STEP
 from weft.engine.core.output_collector import collect
-from weft.engine.core.request import Request, Status
+from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.scheduler import Scheduler
 from weft.engine.step.step_result import StepResult
 
@@ -79,7 +79,7 @@ def test_followers_of_a_long_prompt_are_not_looked_at_while_it_is_computed() -> 
         scheduler, requests = followers(num_followers, 5000)
         for _ in range(14):
             step(scheduler)
-        assert [r.status for r in requests[:2]] == [Status.RUNNING, Status.WAITING]
+        assert [r.status for r in requests[:2]] == [RequestStatus.RUNNING, RequestStatus.WAITING]
         costs.append(num_operations(lambda scheduler=scheduler: step(scheduler)))  # type: ignore[misc]
     assert costs[1] <= 1.5 * costs[0]
 
@@ -102,7 +102,7 @@ def test_followers_come_when_their_leader_has_gone_and_one_of_them_leads() -> No
     scheduler.abort(0, 0)
     scheduler.check_integrity()
     step(scheduler)
-    assert [r.status for r in requests[1:3]] == [Status.RUNNING, Status.WAITING]
+    assert [r.status for r in requests[1:3]] == [RequestStatus.RUNNING, RequestStatus.WAITING]
     for _ in range(60):
         step(scheduler)
         scheduler.check_integrity()

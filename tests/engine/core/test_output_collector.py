@@ -6,7 +6,7 @@ from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import find_prefix, request
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.output_collector import collect, end, fail
-from weft.engine.core.request import Request, Status
+from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.step_cost import StepCostModel
 from weft.engine.shared.messages import FinishReason, ReasoningBudget, RequestOutput, TokenLogprobs, TokensOutput
@@ -269,7 +269,7 @@ def test_end_speaks_for_pending_choices_too() -> None:
     assert [(c, o.request_id, o.index, o.finish_reason, o.message) for c, o in outputs] == [
         (0, 4, index, FinishReason.TIMEOUT, "late") for index in range(3)
     ]
-    assert r.status is Status.FINISHED
+    assert r.status is RequestStatus.FINISHED
 
 
 def test_fail_ends_the_requests_of_the_steps_and_nothing_they_computed_is_found() -> None:

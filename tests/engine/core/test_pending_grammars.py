@@ -15,7 +15,7 @@ from tests.engine.requests_for_tests import add_request
 from weft.engine.core import pending_grammars as pending_module
 from weft.engine.core.engine import Engine, RejectedError
 from weft.engine.core.pending_grammars import PendingGrammars
-from weft.engine.guidance.compiler import GrammarError
+from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.guidance.matcher import GrammarMatcher
 from weft.engine.shared.messages import FinishReason, RejectReason
 
@@ -73,7 +73,7 @@ def test_requests_of_one_text_wait_for_one_compilation(compiler: SlowCompiler) -
 
 def test_faults_reject(compiler: SlowCompiler, caplog: pytest.LogCaptureFixture) -> None:
     engine = engine_with(compiler)
-    for request_id, error in enumerate([GrammarError("wrong at 3"), MemoryError()]):
+    for request_id, error in enumerate([InvalidGrammarError("wrong at 3"), MemoryError()]):
         engine.add(0, guided(add_request([1], request_id), str(request_id)))
         compiler.futures[str(request_id)].set_exception(error)
     assert faults(engine) == {0: "wrong at 3", 1: "the grammar could not be compiled: MemoryError"}

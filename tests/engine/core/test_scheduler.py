@@ -9,7 +9,7 @@ from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import PerToken, add_request, request
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.output_collector import Outputs, collect
-from weft.engine.core.request import Request, Status
+from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.step_cost import StepCostModel
 from weft.engine.shared.messages import TIER_WIDTH, FinishReason, ReasoningBudget
@@ -234,7 +234,7 @@ def test_a_tier_above_delays_a_request_for_a_bounded_time(
     scheduler = make_scheduler(max_num_seqs=2)
     slow = add(scheduler, 0, 4, priority=tier)
     num_asked = 0
-    while slow.status is Status.WAITING:
+    while slow.status is RequestStatus.WAITING:
         while len(scheduler.requests) < 5:
             num_asked += 1
             add(scheduler, num_asked, 4, priority=-TIER_WIDTH, max_tokens=2)
@@ -357,7 +357,7 @@ def test_only_a_deadline_of_a_request_that_never_ran_expires() -> None:
     add(scheduler, 2, 4, deadline=time.monotonic() + 100)
     add(scheduler, 3, 4)
     assert scheduler.take_expired() == [late]
-    assert running.status is Status.RUNNING
+    assert running.status is RequestStatus.RUNNING
 
 
 def test_abort_of_a_running_request_frees_its_blocks_but_keeps_their_content() -> None:
@@ -395,7 +395,7 @@ def test_abort_of_pending_choices_before_the_prompt_is_computed() -> None:
     assert first.pending_indices == [1, 3]
     scheduler.abort(0, 0, 0)  # the next choice takes its place, and finds the blocks that were computed
     (second,) = scheduler.requests.values()
-    assert (second.key.choice, second.pending_indices, second.status) == (1, [3], Status.WAITING)
+    assert (second.key.choice, second.pending_indices, second.status) == (1, [3], RequestStatus.WAITING)
     assert run_step(scheduler) == [(0, 4)]
     assert sorted(key.choice for key in scheduler.requests) == [1, 3]
     scheduler.abort_connection(0)
@@ -465,7 +465,7 @@ def test_a_preempted_request_keeps_the_id_that_was_on_its_way() -> None:
     first = schedule(scheduler)
     second = schedule(scheduler)
     assert (describe(first), describe(second)) == ([(0, 1), (1, 1)], [(0, 1)])
-    assert (young.status, young.num_placeholders) == (Status.WAITING, 1)
+    assert (young.status, young.num_placeholders) == (RequestStatus.WAITING, 1)
     assert scheduler.kv.num_free_blocks == 1
     assert [o.request_id for _, o in finish_step(scheduler, first)] == [0, 1]
     assert (young.token_ids, young.num_placeholders) == ([*prompt(1, 7), 7, 7], 0)

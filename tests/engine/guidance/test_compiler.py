@@ -7,7 +7,7 @@ import llguidance
 import pytest
 
 from tests.engine.guidance.demo import json_grammar
-from weft.engine.guidance.compiler import MAX_GRAMMAR_BYTES, GrammarCompiler, GrammarError
+from weft.engine.guidance.compiler import MAX_GRAMMAR_BYTES, GrammarCompiler, InvalidGrammarError
 
 TIMEOUT_S = 120.0
 """Of what is waited for; only a failure takes so long."""
@@ -38,7 +38,7 @@ def compiler(vocabulary: llguidance.LLTokenizer) -> GrammarCompiler:
 )
 def test_a_fault_is_one_line_that_names_it(compiler: GrammarCompiler, text: str, fault: str) -> None:
     error = compiler.compile(text).exception(timeout=TIMEOUT_S)
-    assert isinstance(error, GrammarError)
+    assert isinstance(error, InvalidGrammarError)
     assert str(error).startswith("the grammar cannot be used: ")
     assert fault in str(error)
     assert "\n" not in str(error)
@@ -49,7 +49,7 @@ def test_a_fault_is_one_line_that_names_it(compiler: GrammarCompiler, text: str,
 def test_a_text_that_is_too_long_is_refused_at_once(compiler: GrammarCompiler) -> None:
     longest = "start: /a/ //" + "é" * ((MAX_GRAMMAR_BYTES - 13) // 2)
     assert compiler.compile(longest).exception(timeout=TIMEOUT_S) is None
-    with pytest.raises(GrammarError, match="a grammar may have at most 131072 bytes, got 131073"):
+    with pytest.raises(InvalidGrammarError, match="a grammar may have at most 131072 bytes, got 131073"):
         compiler.compile("x" * (MAX_GRAMMAR_BYTES + 1))
 
 
@@ -120,7 +120,7 @@ def test_gbnf_is_translated(compiler: GrammarCompiler, vocabulary: llguidance.LL
 
 def test_gbnf_that_is_none_is_a_fault(compiler: GrammarCompiler) -> None:
     error = compiler.compile(json.dumps({"grammars": [{"gbnf": "root ::= ("}]})).exception(timeout=TIMEOUT_S)
-    assert isinstance(error, GrammarError)
+    assert isinstance(error, InvalidGrammarError)
     assert str(error).startswith("the grammar cannot be used: ")
 
 

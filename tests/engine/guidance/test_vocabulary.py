@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.guidance.demo import DEMO_MODEL, VOCAB_SIZE
-from weft.engine.guidance.compiler import GrammarError
+from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.guidance.vocabulary import load_vocabulary
 
 
@@ -37,7 +37,9 @@ def test_what_only_the_configuration_calls_special_is_special(tmp_path: Path) ->
 
 
 def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path: Path) -> None:
-    with pytest.raises(GrammarError, match=r"needs the tokenizer\.json of the model, and this checkpoint has none"):
+    with pytest.raises(
+        InvalidGrammarError, match=r"needs the tokenizer\.json of the model, and this checkpoint has none"
+    ):
         load_vocabulary(tmp_path, VOCAB_SIZE, (0,))
 
 
@@ -46,5 +48,5 @@ def test_a_tokenizer_that_cannot_be_used_is_named(
     tmp_path: Path, eos_token_ids: tuple[int, ...], content: str | None
 ) -> None:
     (tmp_path / "tokenizer.json").write_text(content or (DEMO_MODEL / "tokenizer.json").read_text())
-    with pytest.raises(GrammarError, match=r"^grammars cannot use the tokenizer\.json of this checkpoint: "):
+    with pytest.raises(InvalidGrammarError, match=r"^grammars cannot use the tokenizer\.json of this checkpoint: "):
         load_vocabulary(tmp_path, VOCAB_SIZE, eos_token_ids)

@@ -13,10 +13,10 @@ from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.parts import Layer, Linear
 from weft.engine.models.config import load_model_config
 from weft.engine.models.decoder import Decoder
-from weft.engine.models.layout import decoder_spec
 from weft.engine.models.loading import LoadFormat, load_weights
+from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
-from weft.engine.weights.reader import Progress, WeightReader
+from weft.engine.weights.formats import Progress, WeightReader
 from weft.engine.weights.refs import WeightRef
 
 CPU, CPU_DTYPE = torch.device("cpu"), torch.bfloat16

@@ -21,12 +21,12 @@ from weft.engine.layers.parts import Layer, Linear
 from weft.engine.layers.rotary import RotaryTable
 from weft.engine.models.config import load_model_config
 from weft.engine.models.decoder import Decoder
-from weft.engine.models.layout import decoder_spec
 from weft.engine.models.loading import build_decoder
 from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
-from weft.engine.weights.reader import DenseReader, WeightReader
+from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.weights.formats import DenseReader, WeightReader
 from weft.engine.weights.refs import Split, VectorRef, WeightRef
-from weft.engine.weights.sources import SafetensorsSource
+from weft.engine.weights.tensor_files import SafetensorsSource
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 40, 4, 64

@@ -19,6 +19,7 @@ from weft.engine.core.engine import Engine
 from weft.engine.core.scheduler import Scheduler
 from weft.engine.core.step_cost import StepCostModel
 from weft.engine.kernels.caches import Caches
+from weft.engine.kernels.torch.sampling import draw
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.models.config import load_model_config
 from weft.engine.models.decoder import Decoder
@@ -28,7 +29,6 @@ from weft.engine.run.cuda_graphs import DecodeGraphs, GraphKey, graph_sizes, pad
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.model_runner import ModelRunner
 from weft.engine.sampling.in_graph import GraphSampler
-from weft.engine.sampling.sampler import draw
 from weft.engine.shared.messages import RequestOutput, TokensOutput
 from weft.engine.step.batch import Floats, SamplingBatch
 

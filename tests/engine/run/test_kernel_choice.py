@@ -14,14 +14,15 @@ from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.kernels.torch.linear import CublasLinear, TiledLinear
+from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.kernels.triton import flash
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer
 from weft.engine.models.config import load_model_config
-from weft.engine.models.layout import decoder_spec
 from weft.engine.models.loading import load_weights
+from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import config as engine_config
 from weft.engine.run import kernel_choice as kernels
 from weft.engine.run.kernel_choice import (
@@ -32,10 +33,10 @@ from weft.engine.run.kernel_choice import (
     make_caches,
     set_num_threads,
 )
-from weft.engine.sampling.sampler import TORCH_SAMPLING, SamplingKit
+from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
-from weft.engine.weights.reader import WeightReader
+from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import WeightRef
 
 DEMO = Path(server.__file__).parent / "demo_model"

@@ -9,7 +9,7 @@ from weft import server
 from weft.engine.cache.specs import PagedKV, group_layers
 from weft.engine.kernels.triton.flash import find_fresh_prompts
 from weft.engine.models.config import load_model_config
-from weft.engine.models.layout import decoder_spec
+from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import prefill_choice
 from weft.engine.run.config import EngineConfig, resolve
 from weft.engine.run.prefill_choice import settle_prefill

@@ -19,7 +19,7 @@ from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.core.scheduler import ScheduledStep
-from weft.engine.guidance.compiler import GrammarError
+from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.run import process
 from weft.engine.run.crash_record import CrashRecord, fingerprint
 from weft.engine.run.memory_plan import MemoryPlan
@@ -230,7 +230,7 @@ def test_a_request_is_answered_when_its_grammar_is_compiled(start: Start, monkey
     p._answer_compiled()
     assert (sent, len(p._fingerprints)) == ([], 2)
     compiler.finish("good")
-    compiler.futures["bad"].set_exception(GrammarError("wrong at 3"))
+    compiler.futures["bad"].set_exception(InvalidGrammarError("wrong at 3"))
     p._answer_compiled()
     assert sent == [Accepted(0), Rejected(1, RejectReason.GRAMMAR, "wrong at 3")]
     step(p)

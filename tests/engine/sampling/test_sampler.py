@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from weft.engine.kernels.cpu.library import load, runnable_variants
 from weft.engine.kernels.cpu.sampling import NativeSampler
+from weft.engine.kernels.torch.sampling import draw, pick_ids
 from weft.engine.sampling import sampler
 from weft.engine.sampling.logits_processors import apply_penalties
 from weft.engine.sampling.logprobs import token_logprobs
 from weft.engine.sampling.random import uniforms
-from weft.engine.sampling.sampler import PickIds, SampleResult, SamplingKit, draw, pick_ids
+from weft.engine.sampling.sampler import PickIds, SampleResult, SamplingKit
 from weft.engine.step.batch import ConditionalBans, PenaltyBatch, Placeholders, SamplingBatch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.step_result import NO_TOKEN_ID

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from weft.engine.speculation.lookup import Lookup, Text
+from weft.engine.speculation.lookup import Lookup, TokenHistory
 
 
 def follow(text: list[int], output: list[int], most: int = 4) -> list[list[int]]:
     """What is proposed before each id of the output, behind a prompt of one id."""
-    lookup = Lookup(Text(text), 1, 0)
+    lookup = Lookup(TokenHistory(text), 1, 0)
     return [lookup.propose([0, *output[:n]], most) for n in range(len(output) + 1)]
 
 
@@ -45,7 +45,7 @@ def test_nothing_is_proposed_without_a_match(end: tuple[int, int]) -> None:
 
 def test_a_text_that_is_the_output_itself_goes_on_in_its_loop() -> None:
     ids = [9, 1, 2, 3, 1, 2]
-    lookup = Lookup(Text(ids), len(ids), None)
+    lookup = Lookup(TokenHistory(ids), len(ids), None)
     assert lookup.propose(ids, 7) == [3, 1, 2, 3, 1, 2, 3]
     ids += [3, 1]
     assert lookup.propose(ids, 4) == [2, 3, 1, 2]
@@ -54,7 +54,7 @@ def test_a_text_that_is_the_output_itself_goes_on_in_its_loop() -> None:
 def test_the_index_is_that_of_a_search_however_the_text_grows() -> None:
     generator = random.Random(1)
     ids: list[int] = []
-    text = Text(ids)
+    text = TokenHistory(ids)
     for _ in range(60):
         ids += [generator.randrange(3) for _ in range(generator.randrange(4))]
         for pair in itertools.product(range(3), repeat=2):
@@ -63,7 +63,7 @@ def test_the_index_is_that_of_a_search_however_the_text_grows() -> None:
 
 def test_a_long_monotonous_text_costs_a_step_little() -> None:
     """20,000 equal ids, lost and found again at every step: 400 steps took minutes when all matches were compared."""
-    lookup = Lookup(Text([1] * 20_000), 1, 0)
+    lookup = Lookup(TokenHistory([1] * 20_000), 1, 0)
     output = [0]
     began = time.process_time()
     for _ in range(100):

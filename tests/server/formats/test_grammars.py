@@ -15,7 +15,7 @@ from tests.server.formats.call_formats import WAYS, Call
 from tests.tokenizers_for_tests import CHATML_SPECIAL, byte_level
 from weft.server.formats import json_calls, lark, reasoning
 from weft.server.formats.parser import AnswerRules, Mark, Tool
-from weft.server.formats.reasoning import Block, ReasoningFormat
+from weft.server.formats.reasoning import ReasoningBlock, ReasoningFormat
 
 FORMATS = {format.name: format for format in json_calls.ALL}
 REASONING = {format.name: format for format in reasoning.ALL}
@@ -195,29 +195,29 @@ def test_random_arguments(city: str, days: list[int], more: dict[str, object], w
 
 @pytest.mark.parametrize("format", REASONING.values(), ids=REASONING)
 def test_reasoning_before_an_answer(kind: str, format: ReasoningFormat) -> None:
-    def takes(block: Block, text: str) -> bool:
+    def takes(block: ReasoningBlock, text: str) -> bool:
         grammar = format.grammar(block, marker_of(kind))
         return accepts(kind, f'start: reasoning answer\n{grammar}answer: %json {{"type": "integer"}}\n', text)
 
     thought = f"\nMany\n\nthoughts <b> {format.end[:-1]} 7\n"
     for newlines in ("", "\n", "\n\n"):
-        assert takes(Block.NOT_BEGUN, f"{format.begin}{thought}{format.end}{newlines}7")
-        assert takes(Block.OPEN, f"{thought}{format.end}{newlines}7")
-    assert takes(Block.NOT_BEGUN, "7")
-    assert takes(Block.CLOSED, "7")
-    assert takes(Block.OPEN, f"{format.end}7")
-    assert not takes(Block.OPEN, "7")
-    assert not takes(Block.CLOSED, f"{format.begin}{thought}{format.end}7")
-    assert not takes(Block.OPEN, f"{thought}{format.end}\nso: 7")
-    assert not takes(Block.OPEN, f"{thought}{format.end}{thought}{format.end}7")
-    assert not takes(Block.NOT_BEGUN, f"{format.begin}{thought}7")
+        assert takes(ReasoningBlock.NOT_BEGUN, f"{format.begin}{thought}{format.end}{newlines}7")
+        assert takes(ReasoningBlock.OPEN, f"{thought}{format.end}{newlines}7")
+    assert takes(ReasoningBlock.NOT_BEGUN, "7")
+    assert takes(ReasoningBlock.CLOSED, "7")
+    assert takes(ReasoningBlock.OPEN, f"{format.end}7")
+    assert not takes(ReasoningBlock.OPEN, "7")
+    assert not takes(ReasoningBlock.CLOSED, f"{format.begin}{thought}{format.end}7")
+    assert not takes(ReasoningBlock.OPEN, f"{thought}{format.end}\nso: 7")
+    assert not takes(ReasoningBlock.OPEN, f"{thought}{format.end}{thought}{format.end}7")
+    assert not takes(ReasoningBlock.NOT_BEGUN, f"{format.begin}{thought}7")
 
 
 def test_reasoning_before_calls(kind: str) -> None:
     for is_required in (True, False):
         wanted = AnswerRules(TOOLS, marker_of(kind), is_required=is_required)
         grammar = "start: reasoning answer\n" + json_calls.HERMES.grammar(wanted)
-        grammar += reasoning.THINK.grammar(Block.OPEN, marker_of(kind))
+        grammar += reasoning.THINK.grammar(ReasoningBlock.OPEN, marker_of(kind))
         call = WAYS["hermes"].write(GOOD[:1])
         assert accepts(kind, grammar, f"Hm <b>\n</think>\n\n{call}")
         assert accepts(kind, grammar, "Hm</think>\n\nNo.") is not is_required

@@ -10,13 +10,13 @@ from tests.linear_time import assert_linear
 from tests.server.formats.feeding import assert_told, cut_at, feed_all
 from weft.server.formats import json_calls, reasoning
 from weft.server.formats.parser import Kind, OutputParser, Tool
-from weft.server.formats.reasoning import Block, ContentParser, ReasoningFormat, Switch
+from weft.server.formats.reasoning import ContentParser, ReasoningBlock, ReasoningFormat, Switch
 
 TOOLS = [Tool("f", {"type": "object"})]
 FORMATS = {format.name: format for format in reasoning.ALL}
 
 
-def parser(format: ReasoningFormat, block: Block = Block.NOT_BEGUN) -> OutputParser:
+def parser(format: ReasoningFormat, block: ReasoningBlock = ReasoningBlock.NOT_BEGUN) -> OutputParser:
     return format.parser(block, ContentParser())
 
 
@@ -28,8 +28,8 @@ def test_reasoning_and_content(format: ReasoningFormat) -> None:
     expected = [("REASONING", thought), ("CONTENT", f"Yes.\n{begin} <")]
     assert_told(lambda: parser(format), f"{begin}\n{text}", expected)
     assert_told(lambda: parser(format), f"\n {begin}{text}", expected)
-    assert_told(lambda: parser(format, Block.OPEN), f"\n\n{text}", expected)
-    assert_told(lambda: parser(format, Block.OPEN), text, expected)
+    assert_told(lambda: parser(format, ReasoningBlock.OPEN), f"\n\n{text}", expected)
+    assert_told(lambda: parser(format, ReasoningBlock.OPEN), text, expected)
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
@@ -39,11 +39,11 @@ def test_outputs_without_the_whole_block(format: ReasoningFormat) -> None:
     assert_told(lambda: parser(format), "\n ", [("CONTENT", "\n ")])
     assert_told(lambda: parser(format), f"{format.begin}\n{format.end}\nYes", [("CONTENT", "Yes")])
     assert_told(lambda: parser(format), f"{format.begin}\n\n", [])
-    for block, begin in ((Block.NOT_BEGUN, format.begin), (Block.OPEN, "")):
+    for block, begin in ((ReasoningBlock.NOT_BEGUN, format.begin), (ReasoningBlock.OPEN, "")):
         unended = f"On and on\n{format.end[:-1]}"
         assert_told(lambda block=block: parser(format, block), f"{begin}{unended}", [("REASONING", unended)])
     closed = f"{format.begin} is content {format.end}"
-    assert_told(lambda: parser(format, Block.CLOSED), closed, [("CONTENT", closed)])
+    assert_told(lambda: parser(format, ReasoningBlock.CLOSED), closed, [("CONTENT", closed)])
 
 
 def test_calls_behind_reasoning() -> None:
@@ -56,23 +56,25 @@ def test_calls_behind_reasoning() -> None:
         ("ARGUMENTS", '{"a": "</think>"}'),
     ]
     assert_told(
-        lambda: reasoning.THINK.parser(Block.OPEN, json_calls.HERMES.parser(TOOLS)), f"{call}\n{call}\n", expected
+        lambda: reasoning.THINK.parser(ReasoningBlock.OPEN, json_calls.HERMES.parser(TOOLS)),
+        f"{call}\n{call}\n",
+        expected,
     )
 
 
 def test_the_region_follows_the_text() -> None:
-    parser = reasoning.THINK.parser(Block.NOT_BEGUN, json_calls.HERMES.parser(TOOLS))
+    parser = reasoning.THINK.parser(ReasoningBlock.NOT_BEGUN, json_calls.HERMES.parser(TOOLS))
     regions = []
     for part in ("<think>", "a", "</think>", "\n", "b", '<tool_call>{"na', 'me": "f"}</tool_call>', "c"):
         parser.feed(part)
         regions.append(parser.region)
     reasons, content, call = Kind.REASONING, Kind.CONTENT, Kind.CALL
     assert regions == [reasons, reasons, reasons, reasons, content, call, call, content]
-    assert reasoning.THINK.parser(Block.OPEN, ContentParser()).region is Kind.REASONING
+    assert reasoning.THINK.parser(ReasoningBlock.OPEN, ContentParser()).region is Kind.REASONING
 
 
 def test_reasoning_streams_as_it_comes() -> None:
-    parser = reasoning.THINK.parser(Block.OPEN, ContentParser())
+    parser = reasoning.THINK.parser(ReasoningBlock.OPEN, ContentParser())
     assert parser.feed("\nSo") == [(Kind.REASONING, "So")]
     assert parser.feed(" far\n") == [(Kind.REASONING, " far")]
     assert parser.feed("</th") == []
@@ -82,11 +84,13 @@ def test_reasoning_streams_as_it_comes() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(list(FORMATS.values())),
-    st.sampled_from(Block),
+    st.sampled_from(ReasoningBlock),
     st.lists(st.integers(0, 300), max_size=8),
     st.data(),
 )
-def test_random_texts_and_cuts(format: ReasoningFormat, block: Block, cuts: list[int], data: st.DataObject) -> None:
+def test_random_texts_and_cuts(
+    format: ReasoningFormat, block: ReasoningBlock, cuts: list[int], data: st.DataObject
+) -> None:
     words = [*format.markers, "<", "</", "\n", "\n\n", " ", "a", "[", "Here is"]
     text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=8)))
     whole = feed_all(parser(format, block), [text] if text else [])
@@ -96,10 +100,10 @@ def test_random_texts_and_cuts(format: ReasoningFormat, block: Block, cuts: list
 
 @pytest.mark.parametrize(
     ("block", "character"),
-    [(Block.OPEN, "x"), (Block.OPEN, "\n"), (Block.NOT_BEGUN, " ")],
+    [(ReasoningBlock.OPEN, "x"), (ReasoningBlock.OPEN, "\n"), (ReasoningBlock.NOT_BEGUN, " ")],
     ids=["letters", "newlines", "blanks"],
 )
-def test_200_kilobytes_take_linear_time(block: Block, character: str) -> None:
+def test_200_kilobytes_take_linear_time(block: ReasoningBlock, character: str) -> None:
     def parse(num_characters: int) -> None:
         parser = reasoning.GRANITE.parser(block, ContentParser())
         for _ in range(num_characters):
@@ -112,18 +116,18 @@ def test_200_kilobytes_take_linear_time(block: Block, character: str) -> None:
 @pytest.mark.parametrize(
     ("name", "prompt", "block"),
     [
-        ("think", "<|im_start|>assistant\n", Block.NOT_BEGUN),
-        ("think", "<|im_start|>assistant\n<think>\n", Block.OPEN),
-        ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", Block.CLOSED),
-        ("think", "<｜Assistant｜></think>", Block.CLOSED),
-        ("think", "<|assistant|>\n<think></think>", Block.CLOSED),
-        ("think", "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", Block.NOT_BEGUN),
-        ("mistral", "[SYSTEM_PROMPT][THINK]so[/THINK][/SYSTEM_PROMPT][INST]Hi[/INST]", Block.NOT_BEGUN),
-        ("seed", "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>", Block.OPEN),
-        ("granite_phrases", "<|start_of_role|>assistant<|end_of_role|>", Block.NOT_BEGUN),
+        ("think", "<|im_start|>assistant\n", ReasoningBlock.NOT_BEGUN),
+        ("think", "<|im_start|>assistant\n<think>\n", ReasoningBlock.OPEN),
+        ("think", "<|im_start|>assistant\n<think>\n\n</think>\n\n", ReasoningBlock.CLOSED),
+        ("think", "<｜Assistant｜></think>", ReasoningBlock.CLOSED),
+        ("think", "<|assistant|>\n<think></think>", ReasoningBlock.CLOSED),
+        ("think", "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", ReasoningBlock.NOT_BEGUN),
+        ("mistral", "[SYSTEM_PROMPT][THINK]so[/THINK][/SYSTEM_PROMPT][INST]Hi[/INST]", ReasoningBlock.NOT_BEGUN),
+        ("seed", "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>", ReasoningBlock.OPEN),
+        ("granite_phrases", "<|start_of_role|>assistant<|end_of_role|>", ReasoningBlock.NOT_BEGUN),
     ],
 )
-def test_what_the_prompt_has_done(name: str, prompt: str, block: Block) -> None:
+def test_what_the_prompt_has_done(name: str, prompt: str, block: ReasoningBlock) -> None:
     assert FORMATS[name].block(prompt) is block
 
 

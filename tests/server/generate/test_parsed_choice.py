@@ -8,7 +8,7 @@ from tests.server.conftest import ByteDetokenizer
 from weft.engine.shared.messages import FinishReason, TokensOutput
 from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import OutputParser, Tool
-from weft.server.formats.reasoning import THINK, Block
+from weft.server.formats.reasoning import THINK, ReasoningBlock
 from weft.server.generate.choice_stream import ChoiceStream
 from weft.server.generate.events import (
     CallArguments,
@@ -31,7 +31,7 @@ STOP = End(FinishReason.STOP)
 
 
 def parser() -> OutputParser:
-    return THINK.parser(Block.NOT_BEGUN, HERMES.parser([Tool("f", {})]))
+    return THINK.parser(ReasoningBlock.NOT_BEGUN, HERMES.parser([Tool("f", {})]))
 
 
 def feed(parsed: ParsedChoice, first: int, end: int) -> list[Event]:

@@ -25,8 +25,8 @@ from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer, Linear
 from weft.engine.models import loading
 from weft.engine.models.config import ModelConfig
-from weft.engine.models.layout import decoder_spec
 from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
+from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import startup
 from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.startup import start
@@ -42,7 +42,7 @@ from weft.engine.shared.messages import (
 )
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.step.batch import Batch
-from weft.engine.weights.reader import WeightReader
+from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import Split, VectorRef, WeightRef
 
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.engine.kernels.torch.sampling import pick_ids
 from weft.engine.kernels.triton import penalties as triton_penalties
 from weft.engine.kernels.triton.sampling import TritonGraphSampler, TritonSampler
 from weft.engine.sampling.logits_processors import apply_penalties
-from weft.engine.sampling.sampler import pick_ids
 from weft.engine.sampling.token_counts import TokenCounts
 from weft.engine.step.batch import PenaltyBatch, Placeholders, SamplingBatch
 from weft.engine.step.masks import RowMasks

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from weft.engine.models.families.fields import Fields
 from weft.engine.shared.errors import ModelError
-from weft.engine.weights.reader import TensorSource
+from weft.engine.weights.formats import TensorSource
 from weft.engine.weights.upload import PinnedUpload
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
