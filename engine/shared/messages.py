@@ -1,6 +1,6 @@
 """Defines the messages that cross the process boundary, and their framing.
 
-Supervisor, server and engine share these types and nothing else. Server and engine talk over a Unix stream socket. A
+Server and engine talk over a Unix stream socket. A
 frame is four bytes of length (little endian), then one MessagePack message. The engine speaks first, with `EngineInfo`.
 End of file means that the peer is dead. Imports neither torch nor the server.
 """

@@ -1,6 +1,7 @@
 """The protocol of what computes the engine's steps: a runner in this process, or ranks in other processes.
 
-Inputs and outputs are plain data, so that a call can cross a process boundary. An executor never sees a request. Steps
+Batches, masks and results are plain data, so that they can cross a process boundary; an executor elsewhere waits for
+the masks before it sends. An executor never sees a request. Steps
 run in the order of their launches.
 """
 

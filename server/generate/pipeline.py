@@ -25,7 +25,7 @@ from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import EventStream
 from weft.server.request.fields import ignored_header
-from weft.server.request.task import Chat, Prompt, Task
+from weft.server.request.task import Chat, Prompt, Task, Texts
 
 NUM_PRIMING_IDS = 8
 """Number of a prompt's last ids that a detokenizer reads first, to continue the text. Exceeds a character's bytes."""
@@ -40,8 +40,9 @@ async def respond(
         ApiError: A prompt does not fit, or the engine rejected it. For a whole answer, also if generation failed.
     """
     prompts, answer = await _new_answer(task, request, context)
-    # Making a renderer may read the whole prompt.
-    renderer = await context.workers.run(sum(len(p.token_ids) for p in prompts), new_renderer, answer)
+    # A renderer may decode the prompts of texts, to echo them.
+    size = sum(len(prompt.token_ids) for prompt in prompts) if isinstance(task.input, Texts) else 0
+    renderer = await context.workers.run(size, new_renderer, answer)
     with naming_the_grammar(task.wishes):
         await answer.open(task.model.engine_client)
     headers = ignored_header(task.ignored)

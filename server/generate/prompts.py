@@ -6,6 +6,7 @@ before anything is sent to the engine.
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 
 from weft.engine.shared.messages import Pin
 from weft.server.errors import ContextLengthError, InvalidRequestError
@@ -30,7 +31,10 @@ def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: Room) -> tuple[list[
         if not chat.breakpoints:
             return token_ids, []
         rendered = tokenizer.render_chat(marked(chat.messages, chat.breakpoints), chat.options)
-        return token_ids, find_pins(chat.breakpoints, token_ids, rendered, tokenizer.encode_rendered)
+        bound = Room(room.num_tokens, keeps_end=True)  # a beginning that does not fit is cut, never refused
+        return token_ids, find_pins(
+            chat.breakpoints, token_ids, rendered, partial(tokenizer.encode_rendered, room=bound)
+        )
     except ChatTemplateError as exc:
         raise InvalidRequestError(str(exc), param="messages") from exc
     except RecursionError as exc:

@@ -1,6 +1,6 @@
 """Renders events as the JSON of POST /v1/completions, streamed or plain.
 
-Pure: no I/O. Each HTTP request has a renderer of its own.
+Does no I/O. Each HTTP request has a renderer of its own.
 """
 
 from collections.abc import Sequence

@@ -27,9 +27,10 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 from prometheus_client import multiprocess
 
 from weft.engine.shared import limits

@@ -3,9 +3,6 @@
 It holds the longest suffix of the text so far that is a proper prefix of some stop string, never more. Invariant: the
 released text and the match do not depend on how the text was cut into pieces. The match that ends first wins, as it
 would character by character. Of matches that end together the longest wins, which begins first.
-
-Text that must not stop (of the first `min_tokens` tokens) is passed over: a stop string is found only in the text
-after it.
 """
 
 from collections.abc import Sequence
@@ -29,15 +26,6 @@ class StopStrings:
         self._include = include
         self._held = ""
         self.matched: str | None = None
-
-    @property
-    def num_content(self) -> int | None:
-        """None: only the text that `feed` does not return is cut."""
-        return None
-
-    def pass_over(self, text: str) -> str:
-        """Return text that must not stop."""
-        return text
 
     def feed(self, text: str) -> str:
         """Take the next piece; return what cannot be part of a stop string. After a match, return nothing more."""

@@ -1,4 +1,4 @@
-"""Every option of the engine, changed, is seen where it is used; one that nobody reads fails the first test."""
+"""Every option of the engine, changed, is seen where it is used; one without an entry here fails the first test."""
 
 import dataclasses
 import io

@@ -1,6 +1,7 @@
 """Computes reference attention in plain torch, request by request, on the CPU and on CUDA.
 
-It is the formula to read and to compare with. It also serves machines without one of Weft's own, faster kernels. Keys
+It is the formula to read and to compare with. It also serves what no faster kernel of Weft's own serves: CUDA without
+Triton, and on a CPU float32, float16, soft caps and odd block sizes. Keys
 and values of a layer are two tensors over flat slots. Only positions that some query sees are gathered. So values that
 other requests left in a block, NaN included, never reach a result.
 """
@@ -16,6 +17,8 @@ from weft.engine.step.batch import Batch, GroupBatch, Ints
 
 _QUERIES_AT_ONCE = 256
 """Most tokens of a request whose scores exist at the same time."""
+_SCORES_AT_ONCE = 1 << 20
+"""Most scores of a head at the same time: behind a long context there are fewer tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,9 @@ class SdpaBackend:
     def _parts(self, batch: Batch, group: GroupBatch, window: int | None) -> Iterator[_Part]:
         for request, seq_len in enumerate(batch.seq_lens.tolist()):
             first, end = batch.query_start_locs[request : request + 2].tolist()
-            for start in range(first, end, _QUERIES_AT_ONCE):
-                stop = min(start + _QUERIES_AT_ONCE, end)
+            num_queries = max(1, min(_QUERIES_AT_ONCE, _SCORES_AT_ONCE // seq_len))
+            for start in range(first, end, num_queries):
+                stop = min(start + num_queries, end)
                 positions = np.arange(start, stop) + (seq_len - end)
                 oldest = 0 if window is None else max(0, positions[0] - window + 1)
                 seen = np.arange(oldest, positions[-1] + 1)

@@ -94,7 +94,7 @@ class TwoRankKit(TorchKit):
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_two_ranks_divide_every_matrix_as_its_reference_says(
+def test_two_ranks_divide_every_linear_layer_as_its_reference_says(
     checkpoint_folder: Callable[[str], Path], name: str
 ) -> None:
     folder = checkpoint_folder(name)

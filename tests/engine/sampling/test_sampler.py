@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.engine.kernels.cpu.library import load, runnable_variants
 from weft.engine.kernels.cpu.sampling import NativeSampler
-from weft.engine.kernels.torch.sampling import draw, pick_ids
+from weft.engine.kernels.torch.sampling import TORCH_SAMPLING, draw, pick_ids
 from weft.engine.sampling import sampler
 from weft.engine.sampling.logits_processors import apply_penalties
 from weft.engine.sampling.logprobs import token_logprobs
@@ -318,7 +318,7 @@ def test_extreme_logits_and_temperatures_are_finite_work(make_batch: Any, sample
 def test_nothing_waits_for_the_device(make_batch: Any) -> None:
     """A meta tensor holds no values, so any read of one by the host fails."""
     batch = _mixed_batch(make_batch, 64)
-    result = sampler.sample(_logits(64).to("meta"), batch, torch.arange(64, device="meta"))
+    result = sampler.sample(_logits(64).to("meta"), batch, torch.arange(64, device="meta"), kit=TORCH_SAMPLING)
     assert result.token_ids.shape == (64,)
     assert result.logprobs is not None
     assert result.logprobs.top_ids.shape == (int((batch.num_logprobs >= 0).sum()), 20)
