@@ -49,6 +49,7 @@ async def respond(
         return EventStream(
             answer.rendered(renderer.stream),
             renderer.stream_end,
+            renderer.stream_error,
             headers=headers,
             ping_s=context.settings.sse_ping_s,
             close=answer.close,
