@@ -1,6 +1,7 @@
 """Several models in one server: another engine behind another name, and an adapter of the first."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -94,6 +95,38 @@ def test_an_engine_that_is_away_is_missed_by_its_model_alone(site: Any) -> None:
     assert site.chat(model="second").status == 503
     assert site.chat(model="first").status == 200
     assert site.call("GET", "/health").status == 503
+
+
+def test_a_request_waits_for_the_engine_of_its_model_alone(site: Any) -> None:
+    met: list[str] = []
+
+    async def meet(name: str) -> None:
+        met.append(name)
+
+    site.engine.meet, site.second.meet = partial(meet, "first"), partial(meet, "second")
+    for name, own in (("first", "first"), ("1", "first"), ("tuned", "first"), (None, "first"), ("second", "second")):
+        for call in (
+            partial(site.chat, model=name),
+            partial(site.complete, model=name),
+            partial(site.call, "POST", "/tokenize", json={"model": name, "prompt": "Hi"}),
+            partial(site.call, "POST", "/detokenize", json={"model": name, "tokens": [97]}),
+            partial(site.call, "GET", f"/v1/models/{name or 'first'}"),
+        ):
+            met.clear()
+            assert call().status == 200
+            assert set(met) == {own}
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models"])
+def test_a_report_about_the_server_waits_for_each_engine_once(site: Any, path: str) -> None:
+    met: list[str] = []
+
+    async def meet(name: str) -> None:
+        met.append(name)
+
+    site.engine.meet, site.second.meet = partial(meet, "first"), partial(meet, "second")
+    assert site.call("GET", path).status == 200
+    assert met == ["first", "second"]
 
 
 def test_there_must_be_a_model(site: Any) -> None:
