@@ -20,7 +20,8 @@ _switch = lru_cache(maxsize=1)(reasoning_switch)
 @router.get("/stats")
 async def show_stats(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """The model's abilities and one reading of the engine's status. Counters start with the engine."""
-    served = await context.check_model(None)
+    served = context.default_model
+    await served.engine_client.meet()
     info, status = served.engine_client.info, served.engine_client.status()
     switch = _switch(served.formats.template)
     stats = Stats(

@@ -50,16 +50,17 @@ class ServerContext:
         """Wait for the first handshake with each engine that is ready. For reports about the whole server."""
         await asyncio.gather(*(client.meet() for client in self.engine_clients))
 
-    async def check_model(self, name: str | None) -> ServedModel:
+    async def check_model(self, request: Request, name: str | None) -> ServedModel:
         """Find the model for a name, and wait for the first handshake with its engine if that is ready.
 
-        None finds the default model. The answer repeats the requested name.
+        None finds the default model. The answer repeats the requested name, and its headers hold the model's own.
 
         Raises:
             InvalidRequestError: The name is too long to be repeated in every chunk.
             ModelNotFoundError: The model is not served here.
         """
         model = self._find_model(name)
+        request.state.model_name = model.name
         await model.engine_client.meet()
         return model
 

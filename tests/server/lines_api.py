@@ -61,7 +61,7 @@ async def answer_in_lines(
     weather = Tool("weather", {"type": "object", "properties": {}})
     task = Task(
         size=len(question),
-        model=await context.check_model(name),
+        model=await context.check_model(request, name),
         name=name,
         input=Chat([{"role": "user", "content": question}], TemplateOptions()),
         sampling=SamplingParams(seed=1),
