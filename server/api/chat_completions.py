@@ -35,7 +35,7 @@ async def create_chat_completion(
     body: ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Answer a conversation, streamed or whole."""
-    model, workers, size = context.check_model(body.model), context.workers, len(await request.body())
+    model, workers, size = await context.check_model(request, body.model), context.workers, len(await request.body())
     logprobs = _logprobs(body)
     wishes = await workers.run_light(size, _read_wishes, body, model.formats)
     breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)

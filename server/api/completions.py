@@ -36,7 +36,7 @@ async def create_completion(
     """Continue one prompt or several, streamed or whole."""
     size = len(await request.body())
     num_made = _num_made(body, context.settings.max_n)
-    filling = _filling(body, context.check_model(body.model).tokenizer)
+    filling = _filling(body, (await context.check_model(request, body.model)).tokenizer)
     logprobs = _logprobs(body)
     items = _items(body.prompt)
     if items is not None:  # more prompts would never fit the queue; refuse them before any work

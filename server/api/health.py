@@ -21,7 +21,7 @@ router = APIRouter()
 @router.get("/health")
 async def health(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """200 while the engine shows signs of life, else 503."""
-    _check_engines(context)
+    await _check_engines(context)
     return JSONResponse({"status": "ok"})
 
 
@@ -31,7 +31,7 @@ async def ready(context: Annotated[ServerContext, Depends(get_context)]) -> Resp
     """200 while new requests are accepted, else 503."""
     if context.lifecycle.draining:
         raise ShuttingDownError("the server is shutting down")
-    _check_engines(context)
+    await _check_engines(context)
     return JSONResponse({"status": "ready"})
 
 
@@ -41,11 +41,12 @@ async def show_version() -> Response:
     return JSONResponse({"version": VERSION})
 
 
-def _check_engines(context: ServerContext) -> None:
-    for model in context.models.values():
-        if model.engine_client.info is None:
+async def _check_engines(context: ServerContext) -> None:
+    await context.meet_engines()
+    for client in context.engine_clients:
+        if client.info is None:
             raise EngineRestartingError("no engine is connected: it is loading or restarting")
-        status = model.engine_client.status()
+        status = client.status()
         if not status.is_alive:
             silence_s = time.monotonic() - status.progress_time
             what = f"has given no sign of life for {silence_s:.0f} s" if status.is_ready else "is loading"

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.http.context import ServerContext, get_context
@@ -20,13 +21,16 @@ router = APIRouter()
 @router.get("/v1/models")
 async def list_models(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """Every model under each of its names."""
+    await context.meet_engines()
     return _json(ModelList([_described(name, model, context) for name, model in context.models.items()]))
 
 
 @router.get("/v1/models/{model_id:path}")
-async def retrieve_model(model_id: str, context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+async def retrieve_model(
+    model_id: str, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
     """One model. A slash in the id may be percent-encoded or raw."""
-    return _json(_described(model_id, context.check_model(model_id), context))
+    return _json(_described(model_id, await context.check_model(request, model_id), context))
 
 
 def _described(name: str, model: ServedModel, context: ServerContext) -> ModelCard:

@@ -21,6 +21,7 @@ _switch = lru_cache(maxsize=1)(reasoning_switch)
 async def show_stats(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """The model's abilities and one reading of the engine's status. Counters start with the engine."""
     served = context.default_model
+    await served.engine_client.meet()
     info, status = served.engine_client.info, served.engine_client.status()
     switch = _switch(served.formats.template)
     stats = Stats(

@@ -38,7 +38,7 @@ async def tokenize(
     ignored = await workers.run_light(
         size, ignored_fields, body, REFUSED_IN_TOKENIZE, strict=context.settings.strict_params
     )
-    model = context.check_model(body.model)
+    model = await context.check_model(request, body.model)
     tokenizer, room = model.tokenizer, _room(model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("send either prompt or messages", param="prompt")
@@ -82,10 +82,12 @@ async def _chat_ids(
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+async def detokenize(
+    body: DetokenizeBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
     """Return the text of token ids."""
     ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
-    model = context.check_model(body.model)
+    model = await context.check_model(request, body.model)
     workers, size = context.workers, len(body.tokens)
     check_range("the number of tokens", size, 0, _room(model).num_tokens, param="tokens")
     await workers.run_light(size, check_token_ids, body.tokens, model.engine_info.vocab_size, "tokens")

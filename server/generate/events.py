@@ -5,7 +5,8 @@ Every API renders the same events. Events of one choice come in lists, in this o
     TokenIds?  (Reasoning | Text | CallOpened | CallArguments | CallClosed)*  End?
 
 Nothing follows `End`. Only `CallArguments` come between a `CallOpened` and its `CallClosed`. A failure is not an event:
-it is raised, and the API makes its error object of it. Renderers get usage from `Report.counts`.
+it is raised. `Renderer.stream_error` writes it into an open stream; before that it is the error response of the server,
+which is the same for every API. Renderers get usage from `Report.counts`.
 """
 
 import enum
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from weft.engine.shared.messages import FinishReason, TokenLogprobs
+from weft.server.errors import ApiError
 from weft.server.request.task import Prompt
 
 
@@ -154,13 +156,16 @@ class Report(Protocol):
 
 
 class Renderer(Protocol):
-    """Writes the JSON of one answer, for one API. Each HTTP request has a renderer of its own."""
+    """Writes one answer, for one API. Each HTTP request has a renderer of its own."""
 
     def stream(self, index: int, events: Sequence[Event]) -> bytes:
         """The server-sent events for the new events of choice `index`; b"" for none."""
 
     def stream_end(self) -> bytes:
-        """The server-sent events after the end of the last choice."""
+        """Everything in the stream after the end of the last choice."""
+
+    def stream_error(self, error: ApiError) -> bytes:
+        """Everything in the stream after the last event, if the answer fails. `stream_end` is not called then."""
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The whole plain answer."""

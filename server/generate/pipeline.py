@@ -50,6 +50,7 @@ async def respond(
         return EventStream(
             answer.rendered(renderer.stream),
             renderer.stream_end,
+            renderer.stream_error,
             headers=headers,
             ping_s=context.settings.sse_ping_s,
             close=answer.close,
@@ -69,10 +70,11 @@ async def _new_answer(task: Task, request: Request, context: ServerContext) -> t
     plan = await workers.run_light(task.size, plan_output, task, prompts[0].token_ids, prediction)
     requests = [_engine_request(task, prompt, plan, pins) for prompt in prompts]
     choices = [_new_choice(task, prompt, plan) for prompt in prompts for _ in range(task.num_made)]
-    timer = RequestTimer(context.metrics, request.state.arrival_time, len(choices))
+    metrics = context.metrics.of(task.model.name)
+    timer = RequestTimer(metrics, request.state.arrival_time, len(choices))
     has_cache = context.settings.prefix_caching and requests[0].caching.is_used
     block_size = task.model.engine_info.block_size if has_cache else 0
-    context.metrics.note_retry(request.headers.get("x-stainless-retry-count", ""))
+    metrics.note_retry(request.headers.get("x-stainless-retry-count", ""))
     return prompts, Answer(prompts, requests, choices, timer, block_size)
 
 

@@ -1,6 +1,7 @@
 """Holds what every route needs in one frozen object. The app owns it; there are no globals."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -10,6 +11,7 @@ from weft.server.errors import InvalidRequestError, ModelNotFoundError, shown
 from weft.server.http.lifecycle import Lifecycle
 from weft.server.http.metrics import Metrics
 from weft.server.http.workers import Workers
+from weft.server.model.engine_client import EngineClient
 from weft.server.model.served_model import ServedModel
 from weft.server.settings import Settings
 
@@ -39,13 +41,30 @@ class ServerContext:
         """The model for requests that name none, and for reports about the whole server."""
         return next(iter(self.models.values()))
 
-    def check_model(self, name: str | None) -> ServedModel:
-        """Find the model for a name; None finds the default model. The answer repeats the requested name.
+    @property
+    def engine_clients(self) -> Collection[EngineClient]:
+        """Each engine once, in the order of the models; several names may share an engine."""
+        return dict.fromkeys(model.engine_client for model in self.models.values())
+
+    async def meet_engines(self) -> None:
+        """Wait for the first handshake with each engine that is ready. For reports about the whole server."""
+        await asyncio.gather(*(client.meet() for client in self.engine_clients))
+
+    async def check_model(self, request: Request, name: str | None) -> ServedModel:
+        """Find the model for a name, and wait for the first handshake with its engine if that is ready.
+
+        None finds the default model. The answer repeats the requested name, and its headers hold the model's own.
 
         Raises:
             InvalidRequestError: The name is too long to be repeated in every chunk.
             ModelNotFoundError: The model is not served here.
         """
+        model = self._find_model(name)
+        request.state.model_name = model.name
+        await model.engine_client.meet()
+        return model
+
+    def _find_model(self, name: str | None) -> ServedModel:
         if name is None:
             return self.default_model
         if name in self.models:
@@ -60,11 +79,6 @@ class ServerContext:
 
 
 async def get_context(request: Request) -> ServerContext:
-    """The app's context. Waits for the first handshake with each engine that is ready.
-
-    Used with Depends. It is async because Depends would call a plain function in a thread.
-    """
+    """The app's context. Used with Depends; async because Depends would call a plain function in a thread."""
     context: ServerContext = request.app.state.context
-    for model in context.models.values():
-        await model.engine_client.meet()
     return context

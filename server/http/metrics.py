@@ -11,7 +11,8 @@ import os
 import struct
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -23,6 +24,7 @@ from weft.engine.shared.messages import FinishReason, RequestOutput
 from weft.engine.shared.status_page import SHOWN, Counters, Status
 from weft.server.http.shared_metrics import FOLDER_VARIABLE
 from weft.server.model.engine_client import EngineClient
+from weft.server.model.served_model import ServedModel
 
 PREFIX: Final = "weft:"
 
@@ -57,60 +59,83 @@ class BatchHistogram(Histogram):
 
 
 class EngineCollector(Collector):
-    """The engine's gauges and counters, read at each scrape."""
+    """The gauges and counters of each engine, read at each scrape."""
 
-    def __init__(self, engine_client: EngineClient, model_name: str) -> None:
-        self._engine_client = engine_client
-        self._model_name = model_name
+    def __init__(self, engines: Mapping[EngineClient, str]) -> None:
+        """Collect for each engine, under the model name that is given for it."""
+        self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
-        """One reading of the status page as metrics."""
-        status = self._engine_client.status()
+        """One reading of each status page as metrics."""
+        statuses = {model_name: client.status() for client, model_name in self._engines.items()}
         for name, shown in SHOWN.items():
             if shown.text:
                 kind = CounterMetricFamily if name in Counters.__struct_fields__ else GaugeMetricFamily
-                yield self._family(shown.metric or name, kind, shown.text, getattr(status, name))
-        yield self._family("kv_cache_usage_perc", GaugeMetricFamily, "Share of the KV cache in use.", _usage(status))
+                yield _family(shown.metric or name, kind, shown.text, statuses, attrgetter(name))
+        yield _family("kv_cache_usage_perc", GaugeMetricFamily, "Share of the KV cache in use.", statuses, _usage)
 
-    def _family(
-        self, name: str, kind: type[CounterMetricFamily] | type[GaugeMetricFamily], text: str, value: float
-    ) -> Metric:
-        family = kind(PREFIX + name, text, labels=["model_name"])
-        family.add_metric([self._model_name], value)
-        return family
+
+def _family(
+    name: str,
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    text: str,
+    statuses: Mapping[str, Status],
+    value_of: Callable[[Status], float],
+) -> Metric:
+    family = kind(PREFIX + name, text, labels=["model_name"])
+    for model_name, status in statuses.items():
+        family.add_metric([model_name], value_of(status))
+    return family
 
 
 def _usage(status: Status) -> float:
     return status.num_used_blocks / status.num_blocks if status.num_blocks else 0.0
 
 
-class Metrics:
-    """The metrics of one app. It owns its registry, so that several apps can exist in one process."""
+class Families:
+    """The metrics of the server process's own requests, which all models share. Each model has a label in them."""
 
-    def __init__(self, engine_client: EngineClient, model_name: str) -> None:
-        self._own = CollectorRegistry()
-        self._engine = EngineCollector(engine_client, model_name)
-        self._model_name = model_name
-        self.first_token = self._histogram("time_to_first_token_seconds", _FIRST_TOKEN_BUCKETS)
-        self._inter_token = self._histogram("inter_token_latency_seconds", _INTER_TOKEN_BUCKETS)
-        self._inter_token_latencies: list[float] = []  # not yet observed
-        self._flush_time = 0.0
-        self.request = self._histogram("e2e_request_latency_seconds", _REQUEST_BUCKETS)
-        self.queue = self._histogram("request_queue_time_seconds", _REQUEST_BUCKETS)
-        self.prefill = self._histogram("request_prefill_time_seconds", _REQUEST_BUCKETS)
-        self.decode = self._histogram("request_decode_time_seconds", _REQUEST_BUCKETS)
-        self.prompt_tokens = self._histogram("request_prompt_tokens", _TOKEN_BUCKETS)
-        self.generation_tokens = self._histogram("request_generation_tokens", _TOKEN_BUCKETS)
-        success = Counter(
-            f"{PREFIX}request_success", "Choices that ended.", ["model_name", "finished_reason"], registry=self._own
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, buckets: tuple[float, ...]) -> BatchHistogram:
+            text = name.replace("_", " ").capitalize() + "."
+            return BatchHistogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=registry)
+
+        self.first_token = histogram("time_to_first_token_seconds", _FIRST_TOKEN_BUCKETS)
+        self.inter_token = histogram("inter_token_latency_seconds", _INTER_TOKEN_BUCKETS)
+        self.request = histogram("e2e_request_latency_seconds", _REQUEST_BUCKETS)
+        self.queue = histogram("request_queue_time_seconds", _REQUEST_BUCKETS)
+        self.prefill = histogram("request_prefill_time_seconds", _REQUEST_BUCKETS)
+        self.decode = histogram("request_decode_time_seconds", _REQUEST_BUCKETS)
+        self.prompt_tokens = histogram("request_prompt_tokens", _TOKEN_BUCKETS)
+        self.generation_tokens = histogram("request_generation_tokens", _TOKEN_BUCKETS)
+        self.success = Counter(
+            f"{PREFIX}request_success", "Choices that ended.", ["model_name", "finished_reason"], registry=registry
         )
-        self._retries = Counter(
+        self.retries = Counter(
             f"{PREFIX}request_retries",
             "Requests that a client sent again.",
             ["model_name", "retry"],
-            registry=self._own,
+            registry=registry,
         )
-        self.success = {reason: success.labels(model_name, reason.name.lower()) for reason in FinishReason}
+
+
+class ModelMetrics:
+    """The metrics of one model's requests."""
+
+    def __init__(self, families: Families, model_name: str) -> None:
+        self._model_name = model_name
+        self.first_token = families.first_token.labels(model_name)
+        self._inter_token = families.inter_token.labels(model_name)
+        self._inter_token_latencies: list[float] = []  # not yet observed
+        self._flush_time = 0.0
+        self.request = families.request.labels(model_name)
+        self.queue = families.queue.labels(model_name)
+        self.prefill = families.prefill.labels(model_name)
+        self.decode = families.decode.labels(model_name)
+        self.prompt_tokens = families.prompt_tokens.labels(model_name)
+        self.generation_tokens = families.generation_tokens.labels(model_name)
+        self.success = {reason: families.success.labels(model_name, reason.name.lower()) for reason in FinishReason}
+        self._retries = families.retries
 
     def note_retry(self, retry_count: str) -> None:
         """Count the retries that a client reports for this request. Malformed values are ignored."""
@@ -118,7 +143,7 @@ class Metrics:
             self._retries.labels(self._model_name, retry_count if retry_count in ("1", "2") else "3+").inc()
 
     def observe_inter_token(self, latency_s: float, now: float) -> None:
-        """Record the time between two tokens. It is counted within FLUSH_S while tokens arrive, and before `render`."""
+        """Record the time between two tokens. `flush` counts it, within FLUSH_S while tokens arrive."""
         self._inter_token_latencies.append(latency_s)
         if now >= self._flush_time:
             self._flush_time = now + FLUSH_S
@@ -129,9 +154,28 @@ class Metrics:
         self._inter_token.observe_all(self._inter_token_latencies)
         self._inter_token_latencies.clear()
 
+
+class Metrics:
+    """The metrics of one app. It owns its registry, so that several apps can exist in one process."""
+
+    def __init__(self, models: Collection[ServedModel]) -> None:
+        """Make the metrics of these models. Engines that several of them share count under the first one's name."""
+        engines: dict[EngineClient, str] = {}
+        for model in models:
+            engines.setdefault(model.engine_client, model.name)
+        self._engines = EngineCollector(engines)
+        self._own = CollectorRegistry()
+        families = Families(self._own)
+        self._models = {name: ModelMetrics(families, name) for name in dict.fromkeys(model.name for model in models)}
+
+    def of(self, model_name: str) -> ModelMetrics:
+        """The metrics of the requests to one model, by the model's own name."""
+        return self._models[model_name]
+
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        self.flush()
+        for model in self._models.values():
+            model.flush()
         for _ in range(_NUM_TRIES - 1):
             with contextlib.suppress(struct.error):
                 return self._read()
@@ -144,19 +188,14 @@ class Metrics:
             own = b""
         else:
             own = generate_latest(self._own)
-        registry.register(self._engine)
+        registry.register(self._engines)
         return own + generate_latest(registry)
-
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> BatchHistogram:
-        text = name.replace("_", " ").capitalize() + "."
-        histogram = BatchHistogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._own)
-        return histogram.labels(self._model_name)
 
 
 class RequestTimer:
     """The timings of one HTTP request, observed as they become known. Only its answer mutates it."""
 
-    def __init__(self, metrics: Metrics, arrival_time: float, num_choices: int) -> None:
+    def __init__(self, metrics: ModelMetrics, arrival_time: float, num_choices: int) -> None:
         """Start at `arrival_time`, on the clock of `time.monotonic`. `num_choices` is the sum over all prompts."""
         self._metrics = metrics
         self._arrival_time = self._accept_time = arrival_time

@@ -46,15 +46,17 @@ class RequestHeadersMiddleware(HttpMiddleware):
     """Puts x-request-id, openai-processing-ms and openai-model on every response."""
 
     def __init__(self, app: ASGIApp, model_name: str) -> None:
+        """`model_name` stands in the header of a request that names no model."""
         super().__init__(app)
-        self._model_name = quote(model_name, safe="/:@+ ").encode()
+        self._model_name = model_name
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request, with the headers on its response."""
         start_time = time.perf_counter()
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
-        scope.setdefault("state", {}).update(arrival_time=time.monotonic(), request_id=request_id)
+        state = scope.setdefault("state", {})
+        state.update(arrival_time=time.monotonic(), request_id=request_id, model_name=self._model_name)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -63,7 +65,7 @@ class RequestHeadersMiddleware(HttpMiddleware):
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
                     (b"openai-processing-ms", str(processing_ms).encode()),
-                    (b"openai-model", self._model_name),
+                    (b"openai-model", quote(state["model_name"], safe="/:@+ ").encode()),
                 ]
             await send(message)
 

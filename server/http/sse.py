@@ -1,7 +1,7 @@
-"""Server-sent events as OpenAI frames them: `data: ` and one line of JSON, keep-alive comments, `[DONE]`.
+"""Server-sent events: `data: ` and one line of JSON each, with keep-alive comments between them.
 
-Before the first byte an error is a status. After it an error is an event with the same body, and the stream then ends
-as usual. However a stream ends, even before its first byte, its answer is closed.
+Before the first byte an error is a status. After it the API's renderer writes the error into the stream, and the stream
+ends. However a stream ends, even before its first byte, its answer is closed.
 """
 
 import logging
@@ -15,8 +15,6 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from weft.server.errors import ApiError, as_api_error, error_body
-
-DONE = b"data: [DONE]\n\n"
 
 _PING = b": ping\n\n"
 _END_OF_PING = b":\n\n"
@@ -34,6 +32,11 @@ _encode = msgspec.json.Encoder().encode
 def encode_event(message: msgspec.Struct) -> bytes:
     """One event. Escapes only characters that some clients take for line breaks."""
     return _frame(_encode(message))
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event for a failure: OpenAI's error object."""
+    return _frame(error_body(error))
 
 
 class TextEvent:
@@ -59,12 +62,6 @@ def _one_line(body: bytes) -> bytes:
     return body
 
 
-def _error_event(exc: Exception) -> bytes:
-    if not isinstance(exc, ApiError):
-        _log.exception("a stream failed")
-    return _frame(error_body(as_api_error(exc)))
-
-
 class EventStream(EventSourceResponse):
     """The response. Calls `close` at its end, however it ends."""
 
@@ -72,17 +69,20 @@ class EventStream(EventSourceResponse):
         self,
         events: AsyncGenerator[bytes, None],
         end: Callable[[], bytes],
+        error: Callable[[ApiError], bytes],
         *,
         headers: Mapping[str, str],
         ping_s: float,
         close: Callable[[], None],
     ) -> None:
-        """Stream encoded events, then the result of `end`, with a keep-alive comment after ping_s of silence (0: none).
+        """Stream encoded events, then the result of `end`, or of `error` if they failed.
 
+        A keep-alive comment follows ping_s of silence (0: none).
         There are no comments without silence: some clients' parsers fail on them.
         """
         self._events = events
         self._end = end
+        self._error = error
         self._ping_s = ping_s
         self._last_send_time = time.monotonic()
         self._is_after_ping = False
@@ -97,9 +97,11 @@ class EventStream(EventSourceResponse):
                 async for data in events:
                     self._last_send_time = time.monotonic()
                     await send({"type": "http.response.body", "body": self._after_ping(data), "more_body": True})
-            end = self._end() + DONE
+            end = self._end()
         except Exception as exc:
-            end = _error_event(exc) + DONE
+            if not isinstance(exc, ApiError):
+                _log.exception("a stream failed")
+            end = self._error(as_api_error(exc))
         async with self._send_lock:  # the task of pings must not send one after the end
             self.active = False
             await send({"type": "http.response.body", "body": self._after_ping(end), "more_body": False})

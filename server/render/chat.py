@@ -48,14 +48,6 @@ class ChatRenderer(OpenAIRenderer):
             return self._written(choice, events[0])
         return b"".join(self._written(choice, event) for event in events)
 
-    def stream_end(self) -> bytes:
-        """The usage event, if the caller asked for it."""
-        if not self._options.usage:
-            return b""
-        chunk = self._chunk([])
-        chunk.usage = self._usage()
-        return encode_event(chunk)
-
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The whole plain answer."""
         answered = [self._whole_choice(choice) for choice in choices]
@@ -63,6 +55,11 @@ class ChatRenderer(OpenAIRenderer):
         self._add_prompt(completion)
         completion.prompt_logprobs = self._prompt_logprobs()
         return msgspec.json.encode(completion)
+
+    def _usage_chunk(self) -> msgspec.Struct:
+        chunk = self._chunk([])
+        chunk.usage = self._usage()
+        return chunk
 
     def _new_choice(self, index: int) -> _Choice:
         text_event = None

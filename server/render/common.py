@@ -6,16 +6,22 @@ import time
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.engine.shared.messages import EngineInfo, FinishReason, TokenLogprobs
+from weft.server.errors import ApiError
 from weft.server.generate.events import Report
 from weft.server.http.context import VERSION
+from weft.server.http.sse import encode_event, error_event
 from weft.server.request.task import Task
 from weft.server.schemas.common import CachedTokens, GenerationBody, OutputTokens, PromptLogprob, PromptLogprobs, Usage
 
 FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 """OpenAI's words. Every other reason has become an error before rendering."""
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of every stream, also of one that failed."""
 
 MIN_LOGPROB = -9999.0
 """The log-probability shown for probability zero; JSON has no infinity."""
@@ -95,6 +101,18 @@ class OpenAIRenderer:
             system_fingerprint=_system_fingerprint(task.model.engine_info),
             service_tier=task.service.tier,
         )
+
+    def stream_end(self) -> bytes:
+        """The usage event, if the caller asked for it, and the last event."""
+        return (encode_event(self._usage_chunk()) if self._options.usage else b"") + DONE
+
+    def stream_error(self, error: ApiError) -> bytes:
+        """The error as an event, and the last event."""
+        return error_event(error) + DONE
+
+    def _usage_chunk(self) -> msgspec.Struct:
+        """The chunk with the usage and no choice."""
+        raise NotImplementedError
 
     def _usage(self) -> Usage:
         """Usage so far, as OpenAI writes it."""

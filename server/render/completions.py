@@ -66,17 +66,14 @@ class CompletionRenderer(OpenAIRenderer):
             gained.token_ids = []
         return written + self._event(gained, is_first=is_first)
 
-    def stream_end(self) -> bytes:
-        """The usage event, if the caller asked for it."""
-        if not self._options.usage:
-            return b""
-        return encode_event(wire.Completion(**self._envelope, choices=[], usage=self._usage()))
-
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The whole plain answer."""
         answered = [self._whole_choice(position, choice) for position, choice in enumerate(choices)]
         completion = wire.Completion(**self._envelope, choices=answered, usage=self._usage())
         return msgspec.json.encode(completion)
+
+    def _usage_chunk(self) -> msgspec.Struct:
+        return wire.Completion(**self._envelope, choices=[], usage=self._usage())
 
     def _whole_choice(self, position: int, choice: WholeChoice) -> wire.CompletionChoice:
         text, rows = choice.text, self._output_rows(choice.index, choice.tokens)

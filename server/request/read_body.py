@@ -42,7 +42,7 @@ async def read_task(
     Raises:
         InvalidRequestError: A field is out of range, or cannot be used with another one.
     """
-    model, settings, size = context.check_model(body.model), context.settings, len(await request.body())
+    model, settings, size = await context.check_model(request, body.model), context.settings, len(await request.body())
     ignored = await context.workers.run_light(size, ignored_fields, body, refused, strict=settings.strict_params)
     honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
     check_common(body, settings.max_n)

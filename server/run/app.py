@@ -49,7 +49,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         models=served,
         settings=settings,
         lifecycle=app.state.lifecycle,
-        metrics=Metrics(default.engine_client, default.name),
+        metrics=Metrics(served.values()),
         workers=Workers(),
         created=int(time.time()),
     )

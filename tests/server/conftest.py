@@ -159,7 +159,7 @@ def logprobs_of(token_id: int, count: int) -> TokenLogprobs:
     return TokenLogprobs(-0.5, [(token_id + i) % 256 for i in range(count)], [-0.5 - i for i in range(count)])
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeEngine:
     """Answers every choice with `answers` in turn, token by token; `refuse` and `error` make it fail.
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.engine.shared.sampling_params import SamplingParams
+from weft.server.errors import ApiError
 from weft.server.formats.parser import Tool
 from weft.server.generate.events import Event, Reasoning, Report, Text, WholeChoice
 from weft.server.generate.pipeline import respond
@@ -34,12 +35,18 @@ class LinesRenderer:
         return b"".join(line(type(event).__name__, event[0]) for event in events)
 
     def stream_end(self) -> bytes:
-        return line("Tokens", self._report.counts().output_tokens)
+        return self._tokens() + line("Bye", "!")
+
+    def stream_error(self, error: ApiError) -> bytes:
+        return line("Sorry", error.status)
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         (choice,) = choices
         events: list[Event] = [Reasoning(choice.reasoning), Text(choice.text), *choice.calls, choice.end]
-        return self.stream(0, events) + self.stream_end()
+        return self.stream(0, events) + self._tokens()
+
+    def _tokens(self) -> bytes:
+        return line("Tokens", self._report.counts().output_tokens)
 
 
 def line(kind: str, text: object) -> bytes:
@@ -54,7 +61,7 @@ async def answer_in_lines(
     weather = Tool("weather", {"type": "object", "properties": {}})
     task = Task(
         size=len(question),
-        model=context.check_model(name),
+        model=await context.check_model(request, name),
         name=name,
         input=Chat([{"role": "user", "content": question}], TemplateOptions()),
         sampling=SamplingParams(seed=1),

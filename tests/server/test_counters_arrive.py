@@ -29,7 +29,7 @@ class Client:
     def status(self):
         return page.read()
 
-samples = [sample for metric in EngineCollector(Client(), "m").collect() for sample in metric.samples]
+samples = [sample for metric in EngineCollector({Client(): "m"}).collect() for sample in metric.samples]
 metrics = {sample.name: sample.value for sample in samples}
 assert metrics["weft:num_knots_total"] == 7 and metrics["weft:s_total"] == 0.5, metrics
 stats = engine_stats(page.read())

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.server.conftest import MODEL
 from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason, RequestOutput, TokensInput, TokensOutput
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.server.errors import EngineDiedError, QueueFullError, rejection
@@ -54,7 +55,7 @@ def answer_for(site: Any, num_prompts: int) -> Answer:
     prompts = [Prompt([i]) for i in range(num_prompts)]
     requests = [AddRequest(TokensInput(prompt.token_ids), SamplingParams()) for prompt in prompts]
     choices = [ChoiceStream(site.tokenizer.detokenizer(), TextOptions()) for _ in prompts]
-    timer = RequestTimer(site.app.state.context.metrics, 0.0, num_prompts)
+    timer = RequestTimer(site.app.state.context.metrics.of(MODEL), 0.0, num_prompts)
     return Answer(prompts, requests, choices, timer, 4)
 
 
@@ -162,5 +163,5 @@ def test_what_did_not_finish_is_counted_once(site: Any, end: Exception | None, r
         answer.close()
 
     asyncio.run(run())
-    success = site.app.state.context.metrics.success
+    success = site.app.state.context.metrics.of(MODEL).success
     assert {r: counter._value.get() for r, counter in success.items() if counter._value.get()} == {reason: 1}

@@ -118,7 +118,7 @@ def test_many_amounts_at_once_are_counted_as_one_by_one() -> None:
 
 def test_latencies_of_a_long_stream_are_counted_while_it_runs(site: Any) -> None:
     """Other processes see nothing of this one but what it has counted."""
-    metrics = site.app.state.context.metrics
+    metrics = site.app.state.context.metrics.of("org/fake model")
     timer = RequestTimer(metrics, 0.0, 1)
 
     def num_counted() -> float:

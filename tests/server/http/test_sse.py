@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from weft.server.errors import InvalidRequestError
-from weft.server.http.sse import EventStream, TextEvent, encode_event
+from weft.server.http.sse import EventStream, TextEvent, encode_event, error_event
 
 
 class Text(msgspec.Struct):
@@ -66,7 +66,7 @@ def end() -> bytes:
     return b"data: end\n\n"
 
 
-def test_an_error_is_an_event_and_the_end_comes_all_the_same() -> None:
+def test_an_error_is_written_in_place_of_the_end() -> None:
     closed = False
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -77,11 +77,10 @@ def test_an_error_is_an_event_and_the_end_comes_all_the_same() -> None:
         finally:
             closed = True
 
-    sent = run(EventStream(events(), end, headers={}, ping_s=0, close=lambda: None), [], TIMEOUT_S)
-    first, error, done, rest = b"".join(sent).split(b"\n\n")
+    sent = run(EventStream(events(), end, error_event, headers={}, ping_s=0, close=lambda: None), [], TIMEOUT_S)
+    first, error, rest = b"".join(sent).split(b"\n\n")
     assert first == b"data: 1"
     assert msgspec.json.decode(error.removeprefix(b"data: "))["error"]["param"] == "p"
-    assert done == b"data: [DONE]"
     assert rest == b""
     assert closed
 
@@ -95,12 +94,12 @@ def test_silence_is_filled_with_comments() -> None:
         yield b"data: 1\n\n"
 
     closed: list[bool] = []
-    stream = EventStream(events(), end, headers={}, ping_s=0.05, close=lambda: closed.append(True))
+    stream = EventStream(events(), end, error_event, headers={}, ping_s=0.05, close=lambda: closed.append(True))
     sent = run(stream, messages, TIMEOUT_S)
     assert sent[:3] == [b"", b": ping\n\n", b": ping\n\n"]
     assert [data for data in sent[3:] if data != b": ping\n\n"] == [
         b":\n\ndata: 1\n\n",
-        b"data: end\n\ndata: [DONE]\n\n",
+        b"data: end\n\n",
     ]
     assert closed == [True]
 
@@ -113,5 +112,5 @@ def test_a_stream_whose_client_leaves_before_its_first_event_is_closed() -> None
         yield b""
 
     closed: list[bool] = []
-    run(EventStream(events(), end, headers={}, ping_s=0, close=lambda: closed.append(True)), [], 0)
+    run(EventStream(events(), end, error_event, headers={}, ping_s=0, close=lambda: closed.append(True)), [], 0)
     assert closed == [True]

@@ -8,7 +8,8 @@ import pytest
 from starlette.types import Message
 
 from weft.server.http import sse
-from weft.server.http.sse import EventStream
+from weft.server.http.sse import EventStream, error_event
+from weft.server.render.common import DONE
 from weft.server.settings import Settings
 
 PING = b": ping\n\n"
@@ -24,7 +25,7 @@ async def streamed(events: AsyncGenerator[bytes, None], sent: list[bytes], ping_
         await asyncio.sleep(60)
         raise AssertionError
 
-    stream = EventStream(events, lambda: b"", headers={}, ping_s=ping_s, close=lambda: None)
+    stream = EventStream(events, lambda: DONE, error_event, headers={}, ping_s=ping_s, close=lambda: None)
     await stream({"type": "http", "method": "POST"}, receive, send)
 
 

@@ -1,6 +1,7 @@
 """Several models in one server: another engine behind another name, and an adapter of the first."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 
 from tests.chat_templates_for_tests import QWEN3
 from tests.server.conftest import BOS, MODEL, ByteTokenizer, FakeEngine
+from weft.engine.shared.status_page import Status
 from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app
 
@@ -94,6 +96,66 @@ def test_an_engine_that_is_away_is_missed_by_its_model_alone(site: Any) -> None:
     assert site.chat(model="second").status == 503
     assert site.chat(model="first").status == 200
     assert site.call("GET", "/health").status == 503
+
+
+def test_a_request_waits_for_the_engine_of_its_model_alone(site: Any) -> None:
+    met: list[str] = []
+
+    async def meet(name: str) -> None:
+        met.append(name)
+
+    site.engine.meet, site.second.meet = partial(meet, "first"), partial(meet, "second")
+    for name, own in (("first", "first"), ("1", "first"), ("tuned", "first"), (None, "first"), ("second", "second")):
+        for call in (
+            partial(site.chat, model=name),
+            partial(site.complete, model=name),
+            partial(site.call, "POST", "/tokenize", json={"model": name, "prompt": "Hi"}),
+            partial(site.call, "POST", "/detokenize", json={"model": name, "tokens": [97]}),
+            partial(site.call, "GET", f"/v1/models/{name or 'first'}"),
+        ):
+            met.clear()
+            assert call().status == 200
+            assert set(met) == {own}
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models"])
+def test_a_report_about_the_server_waits_for_each_engine_once(site: Any, path: str) -> None:
+    met: list[str] = []
+
+    async def meet(name: str) -> None:
+        met.append(name)
+
+    site.engine.meet, site.second.meet = partial(meet, "first"), partial(meet, "second")
+    assert site.call("GET", path).status == 200
+    assert met == ["first", "second"]
+
+
+def test_headers_and_metrics_name_the_model_that_was_asked(site: Any) -> None:
+    site.engine.page, site.second.page = Status(num_steps=5), Status(num_steps=7)
+
+    def header(model: str | None) -> str:
+        name: str = site.chat(model=model).headers["openai-model"]
+        return name
+
+    names = (None, "1", "tuned", "second", "second", "third")
+    assert [header(name) for name in names] == ["first", "first", "first", "second", "second", "first"]
+    assert site.call("GET", "/version").headers["openai-model"] == "first"
+    assert site.call("GET", "/v1/models/second").headers["openai-model"] == "second"
+    retry = {"x-stainless-retry-count": "2"}
+    site.call("POST", "/v1/completions", json={"model": "second", "prompt": "Hi"}, headers=retry)
+    lines = site.call("GET", "/metrics").text.splitlines()
+    samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert samples['weft:e2e_request_latency_seconds_count{model_name="first"}'] == "3.0"
+    assert samples['weft:e2e_request_latency_seconds_count{model_name="second"}'] == "3.0"
+    assert samples['weft:request_success_total{finished_reason="stop",model_name="first"}'] == "3.0"
+    assert samples['weft:inter_token_latency_seconds_count{model_name="second"}'] == "18.0"
+    assert [name for name in samples if name.startswith("weft:request_retries_total")] == [
+        'weft:request_retries_total{model_name="second",retry="2"}'
+    ]
+    assert samples['weft:engine_steps_total{model_name="first"}'] == "5.0"
+    assert samples['weft:engine_steps_total{model_name="second"}'] == "7.0"
+    heads = [line for line in lines if line.startswith("# TYPE")]
+    assert len(set(heads)) == len(heads)
 
 
 def test_there_must_be_a_model(site: Any) -> None:
