@@ -115,10 +115,12 @@ class Offload:
         return over
 
     def fail_steps(self, blocks: Sequence[CachedBlock]) -> None:
-        """Forget the content of failed steps. Loads under way may have read it, so they are not trusted."""
+        """Forget the content of failed steps. A load under way of any of it may have read it: it is not trusted."""
         self._forget(blocks)
+        failed = {(block.group, block.block_hash) for block in blocks}
         for load in self._loads:
-            load.is_trusted = False
+            if any((block.group, block.block_hash) in failed for block in load.blocks):
+                load.is_trusted = False
 
     def _forget(self, blocks: Sequence[CachedBlock]) -> None:
         if self._tier is not None:

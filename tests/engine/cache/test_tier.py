@@ -222,3 +222,15 @@ def test_a_load_that_a_failed_step_may_have_spoilt_is_not_trusted() -> None:
     tier.work()
     assert offload.take_done() == [b"a"]
     assert pool.lookup(b"a") is None and pool.num_used == 0 and not tier.kept
+
+
+def test_a_load_of_other_content_outlives_a_failed_step() -> None:
+    pool, tier = BlockPool(4), HostTier()
+    offload = Offload(tier, (pool,))
+    tier.caches, tier.kept[0, b"a"], tier.kept[0, b"b"] = [[]], [], []
+    offload.begin([[b"a"]])
+    offload.begin([[b"b"]])
+    offload.fail_steps([CachedBlock(0, b"b", 3), CachedBlock(1, b"a", 3)])
+    tier.work()
+    offload.take_done()
+    assert pool.lookup(b"a") is not None and pool.lookup(b"b") is None and pool.num_used == 0
