@@ -234,3 +234,49 @@ def test_a_load_of_other_content_outlives_a_failed_step() -> None:
     tier.work()
     offload.take_done()
     assert pool.lookup(b"a") is not None and pool.lookup(b"b") is None and pool.num_used == 0
+
+
+@pytest.mark.parametrize(
+    "broken", [("keep",), ("has",), ("load",), ("load", "forget"), ("keep", "has", "load", "forget")]
+)
+def test_an_engine_outlives_a_tier_that_raises(
+    build_engine: BuildEngine,
+    broken: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What it fails to keep, find or load is computed again; `run` checks the books after every step."""
+
+    def fail(*args: object) -> None:
+        raise OSError("the tier broke down")
+
+    tier = HostTier()
+    engine = build_engine(tier)
+    expected = crowd_out_the_first(engine)
+    for name in broken:
+        monkeypatch.setattr(tier, name, fail)
+    for _ in range(2):
+        assert run(engine, 1, between=tier.work) == {1: expected}
+        run(engine, 2, 3, between=tier.work)
+    assert "the tier broke down" in caplog.text and len(caplog.messages) <= 2
+    assert all(pool.num_used == 0 for pool in engine.scheduler.kv.pools)
+
+
+def test_what_a_tier_cannot_forget_is_never_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be what a failed step should have written."""
+    pool, tier = BlockPool(4), HostTier()
+    offload = Offload(tier, (pool,))
+    tier.kept[0, b"a"] = []
+    monkeypatch.setattr(tier, "forget", lambda *args: 1 / 0)
+    offload.fail_steps([CachedBlock(0, b"a", 3)])
+    assert tier.has(0, b"a") and not offload.lookups
+
+
+def test_a_cancelled_load_counts_as_failed() -> None:
+    pool, tier = BlockPool(4), HostTier()
+    offload = Offload(tier, (pool,))
+    tier.kept[0, b"a"] = []
+    offload.begin([[b"a"]])
+    tier.pending[0][0].cancel()
+    assert offload.take_done() == [b"a"]
+    assert pool.lookup(b"a") is None and pool.num_used == 0 and not tier.kept
