@@ -80,6 +80,11 @@ class KVCacheManager:
         """Free blocks of tokens, in the group that has the fewest."""
         return min((pool.num_free for pool in self._paged_pools), default=self.num_blocks)
 
+    @property
+    def has_tier(self) -> bool:
+        """Whether evicted content may be brought back."""
+        return bool(self._offload.lookups)
+
     def take_step_blocks(self) -> StepBlocks:
         """Return the bookkeeping of the step that was just scheduled, and start that of the next one."""
         step_blocks, self._step_blocks = self._step_blocks, StepBlocks([[] for _ in self.pools])
@@ -109,13 +114,11 @@ class KVCacheManager:
         return self._num_found_blocks(request, self._lookups) * self.block_size
 
     def bring_back(self, request: Request) -> bytes | None:
-        """Begin to load the blocks of a waiting request's prefix that only the tier has.
+        """Begin to load the blocks of a waiting request's prefix that only the tier has. Needs a tier.
 
         Returns:
             The hash that `wake_followers` gets once the load has ended or failed; None when nothing is loaded.
         """
-        if not self._offload.lookups:
-            return None
         num_blocks = self._num_found_blocks(request, self._offload.lookups)
         position = num_blocks * self.block_size
         firsts = [self._first_visible_block(window, position) for window in self._windows]

@@ -94,11 +94,11 @@ class Offload:
                     pool.acquire(block)  # or the missing blocks might evict this one
                     held.append((pool, block))
             missing = [block_hash for block_hash, block in found.items() if block is None]
-            on_their_way = self._hashes.intersection(missing)
-            new = None if on_their_way else pool.allocate(len(missing))
+            on_its_way = next((h for h in reversed(missing) if h in self._hashes), None)
+            new = pool.allocate(len(missing)) if on_its_way is None else None
             if new is None:
                 _free(held)
-                return next(iter(on_their_way), None)
+                return on_its_way
             held += [(pool, block) for block in new]
             blocks += [CachedBlock(group, h, block) for h, block in zip(missing, new, strict=True)]
         if not blocks:

@@ -1,5 +1,6 @@
 """The seam for offload holds: a tier in the host's memory keeps what the engine evicts and brings it back."""
 
+import itertools
 import random
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.engine.cache.host_tier import HostTier
+from tests.engine.fake_runner import VOCAB_SIZE, make_engine
 from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.requests_for_tests import add_request
 from weft.engine.cache.block_pool import BlockPool
@@ -280,3 +282,43 @@ def test_a_cancelled_load_counts_as_failed() -> None:
     tier.pending[0][0].cancel()
     assert offload.take_done() == [b"a"]
     assert pool.lookup(b"a") is None and pool.num_used == 0 and not tier.kept
+
+
+@pytest.mark.parametrize("num_steps_per_load", [1, 3, 8])
+def test_a_request_that_is_loading_is_not_starved(num_steps_per_load: int) -> None:
+    """Small requests arrive without end. It runs about when it would without a tier, and no block is loaded twice."""
+    tier = HostTier()
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 96}
+    engine = make_engine(num_blocks=25, block_size=4, tier=tier, **limits).engine
+    generator = random.Random(0)
+    request_ids = itertools.count()
+
+    def add(prompt: list[int], max_tokens: int) -> int:
+        request_id = next(request_ids)
+        engine.add(0, add_request(prompt, request_id, max_tokens=max_tokens, ignore_eos=True))
+        return request_id
+
+    def draw(num_tokens: int) -> list[int]:
+        return [generator.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+
+    large = draw(81)
+    for prompt in (large, *(draw(60) for _ in range(4))):  # the others evict the large one
+        add(prompt, 2)
+        while engine.has_work:
+            engine.step()
+    for _ in range(3):
+        add(draw(8), 24)
+    for _ in range(3):
+        engine.step()
+    large_id = add(large, 2)
+    for step in range(40):
+        while engine.num_waiting < 4:
+            add(draw(8), 24)
+        ended = {output.request_id for _, output in engine.step() if output.finish_reason is not None}
+        engine.scheduler.check_integrity()
+        if large_id in ended:
+            break
+        if step % num_steps_per_load == 0:
+            tier.work()
+    assert large_id in ended
+    assert tier.num_loaded == 20
