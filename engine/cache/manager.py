@@ -124,10 +124,11 @@ class KVCacheManager:
         firsts = [self._first_visible_block(window, position) for window in self._windows]
         return self._offload.begin([request.block_hashes[first:num_blocks] for first in firsts])
 
-    def finish_loads(self) -> None:
-        """Index the blocks that have been loaded, and wake the requests that wait for them."""
+    def finish_loads(self) -> bool:
+        """Index the blocks that have been loaded, and wake who waits for them. Return whether loads are under way."""
         for block_hash in self._offload.take_done():
             self.wake_followers(block_hash)
+        return self._offload.is_loading
 
     def _num_found_blocks(self, request: Request, lookups: Sequence[Callable[[bytes], object]]) -> int:
         """Longest prefix, in blocks, of which lookups (one per group) find all blocks that the next token sees."""

@@ -74,6 +74,11 @@ class Offload:
             for group, pool in enumerate(pools):
                 pool.on_evict = partial(self._keep, tier, group)
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether blocks are held for loads under way."""
+        return bool(self._loads)
+
     def begin(self, hashes_seen: Sequence[Sequence[bytes]]) -> bytes | None:
         """Load the blocks that the pools lack of a prefix that pools and tier have together.
 
