@@ -80,6 +80,11 @@ class KVCacheManager:
         """Free blocks of tokens, in the group that has the fewest."""
         return min((pool.num_free for pool in self._paged_pools), default=self.num_blocks)
 
+    @property
+    def has_tier(self) -> bool:
+        """Whether evicted content may be brought back."""
+        return bool(self._offload.lookups)
+
     def take_step_blocks(self) -> StepBlocks:
         """Return the bookkeeping of the step that was just scheduled, and start that of the next one."""
         step_blocks, self._step_blocks = self._step_blocks, StepBlocks([[] for _ in self.pools])
@@ -109,22 +114,21 @@ class KVCacheManager:
         return self._num_found_blocks(request, self._lookups) * self.block_size
 
     def bring_back(self, request: Request) -> bytes | None:
-        """Begin to load the blocks of a waiting request's prefix that only the tier has.
+        """Begin to load the blocks of a waiting request's prefix that only the tier has. Needs a tier.
 
         Returns:
             The hash that `wake_followers` gets once the load has ended or failed; None when nothing is loaded.
         """
-        if not self._offload.lookups:
-            return None
         num_blocks = self._num_found_blocks(request, self._offload.lookups)
         position = num_blocks * self.block_size
         firsts = [self._first_visible_block(window, position) for window in self._windows]
         return self._offload.begin([request.block_hashes[first:num_blocks] for first in firsts])
 
-    def finish_loads(self) -> None:
-        """Index the blocks that have been loaded, and wake the requests that wait for them."""
+    def finish_loads(self) -> bool:
+        """Index the blocks that have been loaded, and wake who waits for them. Return whether loads are under way."""
         for block_hash in self._offload.take_done():
             self.wake_followers(block_hash)
+        return self._offload.is_loading
 
     def _num_found_blocks(self, request: Request, lookups: Sequence[Callable[[bytes], object]]) -> int:
         """Longest prefix, in blocks, of which lookups (one per group) find all blocks that the next token sees."""

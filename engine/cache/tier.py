@@ -1,9 +1,12 @@
 """Moves evicted blocks to a second home, such as the memory of the host, and back.
 
 If a tier has a prefix that a waiting request needs, the prefix is loaded before the request is admitted. Meanwhile the
-request is LOADING and all others go on: no step waits for a copy. Loaded blocks are cached like any others.
+request is LOADING and all others go on: no step waits for a copy. Loaded blocks are cached like any others. If the tier
+raises, its content counts as lost, and the engine goes on.
 """
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,6 +14,11 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from weft.engine.cache.block_pool import BlockPool
+
+_LOG_EVERY_S = 10.0
+"""Least seconds between two logged faults of a tier: a broken one may raise for every block."""
+
+logger = logging.getLogger(__name__)
 
 
 class CachedBlock(NamedTuple):
@@ -59,11 +67,17 @@ class Offload:
         self._pools = pools
         self._loads: list[_Load] = []
         self._hashes: set[bytes] = set()
+        self._next_log = 0.0
         self.lookups: tuple[Callable[[bytes], object], ...] = ()
         if tier is not None:
-            self.lookups = tuple(partial(_find, tier, group, pool) for group, pool in enumerate(pools))
+            self.lookups = tuple(partial(self._find, tier, group, pool) for group, pool in enumerate(pools))
             for group, pool in enumerate(pools):
-                pool.on_evict = partial(_keep, tier, group)
+                pool.on_evict = partial(self._keep, tier, group)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether blocks are held for loads under way."""
+        return bool(self._loads)
 
     def begin(self, hashes_seen: Sequence[Sequence[bytes]]) -> bytes | None:
         """Load the blocks that the pools lack of a prefix that pools and tier have together.
@@ -73,7 +87,7 @@ class Offload:
 
         Returns:
             A hash that is being loaded now, for this prefix or for another one that shares it; None when nothing is
-            missing, or when too few blocks are free.
+            missing, when too few blocks are free, or when the tier fails. Cached blocks may be evicted all the same.
         """
         assert self._tier is not None
         held: list[tuple[BlockPool, int]] = []
@@ -85,17 +99,24 @@ class Offload:
                     pool.acquire(block)  # or the missing blocks might evict this one
                     held.append((pool, block))
             missing = [block_hash for block_hash, block in found.items() if block is None]
-            on_their_way = self._hashes.intersection(missing)
-            new = None if on_their_way else pool.allocate(len(missing))
+            on_its_way = next((h for h in reversed(missing) if h in self._hashes), None)
+            new = pool.allocate(len(missing)) if on_its_way is None else None
             if new is None:
                 _free(held)
-                return next(iter(on_their_way), None)
+                return on_its_way
             held += [(pool, block) for block in new]
             blocks += [CachedBlock(group, h, block) for h, block in zip(missing, new, strict=True)]
         if not blocks:
             _free(held)
             return None
-        self._loads.append(_Load(self._tier.load(blocks), blocks, held))
+        try:
+            done = self._tier.load(blocks)
+        except Exception:
+            self._log_fault("load blocks")
+            self._forget(blocks)
+            _free(held)
+            return None
+        self._loads.append(_Load(done, blocks, held))
         self._hashes.update(block.block_hash for block in blocks)
         return blocks[-1].block_hash
 
@@ -104,7 +125,7 @@ class Offload:
         over: list[bytes] = []
         for load in [load for load in self._loads if load.done.done()]:
             self._loads.remove(load)
-            if load.done.exception() is not None:
+            if load.done.cancelled() or load.done.exception() is not None:
                 self._forget(load.blocks)
             elif load.is_trusted:
                 for group, block_hash, block in load.blocks:
@@ -115,28 +136,48 @@ class Offload:
         return over
 
     def fail_steps(self, blocks: Sequence[CachedBlock]) -> None:
-        """Forget the content of failed steps. Loads under way may have read it, so they are not trusted."""
+        """Forget the content of failed steps. A load under way of any of it may have read it: it is not trusted."""
         self._forget(blocks)
+        failed = {(block.group, block.block_hash) for block in blocks}
         for load in self._loads:
-            load.is_trusted = False
-
-    def _forget(self, blocks: Sequence[CachedBlock]) -> None:
-        if self._tier is not None:
-            for group, block_hash, _ in blocks:
-                self._tier.forget(group, block_hash)
+            if any((block.group, block.block_hash) in failed for block in load.blocks):
+                load.is_trusted = False
 
     def references(self, pool: BlockPool) -> list[int]:
         """Blocks of a pool that are held here, one entry per reference."""
         return [block for load in self._loads for holder, block in load.held if holder is pool]
 
+    def _keep(self, tier: BlockTier, group: int, block_hash: bytes, block: int) -> None:
+        try:
+            tier.keep(CachedBlock(group, block_hash, block))
+        except Exception:
+            self._log_fault("keep a block")
 
-def _keep(tier: BlockTier, group: int, block_hash: bytes, block: int) -> None:
-    tier.keep(CachedBlock(group, block_hash, block))
+    def _find(self, tier: BlockTier, group: int, pool: BlockPool, block_hash: bytes) -> object:
+        block = pool.lookup(block_hash)
+        try:
+            return block if block is not None else tier.has(group, block_hash) or None
+        except Exception:
+            self._log_fault("look up a block")
+            return None
 
+    def _forget(self, blocks: Sequence[CachedBlock]) -> None:
+        if self._tier is None:
+            return
+        try:
+            for group, block_hash, _ in blocks:
+                self._tier.forget(group, block_hash)
+        except Exception:
+            logger.exception("the cache tier failed to forget a block; it is not used any more")
+            self._tier = None  # what it finds may never have been computed
+            self.lookups = ()
+            for pool in self._pools:
+                pool.on_evict = lambda block_hash, block: None
 
-def _find(tier: BlockTier, group: int, pool: BlockPool, block_hash: bytes) -> object:
-    block = pool.lookup(block_hash)
-    return block if block is not None else tier.has(group, block_hash) or None
+    def _log_fault(self, action: str) -> None:
+        if time.monotonic() >= self._next_log:
+            self._next_log = time.monotonic() + _LOG_EVERY_S
+            logger.exception("the cache tier failed to %s; its content counts as lost", action)
 
 
 def _free(held: list[tuple[BlockPool, int]]) -> None:

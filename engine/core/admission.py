@@ -8,7 +8,7 @@ parked as soon as that shows.
 from collections.abc import Iterator
 
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.core.request import Request, RequestStatus
+from weft.engine.core.request import Request
 from weft.engine.core.waiting_queue import WaitingQueue
 
 BLOCKS_PER_STEP = 4096
@@ -19,7 +19,7 @@ FIRST_HASHES = 32
 
 
 def candidates(waiting: WaitingQueue, kv: KVCacheManager, running: list[Request]) -> Iterator[tuple[Request, int]]:
-    """Yield waiting requests in order, each with its number of cached tokens; the next once the caller admits it."""
+    """Yield waiting requests in order, each with its cached tokens; the next once the caller admits or parks it."""
     num_blocks = BLOCKS_PER_STEP
     while (request := waiting.first) is not None:
         if running and (num_blocks <= 0 or must_wait_alone(request, running)):
@@ -34,12 +34,7 @@ def candidates(waiting: WaitingQueue, kv: KVCacheManager, running: list[Request]
         if awaited_hash is not None:
             waiting.park(request, awaited_hash)
         elif not kv.num_unhashed_blocks(request):
-            loaded_hash = kv.bring_back(request)
-            if loaded_hash is None:
-                yield request, num_cached_tokens
-            else:
-                waiting.park(request, loaded_hash)
-                request.status = RequestStatus.LOADING
+            yield request, num_cached_tokens
 
 
 def must_wait_alone(request: Request, running: list[Request]) -> bool:

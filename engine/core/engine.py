@@ -150,7 +150,7 @@ class Engine(Generic[Launched]):
         return True
 
     def prepare(self, idle_for_s: float) -> float | None:
-        """Use idle time to prepare what a coming request would otherwise wait for.
+        """Use idle time to prepare what a coming request would otherwise wait for, and to end loads of aborted ones.
 
         Args:
             idle_for_s: Seconds without a request.
@@ -158,10 +158,13 @@ class Engine(Generic[Launched]):
         Returns:
             Further idle seconds until there is something to prepare; None if nothing is left.
         """
+        is_loading = self.scheduler.kv.finish_loads()
         if idle_for_s < _STEPS_AFTER_S:
             return _STEPS_AFTER_S - idle_for_s
         if self._executor.prepare():
             return 0.0
+        if is_loading:
+            return _STEPS_AFTER_S
         if self.grammars is None:
             return None
         if idle_for_s < _VOCABULARY_AFTER_S:

@@ -80,6 +80,7 @@ class Scheduler:
         self.requests = LiveRequests()
         self.running: list[Request] = []
         self.waiting = WaitingQueue()
+        self._loading: list[tuple[Request, int]] = []  # with the blocks it is expected to take beyond the loaded ones
         kv.wake_followers = self.waiting.wake
         self.mean_output_tokens = 64.0
         self._max_num_seqs = max_num_seqs
@@ -353,19 +354,40 @@ class Scheduler:
     # --- admission ------------------------------------------------------------------------------------------------
 
     def _admit_waiting(self, step: ScheduledStep, budget: StepBudget) -> None:
-        growth = sum(map(self._expected_growth, self.running))
+        self._loading = [(r, growth) for r, growth in self._loading if r.status is RequestStatus.LOADING]
+        growth = sum(map(self._expected_growth, self.running)) + sum(growth for _, growth in self._loading)
         for request, num_cached in candidates(self.waiting, self.kv, self.running):
             num_tokens = budget.grant(request.num_tokens - num_cached, num_cached)
             num_tokens = self.kv.num_tokens_before_fork(request, num_tokens)
             expected = growth + self._expected_growth(request) - self.kv.num_held_blocks(request, num_cached)
-            if not num_tokens or (self.running and expected > self.kv.num_free_blocks):
+            if not num_tokens or ((self.running or self._loading) and expected > self.kv.num_free_blocks):
                 return
+            if self.kv.has_tier:
+                if (num_reserved := self._load(request)) is not None:
+                    growth += num_reserved
+                    continue
+                num_cached = self.kv.find_prefix(request)  # less, if room for a load was made that did not begin
             if not self._admit(step, request, num_cached, num_tokens):
                 return
             budget.charge(num_tokens, num_cached)
             growth += self._expected_growth(request)
             if len(self.running) >= self._max_num_seqs:
                 return
+
+    def _load(self, request: Request) -> int | None:
+        """Begin to load what only the tier has of a prefix. Return how many blocks to reserve; None without a load.
+
+        They are those that the request is expected to take beyond the loaded ones. If others took them, what was loaded
+        would be evicted again before the request could run.
+        """
+        block_hash = self.kv.bring_back(request)
+        if block_hash is None:
+            return None
+        self.waiting.park(request, block_hash)
+        request.status = RequestStatus.LOADING
+        num_reserved = self._expected_growth(request) - 1 - request.block_hashes.index(block_hash)
+        self._loading.append((request, num_reserved))
+        return num_reserved
 
     def _admit(self, step: ScheduledStep, request: Request, num_cached: int, num_tokens: int) -> bool:
         if not self.kv.admit(request, num_cached, num_tokens):

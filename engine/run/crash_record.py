@@ -57,7 +57,7 @@ class _Memory(msgspec.Struct):
 def fingerprint(add: AddRequest) -> Fingerprint:
     """16 bytes, equal for requests that compute the same, whatever their seed and sender."""
     params = msgspec.structs.replace(add.sampling_params, seed=0)
-    content = msgspec.msgpack.encode((add.input, params, add.num_choices, add.guidance, add.beams))
+    content = msgspec.msgpack.encode((add.input, params, add.num_choices, add.guidance, add.beams, add.adapter))
     return hashlib.blake2b(content, digest_size=_FINGERPRINT_BYTES).digest()
 
 

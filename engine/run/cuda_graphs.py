@@ -252,5 +252,6 @@ def _inputs(batch: Batch, num_rows: int) -> Ints:
 
 
 def _is_decode(batch: Batch) -> bool:
-    """Whether every request computes one token and samples it once."""
-    return batch.num_tokens == batch.num_requests == len(batch.row_indices) and batch.scores is None
+    """Whether every request computes one token, samples it once and uses no adapter, which a graph would ignore."""
+    is_plain_step = batch.scores is None and batch.adapters is None
+    return is_plain_step and batch.num_tokens == batch.num_requests == len(batch.row_indices)

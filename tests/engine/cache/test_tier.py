@@ -1,5 +1,6 @@
 """The seam for offload holds: a tier in the host's memory keeps what the engine evicts and brings it back."""
 
+import itertools
 import random
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.engine.cache.host_tier import HostTier
+from tests.engine.fake_runner import VOCAB_SIZE, make_engine
 from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.requests_for_tests import add_request
 from weft.engine.cache.block_pool import BlockPool
@@ -136,7 +138,13 @@ def test_a_request_that_is_loading_can_be_aborted(build_engine: BuildEngine) -> 
     engine.abort(0, 7)
     assert not engine.has_work and tier.pending
     engine.scheduler.check_integrity()
+    while engine.prepare(1.0) == 0.0:
+        pass
+    pools = engine.scheduler.kv.pools
+    assert engine.prepare(1.0) == 0.5 and all(pool.num_used for pool in pools), "it looks again"
     tier.work()
+    assert engine.prepare(1.0) != 0.5 and not any(pool.num_used for pool in pools)
+    engine.scheduler.check_integrity()
     assert run(engine, 1) == {1: expected}
     assert not tier.pending
 
@@ -222,3 +230,102 @@ def test_a_load_that_a_failed_step_may_have_spoilt_is_not_trusted() -> None:
     tier.work()
     assert offload.take_done() == [b"a"]
     assert pool.lookup(b"a") is None and pool.num_used == 0 and not tier.kept
+
+
+def test_a_load_of_other_content_outlives_a_failed_step() -> None:
+    pool, tier = BlockPool(4), HostTier()
+    offload = Offload(tier, (pool,))
+    tier.caches, tier.kept[0, b"a"], tier.kept[0, b"b"] = [[]], [], []
+    offload.begin([[b"a"]])
+    offload.begin([[b"b"]])
+    offload.fail_steps([CachedBlock(0, b"b", 3), CachedBlock(1, b"a", 3)])
+    tier.work()
+    offload.take_done()
+    assert pool.lookup(b"a") is not None and pool.lookup(b"b") is None and pool.num_used == 0
+
+
+@pytest.mark.parametrize(
+    "broken", [("keep",), ("has",), ("load",), ("load", "forget"), ("keep", "has", "load", "forget")]
+)
+def test_an_engine_outlives_a_tier_that_raises(
+    build_engine: BuildEngine,
+    broken: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What it fails to keep, find or load is computed again; `run` checks the books after every step."""
+
+    def fail(*args: object) -> None:
+        raise OSError("the tier broke down")
+
+    tier = HostTier()
+    engine = build_engine(tier)
+    expected = crowd_out_the_first(engine)
+    for name in broken:
+        monkeypatch.setattr(tier, name, fail)
+    for _ in range(2):
+        assert run(engine, 1, between=tier.work) == {1: expected}
+        run(engine, 2, 3, between=tier.work)
+    assert "the tier broke down" in caplog.text and len(caplog.messages) <= 2
+    assert all(pool.num_used == 0 for pool in engine.scheduler.kv.pools)
+
+
+def test_what_a_tier_cannot_forget_is_never_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be what a failed step should have written."""
+    pool, tier = BlockPool(4), HostTier()
+    offload = Offload(tier, (pool,))
+    tier.kept[0, b"a"] = []
+    monkeypatch.setattr(tier, "forget", lambda *args: 1 / 0)
+    offload.fail_steps([CachedBlock(0, b"a", 3)])
+    assert tier.has(0, b"a") and not offload.lookups
+
+
+def test_a_cancelled_load_counts_as_failed() -> None:
+    pool, tier = BlockPool(4), HostTier()
+    offload = Offload(tier, (pool,))
+    tier.kept[0, b"a"] = []
+    offload.begin([[b"a"]])
+    tier.pending[0][0].cancel()
+    assert offload.take_done() == [b"a"]
+    assert pool.lookup(b"a") is None and pool.num_used == 0 and not tier.kept
+
+
+@pytest.mark.parametrize("num_cached", [40, 80])
+@pytest.mark.parametrize("num_steps_per_load", [1, 3, 8])
+def test_a_request_that_is_loading_is_not_starved(num_steps_per_load: int, num_cached: int) -> None:
+    """Small requests arrive without end. It runs about when it would without a tier, and no block is loaded twice."""
+    tier = HostTier()
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 96}
+    engine = make_engine(num_blocks=25, block_size=4, tier=tier, **limits).engine
+    generator = random.Random(0)
+    request_ids = itertools.count()
+
+    def add(prompt: list[int], max_tokens: int) -> int:
+        request_id = next(request_ids)
+        engine.add(0, add_request(prompt, request_id, max_tokens=max_tokens, ignore_eos=True))
+        return request_id
+
+    def draw(num_tokens: int) -> list[int]:
+        return [generator.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+
+    large = draw(81)
+    for prompt in (large[: num_cached + 1], *(draw(60) for _ in range(4))):  # the others evict the large one
+        add(prompt, 2)
+        while engine.has_work:
+            engine.step()
+    for _ in range(3):
+        add(draw(8), 24)
+    for _ in range(3):
+        engine.step()
+    large_id = add(large, 2)
+    for step in range(40):
+        while engine.num_waiting < 4:
+            add(draw(8), 24)
+        ended = {output.request_id for _, output in engine.step() if output.finish_reason is not None}
+        engine.scheduler.check_integrity()
+        if large_id in ended:
+            break
+        if step % num_steps_per_load == 0:
+            tier.work()
+    assert large_id in ended
+    assert tier.num_loaded == num_cached // 4

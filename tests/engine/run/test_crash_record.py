@@ -91,8 +91,9 @@ def test_a_fingerprint_says_what_is_computed_and_not_who_asks() -> None:
         add_request([1, 2], 1, temperature=0.6),
         add_request([1, 2], 1, temperature=0.5, num_choices=2),
         msgspec.structs.replace(add_request([1, 2], 1, temperature=0.5), beams=BeamOptions()),
+        msgspec.structs.replace(add_request([1, 2], 1, temperature=0.5), adapter="formal"),
     ]
-    assert len({base, *map(fingerprint, others)}) == 5
+    assert len({base, *map(fingerprint, others)}) == 6
 
 
 def test_suspicion_and_condemnation_expire(tmp_path: pathlib.Path) -> None:

@@ -172,6 +172,19 @@ def test_a_size_is_recorded_when_it_has_occurred_before_and_when_nobody_waits(mo
     assert [capture.num_recorded for capture in captures] == [3, 1]
 
 
+def test_a_step_with_adapters_runs_eagerly(model: Decoder) -> None:
+    _, graphs = make_runner(model, RecordedCapture)
+    assert graphs is not None
+    paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, (None,))
+    request = paged.add(np.arange(20))
+    rows = dummy_batch(1, paged_specs(None), BLOCK_SIZE, 1).sampling
+    for adapters, may_replay in ((np.array([1]), False), (None, True)):
+        for _ in range(3):
+            batch = dataclasses.replace(paged.make_batch([(request, 1)]), sampling=rows, adapters=adapters)
+            computed = graphs.run(batch, may_sample=True)
+        assert (computed is not None) == may_replay
+
+
 def test_an_engine_whose_steps_cannot_be_recorded_goes_on_without(
     model: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:
