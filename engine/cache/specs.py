@@ -2,8 +2,8 @@
 
 Code that sizes, hands out, copies or frees caches asks the spec. Every group has one block table per request. For keys
 and values, a block holds a fixed number of tokens. A state is one block that stands for all tokens of its request. A
-new kind of cache, such as one latent per token or the keys of an encoder, is one more class here and a backend in
-`weft.engine.kernels.caches`.
+new kind of cache, such as one latent per token or the keys of an encoder, is one more class here and a backend, which
+`engine/run/kernel_choice.py` makes and `engine/kernels/caches.py` calls.
 """
 
 import sys

@@ -301,9 +301,8 @@ class Scheduler:
         """The request to preempt for the asker; None if there is none.
 
         This is the youngest running one that has completed a block. It is not older than the asker, never the oldest of
-        all,
-        and not in the step. It still has tokens to compute: without any, it ends with the launched steps, or its search
-        goes on from it.
+        all, and not in the step. It still has tokens to compute: without any, it ends with the launched steps, or its
+        search goes on from it.
         """
         for request in reversed(self.running[1:]):
             may_lose = request.num_new_tokens > 0 and request.key not in step.keys

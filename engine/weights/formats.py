@@ -1,4 +1,8 @@
-"""Readers, which turn weight references into tensors on the device; each checkpoint format has its own."""
+"""Readers, which turn weight references into tensors on the device; each checkpoint format has its own.
+
+`engine/models/loading.py` picks the reader of a checkpoint; `engine/models/families/registry.py` refuses formats that
+have none.
+"""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -1,4 +1,7 @@
-"""Detects how a model writes tool calls and reasoning, from its chat template, once at the start."""
+"""Detects how a model writes tool calls and reasoning, from its chat template, once at the start.
+
+A new format is one more entry here, and its name in `ToolFormatName` of `server/settings.py`.
+"""
 
 import logging
 from collections.abc import Callable
