@@ -8,6 +8,7 @@ import logging
 import re
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from urllib.parse import quote
 
@@ -27,7 +28,7 @@ _LOOKING = OPEN_PATHS | {METRICS_PATH, "/stats"}
 _log = logging.getLogger(__name__)
 
 
-class HttpMiddleware:
+class HttpMiddleware(ABC):
     """Base class: `serve` gets HTTP requests, everything else goes straight to the app."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -37,9 +38,9 @@ class HttpMiddleware:
         """Serve one request. Not a coroutine itself: every one would slow down each event of a stream."""
         return (self.serve if scope["type"] == "http" else self._app)(scope, receive, send)
 
+    @abstractmethod
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or refuse one HTTP request."""
-        raise NotImplementedError
 
 
 class RequestHeadersMiddleware(HttpMiddleware):

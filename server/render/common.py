@@ -3,6 +3,7 @@
 import hashlib
 import secrets
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
@@ -86,7 +87,7 @@ class PromptMembers(Protocol):
     prompt_text: str | UnsetType
 
 
-class OpenAIRenderer:
+class OpenAIRenderer(ABC):
     """The base of both endpoints' renderers: their common state, and the members that both write."""
 
     def __init__(self, prefix: str, task: Task, options: RenderOptions, report: Report) -> None:
@@ -110,9 +111,9 @@ class OpenAIRenderer:
         """The error as an event, and the last event."""
         return error_event(error) + DONE
 
+    @abstractmethod
     def _usage_chunk(self) -> msgspec.Struct:
         """The chunk with the usage and no choice."""
-        raise NotImplementedError
 
     def _usage(self) -> Usage:
         """Usage so far, as OpenAI writes it."""
