@@ -62,7 +62,7 @@ def test_an_installed_wheel_serves_beside_a_foreign_server_module(tmp_path: path
         server = LiveServer(process, port, tmp_path / "log")
         try:
             server.wait_ready()
-            body = {"model": "weft-demo", "prompt": "What is", "max_tokens": 4}
+            body = {"model": "weft-demo", "prompt": "What is", "max_tokens": 4, "ignore_eos": True}
             answer = httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=TIMEOUT_S).json()
             assert answer["usage"]["completion_tokens"] == 4
         finally:
