@@ -144,9 +144,9 @@ class Settings(BaseModel):
     itl_target_ms: float | None = Field(
         default=None,
         gt=0,
-        description="Maximum milliseconds between two tokens of a stream while other prompts are prefilled. "
-        "Default: 50 on CUDA; on a CPU 1.8 times the time without prefill, but up to 2,000 while at least as many "
-        "prompts wait as streams run.",
+        description="Maximum milliseconds between two tokens of a stream while other prompts are prefilled; on CUDA "
+        "also of a step of prompts alone, since a new request may wait for two. Default: 50 on CUDA; on a CPU 1.8 "
+        "times the time without prefill, but up to 2,000 while at least as many prompts wait as streams run.",
     )
     deterministic: bool = Field(
         default=False,

@@ -23,6 +23,7 @@ from weft.engine.guidance.compiler import InvalidGrammarError
 from weft.engine.shared.messages import AddRequest, FinishReason, RejectReason
 from weft.engine.step.executor import Executor, Launched
 from weft.engine.step.out_of_memory import is_out_of_memory
+from weft.engine.step.step_result import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +238,7 @@ class Engine(Generic[Launched]):
     def _collect(self) -> Outputs:
         step, launched, launch_time = self._launched[0]
         result = self._executor.collect(launched)
-        self._observe(step, launch_time, result.device_s)
+        self._observe(step, launch_time, result)
         outputs = collect(self.scheduler, step, result)
         self._launched.popleft()
         self.ended_steps.append(step)
@@ -245,17 +246,16 @@ class Engine(Generic[Launched]):
             self._speculator.draft(step)
         return outputs
 
-    def _observe(self, step: ScheduledStep, launch_time: float, device_s: float | None) -> None:
-        """Time a step, from its launch or from the end of the step before it, whichever is later.
+    def _observe(self, step: ScheduledStep, launch_time: float, result: StepResult) -> None:
+        """Time a step, by the device's clock if it has one. Steps that are launched ahead follow each other there.
 
-        This includes the host's work, which the requests wait for too, so the cost model gets it. The counter of step
-        seconds gets the device's own time where that is known.
+        Without such a clock it is timed from its launch, or from the end of the step before it if that is later.
         """
         now = time.perf_counter()
-        seconds = now - max(launch_time, self._last_end)
+        seconds = now - max(launch_time, self._last_end) if result.device_s is None else result.device_s
         self._last_end = now
         self.scheduler.counters.num_steps += 1
-        self.scheduler.counters.step_seconds += seconds if device_s is None else device_s
+        self.scheduler.counters.step_seconds += seconds + result.drafts_device_s
         self.scheduler.cost.observe(step.load, seconds)
         self.scheduler.token_budget.observe(step.load.num_tokens)
 

@@ -72,8 +72,9 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         itl_target_s: float | None,
+        is_ahead: bool = False,
     ) -> None:
-        """Start with no requests. The limits are per step. `LatencyTarget` explains itl_target_s."""
+        """Start with no requests. The limits are per step. `LatencyTarget` explains itl_target_s and is_ahead."""
         self.kv = kv
         self.cost = cost
         self.counters = Counters()
@@ -85,7 +86,7 @@ class Scheduler:
         self.mean_output_tokens = 64.0
         self._max_num_seqs = max_num_seqs
         self.token_budget = TokenBudget(max_num_batched_tokens, least=max_num_seqs + kv.block_size)
-        self._target = LatencyTarget(itl_target_s)
+        self._target = LatencyTarget(itl_target_s, is_ahead=is_ahead)
 
     @property
     def has_requests(self) -> bool:

@@ -1,4 +1,4 @@
-"""Limits what one step computes: tokens, and predicted time while anything decodes.
+"""Limits what one step computes: tokens, and predicted time while anything decodes or steps are launched ahead.
 
 Decodes are charged first. Several prefills share what is left. The first prefill of a step is granted a block even
 beyond the time limit, so prefill never starves. A target that cannot be met is logged once.
@@ -63,11 +63,19 @@ class LatencyTarget:
     A target given as a time is kept by 99 of 100 steps. With None, prefill may slow the running streams down by a
     factor, `SLOWDOWN`, on any model and machine. A burst of prompts then goes before them (`PromptBurst`), but 99 of
     100 steps keep `MAX_DELAY_S`. If decoding alone cannot meet a given time, that is logged once.
+
+    Where steps are launched ahead, a request that arrives waits for two of them. So they keep the time even if nothing
+    decodes. Prompts lose little by that on a GPU: its matrix units are busy with far fewer tokens.
     """
 
-    def __init__(self, seconds: float | None) -> None:
-        """Take the target in seconds; None follows the decodes."""
+    def __init__(self, seconds: float | None, *, is_ahead: bool = False) -> None:
+        """Take the target in seconds; None follows the decodes.
+
+        Args:
+            is_ahead: Whether a step is launched before the one before it has ended.
+        """
         self._seconds = seconds
+        self._is_ahead = is_ahead
         self._burst = PromptBurst()
         self._is_said = False
 
@@ -77,13 +85,14 @@ class LatencyTarget:
         """Longest predicted time allowed for a step; None for no limit.
 
         Args:
+            decodes: The decodes of the step.
             num_streams: Requests that decode, in the step or as soon as their ids are known.
             num_prompts: Requests whose prompts could be computed further.
             now_s: Time of a monotonic clock.
         """
         if not num_streams:
             self._burst = PromptBurst()
-            return None
+            return self._seconds / cost.tail_ratio if self._seconds and self._is_ahead else None
         predicted_s = cost.predict(decodes)
         if self._seconds is None:
             goes_first = self._burst.goes_first(num_streams, num_prompts, predicted_s, now_s)

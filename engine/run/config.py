@@ -29,7 +29,8 @@ class EngineConfig:
         dtype: Dtype of weights and activations.
         max_model_len: Most tokens of a request. The memory plan may lower it.
         max_num_seqs: Most requests that run at once.
-        itl_target_s: Longest predicted step while anything decodes; None follows the decodes (`LatencyTarget`).
+        itl_target_s: Longest predicted step while anything decodes, or with overlap; None follows the decodes
+            (`LatencyTarget`).
         overlap: Whether a step is launched before the one before it is collected.
         is_ngram: Whether repeated text is drafted from the request's own tokens.
         draft_model: Folder of the draft model; None for none.

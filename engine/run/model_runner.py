@@ -8,7 +8,6 @@ device in `collect`, and in `launch` for the masks of grammars or after it ran o
 
 import dataclasses
 import logging
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -54,11 +53,17 @@ class Follower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose results are on their way to the host; samples is None if it sampled nothing."""
+    """A step whose results are on their way to the host.
+
+    Attributes:
+        samples: None if it sampled nothing.
+        began: Marks the start of the step on the device; None on the CPU.
+    """
 
     samples: SampleResult | None
     scores: list[LogprobTensors]
     download: Download
+    began: torch.cuda.Event | None
 
 
 class ModelRunner(Executor[LaunchedStep]):
@@ -86,7 +91,6 @@ class ModelRunner(Executor[LaunchedStep]):
         self._sampling = sampling
         self._graphs = graphs
         self._previous_token_ids: torch.Tensor | None = None
-        self._spans: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     @override
     @torch.inference_mode()
@@ -143,17 +147,11 @@ class ModelRunner(Executor[LaunchedStep]):
             part = samples.logprobs.on_host(tensors)
             logprobs = dict(zip(part.rows.tolist(), token_logprobs(part), strict=True))
         scores = [entry for part in launched.scores for entry in token_logprobs(part.on_host(tensors))]
-        return StepResult(token_ids, logprobs, scores, self._device_s())
-
-    def _device_s(self) -> float | None:
-        """Device time of the steps that have ended since the last call; a step without results may end later."""
-        if self._device.type != "cuda":
-            return None
-        milliseconds = 0.0
-        while self._spans and self._spans[0][1].query():  # type: ignore[no-untyped-call]
-            began, ended = self._spans.popleft()
-            milliseconds += began.elapsed_time(ended)
-        return milliseconds / 1e3 + (self._follower.take_device_s() if self._follower else 0.0)
+        device_s = None
+        if launched.began is not None and launched.download.ended is not None:
+            device_s = launched.began.elapsed_time(launched.download.ended) / 1e3
+        drafts_device_s = self._follower.take_device_s() if self._follower is not None else 0.0
+        return StepResult(token_ids, logprobs, scores, device_s, drafts_device_s)
 
     def _launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> LaunchedStep:
         computed = None
@@ -169,11 +167,10 @@ class ModelRunner(Executor[LaunchedStep]):
         scores = list(self._score(batch.scores, computed.hidden_states)) if batch.scores else []
         if self._follower is not None:
             self._follower.follow(computed.token_ids, batch)
-        if computed.began and (ended := mark(self._device)):
-            self._spans.append((computed.began, ended))
         parts = [*([samples.logprobs] if samples and samples.logprobs else []), *scores]
         results = [tensor for part in parts for tensor in part.tensors]
-        launched = LaunchedStep(samples, scores, Download([*([samples.token_ids] if samples else []), *results]))
+        download = Download([*([samples.token_ids] if samples else []), *results], self._device)
+        launched = LaunchedStep(samples, scores, download, computed.began)
         self._previous_token_ids = samples.token_ids if samples else None
         if self._graphs is not None and samples is not None and computed.sampled_ids is None:
             self._graphs.keep_sampled(samples.token_ids)

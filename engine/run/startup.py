@@ -55,6 +55,9 @@ _GOING_ON_TOKENS = 32
 _WARM_UP_TOKENS = (1, 16, 64)
 """Sizes of steps run before serving. The first request does not pay for them, and times can be predicted."""
 
+_CUDA_WARM_UP_TOKENS = (*_WARM_UP_TOKENS, 512, 2048)
+"""On CUDA small steps take as long as their launches. They would promise that prompts cost nothing."""
+
 _SMALL_MODEL_BYTES = 100_000_000
 """Below this size of the weights, one thread may compute a step faster than several, so both are timed. Larger models
 always use all threads. Otherwise other load on the machine at that moment could decide for as long as the engine
@@ -125,6 +128,7 @@ def start(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         itl_target_s=config.itl_target_s,
+        is_ahead=config.overlap,
     )
     vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(
@@ -288,11 +292,12 @@ def _warm_up(
         seconds = []
         for _ in range(2 if num_tokens > num_rows else 4):
             began = time.perf_counter()
-            runner.collect(runner.launch(batch))
-            seconds.append(time.perf_counter() - began)
+            result = runner.collect(runner.launch(batch))
+            seconds.append(result.device_s or time.perf_counter() - began)
         return min(seconds)
 
-    sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in _WARM_UP_TOKENS]
+    wanted = _CUDA_WARM_UP_TOKENS if config.device.type == "cuda" else _WARM_UP_TOKENS
+    sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in wanted]
     num_threads = torch.get_num_threads()
     share_among(num_threads)
     if config.device.type == "cpu" and num_threads > 1 and plan.weights_bytes < _SMALL_MODEL_BYTES:

@@ -69,7 +69,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         load_format: auto, or dummy for random weights.
         quantization: none, or int8 for matrices of one byte per value.
         speculative: ngram, or the folder of a draft model; None for neither.
-        itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes.
+        itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes; on CUDA at any time.
         deterministic: Whether a request's results must be the same, bit for bit, whatever runs beside it.
         stall_timeout_s: Longest silence in seconds before the engine counts as hanging; 0 means that it never does.
     """

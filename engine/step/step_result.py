@@ -16,11 +16,13 @@ class StepResult:
         token_ids: Sampled id of every row, or NO_TOKEN_ID.
         logprobs: By row, for rows that report them.
         scores: One entry per scored prompt position.
-        device_s: Seconds that the device has spent on steps since the previous result, by its own clock; None on the
-            CPU. Outside of CUDA graphs this includes waiting for the next launch within a step.
+        device_s: Seconds from the start of the step to its end, by the device's own clock; None on the CPU. Outside of
+            CUDA graphs this includes waiting for the next launch within the step.
+        drafts_device_s: The same for the steps of a draft model since the previous result.
     """
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs]
     scores: list[TokenLogprobs]
     device_s: float | None = None
+    drafts_device_s: float = 0.0

@@ -28,7 +28,7 @@ def fill(target: Tensor, array: Array) -> None:
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:
-    """Record an event, with its time, after the work queued so far; None on the CPU."""
+    """Record an event, with its time, behind the work queued so far; None on the CPU."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -39,25 +39,29 @@ def mark(device: torch.device) -> torch.cuda.Event | None:
 class Download:
     """Results of a step on their way to the host: one copy into pinned memory, queued right after the step.
 
-    `wait` waits for that copy only. The device may already have the next step.
+    `wait` waits for that copy only. The device may already have the next step. A step without results has an end, too:
+    the host would otherwise queue a long prompt as fast as it can schedule.
+
+    Attributes:
+        ended: Marks the end of the step, its copy included; None on the CPU.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Queue the copy of tensors that are all on one device."""
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device) -> None:
+        """Queue the copy of tensors, which are all on this device; there may be none."""
         self._tensors = list(tensors)
-        self._event: torch.cuda.Event | None = None
-        if self._tensors and self._tensors[0].is_cuda:
+        self._host: Tensor | None = None
+        if self._tensors and device.type == "cuda":
             packed = pack(self._tensors)
             self._host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        self.ended = mark(device)
 
     def wait(self) -> list[Tensor]:
         """The tensors on the host, in the given order. The only place where the host waits for a step."""
-        if self._event is not None:
-            self._event.synchronize()
-            self._tensors, self._event = unpack(self._host, self._tensors), None
+        if self.ended is not None:
+            self.ended.synchronize()
+        if self._host is not None:
+            self._tensors, self._host = unpack(self._host, self._tensors), None
         return self._tensors
 
 

@@ -13,6 +13,7 @@ from weft.engine.core.engine import RejectedError
 from weft.engine.core.pending_grammars import PendingGrammars
 from weft.engine.core.request import Request
 from weft.engine.core.speculator import Speculator
+from weft.engine.core.step_cost import StepLoad
 from weft.engine.core.token_budget import FIRST_TRIAL
 from weft.engine.guidance.compiler import GrammarCompiler
 from weft.engine.shared.messages import (
@@ -81,10 +82,14 @@ def test_every_request_gets_its_own_continuation(overlap: bool) -> None:
 def test_steps_count_what_the_device_says_where_it_has_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = make_engine()
     plain = fake.runner.collect
-    monkeypatch.setattr(fake.runner, "collect", lambda step: dataclasses.replace(plain(step), device_s=1000.0))
+    times = {"device_s": 1000.0, "drafts_device_s": 1.0}
+    monkeypatch.setattr(fake.runner, "collect", lambda step: dataclasses.replace(plain(step), **times))
     fake.engine.add(0, add_request([1, 2], max_tokens=3))
     finish(fake)
-    assert fake.engine.scheduler.counters.num_steps == 3 and fake.engine.scheduler.counters.step_seconds == 3000.0
+    counters, decode = fake.engine.scheduler.counters, StepLoad()
+    decode.add(1, 2)
+    assert counters.num_steps == 3 and counters.step_seconds == 3003.0
+    assert fake.engine.scheduler.cost.predict(decode) == pytest.approx(1000.0, rel=0.01)
 
 
 def test_overlap_launches_a_step_before_the_last_one_is_collected() -> None:

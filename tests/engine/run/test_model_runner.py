@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from weft.engine.layers.attention import AttentionStep
 from weft.engine.run import model_runner
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
+from weft.engine.step import transfer
 from weft.engine.step.batch import Batch, Placeholders, ScoreBatch
 from weft.engine.step.transfer import Download
 
@@ -96,8 +98,8 @@ def test_results_are_on_their_way_before_the_next_step_is_launched(
     seen: list[str] = []
 
     class Recorded(Download):
-        def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-            super().__init__(tensors)
+        def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+            super().__init__(tensors, device)
             self.number = sum(entry.startswith("download") for entry in seen)
             seen.append(f"download {self.number}")
 
@@ -122,33 +124,33 @@ def test_results_are_on_their_way_before_the_next_step_is_launched(
 
 
 class Mark:
-    """A point in a device's queue: reached once the test says so, half a second after the one before."""
+    """A point in a device's queue, half a second behind the one before."""
 
-    number = 0
-    num_reached = 0
+    marks: ClassVar[list["Mark"]] = []
 
     def __init__(self) -> None:
-        Mark.number += 1
-        self.number = Mark.number
+        self.number = len(Mark.marks)
+        self.is_awaited = False
+        Mark.marks.append(self)
 
-    def query(self) -> bool:
-        return self.number <= Mark.num_reached
+    def synchronize(self) -> None:
+        self.is_awaited = True
 
     def elapsed_time(self, end: "Mark") -> float:
         return 500.0 * (end.number - self.number)
 
 
-def test_steps_are_timed_by_the_device_once_they_have_ended(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_step_is_awaited_and_timed_by_the_device(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that samples nothing had no end: a long prompt was queued whole, and timed by the host."""
     assert runner.collect(runner.launch(make_batch([7]))).device_s is None
-    monkeypatch.setattr(model_runner, "mark", lambda device: Mark())
-    launched = [runner.launch(make_batch([7])) for _ in range(3)]
-    monkeypatch.setattr(runner, "_device", torch.device("cuda"))
-    seconds = []
-    for Mark.num_reached in (1, 4, 6):  # the first step is collected before it has ended
-        seconds.append(runner.collect(launched.pop(0)).device_s)
-    assert seconds == [0.0, 1.0, 0.5]
+    for module in (model_runner, transfer):
+        monkeypatch.setattr(module, "mark", lambda device: Mark())
+    chunk = dataclasses.replace(make_batch([7]), row_indices=np.zeros(0, np.int64))
+    launched = [runner.launch(batch) for batch in (chunk, make_batch([7]))]
+    for index, step in enumerate(launched):
+        result = runner.collect(step)
+        assert result.device_s == 0.5 and len(result.token_ids) == index
+        assert [mark.is_awaited for mark in Mark.marks] == [i % 2 == 1 and i <= 2 * index + 1 for i in range(4)]
 
 
 def test_everything_that_is_reported_travels_in_one_download(runner: ModelRunner) -> None:

@@ -22,6 +22,7 @@ from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
 from weft.engine.step.batch import Batch
+from weft.engine.step.step_result import StepResult
 
 DEMO = Path(server.__file__).parent / "demo_model"
 
@@ -166,8 +167,8 @@ class CrowdedRunner:
             0.002 * self.num_threads + 0.001 * len(batch.row_indices) / self.num_threads * self.pays_off
         )
 
-    def collect(self, launched: None) -> None:
-        pass
+    def collect(self, launched: None) -> StepResult:
+        return StepResult([], {}, [])
 
 
 @pytest.fixture

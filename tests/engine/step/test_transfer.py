@@ -23,9 +23,9 @@ def test_what_is_packed_comes_out_again() -> None:
 
 def test_on_the_host_nothing_moves() -> None:
     tensors = [torch.arange(3), torch.rand(2)]
-    download = Download(tensors)
+    download = Download(tensors, torch.device("cpu"))
     assert [tensor.data_ptr() for tensor in download.wait()] == [tensor.data_ptr() for tensor in tensors]
-    assert Download([]).wait() == []
+    assert Download([], torch.device("cpu")).wait() == []
 
 
 def test_filling_keeps_the_memory() -> None:
