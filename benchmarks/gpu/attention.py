@@ -40,16 +40,16 @@ def run(job: Job, reporter: Reporter) -> None:
     qkv = torch.randn(num_tokens, sum(sizes), model.head_dim, device="cuda").to(config.dtype)
     starts = torch.arange(0, num_tokens + 1, length, dtype=torch.int32, device="cuda")
     pairs = num_prompts * length * (length + 1) / 2
-    flops = 4 * model.num_heads * model.head_dim * pairs
+    work = {"matrix_flops_per_s": 4 * model.num_heads * model.head_dim * pairs}
     with torch.inference_mode():
         step = backend.begin(batch)
         rotation = torch.tensor([1.0, 0.0], device="cuda")[:, None, None].expand(num_tokens, 2, 1, model.head_dim)
         heads = choose_kit(model, config).heads(None, model.num_heads, model.num_kv_heads)
         parts = heads(qkv, rotation.to(config.dtype).contiguous(), step.cache(0))  # turned by no angle
         own_s = seconds(lambda: step.attend(0, *parts), config.device)
-        reporter.measured("attention", own_s * 1e3, flops, backend=backend.name)
+        reporter.measured("attention", own_s * 1e3, work, backend=backend.name)
         flash = torch.ops.aten._flash_attention_forward
         torch_s = seconds(lambda: flash(*parts, starts, starts, length, length, 0.0, True, False), config.device)
-        reporter.measured("attention-torch", torch_s * 1e3, flops)
+        reporter.measured("attention-torch", torch_s * 1e3, work)
         found, expected = step.attend(0, *parts), flash(*parts, starts, starts, length, length, 0.0, True, False)[0]
         reporter.note("attention, largest difference", float((found - expected).abs().max()))

@@ -178,7 +178,10 @@ class Bench:
         self._reporter.measured(
             case.row,
             step_s * 1e3,
-            self._work.decode_bytes(context),
+            {
+                "memory_bytes_per_s": self._work.decode_bytes(context),
+                "matrix_flops_per_s": self._work.decode_flops(case.batch, context),
+            },
             window_ms=[round(seconds * 1e3, 4) for seconds in windows],
             tokens_per_s=case.batch / step_s,
             mean_context=context / case.batch,
@@ -200,7 +203,7 @@ class Bench:
         self._reporter.measured(
             "prefill",
             seconds * 1e3,
-            self._work.prefill_flops(num_prompts, num_tokens),
+            {"matrix_flops_per_s": self._work.prefill_flops(num_prompts, num_tokens)},
             round_ms=[round(value * 1e3, 3) for value in rounds],
             tokens_per_s=num_prompts * num_tokens / seconds,
         )

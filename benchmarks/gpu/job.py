@@ -6,10 +6,12 @@ Imports nothing that takes time, since every process of the benchmark imports it
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from benchmarks.gpu.rows import Measurement, Sizes
+from benchmarks.gpu.rows import Ceiling, Measurement, Sizes
 
 
 class UnavailableError(Exception):
@@ -66,10 +68,12 @@ class Reporter:
         self._path = path
         self.reported: set[str] = set()
 
-    def measured(self, row: str, value: float, work: float | None = None, **details: Any) -> None:
-        """Report the figure of a row."""
+    def measured(
+        self, row: str, value: float, work: Mapping[Ceiling, float] = MappingProxyType({}), **details: Any
+    ) -> None:
+        """Report the figure of a row; see `Measurement`."""
         self.reported.add(row)
-        self._put(measured={"row": row, "value": value, "work": work, "details": details})
+        self._put(measured={"row": row, "value": value, "work": dict(work), "details": details})
 
     def unavailable(self, row: str, why: str) -> None:
         """Report that a row has no figure."""

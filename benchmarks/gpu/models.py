@@ -91,6 +91,12 @@ class Work:
         """Bytes that a decode step reads, over so many tokens of context of all requests together."""
         return self.weights_bytes + num_context_tokens * self.kv_bytes_per_token
 
+    def decode_flops(self, num_requests: int, num_context_tokens: float) -> float:
+        """Operations of a decode step of so many requests: matrices, and attention to the context."""
+        heads = self.config.num_heads * self.config.head_dim * self.config.num_layers
+        per_token = 2 * sum(m.out_features * m.in_features for m in decoder_spec(self.config).matrices)
+        return num_requests * per_token + 4 * heads * num_context_tokens
+
     def prefill_flops(self, num_prompts: int, num_tokens: int) -> float:
         """Operations of whole prompts: matrices, causal attention, and of one row each the output head.
 

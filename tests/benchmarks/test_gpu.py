@@ -26,6 +26,7 @@ def test_limits_of_the_large_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert work.weights_bytes == 2 * (layers + 151_936 * 4096)
     assert work.kv_bytes_per_token == 36 * 2 * 8 * 128 * 2
     assert work.decode_bytes(1000) == work.weights_bytes + 1000 * 147_456
+    assert work.decode_flops(3, 1000) == 3 * work.weights_bytes + 1000 * 36 * 4 * 32 * 128
     attention = 36 * 4 * 32 * 128 * (1 + 2 + 3)
     skipped = 2 * 2 * (4096 * 4096 + 3 * 4096 * 12_288)  # two of three rows, behind the attention of the last layer
     assert work.prefill_flops(5, 3) == 5 * (3 * 2 * layers - skipped + attention + 2 * 151_936 * 4096)
@@ -33,13 +34,13 @@ def test_limits_of_the_large_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_verdicts() -> None:
     found = {
-        "decode-1": Measurement("decode-1", 4.0, 16e9),
-        "decode-64": Measurement("decode-64", 8.0, 24e9),
-        "prefill": Measurement("prefill", 500.0, 240e12),
+        "decode-1": Measurement("decode-1", 4.0, {"memory_bytes_per_s": 16e9}),
+        "decode-64": Measurement("decode-64", 8.0, {"memory_bytes_per_s": 24e9, "host_to_device_bytes_per_s": 200e6}),
+        "prefill": Measurement("prefill", 500.0, {"matrix_flops_per_s": 240e12}),
         "http-256": Measurement("http-256", 32_000.0, details={"engine_idle_share": 0.12}),
         "peer": Measurement("peer", 6_400.0),
         "deterministic-64": Measurement("deterministic-64", 10.0),
-        "ready": Measurement("ready", 15.5, 16e9),
+        "ready": Measurement("ready", 15.5, {"host_to_device_bytes_per_s": 16e9}),
     }
     ceilings = {"memory_bytes_per_s": 4e12, "host_to_device_bytes_per_s": 50e9}
     keys = (*found, "http-1")
@@ -96,13 +97,15 @@ def test_what_a_worker_found_before_its_time_was_over_is_kept(tmp_path: Path, mo
     job = Job("engine", ("decode-1", "prefill"), QUICK, "cpu", tmp_path)
     assert Job.read(job.write()) == job
     reporter = Reporter(job.messages)
-    reporter.measured("decode-1", 2.5, 10, batch=1)
+    reporter.measured("decode-1", 2.5, {"memory_bytes_per_s": 10}, batch=1)
     reporter.progress("prefill")
     with Progress(disable=True) as progress:
         sitting.measure("engine", [ROWS["decode-1"], ROWS["prefill"]], progress)
         monkeypatch.setattr(command, "LEAST_S", 1.0)
         sitting.measure("engine", [ROWS["decode-64"]], progress)
-    assert sitting.findings.measurements == {"decode-1": Measurement("decode-1", 2.5, 10, {"batch": 1})}
+    assert sitting.findings.measurements == {
+        "decode-1": Measurement("decode-1", 2.5, {"memory_bytes_per_s": 10}, {"batch": 1})
+    }
     assert sitting.findings.faults == {
         "prefill": "its time box of 0 s was over while at: prefill",
         "decode-64": "no time was left for it",
@@ -146,5 +149,5 @@ def test_a_quick_run_gives_numbers_without_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_other_rows_give_numbers_without_a_gpu(tmp_path: Path) -> None:
-    _, lines, _ = quick(tmp_path, "ready,peer,small-1")
+    _, lines, _ = quick(tmp_path, "ready,ready-again,peer,small-1")
     assert all(value(line) > 0 for line in lines.values())
