@@ -77,13 +77,14 @@ def weft(models: Mapping[str, pathlib.Path], name: str = "Weft", flags: Sequence
     return Server(name, (program, "serve", "{model}", "--port", "{port}", *flags), models, "/ready")
 
 
-def vllm(models: Mapping[str, pathlib.Path]) -> Server | None:
-    """vLLM's CPU build, if it is in $PEERS/vllm."""
+def vllm(models: Mapping[str, pathlib.Path], extra_flags: Sequence[str] = ()) -> Server | None:
+    """vLLM, if it is in $PEERS/vllm; what its build for CPUs is told, others do not read."""
     folder = pathlib.Path(os.environ.get("PEERS", "~/.cache/weft-peers")).expanduser()
     program = folder / "vllm" / "bin" / "vllm"
     if not program.is_file():
         return None
-    flags = ("--port", "{port}", "--host", "127.0.0.1", "--max-model-len", "8192", "--dtype", "bfloat16")
+    sizes = () if "--max-model-len" in extra_flags else ("--max-model-len", "8192")
+    flags = ("--port", "{port}", "--host", "127.0.0.1", "--dtype", "bfloat16", *sizes, *extra_flags)
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",

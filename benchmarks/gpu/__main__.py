@@ -39,6 +39,7 @@ TIME_BOXES_S = {
     "engine": 200.0,
     "http": 100.0,
     "peer": 110.0,
+    "vllm": 260.0,
     "ready": 110.0,
     "attention": 40.0,
     "deterministic": 60.0,

@@ -144,6 +144,16 @@ def _make_rows(sizes: Sizes) -> tuple[Row, ...]:
             Target(most=15.0),
         ),
         Row("ready-again", "ready", "the same once more", "s", Target(most=8.0)),
+        Row("vllm-1", "vllm", "one stream of vLLM, per token", "ms", beside="http-1"),
+        Row(
+            "vllm-256",
+            "vllm",
+            "the same load in vLLM",
+            "tok/s",
+            Target(least_ratio=1.0),
+            is_rate=True,
+            beside="http-256",
+        ),
         decode("deterministic-64", some, "deterministic", "decode-64", ", deterministic"),
         Row(
             "attention",

@@ -22,6 +22,7 @@ MODULES = {
     "small": "in_process",
     "http": "over_http",
     "ready": "ready",
+    "vllm": "over_http",
     "peer": "peer",
 }
 """Group -> the module of this package whose `run(job, reporter)` measures it."""

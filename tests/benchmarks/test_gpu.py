@@ -146,6 +146,26 @@ def test_a_quick_run_gives_numbers_without_a_gpu(tmp_path: Path) -> None:
     assert time_split.HOST in split["parts_ms"]  # 0 where the profiled steps were slower than the timed ones
 
 
+STAND_IN = """#!/bin/sh
+# Takes vLLM's flags for its own: "serve MODEL --port N --host H --dtype D" and sizes.
+exec {python} -m weft.server serve "$2" --port "$4" --device cpu --load-format dummy --max-model-len 1024
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_vllm_is_measured_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEERS", str(tmp_path))
+    code, lines, _ = quick(tmp_path, "vllm-1")
+    assert code == 1 and lines["vllm-1"]["fault"] == "vLLM is not in $PEERS/vllm"
+    program = tmp_path / "vllm" / "bin" / "vllm"
+    program.parent.mkdir(parents=True)
+    program.write_text(STAND_IN.format(python=sys.executable))
+    program.chmod(0o755)
+    code, lines, _ = quick(tmp_path, "vllm-1,vllm-256")
+    assert code == 0 and all(value(line) > 0 for line in lines.values())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_other_rows_give_numbers_without_a_gpu(tmp_path: Path) -> None:
