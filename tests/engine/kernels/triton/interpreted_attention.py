@@ -31,9 +31,9 @@ def test_copies(case: parity.Case) -> None:
     parity.check_copies(case, CPU)
 
 
-@pytest.mark.parametrize("case", parity.STATIC, ids=str)
-def test_static_shapes(case: parity.Case) -> None:
-    parity.check_static_shapes(case, CPU)
+@pytest.mark.parametrize("case", parity.RECORDED, ids=str)
+def test_recorded_steps(case: parity.Case) -> None:
+    parity.check_recorded_steps(case, CPU)
 
 
 def ordered_matmul(a: Any, b: Any, dtype: Any) -> Any:
