@@ -111,8 +111,6 @@ class TritonBackend(AttentionBackend):
         self._groups = groups
         self._block_size = block_size
         self._device = device
-        self._num_heads = num_heads
-        self._is_deterministic = is_deterministic
         self._fresh = fresh
         self._caches: dict[int, torch.Tensor] = {}
         for group in groups:
