@@ -50,10 +50,11 @@ class AttentionBackend(Protocol):
     """Owns the KV cache tensors of all layers. Constructed with groups, number of blocks, block size, dtype, device.
 
     Attributes:
-        supports_graphs: Whether decode steps may be captured and replayed (`run.cuda_graphs`). Three things hold then.
-            `begin` writes the batch to device memory that never moves, and does not wait for the device. What `attend`
-            launches in such a step depends only on the number of requests. A request of length 0 with slot -1 is
-            padding: nothing is written for it, and its output is undefined.
+        supports_graphs: Whether steps may be captured and replayed (`run.cuda_graphs`). Four things hold then. `begin`
+            writes the batch to device memory that never moves, and does not wait for the device. If `Batch.graph` names
+            a recorded step, `attend` takes its padding, too, and what it launches depends only on that name. Padding
+            reads no keys, writes none, and gets zeros, so that no value of it is infinite or not a number. A batch
+            without requests is all padding.
     """
 
     name: str

@@ -19,7 +19,7 @@ from typing_extensions import override
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.models.decoder import Model
-from weft.engine.run.cuda_graphs import ComputedStep, DecodeGraphs
+from weft.engine.run.cuda_graphs import ComputedStep, StepGraphs
 from weft.engine.sampling.logprobs import LogprobTensors, score, token_logprobs
 from weft.engine.sampling.sampler import SampleResult, SamplingKit, sample
 from weft.engine.step.batch import Batch, ScoreBatch
@@ -76,7 +76,7 @@ class ModelRunner(Executor[LaunchedStep]):
         device: torch.device,
         follower: Follower | None = None,
         sampling: SamplingKit = TORCH_SAMPLING,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         """Take over a loaded model and its allocated caches.
 
@@ -117,14 +117,19 @@ class ModelRunner(Executor[LaunchedStep]):
     @override
     @torch.inference_mode()
     def prepare(self) -> bool:
-        if self._caches.prepare() or (self._follower is not None and self._follower.prepare()):
+        if self._caches.prepare() or (self._graphs is not None and self._graphs.record_next()):
             return True
-        return self._graphs is not None and self._graphs.record_next()
+        return self._follower is not None and self._follower.prepare()
 
     @override
     def check_device(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def fill_caches(self, token_ids: torch.Tensor, batch: Batch) -> None:
+        """Compute a batch with these input ids for the sake of the caches alone."""
+        if self._graphs is None or self._graphs.run(batch, may_sample=False, token_ids=token_ids) is None:
+            self.forward(token_ids, batch)
 
     def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Compute the hidden states of a batch with these input ids.

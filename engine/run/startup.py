@@ -31,7 +31,7 @@ from weft.engine.models.loading import load_weights
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import config as engine_config
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.cuda_graphs import DecodeGraphs
+from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
 from weft.engine.run.draft_model import DraftModel
 from weft.engine.run.dummy_batch import dummy_batch, going_on, largest_batch
@@ -66,6 +66,11 @@ lives."""
 _COMPARED_ROWS = 16
 """Rows of the step that is timed. With one row, the benchmark's tiny model got one thread, with which 64 streams take
 21 ms instead of 12."""
+
+
+_RECORDING_S = 3.0
+"""Time for CUDA graphs before serving, little beside loading. The first ones hold any step, and the first requests are
+to have them; the others are recorded when no request runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +120,15 @@ def start(
     draft_model = None
     if draft and drafter:
         small_caches = make_caches(draft.groups, plan.num_blocks, config, draft.config.num_heads)
-        small = _graphs(drafter, small_caches, config, draft.config.vocab_size)
+        small = _graphs(drafter, small_caches, config, draft.config.vocab_size, samples=True)
         small_runner = ModelRunner(drafter, small_caches, config.device, sampling=sampling, graphs=small)
         draft_model = DraftModel(small_runner, kv, draft.group_indices)
-    graphs = _graphs(model, caches, config, model_config.vocab_size)
+    graphs = _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
     cost = StepCostModel()
     num_threads = _warm_up(runner, cost, config, plan, kv.specs, partial(set_num_threads, kit, caches, sampling))
+    if graphs is not None:
+        _record(runner, graphs)
     scheduler = Scheduler(
         kv,
         cost,
@@ -178,15 +185,19 @@ def _cache_manager(config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGr
     )
 
 
-def _graphs(model: Decoder, caches: Caches, config: EngineConfig, vocab_size: int) -> DecodeGraphs | None:
+def _graphs(
+    model: Decoder, caches: Caches, config: EngineConfig, vocab_size: int, *, samples: bool
+) -> StepGraphs | None:
     if not caches.supports_graphs:
         return None
-    return DecodeGraphs(
+    return StepGraphs(
         model,
         caches,
         config.device,
+        [group.spec for group in group_layers(model.cache_specs)],
         max_num_seqs=config.max_num_seqs,
-        max_num_rows=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        samples=samples,
         sampler=choose_graph_sampler(config.device, vocab_size),
     )
 
@@ -316,6 +327,14 @@ def _warm_up(
         load.add(size, 0)
         cost.observe(load, run(size))
     return num_threads
+
+
+def _record(runner: ModelRunner, graphs: StepGraphs) -> None:
+    """Record CUDA graphs of the model, then of its draft model, until the time for it is over."""
+    began = time.perf_counter()
+    while runner.prepare() and time.perf_counter() - began < _RECORDING_S:
+        pass
+    logger.info("recorded %d of %d CUDA graphs in %.1f s", *graphs.progress, time.perf_counter() - began)
 
 
 def _device_name(device: torch.device, num_threads: int) -> str:

@@ -16,13 +16,13 @@ from weft.engine.step.batch import Floats, SamplingBatch
 class GraphSampler(Protocol):
     """Samples in a graph the same ids as `PickIds` outside of it."""
 
-    def kind(self, batch: SamplingBatch) -> int | None:
-        """The kind of sampling that these rows need; batches of one kind share graphs. None if no graph can."""
+    def can_sample(self, batch: SamplingBatch) -> bool:
+        """Whether the graph can sample these rows, which are plain (`is_plain`)."""
 
     def parameters(self, batch: SamplingBatch, num_rows: int) -> Floats:
         """What `sample` needs of each row, (n, num_rows); rows beyond the batch's own are padding."""
 
-    def sample(self, logits: Tensor, parameters: Tensor, kind: int) -> Tensor:
+    def sample(self, logits: Tensor, parameters: Tensor) -> Tensor:
         """Logits (num_rows, vocab_size) float32, may be overwritten -> (num_rows,) int64. Never waits."""
 
 
@@ -30,15 +30,15 @@ class GreedySampler(GraphSampler):
     """Picks the most probable ids; needs no parameters."""
 
     @override
-    def kind(self, batch: SamplingBatch) -> int | None:
-        return None if batch.temperatures.any() else 0
+    def can_sample(self, batch: SamplingBatch) -> bool:
+        return not batch.temperatures.any()
 
     @override
     def parameters(self, batch: SamplingBatch, num_rows: int) -> Floats:
         return np.zeros((0, num_rows), np.float32)
 
     @override
-    def sample(self, logits: Tensor, parameters: Tensor, kind: int) -> Tensor:
+    def sample(self, logits: Tensor, parameters: Tensor) -> Tensor:
         return logits.argmax(-1)
 
 

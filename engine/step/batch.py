@@ -7,6 +7,7 @@ torch.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +132,19 @@ class ScoreBatch:
     num_logprobs: Ints
 
 
+class GraphKey(NamedTuple):
+    """What a recorded step can compute.
+
+    Attributes:
+        num_tokens: Tokens of the step, padding included.
+        samples: Whether every request computes one token, which the graph samples. If not, the graph computes any step
+            of at most num_tokens tokens and leaves sampling to others.
+    """
+
+    num_tokens: int
+    samples: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step, flattened: the tokens of all scheduled requests one after another.
@@ -147,6 +161,8 @@ class Batch:
         scores: None when no prompt is scored.
         adapters: (num_requests,) index of each request's adapter among the engine's, from 1; 0 is the model itself.
             None when all requests use the model itself.
+        graph: The recorded step that computes this one. It has graph.num_tokens tokens: those of the batch, then
+            padding, which belongs to no request. None when the step is computed by launches of its own.
     """
 
     token_ids: Ints
@@ -159,6 +175,7 @@ class Batch:
     sampling: SamplingBatch
     scores: ScoreBatch | None = None
     adapters: Ints | None = None
+    graph: GraphKey | None = None
 
     @property
     def num_tokens(self) -> int:

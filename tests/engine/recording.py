@@ -52,7 +52,7 @@ def _replay(calls: list[tuple[Any, Any, Any, Any]]) -> None:
 
 
 class StaticBackend:
-    """Attention over memory that stays in place. Slot -1 goes to a slot of its own, and no keys give not-a-numbers."""
+    """Attention over memory that stays in place. Padding writes to a slot of its own, and gets zeros."""
 
     name = "static"
     supports_graphs = True
@@ -63,7 +63,8 @@ class StaticBackend:
         assert len(groups) == 1 and groups[0].spec.sliding_window is None
         spec = groups[0].spec
         self._block_size = block_size
-        shape = (num_blocks * block_size + 1, spec.num_kv_heads, spec.head_dim)
+        self._num_slots = num_blocks * block_size
+        shape = (self._num_slots + 1, spec.num_kv_heads, spec.head_dim)
         self.keys = {layer: torch.zeros(shape) for layer in groups[0].layers}
         self.values = {layer: torch.zeros(shape) for layer in groups[0].layers}
         self.slots = torch.zeros(max_num_tokens, dtype=torch.int64)
@@ -75,21 +76,25 @@ class StaticBackend:
         return False
 
     def begin(self, batch: Batch) -> "StaticStep":
-        """Every token becomes a request of one token, which sees those before it."""
+        """Every token becomes a request of one token, which sees those before it; padding sees none."""
         (group,) = batch.groups
         for caches in (self.keys, self.values):
             for cache in caches.values():
                 blocks = cache[:-1].view(-1, self._block_size, *cache.shape[1:])
                 blocks[group.block_copies[:, 1]] = blocks[group.block_copies[:, 0]]
+        num_tokens = batch.graph.num_tokens if batch.graph else batch.num_tokens
         requests = np.repeat(np.arange(batch.num_requests), np.diff(batch.query_start_locs))
         tables = group.block_tables[requests]
-        slots = (tables[:, :, None] * self._block_size + np.arange(self._block_size)).reshape(len(requests), -1)
+        slots = (tables[:, :, None] * self._block_size + np.arange(self._block_size)).reshape(
+            len(tables), tables.shape[1] * self._block_size
+        )
         self.context_slots.zero_()
         self.context_slots[: len(slots), : slots.shape[1]] = torch.from_numpy(slots)
-        lens = np.where(batch.seq_lens[requests] > 0, batch.positions + 1, 0)
-        self.context_lens[: len(lens)] = torch.from_numpy(lens)
-        self.slots[: len(lens)] = torch.from_numpy(group.slot_mapping % len(self.keys[0]))
-        return StaticStep(self, len(lens))
+        self.context_lens[:num_tokens] = 0
+        self.context_lens[: len(requests)] = torch.from_numpy(batch.positions + 1)
+        self.slots[:num_tokens] = self._num_slots
+        self.slots[: len(requests)] = torch.from_numpy(group.slot_mapping)
+        return StaticStep(self, num_tokens)
 
 
 class StaticStep:
@@ -110,5 +115,5 @@ class StaticStep:
         queries = queries.unflatten(1, (-1, num_shared))
         scores = torch.einsum("tgsd,tcgd->tgsc", queries, keys) * queries.shape[-1] ** -0.5
         is_seen = torch.arange(context.shape[1]) < backend.context_lens[:num_tokens, None]
-        weights = scores.masked_fill(~is_seen[:, None, None], float("-inf")).softmax(-1)
-        return torch.einsum("tgsc,tcgd->tgsd", weights, values).flatten(1, 2)
+        weights = scores.masked_fill(~is_seen[:, None, None], float("-inf")).softmax(-1)  # of no keys not-a-numbers
+        return torch.einsum("tgsc,tcgd->tgsd", weights.nan_to_num(), values).flatten(1, 2)

@@ -81,7 +81,7 @@ def test_graphs_and_overlap_change_nothing(golden_root: Path, features: tuple[st
         AddRequest(TokensInput(prompt), params, request_id=number) for number, prompt in enumerate(expected.prompts)
     ]
     outputs = []
-    for _ in range(2):  # the first time most steps run before there is a graph for them
+    for _ in range(2):
         check(engine, expected, range(NUM_PROMPTS))
         outputs.append({key: output.token_ids for key, output in run(engine, sampled).items()})
     with without(engine, *features):

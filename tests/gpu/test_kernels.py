@@ -31,7 +31,7 @@ def run(check: Any, *arguments: Any) -> None:
         ("check_decodes", "DECODES"),
         ("check_fresh_prompts", "FRESH"),
         ("check_copies", "COPIES"),
-        ("check_static_shapes", "STATIC"),
+        ("check_recorded_steps", "RECORDED"),
         ("check_invariance", "INVARIANT"),
     ],
 )

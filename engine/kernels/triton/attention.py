@@ -1,18 +1,18 @@
-"""Weft's own attention on CUDA, in Triton: one launch for all decodes and one for all prompts.
+"""Weft's own attention on CUDA, in Triton: one launch for requests of few tokens, and one for all others.
 
 The host plans what a step's programs do (`attention_plan`) and sends the plan in one copy from pinned memory. Nothing
 here waits for the device. The layers that prepare the K/V of a step write them to the paged cache, and attention reads
-them afterwards, in stream order.
+them afterwards, in stream order. Both launches leave the parts of split contexts in one workspace, and one further
+launch merges them.
 
-CUDA graphs: in a decode batch every request has one token. It may be padded with requests of one token, sequence length
-0, slot -1 in every group, and any block table. Padding writes nothing, reads nothing, and gets zeros. The launches of a
-decode batch, and the addresses that they read, depend only on its number of requests. So a graph that captured the
-`attend` calls of a step computes any later decode batch of that size: call `begin` with the batch, which is not in the
-graph, then replay. A decode step must run once before a capture, in which nothing can be compiled.
+CUDA graphs: a batch names the recorded step that computes it (`Batch.graph`). The launches of such a step, and the
+addresses that they read, depend only on that name. So a graph that captured the `attend` calls of one batch computes
+any later batch of the same name: call `begin` with the batch, which is not in the graph, then replay. Padding writes
+nothing, reads nothing, and gets zeros. A step must run once before a capture, in which nothing can be compiled.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from weft.engine.kernels.triton.attention_plan import Work, plan_work
 from weft.engine.kernels.triton.attention_tuning import (
     BatchLimits,
     GroupTuning,
+    LaunchTuning,
     Tile,
     aligned,
     most_integers,
@@ -41,23 +42,24 @@ _LOG2_E = 1.4426950408889634
 _OPTIONS = {"enable_fp_fusion": True}
 
 _NO_INTS = np.zeros(0, np.int64)
+_NO_SLOT = -1
 
 # Parts of a split context that are merged at a time.
 _MERGED_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _PlannedLaunch:
-    """Requests of a step that are computed in tiles of one size, on the host; see IS_UNIFORM of `attend_kernel`."""
+class _Plan:
+    """A step for a KV group, on the host; the tunings are those of the launches."""
 
-    tile: Tile
-    is_uniform: bool
+    fresh: FreshPrompts | None
+    tunings: list[LaunchTuning]
     work: Work
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """The same with `Work` on the device, as views of the backend's metadata."""
+    """Items of a launch, and what is merged after it, as views of the backend's metadata."""
 
     tile: Tile
     is_uniform: bool
@@ -109,8 +111,6 @@ class TritonBackend(AttentionBackend):
         self._groups = groups
         self._block_size = block_size
         self._device = device
-        self._num_heads = num_heads
-        self._is_deterministic = is_deterministic
         self._fresh = fresh
         self._caches: dict[int, torch.Tensor] = {}
         for group in groups:
@@ -121,7 +121,7 @@ class TritonBackend(AttentionBackend):
         self._tunings = [tune(group, num_heads, dtype, device, limits, is_deterministic) for group in groups]
         num_integers = most_integers(self._tunings, limits, block_size)
         self._metadata = torch.zeros(num_integers, dtype=torch.int32, device=device)
-        num_rows = max((t.splitting.max_rows for t in self._tunings if t.splitting), default=0)
+        num_rows = max((sum(launch.tiling.max_rows for launch in t.launches) for t in self._tunings), default=0)
         head_dim = max((group.spec.head_dim for group in groups), default=0)
         self._partials = torch.empty((num_rows, num_heads, head_dim), dtype=torch.float32, device=device)
         self._partial_sums = torch.empty((num_rows, num_heads), dtype=torch.float32, device=device)
@@ -132,39 +132,36 @@ class TritonBackend(AttentionBackend):
 
     @override
     def begin(self, batch: Batch) -> "TritonStep":
-        fresh: list[FreshPrompts | None] = []
-        plans: list[list[_PlannedLaunch]] = []
-        for group, group_batch, tuning in zip(self._groups, batch.groups, self._tunings, strict=True):
+        for group, group_batch in zip(self._groups, batch.groups, strict=True):
             self._copy_blocks(group, group_batch.block_copies)
-            fresh.append(find_fresh_prompts(batch, group.spec.sliding_window) if self._fresh else None)
-            plans.append(self._plan(batch, group.spec, tuning, skips_prompts=fresh[-1] is not None))
-        views = self._send(batch, fresh, plans)
+        plans = [self._plan(batch, *sizes) for sizes in zip(self._groups, self._tunings, strict=True)]
+        views = self._send(batch, plans)
         steps: dict[int, _GroupStep] = {}
-        for group, prompts, plan in zip(self._groups, fresh, plans, strict=True):
-            slots, starts = next(views), next(views)
-            launches = [_Launch(p.tile, p.is_uniform, next(views), next(views)) for p in plan]
-            steps.update(dict.fromkeys(group.layers, _GroupStep(group, slots, prompts, starts, launches)))
+        for group, plan in zip(self._groups, plans, strict=True):
+            slots, starts, merges = next(views), next(views), next(views)
+            launches = [_Launch(t.tile, t.is_uniform, next(views), merges[:0]) for t in plan.tunings]
+            if launches:  # the last one merges for all
+                launches[-1] = replace(launches[-1], merges=merges)
+            steps.update(dict.fromkeys(group.layers, _GroupStep(group, slots, plan.fresh, starts, launches)))
         return TritonStep(self, steps)
 
-    def _plan(self, batch: Batch, spec: PagedKV, tuning: GroupTuning, *, skips_prompts: bool) -> list[_PlannedLaunch]:
-        """One launch for one-token requests, then one for the others."""
-        are_prompts = np.diff(batch.query_start_locs) > 1
-        parts = [(tuning.decode_tile, True, ~are_prompts), (tuning.tile, False, are_prompts)]
-        if self._is_deterministic:
-            parts = [(tuning.tile, True, np.ones_like(are_prompts))]
-        launches: list[_PlannedLaunch] = []
-        for tile, is_uniform, takes_part in parts[: 1 if skips_prompts else 2]:
-            if takes_part.any():
-                work = plan_work(
-                    batch,
-                    spec.sliding_window,
-                    tile_tokens=tile.rows * spec.num_kv_heads // self._num_heads,
-                    tile_keys=tile.keys,
-                    splitting=tuning.splitting,
-                    takes_part=takes_part,
-                )
-                launches.append(_PlannedLaunch(tile, is_uniform, work))
-        return launches
+    def _plan(self, batch: Batch, group: CacheGroup[PagedKV], tuning: GroupTuning) -> _Plan:
+        """Choose the launches of a step and what they compute.
+
+        A graph that samples has one launch, since its requests have one token each. Any other graph has both, and
+        FlashAttention none, for its prompts may go on.
+        """
+        window = group.spec.sliding_window
+        fresh = find_fresh_prompts(batch, window) if self._fresh and batch.graph is None else None
+        are_short = np.ones(batch.num_requests, np.bool_)
+        launches = [(tuning.short, are_short)]
+        if tuning.others and not (batch.graph and batch.graph.samples):
+            are_short = np.diff(batch.query_start_locs) <= (1 if fresh else tuning.short.tiling.tokens)
+            launches = [(tuning.short, are_short), (tuning.others, ~are_short)][: 1 if fresh else 2]
+        if batch.graph is None:
+            launches = [(launch, takes_part) for launch, takes_part in launches if takes_part.any()]
+        work = plan_work(batch, window, [(launch.tiling, takes_part) for launch, takes_part in launches])
+        return _Plan(fresh, [launch for launch, _ in launches], work)
 
     def cache(self, layer: int) -> torch.Tensor:
         """Blocks of a layer."""
@@ -218,26 +215,26 @@ class TritonBackend(AttentionBackend):
                 **_OPTIONS,
             )
 
-    def _send(
-        self, batch: Batch, fresh: list[FreshPrompts | None], plans: list[list[_PlannedLaunch]]
-    ) -> Iterator[torch.Tensor]:
+    def _send(self, batch: Batch, plans: list[_Plan]) -> Iterator[torch.Tensor]:
         """Fill the metadata in one copy.
 
-        Returns views of it: per group slots and starts of prompts, then per launch items and merges.
+        Returns views of it: per group slots, starts of prompts, merges, then the items of each launch.
 
-        Arrays whose sizes depend only on the numbers of requests and tokens come first, where a graph finds them again.
-        Block tables, which are as wide as the longest request needs, come last; items hold their places.
+        Arrays whose sizes a graph fixes come first, where it finds them again. Block tables, which are as wide as the
+        longest request needs, come last; items hold their places.
         """
+        num_padding = batch.graph.num_tokens - batch.num_tokens if batch.graph else 0
         arrays: list[Ints] = []
-        for prompts, plan, group_batch in zip(fresh, plans, batch.groups, strict=True):
-            arrays += [group_batch.slot_mapping, prompts.starts if prompts else _NO_INTS]
-            arrays += [array for launch in plan for array in (launch.work.items, launch.work.merges)]
+        for plan, group_batch in zip(plans, batch.groups, strict=True):
+            slots = group_batch.slot_mapping
+            if num_padding:
+                slots = np.concatenate((slots, np.full(num_padding, _NO_SLOT)))
+            arrays += [slots, plan.fresh.starts if plan.fresh else _NO_INTS, plan.work.merges, *plan.work.items]
         num_views = len(arrays)
         arrays += [group_batch.block_tables for group_batch in batch.groups]
         starts = np.cumsum([0, *(aligned(array.size) for array in arrays)]).tolist()
         for plan, group_batch, start in zip(plans, batch.groups, starts[num_views:-1], strict=True):
-            for launch in plan:
-                items = launch.work.items
+            for items in plan.work.items:
                 items[:, 0] = start + items[:, 0] * group_batch.block_tables.shape[1]
         num_integers = starts[-1]
         assert num_integers <= len(self._metadata), "the batch exceeds the announced limits"

@@ -2,15 +2,15 @@
 
 Tile sizes come from a small table with reasons instead of tuning at run time. Tuning would take seconds at start-up,
 cannot run while a graph is captured, and might choose differently the next day. Every pair of sizes is one compilation,
-so there are two: for decode steps, and for all others.
+so there are two: for requests whose tokens fit into one small tile (decodes, short drafts), and for all others.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from weft.engine.cache.specs import CacheGroup, PagedKV
-from weft.engine.kernels.triton.attention_plan import NUM_ITEM_FIELDS, NUM_MERGE_FIELDS, Splitting
+from weft.engine.kernels.triton.attention_plan import NUM_ITEM_FIELDS, NUM_MERGE_FIELDS, Tiling
 
 # Bytes of a tile of keys: large enough that a few tiles in flight keep memory busy.
 _KEY_TILE_BYTES = 16 << 10
@@ -18,8 +18,9 @@ _KEY_TILE_BYTES = 16 << 10
 # Programs per multiprocessor that a step aims at: two run at a time, and the last ones should be short.
 _PROGRAMS_PER_PROCESSOR = 4
 
-# A request of up to this many tokens (the end of a prompt, or drafts) is split as far as one of a single token.
-_SPLIT_TOKENS = 16
+# Keys that a part reads at least, per row of its tile. A row's result takes as many bytes as a key with its value, and
+# is written and read again, so that merging costs a quarter of what the part reads at most.
+_ROW_KEYS = 8
 
 # In integers. Arrays in the metadata start at multiples of 16 bytes; otherwise Triton would compile kernels once more.
 _ALIGNMENT = 4
@@ -27,7 +28,7 @@ _ALIGNMENT = 4
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The most of each that a batch may have, padding included."""
+    """The most of each that a batch may have; graph.num_tokens is at most max_num_batched_tokens, too."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -52,12 +53,25 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupTuning:
-    """How a KV group is computed: tiles for one-token requests and for all others, and how contexts are split."""
+class LaunchTuning:
+    """How some of a step's requests are computed; see IS_UNIFORM of `attend_kernel`."""
 
-    decode_tile: Tile
     tile: Tile
-    splitting: Splitting | None
+    tiling: Tiling
+    is_uniform: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTuning:
+    """How a KV group is computed: requests that fit one tile of `short`, and the others; without others, all alike."""
+
+    short: LaunchTuning
+    others: LaunchTuning | None
+
+    @property
+    def launches(self) -> list[LaunchTuning]:
+        """Of a step with requests of all kinds."""
+        return [self.short, self.others] if self.others else [self.short]
 
 
 def tune(
@@ -81,9 +95,22 @@ def tune(
         for decode in (True, False)
     )
     num_parts = max(1, num_processors * _PROGRAMS_PER_PROCESSOR // spec.num_kv_heads)
-    max_rows = num_parts * _SPLIT_TOKENS + limits.max_num_seqs
-    splitting = None if is_deterministic else Splitting(num_parts, max_rows)
-    return GroupTuning(decode_tile, tile, splitting)
+    num_shared = num_heads // spec.num_kv_heads
+    if is_deterministic:
+        tiling = Tiling(tile.rows // num_shared, tile.keys, max_num_seqs=limits.max_num_seqs)
+        return GroupTuning(LaunchTuning(tile, tiling, True), None)
+    short, others = (
+        Tiling(
+            tokens=t.rows // num_shared,
+            keys=t.keys,
+            num_parts=num_parts,
+            least_part_keys=_ROW_KEYS * t.rows,
+            max_num_seqs=limits.max_num_seqs,
+        )
+        for t in (decode_tile, tile)
+    )
+    others = replace(others, least_tokens=short.tokens + 1, splits_late=True)
+    return GroupTuning(LaunchTuning(decode_tile, short, True), LaunchTuning(tile, others, False))
 
 
 def choose_tile(
@@ -125,13 +152,13 @@ def padded(number: int) -> int:
 
 def most_integers(tunings: list[GroupTuning], limits: BatchLimits, block_size: int) -> int:
     """Integers in the metadata of the largest batch."""
-    num_tokens = limits.max_num_batched_tokens
-    total = len(tunings) * aligned(-(-limits.max_model_len // block_size) * limits.max_num_seqs)  # block tables
+    num_tokens, max_num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
+    total = len(tunings) * aligned(-(-limits.max_model_len // block_size) * max_num_seqs)  # block tables
     for tuning in tunings:
-        num_parts, max_rows = (tuning.splitting.num_parts, tuning.splitting.max_rows) if tuning.splitting else (0, 0)
-        total += aligned(num_tokens) + aligned(limits.max_num_seqs + 1)  # slots, starts of prompts
-        total += aligned((num_tokens + 2 * num_parts) * NUM_ITEM_FIELDS)  # items of two launches
-        total += 2 * aligned(max_rows * NUM_MERGE_FIELDS) + _ALIGNMENT  # merges of two launches
+        total += aligned(num_tokens) + aligned(max_num_seqs + 1)  # slots, starts of prompts
+        total += aligned(num_tokens * NUM_MERGE_FIELDS)
+        for launch in tuning.launches:
+            total += aligned(launch.tiling.max_items(num_tokens) * NUM_ITEM_FIELDS)
     return total
 
 

@@ -33,15 +33,15 @@ class TritonSampler:
 
 
 class TritonGraphSampler(GraphSampler):
-    """The same sampler in a CUDA graph, without masks."""
+    """The same sampler in a CUDA graph, without masks. Rows without filters end the last two launches at once."""
 
     def __init__(self, vocab_size: int) -> None:
         """Take the number of logits per row."""
         self._vocab_size = vocab_size
 
     @override
-    def kind(self, batch: SamplingBatch) -> int | None:
-        return int(has_filters(batch))  # filters take two more launches
+    def can_sample(self, batch: SamplingBatch) -> bool:
+        return True
 
     @override
     def parameters(self, batch: SamplingBatch, num_rows: int) -> Floats:
@@ -49,8 +49,8 @@ class TritonGraphSampler(GraphSampler):
         return np.pad(parameters, ((0, 0), (0, num_rows - parameters.shape[1])), "edge")
 
     @override
-    def sample(self, logits: torch.Tensor, parameters: torch.Tensor, kind: int) -> torch.Tensor:
-        return launch(logits, parameters, None, bool(kind))
+    def sample(self, logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
+        return launch(logits, parameters, None, is_filtered=True)
 
 
 def has_filters(batch: SamplingBatch) -> bool:

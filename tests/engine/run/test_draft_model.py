@@ -15,9 +15,10 @@ from weft.engine.cache.specs import CacheGroup, PagedKV, StateSpec, group_layers
 from weft.engine.core.engine import Engine
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu import library
-from weft.engine.run.cuda_graphs import DecodeGraphs
+from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.draft_checkpoint import match_groups
 from weft.engine.run.draft_model import DraftModel
+from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
@@ -26,6 +27,7 @@ from weft.engine.speculation import pace
 
 DEMO = Path(server.__file__).parent / "demo_model"
 CPU = torch.device("cpu")
+MAX_NUM_TOKENS = 64
 
 
 real_price = DraftModel.price
@@ -134,25 +136,40 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature: float, over
     assert engine.scheduler.counters.num_steps < plain_engine.scheduler.counters.num_steps / 2
 
 
-def test_small_steps_may_be_graphs(checkpoint_folder: Callable[[str], Path]) -> None:
-    adds, folder = requests(0.0, 40), checkpoint_folder("qwen3")
-    eager = make_engine(folder, folder)
-    plain = run(eager, adds)
-    engine = make_engine(folder, folder)
-    assert engine._speculator is not None
-    model = engine._speculator._draft_model
-    assert isinstance(model, DraftModel)
-    runner, kv = model._runner, engine.scheduler.kv
+def use_graphs(runner: ModelRunner, num_blocks: int, block_size: int, monkeypatch: pytest.MonkeyPatch) -> StepGraphs:
+    """Let a runner compute all steps as graphs, none eagerly."""
     groups = paged_groups(group_layers(runner._model.cache_specs))  # type: ignore[attr-defined]
-    caches = Caches(StaticBackend(groups, kv.num_blocks, kv.block_size, 512))
-    graphs = DecodeGraphs(runner._model, caches, CPU, max_num_seqs=16, max_num_rows=512, make_capture=RecordedCapture)
+    caches = Caches(StaticBackend(groups, num_blocks, block_size, MAX_NUM_TOKENS))
+    specs = [group.spec for group in groups]
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": MAX_NUM_TOKENS}
+    graphs = StepGraphs(runner._model, caches, CPU, specs, **limits, make_capture=RecordedCapture)
     runner._caches, runner._graphs = caches, graphs
+    while graphs.record_next():
+        pass
+    monkeypatch.setattr(runner, "forward", lambda *arguments: pytest.fail("a step is not a graph"))
+    return graphs
+
+
+def test_all_steps_of_both_models_may_be_graphs(
+    checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small steps, those that follow the served model's, and those that verify drafts beside prompts."""
+    adds, folder = requests(0.0, 40), checkpoint_folder("qwen3")
+    limits = {"max_num_batched_tokens": MAX_NUM_TOKENS, "kv_cache_memory": 800_000}
+    eager = make_engine(folder, folder, **limits)
+    plain = run(eager, adds)
+    engine = make_engine(folder, folder, **limits)
+    assert engine._speculator is not None
+    model, runner, kv = engine._speculator._draft_model, engine._executor, engine.scheduler.kv
+    assert isinstance(model, DraftModel) and isinstance(runner, ModelRunner)
+    small = use_graphs(model._runner, kv.num_blocks, kv.block_size, monkeypatch)
+    large = use_graphs(runner, kv.num_blocks, kv.block_size, monkeypatch)
     check_equal(run(engine, adds), plain, is_exact=False)
-    assert len(graphs._graphs) > 1
     accepted = engine.scheduler.counters.num_accepted_tokens
     assert accepted == pytest.approx(eager.scheduler.counters.num_accepted_tokens, rel=0.05) and accepted > 0
-    engine._executor.give_up_memory()  # type: ignore[attr-defined]
-    assert not graphs._graphs
+    runner.give_up_memory()
+    assert small.progress[0] == large.progress[0] == 0
+    assert runner.prepare() and large.progress[0] == 1, "the served model's come first"
 
 
 def test_a_draft_model_that_is_never_right_is_left_alone(

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +11,21 @@ import msgspec
 import pytest
 import torch
 
+from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.requests_for_tests import add_request
 from weft import server
+from weft.engine.cache.specs import CacheGroup, CacheSpec, paged_groups
+from weft.engine.core.engine import Engine
+from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu import library
 from weft.engine.models import loading
 from weft.engine.models.decoder import Decoder
 from weft.engine.run import config as engine_config
 from weft.engine.run import print_plan as plan
 from weft.engine.run import startup
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.cuda_graphs import StepGraphs
+from weft.engine.run.model_runner import LaunchedStep
 from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
@@ -207,3 +215,62 @@ def test_threads_are_chosen_by_a_step_of_as_many_rows_as_there_may_be(
     monkeypatch.setattr(CrowdedRunner, "pays_off", True)
     options = EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu", max_num_seqs=max_num_seqs)
     assert start(options, "epoch").info.device == f"cpu ({num_threads} threads)"
+
+
+def test_graphs_are_recorded_before_the_engine_is_ready(
+    checkpoint_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the draft model's; requests are then answered as without."""
+    folder = str(checkpoint_folder("qwen3"))
+    options = EngineOptions(
+        model=folder,
+        device="cpu",
+        dtype="float32",
+        max_num_seqs=2,
+        max_num_batched_tokens=34,
+        kv_cache_memory=400_000,
+        speculative=folder,
+    )
+
+    def answer(engine: Engine[LaunchedStep]) -> list[int]:
+        engine.add(0, add_request([7] * 20, max_tokens=12, temperature=0.0, ignore_eos=True))
+        token_ids: list[int] = []
+        while engine.has_work:
+            token_ids += [i for _, output in engine.step() for i in output.token_ids]
+        return token_ids
+
+    plain = answer(start(options, "epoch").engine)
+    monkeypatch.setattr(startup, "StepGraphs", partial(StepGraphs, make_capture=RecordedCapture))
+    monkeypatch.setattr(startup, "make_caches", static_caches)
+    monkeypatch.setattr(startup, "_RECORDING_S", 60.0)
+    caplog.set_level("INFO")
+    engine = start(options, "epoch").engine
+    assert not engine._executor.prepare(), "nothing is left to record"
+    assert "recorded 8 of 8 CUDA graphs in" in caplog.text  # of 1, 2, 4, 8, 16, 24, 32 and 34 tokens
+    monkeypatch.setattr(Decoder, "forward", lambda *arguments: pytest.fail("a step is not a graph"))
+    assert len(plain) == 12 and answer(engine) == plain
+
+
+def static_caches(
+    groups: tuple[CacheGroup[CacheSpec], ...], num_blocks: int, config: EngineConfig, num_heads: int
+) -> Caches:
+    return Caches(StaticBackend(paged_groups(groups), num_blocks, config.block_size, config.max_num_batched_tokens))
+
+
+@pytest.mark.parametrize(("num_left", "expected"), [(100, 6), (3, 3)])
+def test_recording_ends_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, num_left: int, expected: int
+) -> None:
+    clock = SimpleNamespace(now=0.0, num_recorded=0)
+
+    def prepare() -> bool:
+        clock.now += startup._RECORDING_S / 6
+        clock.num_recorded += 1
+        return bool(clock.num_recorded < num_left)
+
+    monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    caplog.set_level("INFO")
+    graphs = SimpleNamespace(progress=(expected, 100))
+    startup._record(SimpleNamespace(prepare=prepare), graphs)  # type: ignore[arg-type]
+    assert clock.num_recorded == expected
+    assert f"recorded {expected} of 100 CUDA graphs in" in caplog.text

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.engine.paged import NO_COPIES, PagedRequest, PagedRequests
+from tests.engine.paged import NO_COPIES, NO_INTS, PagedRequest, PagedRequests
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention import TritonBackend, TritonStep
 from weft.engine.kernels.triton.attention_tuning import BatchLimits
 from weft.engine.kernels.triton.flash import FreshAttention, flash_attention
 from weft.engine.kernels.triton.triton_kit import TritonKit
-from weft.engine.step.batch import Batch
+from weft.engine.step.batch import Batch, GraphKey
 
 NUM_BLOCKS = 130
 LIMITS = BatchLimits(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=2048)
@@ -123,6 +123,34 @@ class Harness:
         batch = self.paged.make_batch([(tokens.request, n) for tokens, n in scheduled], copies)
         return list(self.attend(batch, qkv).split([n for _, n in scheduled]))
 
+    def capture(self, graph: GraphKey) -> TritonStep:
+        """What is launched in a graph, which is recorded with padding alone."""
+        batch = self.paged.make_batch([(self.paged.add(NO_INTS), 0)])
+        group = dataclasses.replace(batch.groups[0], block_tables=np.zeros((0, 1), np.int64))
+        none = {"query_start_locs": np.zeros(1, np.int64), "seq_lens": NO_INTS, "groups": (group,), "graph": graph}
+        return self.backend.begin(dataclasses.replace(batch, **none))
+
+    def replay(
+        self, captured: TritonStep, requests: list[Tokens], graph: GraphKey, counts: Sequence[int] | None = None
+    ) -> list[torch.Tensor]:
+        """Compute the next tokens of each, one if not told, by what was captured; nothing but these is touched."""
+        counts = counts or [1] * len(requests)
+        scheduled = [(tokens.request, count) for tokens, count in zip(requests, counts, strict=True)]
+        spans = [slice(r.num_computed_tokens, r.num_computed_tokens + count) for r, count in scheduled]
+        qkv = torch.cat([tokens.qkv[span] for tokens, span in zip(requests, spans, strict=True)])
+        batch = dataclasses.replace(self.paged.make_batch(scheduled), graph=graph)
+        before = self.cache.view(torch.uint8).clone()
+        self.backend.begin(batch)
+        padding = requests[0].qkv[:1].expand(graph.num_tokens - len(qkv), *qkv.shape[1:])
+        outputs, rest = self.attend_with(captured, torch.cat((qkv, padding))).tensor_split([len(qkv)])
+        assert not rest.any(), "padding gets zeros"
+        is_other = torch.ones(before.shape[:1] + before.shape[3:4], dtype=torch.bool, device=self.device)
+        slots = torch.from_numpy(batch.groups[0].slot_mapping).to(self.device)
+        is_other.view(-1)[slots] = False
+        after = self.cache.view(torch.uint8)
+        assert torch.equal(after.movedim(3, 1)[is_other], before.movedim(3, 1)[is_other]), "padding writes nothing"
+        return list(outputs.split(list(counts)))
+
     def expected(self, tokens: Tokens) -> torch.Tensor:
         """The attention output of every token."""
         case = self.case
@@ -217,16 +245,9 @@ def check_decodes(case: Case, device: torch.device) -> None:
         harness.fill(tokens, len(tokens.qkv) - 2)
     for tokens, outputs in zip(requests, harness.step([(t, 1) for t in requests]), strict=True):
         harness.check(tokens, outputs)
-    before = harness.cache.view(torch.uint8).clone()
-    batch = pad(harness.paged.make_batch([(t.request, 1) for t in requests]), 3)
-    last = torch.cat([tokens.qkv[-1:] for tokens in requests])
-    outputs = harness.attend(batch, torch.cat((last, last[:1].repeat(3, 1, 1))))
-    for tokens, row in zip(requests, outputs, strict=False):
-        harness.check(tokens, row[None])
-    assert not outputs[len(requests) :].any(), "padding gets zeros"
-    is_other = torch.ones(NUM_BLOCKS, dtype=torch.bool, device=device)
-    is_other[torch.from_numpy(batch.groups[0].slot_mapping[: len(requests)] // case.block_size)] = False
-    assert torch.equal(harness.cache.view(torch.uint8)[is_other], before[is_other]), "padding writes nothing"
+    graph = GraphKey(len(requests) + 3, True)
+    for tokens, outputs in zip(requests, harness.replay(harness.capture(graph), requests, graph), strict=True):
+        harness.check(tokens, outputs)
 
 
 def check_copies(case: Case, device: torch.device) -> None:
@@ -243,20 +264,18 @@ def check_copies(case: Case, device: torch.device) -> None:
         harness.check(tokens, outputs)
 
 
-def check_static_shapes(case: Case, device: torch.device) -> None:
-    """What a graph captured for a decode batch computes later ones of as many requests: same launches and addresses."""
+def check_recorded_steps(case: Case, device: torch.device) -> None:
+    """A graph computes any later step of as many tokens or fewer: prompts, chunks, drafts to verify, decodes."""
     harness = Harness(case, device)
     requests = [harness.add(length, seed) for seed, length in enumerate(case.lengths)]
-    for tokens in requests:
-        harness.fill(tokens, len(tokens.qkv) - 1)
-    short = [harness.add(1, 9) for _ in requests]
-    captured = harness.backend.begin(harness.paged.make_batch([(t.request, 1) for t in short]))
-    batch = harness.paged.make_batch([(t.request, 1) for t in requests])
-    harness.backend.begin(batch)
-    qkv = torch.cat([tokens.qkv[-1:] for tokens in requests])
-    outputs = harness.attend_with(captured, qkv)
-    for tokens, row in zip(requests, outputs, strict=True):
-        harness.check(tokens, row[None])
+    steps = ((72, (1, 2, 60)), (10, (3, 1, 1)), (72, (20, 17, 4)))
+    for tokens, counts in zip(requests, zip(*(counts for _, counts in steps), strict=True), strict=True):
+        harness.fill(tokens, len(tokens.qkv) - sum(counts))
+    graphs = {size: harness.capture(GraphKey(size, False)) for size in (72, 10)}
+    for size, counts in steps:
+        replayed = harness.replay(graphs[size], requests, GraphKey(size, False), counts)
+        for tokens, outputs in zip(requests, replayed, strict=True):
+            harness.check(tokens, outputs)
 
 
 def check_invariance(case: Case, device: torch.device) -> None:
@@ -279,26 +298,6 @@ def check_invariance(case: Case, device: torch.device) -> None:
         harness.check(tokens, torch.cat(outputs))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
-
-
-def pad(batch: Batch, num_requests: int) -> Batch:
-    """The decode batch with so many padding requests behind it."""
-    more = np.zeros(num_requests, np.int64)
-    (group,) = batch.groups
-    tables = np.zeros((num_requests, group.block_tables.shape[1]), np.int64)
-    group = dataclasses.replace(
-        group,
-        slot_mapping=np.concatenate((group.slot_mapping, more - 1)),
-        block_tables=np.concatenate((group.block_tables, tables)),
-    )
-    return dataclasses.replace(
-        batch,
-        token_ids=np.concatenate((batch.token_ids, more)),
-        positions=np.concatenate((batch.positions, more)),
-        query_start_locs=np.arange(len(batch.token_ids) + num_requests + 1),
-        seq_lens=np.concatenate((batch.seq_lens, more)),
-        groups=(group,),
-    )
 
 
 F32 = torch.float32
@@ -331,5 +330,10 @@ DECODES = [
 ]
 FRESH = [Case(), Case(1, 4, 128, 32), Case(window=20)]
 COPIES = [Case(), Case(cache_dtype=FP8, block_size=32)]
-STATIC = [Case(lengths=(40, 500, 16)), Case(1, 4, lengths=(300, 5), is_deterministic=True)]
+RECORDED = [
+    Case(lengths=(24, 20, 70)),
+    Case(1, 2, 64, 32, dtype=F32, lengths=(300, 20, 700)),  # both launches split contexts
+    Case(1, 4, 64, 16, 150, F32, lengths=(24, 20, 500)),
+    Case(1, 4, lengths=(24, 20, 100), is_deterministic=True),
+]
 INVARIANT = [Case(1, lengths=(100,)), Case(1, 4, 64, 16, 30, F32, lengths=(60,))]

@@ -1,5 +1,6 @@
 """The checks of attention_parity.py in the interpreter; test_attention.py runs this file in a process of its own."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from tests.engine.kernels.triton import attention_parity as parity
+from weft.engine.step.batch import GraphKey
 
 CPU = torch.device("cpu")
 
@@ -31,9 +33,31 @@ def test_copies(case: parity.Case) -> None:
     parity.check_copies(case, CPU)
 
 
-@pytest.mark.parametrize("case", parity.STATIC, ids=str)
-def test_static_shapes(case: parity.Case) -> None:
-    parity.check_static_shapes(case, CPU)
+@pytest.mark.parametrize("case", parity.RECORDED, ids=str)
+def test_recorded_steps(case: parity.Case) -> None:
+    parity.check_recorded_steps(case, CPU)
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_the_plans_of_the_largest_steps_fit(is_deterministic: bool) -> None:
+    """`begin` refuses to write behind its memory."""
+    harness = parity.Harness(parity.Case(is_deterministic=is_deterministic), CPU)
+    limits = parity.LIMITS
+    num_tokens, longest = limits.max_num_batched_tokens, limits.max_model_len
+    table = np.zeros((limits.max_num_seqs, longest // harness.case.block_size), np.int64)
+    for counts in ([1] * 8, [5] * 8, [num_tokens // 8] * 8, [9] * 7 + [num_tokens - 63]):
+        starts = np.cumsum([0, *counts])
+        batch = harness.paged.make_batch([(harness.paged.add(np.zeros(1, np.int64)), 1)])
+        group = dataclasses.replace(batch.groups[0], slot_mapping=np.zeros(starts[-1], np.int64), block_tables=table)
+        batch = dataclasses.replace(
+            batch,
+            token_ids=np.zeros(starts[-1], np.int64),
+            query_start_locs=starts,
+            seq_lens=np.full(8, longest),
+            groups=(group,),
+        )
+        for graph in (None, GraphKey(num_tokens, False)):
+            harness.backend.begin(dataclasses.replace(batch, graph=graph))
 
 
 def ordered_matmul(a: Any, b: Any, dtype: Any) -> Any:
