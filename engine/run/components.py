@@ -9,23 +9,26 @@ does not start if Triton's attention is wrong there.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
 
+from weft.engine.kernels.cpu import library
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import settled_file
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import FRESH_ATTENTION
+from weft.engine.run.sampler_trials import SamplerTrials
 from weft.engine.run.settle import Candidate, Component, Settler, Trial, listed, measure_on
-from weft.engine.run.trials import AttentionTrials, BlockTrials, SamplerTrials, StepShape, Trials, paged_specs
+from weft.engine.run.trials import AttentionTrials, BlockTrials, StepShape, Trials, paged_specs
 from weft.engine.shared.errors import ModelError
 
-# Largest relative error of a row. The right kernels stay below half of it; a mask or a sum that is wrong gives 1.
-_TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 2e-3, torch.float8_e4m3fn: 0.15}
+# Largest relative error of a row, twice what rounding causes. A mask or a sum that is wrong causes ten times as much.
+_TOLERANCES = {torch.bfloat16: 0.04, torch.float16: 5e-3, torch.float32: 2e-3, torch.float8_e4m3fn: 0.15}
 _INT8_TOLERANCE = 0.1
 
 _SAMPLER_TOLERANCE = 1e-3
@@ -33,7 +36,7 @@ _SAMPLER_TOLERANCE = 1e-3
 
 # Tokens of a measured prompt on CUDA, and its contexts of decodes. A CPU only compares.
 _PROMPT_TOKENS, _CONTEXT_TOKENS, _NUM_DECODES = 2048, 512, 64
-_CPU_PROMPT_TOKENS = 600
+_CPU_PROMPT_TOKENS = 300
 
 
 def settler_for(device: torch.device) -> Settler:
@@ -53,14 +56,28 @@ def settle_kernels(model: ModelConfig, config: EngineConfig, settler: Settler) -
     for name in config.options.kernels:
         if name not in known:
             raise ModelError(f"kernels: there is no component {name} on {config.device.type}: there is {listed(known)}")
-    for name, make in components.items():
-        component = make(name, model, config)
-        if component is not None:
-            chosen = settler.settle(component, config.options.kernels.get(name))
-            config = replace(config, kernels={**config.kernels, name: chosen})
+    if config.device.type == "cpu":
+        library.load()  # it takes the number of threads from torch
+    with _one_torch_thread():
+        for name, make in components.items():
+            component = make(name, model, config)
+            if component is not None:
+                chosen = settler.settle(component, config.options.kernels.get(name))
+                config = replace(config, kernels={**config.kernels, name: chosen})
     if config.device.type == "cuda":
-        torch.cuda.empty_cache()  # what the trials took is measured as free for the cache
+        torch.cuda.empty_cache()  # what the trials took is free for the cache
     return config
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Several spin for a while after each operation, on the cores that Weft's need; trials took four times as long."""
+    number = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(number)
 
 
 def threads(shapes: str, number: int, set_number: Callable[[int], None], run: Callable[[], object]) -> Component:

@@ -162,20 +162,29 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
-def relative_errors(expected: Outputs) -> Judge:
+def relative_errors(*expected: Outputs) -> Judge:
     """A judge for tensors: the largest relative error of any row, in the Euclidean norm over the last dimension.
 
-    A row by itself, so that one wrong row among thousands counts in full.
+    Each row counts by itself, so that one wrong row among thousands counts in full.
+
+    Args:
+        expected: One or several results that are right; a row may be near any of them.
     """
 
     def judge(outputs: Outputs) -> float:
         errors = []
-        for target, output in zip(expected, outputs, strict=True):
-            lengths = target.float().norm(dim=-1).clamp_(min=1e-6)
-            errors.append(((output.float() - target).norm(dim=-1) / lengths).max())
+        for output, *targets in zip(outputs, *expected, strict=True):
+            distances = [_row_errors(output, target) for target in targets]
+            errors.append(torch.stack(distances).amin(0).max())
         return float(torch.stack(errors).max())  # a NaN stays one
 
     return judge
+
+
+def _row_errors(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    distances: torch.Tensor = torch.linalg.vector_norm(output.float() - target, dim=-1)
+    lengths: torch.Tensor = torch.linalg.vector_norm(target.float(), dim=-1)
+    return distances / lengths.clamp_(min=1e-6)
 
 
 def measure_on(device: torch.device) -> Measure:

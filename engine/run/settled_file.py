@@ -113,7 +113,7 @@ def machine_text(device: torch.device) -> str:
         driver = re.search(r"\b\d+\.\d+(\.\d+)?\b", _DRIVER.read_text()) if _DRIVER.exists() else None
         named = f"{torch.cuda.get_device_name(device)}, driver {driver[0] if driver else 'unknown'}"
     else:
-        named = f"{library.cpu_name()}, {torch.get_num_threads()} threads"
+        named = library.cpu_name()
     versions = [f"{name} {version}" for name in _PACKAGES if (version := _version(name))]
     return ", ".join([named, *versions, f"kernels {_digest()}"])
 

@@ -1,4 +1,4 @@
-"""Runs parts of a model with random tensors of its shapes, through the code that serves: attention, a block, a sampler.
+"""Runs attention or a block of a model with random tensors of its shapes, through the code that serves.
 
 Each kind of trial makes a candidate from a configuration that names it, and a reference in float32 by torch. Inputs are
 made when the first candidate needs them, the same for all.
@@ -12,12 +12,10 @@ from functools import cached_property
 from typing import Protocol
 
 import msgspec
-import numpy as np
 import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV, group_layers
-from weft.engine.kernels.torch import filters
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.attention import AttentionStep
 from weft.engine.layers.block import BlockStep, run_blocks
@@ -29,11 +27,9 @@ from weft.engine.models.config import ModelConfig
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.dummy_batch import dummy_batch
-from weft.engine.run.kernel_choice import ATTENTION, choose_kit, choose_sampling, make_backend, make_caches
-from weft.engine.run.settle import Judge, Outputs, Trial, relative_errors
-from weft.engine.sampling.logits_processors import edit_logits
-from weft.engine.sampling.sampler import sample
-from weft.engine.step.batch import Batch, PenaltyBatch, Placeholders, SamplingBatch
+from weft.engine.run.kernel_choice import ATTENTION, choose_kit, make_backend, make_caches
+from weft.engine.run.settle import Judge, Trial, relative_errors
+from weft.engine.step.batch import Batch
 from weft.engine.step.transfer import to_device
 from weft.engine.weights.formats import DenseReader
 from weft.engine.weights.tensor_files import RandomSource
@@ -109,6 +105,19 @@ class AttentionTrials(Trials):
 
     @override
     def trial(self, config: EngineConfig) -> Trial:
+        return self._trial(config, config.dtype)
+
+    @override
+    def reference(self) -> Judge:
+        config = _reference_config(self._config)
+        exact = self._trial(config, config.dtype).outputs()
+        if not self._config.is_kv_cache_fp8:
+            return relative_errors(exact)
+        # Who attends to a step's own K/V need not round them.
+        return relative_errors(self._trial(config, self._config.kv_cache_dtype).outputs(), exact)
+
+    def _trial(self, config: EngineConfig, rounded: torch.dtype) -> Trial:
+        """Attend with the kernels of config, to K/V that are first rounded to a dtype."""
         kit = choose_kit(self._model, config)
         backend = make_backend(self._groups, self._steps.num_blocks, config, self._model.num_heads)
         heads, dtype = self._heads(kit, config.dtype), config.dtype
@@ -118,16 +127,11 @@ class AttentionTrials(Trials):
             attended = []
             for batch, qkv in zip(self._steps.batches, self._inputs, strict=True):
                 last[:] = [backend.begin(batch)]
-                attended += self._attend(last[0], heads, qkv, self._steps.rotation(batch, dtype))
+                attended += self._attend(last[0], heads, qkv, self._steps.rotation(batch, dtype), rounded)
             return attended
 
         rotation = self._steps.rotation(self._steps.batches[-1], dtype)
-        return Trial(outputs, lambda: self._attend(last[0], heads, self._inputs[-1], rotation))
-
-    @override
-    def reference(self) -> Judge:
-        config = _reference_config(self._config)
-        return relative_errors(self.trial(config).outputs())
+        return Trial(outputs, lambda: self._attend(last[0], heads, self._inputs[-1], rotation, rounded))
 
     @cached_property
     def _steps(self) -> _Steps:
@@ -148,13 +152,14 @@ class AttentionTrials(Trials):
         return kit.heads(norm, model.num_heads, model.num_kv_heads)
 
     def _attend(
-        self, step: AttentionStep, heads: HeadLayer, qkv: torch.Tensor, rotation: torch.Tensor
+        self, step: AttentionStep, heads: HeadLayer, qkv: torch.Tensor, rotation: torch.Tensor, rounded: torch.dtype
     ) -> list[torch.Tensor]:
-        attended = []
+        attended, dtype = [], rotation.dtype
         for group in self._groups:
             (layer,) = group.layers
-            prepared = heads(qkv.to(rotation.dtype, copy=True), rotation, step.cache(layer))
-            attended.append(step.attend(layer, *prepared).clone())
+            queries, *cached = heads(qkv.to(dtype, copy=True), rotation, step.cache(layer))
+            keys, values = (part.to(rounded).to(dtype) for part in cached)
+            attended.append(step.attend(layer, queries, keys, values).clone())
         return attended
 
 
@@ -201,34 +206,6 @@ class BlockTrials(Trials):
         return self._steps.random(self._model.hidden_size)
 
 
-class SamplerTrials(Trials):
-    """Rows of every kind: greedy, random, with each filter, and penalised."""
-
-    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
-        """Take the vocabulary of the model."""
-        self._vocab_size, self._device = model.vocab_size, config.device
-        self._batch = _sampling_batch(min(model.vocab_size, 8))
-
-    @override
-    def trial(self, config: EngineConfig) -> Trial:
-        kit = choose_sampling(config)
-
-        def run() -> list[torch.Tensor]:
-            return [sample(self._logits.clone(), self._batch, None, kit=kit).token_ids]
-
-        return Trial(run, run)
-
-    @override
-    def reference(self) -> Judge:
-        return _distances(self._logits.clone(), self._batch)
-
-    @cached_property
-    def _logits(self) -> torch.Tensor:
-        generator = torch.Generator(self._device).manual_seed(0)
-        shape = len(self._batch.temperatures), self._vocab_size
-        return 3 * torch.randn(*shape, generator=generator, device=self._device)
-
-
 def paged_specs(model: ModelConfig) -> tuple[PagedKV, ...]:
     """The kinds of attention that the model has."""
     return tuple(dict.fromkeys(spec for spec in decoder_spec(model).caches if isinstance(spec, PagedKV)))
@@ -256,58 +233,3 @@ class _RandomWeights(RandomSource):
         super().fill(name, target)
         if target.dim() == 2:  # a power of two changes no digit, so that all dtypes hold the same values
             target.mul_(2.0 ** round(math.log2(50 / math.sqrt(target.size(1)))))
-
-
-def _sampling_batch(num_rows: int) -> SamplingBatch:
-    """Rows of every kind in turn; the last one is penalised."""
-    rows = np.arange(num_rows)
-    generator = np.random.default_rng(0)
-    first, one = np.zeros(1, np.int64), np.ones(1, np.float32)
-    penalties = PenaltyBatch(
-        rows=first + num_rows - 1,
-        presence=one,
-        frequency=one,
-        repetition=1.5 * one,
-        starts=np.array([0, num_rows]),
-        ids=rows,
-        counts=rows % 2,
-        placeholders=Placeholders(first[:0], first[:0]),
-    )
-    greedy = dummy_batch(num_rows, (), 1, num_rows).sampling
-    return dataclasses.replace(
-        greedy,
-        temperatures=np.where(rows % 4 == 0, 0, 0.8).astype(np.float32),
-        top_ks=np.where(rows % 4 == 1, 40, 0),
-        top_ps=np.where(rows % 4 == 2, 0.9, 1).astype(np.float32),
-        min_ps=np.where(rows % 4 == 3, 0.02, 0).astype(np.float32),
-        uniforms=generator.random(num_rows, np.float32),
-        penalties=penalties,
-    )
-
-
-def _distances(logits: torch.Tensor, batch: SamplingBatch) -> Judge:
-    """A judge for sampled ids: how far a row's uniform number is from the id's share of the probability, at most.
-
-    Not whether ids are equal, because sums in another order may move the border between two ids. For a greedy row it is
-    1 if the id is not the best one.
-    """
-    edit_logits(logits, batch, None)
-    best = logits.argmax(-1)
-    is_greedy = to_device(batch.temperatures, logits.device) == 0
-    temperatures = to_device(np.where(batch.temperatures > 0, batch.temperatures, 1).astype(np.float32), logits.device)
-    weights = ((logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]).exp_()
-    weights.mul_(weights >= filters.weight_floors(weights, batch.top_ks, batch.top_ps, batch.min_ps))
-    cumulated = weights.cumsum(-1, dtype=torch.float64)
-    uniforms = to_device(batch.uniforms, logits.device)
-
-    def judge(outputs: Outputs) -> float:
-        (token_ids,) = outputs
-        if bool(((token_ids < 0) | (token_ids >= logits.size(1))).any()):
-            return math.inf
-        at = token_ids[:, None]
-        ends, totals = cumulated.gather(1, at)[:, 0], cumulated[:, -1]
-        starts = ends - weights.gather(1, at)[:, 0]
-        distances = torch.maximum(starts / totals - uniforms, uniforms - ends / totals).clamp_(min=0)
-        return float(torch.where(is_greedy, (token_ids != best).double(), distances).max())
-
-    return judge
