@@ -58,6 +58,7 @@ ENV PATH=/opt/weft/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     WEFT_HOST=0.0.0.0 \
     WEFT_PORT=8000 \
+    XDG_CACHE_HOME=/cache \
     HF_HOME=/cache/huggingface \
     TRITON_CACHE_DIR=/cache/triton
 WORKDIR /home/weft

@@ -53,6 +53,18 @@ def _split_names(value: object) -> object:
     return names
 
 
+def _split_choices(value: object) -> object:
+    """Text such as a=x,b=y (environment, YAML) -> mapping; numbers in a mapping become text."""
+    if isinstance(value, str):
+        pairs = [pair.partition("=") for pair in value.split(",")]
+        if not all(name.strip() and sign and choice.strip() for name, sign, choice in pairs):
+            raise ValueError("input should be of the form component=candidate, with commas between several")
+        return {name.strip(): choice.strip() for name, _, choice in pairs}
+    if isinstance(value, dict):
+        return {name: str(choice) if isinstance(choice, int) else choice for name, choice in value.items()}
+    return value
+
+
 def _each(pattern: str, meaning: str) -> AfterValidator:
     """A validator that refuses names that do not match the pattern."""
 
@@ -72,6 +84,7 @@ ToolFormatName = Literal[
 # fmt: on
 Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_names)]
+Choices = Annotated[dict[str, str], BeforeValidator(_split_choices)]
 Hosts = Annotated[Names, _each(r"\*|[^*/@\s]+", "* or names such as llm.example.com")]
 Origins = Annotated[
     Names, _each(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s*A-Z]+", "* or origins such as https://chat.example.com:8443")
@@ -115,10 +128,12 @@ class Settings(BaseModel):
         default="auto",
         description="Data type of the KV cache; auto: the model's. fp8 (e4m3) is half as large as 16 bits; CUDA only.",
     )
-    prefill_attention: Literal["auto", "triton", "flash"] = Field(
-        default="auto",
-        description="Attention kernel for prompts without cached tokens, on CUDA: Weft's own or torch's "
-        "FlashAttention 2; auto measures both at start-up.",
+    kernels: Choices = Field(
+        default={},
+        description="What computes a part of the model, as component=candidate with commas, or a mapping in YAML. "
+        "Components are attention, layers, sampler and threads on a CPU, and decode_attention, prefill_attention, "
+        "norm_and_activation and sampler on CUDA. Default: the fastest candidate that computes what torch computes, "
+        "by comparison at the first start; `weft doctor` lists them.",
     )
     block_size: int | None = Field(
         default=None,

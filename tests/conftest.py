@@ -1,3 +1,7 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
@@ -9,6 +13,17 @@ settings.load_profile("weft")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--traffic-seconds", type=float, default=180.0, help="how long the GPU is given random traffic")
     parser.addoption("--long-faults", action="store_true", help="tests/faults at full size, for minutes")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where engines keep what they settle; the user's own choices decide nothing here, and stay as they are."""
+    folder, before = tmp_path_factory.mktemp("cache"), os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    yield folder
+    os.environ.pop("XDG_CACHE_HOME")
+    if before is not None:
+        os.environ["XDG_CACHE_HOME"] = before
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,8 @@ Frozen: measured values (weights in memory, number of blocks) live in `MemoryPla
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -35,7 +36,8 @@ class EngineConfig:
         is_ngram: Whether repeated text is drafted from the request's own tokens.
         draft_model: Folder of the draft model; None for none.
         is_kv_cache_fp8: Whether K and V are kept in one byte per value (e4m3) instead of in dtype.
-        prefill_attention: auto, or the attention kernel for new prompts on CUDA: triton or flash.
+        kernels: What computes a component, by its name. At first only what the options name; see
+            `engine/run/components.py`.
     """
 
     options: EngineOptions
@@ -51,7 +53,7 @@ class EngineConfig:
     is_ngram: bool = False
     draft_model: Path | None = None
     is_kv_cache_fp8: bool = False
-    prefill_attention: str = "auto"
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kv_cache_dtype(self) -> torch.dtype:
@@ -85,8 +87,6 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
     if options.quantization == "int8" and (device.type != "cpu" or dtype != torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         raise ModelError(f"quantization int8 needs device cpu and dtype bfloat16, got {device.type} and {name}")
-    if options.prefill_attention != "auto" and not is_cuda:
-        raise ModelError(f"prefill_attention {options.prefill_attention} needs device cuda, got {device.type}")
     return EngineConfig(
         options=options,
         model=Path(options.model),
@@ -101,7 +101,7 @@ def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
         is_kv_cache_fp8=_is_kv_cache_fp8(options, device),
-        prefill_attention=options.prefill_attention,
+        kernels=options.kernels,
     )
 
 

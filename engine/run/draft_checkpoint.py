@@ -1,8 +1,8 @@
 """Checks that a draft model fits the served model, and what it costs, before anything is loaded."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
 from weft.engine.layers.kit import LayerKit
@@ -19,10 +19,12 @@ class DraftCheckpoint:
     """A checked draft model.
 
     Attributes:
+        engine_config: That of the served model, with the kernels that compute this one.
         group_indices: For each of its cache groups, the served group whose block tables it uses.
     """
 
     config: ModelConfig
+    engine_config: EngineConfig
     kit: LayerKit
     groups: tuple[CacheGroup[CacheSpec], ...]
     group_indices: list[int]
@@ -30,8 +32,15 @@ class DraftCheckpoint:
     activations_bytes: int
 
 
-def find_draft_checkpoint(config: EngineConfig, served: ModelConfig) -> DraftCheckpoint | None:
+def find_draft_checkpoint(
+    config: EngineConfig,
+    served: ModelConfig,
+    settle: Callable[[ModelConfig, EngineConfig], EngineConfig] = lambda model, config: config,
+) -> DraftCheckpoint | None:
     """Read the configuration of the draft model; None without one.
+
+    Args:
+        settle: Names the kernels that compute it.
 
     Raises:
         ModelError: It cannot be read, or cannot draft for the served model.
@@ -44,10 +53,12 @@ def find_draft_checkpoint(config: EngineConfig, served: ModelConfig) -> DraftChe
             f"the draft model must have the vocabulary of the model: it has {draft.vocab_size} token ids, "
             f"the model {served.vocab_size}"
         )
+    config = settle(draft, replace(config, kernels=config.options.kernels))
     kit = choose_kit(draft, config)
     groups = group_layers(decoder_spec(draft).caches)
     return DraftCheckpoint(
         config=draft,
+        engine_config=config,
         kit=kit,
         groups=groups,
         group_indices=match_groups(groups, group_layers(decoder_spec(served).caches)),

@@ -11,20 +11,30 @@ from weft.engine.step.batch import Batch, GroupBatch, PenaltyBatch, Placeholders
 
 
 def dummy_batch(
-    num_tokens: int, specs: Sequence[CacheSpec], block_size: int, num_rows: int, max_model_len: int | None = None
+    num_tokens: int,
+    specs: Sequence[CacheSpec],
+    block_size: int,
+    num_rows: int,
+    max_model_len: int | None = None,
+    *,
+    num_cached: int = 0,
+    capacity: int = 0,
 ) -> Batch:
     """Prompts of num_tokens zeros in all, of which the last num_rows are sampled greedily; block ids start at 1.
 
     Args:
         specs: One entry per cache group.
         max_model_len: Tokens of each prompt except the last, which may be shorter; None makes a single prompt.
+        num_cached: Tokens of each prompt that an earlier step computed. Steps that go on need the same capacity.
+        capacity: Tokens of each prompt that there are blocks for, at least those that it has.
     """
     longest = min(max_model_len or num_tokens, num_tokens)
     num_rows = min(num_rows, num_tokens)
     at = np.arange(num_tokens)
     requests, positions = np.divmod(at, longest)
     starts = np.arange(0, num_tokens, longest)
-    num_blocks = -(-longest // block_size)
+    positions += num_cached
+    num_blocks = -(-max(capacity, num_cached + longest) // block_size)
     none = np.zeros(0, np.int64)
     no_copies = np.zeros((0, 2), np.int64)
     paged = GroupBatch(
@@ -38,7 +48,7 @@ def dummy_batch(
         positions=positions,
         placeholders=Placeholders(none, none),
         query_start_locs=np.append(starts, num_tokens),
-        seq_lens=np.diff(np.append(starts, num_tokens)),
+        seq_lens=np.diff(np.append(starts, num_tokens)) + num_cached,
         groups=tuple(states if isinstance(spec, StateSpec) else paged for spec in specs),
         row_indices=at[-num_rows:],
         sampling=SamplingBatch(
@@ -55,19 +65,6 @@ def dummy_batch(
             allowed_entries=none,
             allowed_ids=none,
         ),
-    )
-
-
-def going_on(batch: Batch) -> Batch:
-    """The batch of a single prompt without its first token, as if an earlier step had computed it."""
-    groups = tuple(dataclasses.replace(group, slot_mapping=group.slot_mapping[1:]) for group in batch.groups)
-    return dataclasses.replace(
-        batch,
-        token_ids=batch.token_ids[1:],
-        positions=batch.positions[1:],
-        query_start_locs=np.array([0, batch.num_tokens - 1]),
-        groups=groups,
-        row_indices=batch.row_indices - 1,
     )
 
 

@@ -1,8 +1,12 @@
-"""Chooses, by device, dtype and sizes, the kernels that compute a model."""
+"""Makes the kernels that compute a model: those that `EngineConfig.kernels` names, else the preferred ones.
+
+A name that cannot compute the model here is an error with the reason. Preferred are Weft's own kernels, where they can.
+"""
 
 import functools
 import logging
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 
 import torch
@@ -20,6 +24,7 @@ from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.states import StateCache
 from weft.engine.kernels.torch.torch_kit import torch_kit
 from weft.engine.kernels.triton import flash
+from weft.engine.kernels.triton.flash import FreshAttention
 from weft.engine.layers.attention import AttentionBackend
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig
@@ -34,6 +39,14 @@ logger = logging.getLogger(__name__)
 # GPUs from here on have matrix units for bfloat16 and asynchronous copies to shared memory.
 _TRITON_CAPABILITY = 8, 0
 
+# The components that attention is chosen by: one on the CPU, two on CUDA.
+ATTENTION = ("attention", "decode_attention", "prefill_attention")
+
+# Attention to new prompts in place of Weft's own kernel, by its name as a candidate.
+FRESH_ATTENTION: Mapping[str, FreshAttention] = {"flash2": flash.flash_attention}
+
+_NO_TRITON = "{} {} needs Triton and a C compiler, which it runs at start-up"
+_NOT_NATIVE = "{} {} needs Weft's native kernels, and they were not compiled or cannot compute this model"
 _NOT_DETERMINISTIC = (
     "deterministic is for Weft's own {}, and there is none for this model here: on a CPU it needs dtype bfloat16 and "
     "the compiled kernels, on CUDA Triton"
@@ -44,10 +57,13 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     """Weft's own layers if they can compute the model, native on the CPU and Triton on CUDA, else torch's.
 
     Raises:
-        ModelError: int8 matrices, or deterministic results on a CPU, are asked for, and Weft's own layers, which alone
-            have them, cannot compute the model.
+        ModelError: The layers that are named, int8 matrices, or deterministic results on a CPU, which only Weft's own
+            layers have, are not possible for this model here.
     """
-    native = library.load() if supports_layers(model, config.dtype, config.device) else None
+    named = config.kernels.get("layers")
+    native = library.load() if named != "torch" and supports_layers(model, config.dtype, config.device) else None
+    if named == "native" and not native:
+        raise ModelError(_NOT_NATIVE.format("layers", named))
     if native:
         return NativeKit(native, config.options.quantization == "int8")
     if config.options.quantization == "int8":
@@ -59,7 +75,13 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     if has_triton(config.device):
         from weft.engine.kernels.triton.triton_kit import TritonKit  # not installed without CUDA
 
-        return TritonKit(config.options.deterministic)
+        return TritonKit(
+            config.options.deterministic,
+            has_own_heads=not _is_attention_by_torch(config),
+            has_own_norms=config.kernels.get("norm_and_activation") != "torch",
+        )
+    if config.kernels.get("norm_and_activation") == "triton":
+        raise ModelError(_NO_TRITON.format("norm_and_activation", "triton"))
     return torch_kit(config.device, config.dtype, config.options.deterministic)
 
 
@@ -83,31 +105,45 @@ def make_backend(
         num_heads: Query heads of every layer.
 
     Raises:
-        ModelError: An fp8 cache, or deterministic results, are asked for, and Weft's own attention, which alone has
-            them, cannot serve the cache.
+        ModelError: The attention that is named, an fp8 cache, or deterministic results, which only Weft's own attention
+            has, are not possible for this cache here.
     """
     cache = (groups, num_blocks, config.block_size, config.dtype, config.device)
-    if has_triton(config.device):
+    by_torch = _is_attention_by_torch(config)
+    if has_triton(config.device) and not by_torch:
         from weft.engine.kernels.triton.attention import TritonBackend  # not installed without CUDA
         from weft.engine.kernels.triton.attention_tuning import BatchLimits
 
-        is_flash = config.prefill_attention == "flash" and all(flash.supports(g.spec, config.dtype) for g in groups)
+        prefill = config.kernels.get("prefill_attention", "triton")
+        is_supported = all(flash.supports(g.spec, config.dtype) for g in groups) and not config.options.deterministic
+        if prefill in FRESH_ATTENTION and not is_supported:
+            raise ModelError(f"prefill_attention {prefill} needs {flash.NEEDS}")
         return TritonBackend(
             *cache,
             num_heads=num_heads,
             limits=BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len),
             cache_dtype=config.kv_cache_dtype,
             is_deterministic=config.options.deterministic,
-            fresh=flash.flash_attention if is_flash else None,
+            fresh=FRESH_ATTENTION.get(prefill),
         )
     if config.is_kv_cache_fp8:
-        raise ModelError("kv_cache_dtype fp8 needs Triton and a C compiler, which it runs at start-up")
-    native = library.load() if supports_attention(groups, config.block_size, config.dtype, config.device) else None
+        raise ModelError(_NO_TRITON.format("kv_cache_dtype", "fp8"))
+    can = supports_attention(groups, config.block_size, config.dtype, config.device)
+    native = library.load() if can and not by_torch else None
     if native:
         return NativeBackend(*cache, native)
+    for component in ATTENTION:
+        named = config.kernels.get(component, "torch")
+        if named != "torch" and not by_torch:
+            raise ModelError((_NOT_NATIVE if named == "native" else _NO_TRITON).format(component, named))
     if config.options.deterministic:
         raise ModelError(_NOT_DETERMINISTIC.format("attention"))
     return SdpaBackend(*cache)
+
+
+def _is_attention_by_torch(config: EngineConfig) -> bool:
+    """Whether torch attends. Its attention has a cache of its own, so it computes decodes and prompts, or neither."""
+    return "torch" in (config.kernels.get(name) for name in ATTENTION)
 
 
 def has_triton(device: torch.device) -> bool:
@@ -130,20 +166,29 @@ def _triton_works() -> bool:
     return True
 
 
-def choose_sampling(device: torch.device) -> SamplingKit:
-    """Weft's own sampler, native on the CPU, Triton with its own penalties on CUDA, else torch's."""
+def choose_sampling(config: EngineConfig) -> SamplingKit:
+    """Weft's own sampler, native on the CPU, Triton with its own penalties on CUDA, else torch's.
+
+    Raises:
+        ModelError: The sampler that is named is not possible here.
+    """
+    device, named = config.device, config.kernels.get("sampler")
+    if named == "torch":
+        return TORCH_SAMPLING
     if has_triton(device):
         from weft.engine.kernels.triton import penalties as triton_penalties  # not installed without CUDA
         from weft.engine.kernels.triton.sampling import TritonSampler
 
         return SamplingKit(triton_penalties.apply_penalties, TritonSampler())
     native = library.load() if device.type == "cpu" else None
+    if named and not native:
+        raise ModelError((_NOT_NATIVE if named == "native" else _NO_TRITON).format("sampler", named))
     return SamplingKit(apply_penalties, NativeSampler(native)) if native else TORCH_SAMPLING
 
 
-def choose_graph_sampler(device: torch.device, vocab_size: int) -> GraphSampler | None:
+def choose_graph_sampler(config: EngineConfig, vocab_size: int) -> GraphSampler | None:
     """A sampler for CUDA graphs with the results of `choose_sampling`; None if graphs can only sample greedily."""
-    if not has_triton(device):
+    if not has_triton(config.device) or config.kernels.get("sampler") == "torch":
         return None
     from weft.engine.kernels.triton.sampling import TritonGraphSampler  # not installed without CUDA
 

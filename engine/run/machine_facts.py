@@ -6,6 +6,7 @@ import msgspec
 import torch
 
 from weft.engine.kernels.cpu import library
+from weft.engine.run import settled_file
 from weft.engine.run.config import available_memory_bytes
 from weft.engine.shared.messages import CudaDevice, MachineFacts
 
@@ -13,12 +14,14 @@ from weft.engine.shared.messages import CudaDevice, MachineFacts
 def collect() -> MachineFacts:
     """Ask torch, the kernels and the operating system."""
     native = library.load()
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     return MachineFacts(
         cuda_version=torch.version.cuda,
         cuda_devices=tuple(map(_device, range(torch.cuda.device_count()))),
         free_bytes=available_memory_bytes(torch.device("cpu")),
         compiled=library.compiled_variants(),
         native=native.variant if native else None,
+        settled=tuple(s for name in devices for s in settled_file.open_for(torch.device(name)).of_this_machine()),
     )
 
 

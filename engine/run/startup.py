@@ -30,11 +30,12 @@ from weft.engine.models.decoder import Decoder
 from weft.engine.models.loading import load_weights
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import config as engine_config
+from weft.engine.run.components import settle_kernels, settler_for, threads
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
 from weft.engine.run.draft_model import DraftModel
-from weft.engine.run.dummy_batch import dummy_batch, going_on, largest_batch
+from weft.engine.run.dummy_batch import dummy_batch, largest_batch
 from weft.engine.run.kernel_choice import (
     choose_graph_sampler,
     choose_kit,
@@ -44,10 +45,11 @@ from weft.engine.run.kernel_choice import (
 )
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
-from weft.engine.run.prefill_choice import settle_prefill
+from weft.engine.run.settle import Settler
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineInfo, EngineOptions
 from weft.engine.speculation.drafters import NgramDrafter, PredictionDrafter
+from weft.engine.step.batch import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +62,8 @@ _CUDA_WARM_UP_TOKENS = (*_WARM_UP_TOKENS, 512, 2048)
 
 _SMALL_MODEL_BYTES = 100_000_000
 """Below this size of the weights, one thread may compute a step faster than several, so both are timed. Larger models
-always use all threads. Otherwise other load on the machine at that moment could decide for as long as the engine
-lives."""
+always use all threads. Otherwise other load on the machine at that moment could decide for as long as the choice is
+kept."""
 
 _COMPARED_ROWS = 16
 """Rows of the step that is timed. With one row, the benchmark's tiny model got one thread, with which 64 streams take
@@ -99,8 +101,10 @@ def start(
     """
     model_config = load_model_config(Path(options.model))
     config = engine_config.resolve(options, model_config)
+    settler = settler_for(config.device)
+    config = settle_kernels(model_config, config, settler)
     kit = choose_kit(model_config, config)
-    draft = find_draft_checkpoint(config, model_config)
+    draft = find_draft_checkpoint(config, model_config, partial(settle_kernels, settler=settler))
     check_fit(
         weights_bytes=decoder_spec(model_config).weights_bytes(kit, config.dtype)
         + (draft.weights_bytes if draft else 0),
@@ -111,22 +115,22 @@ def start(
     model = _load(config.model, model_config, kit, config, progress)
     groups = group_layers(model.cache_specs)
     drafter = _load(config.draft_model, draft.config, draft.kit, config) if draft and config.draft_model else None
-    config = settle_prefill(groups, config, model_config.num_heads)
     plan = _plan_memory(model, model_config, config, groups, draft)
     caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads)
     logger.info("layers: %s; attention: %s", kit.name, caches.name)
     kv = _cache_manager(config, plan, groups)
-    sampling = choose_sampling(config.device)
+    sampling = choose_sampling(config)
     draft_model = None
     if draft and drafter:
-        small_caches = make_caches(draft.groups, plan.num_blocks, config, draft.config.num_heads)
-        small = _graphs(drafter, small_caches, config, draft.config.vocab_size, samples=True)
+        small_caches = make_caches(draft.groups, plan.num_blocks, draft.engine_config, draft.config.num_heads)
+        small = _graphs(drafter, small_caches, draft.engine_config, draft.config.vocab_size, samples=True)
         small_runner = ModelRunner(drafter, small_caches, config.device, sampling=sampling, graphs=small)
         draft_model = DraftModel(small_runner, kv, draft.group_indices)
     graphs = _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
     cost = StepCostModel()
-    num_threads = _warm_up(runner, cost, config, plan, kv.specs, partial(set_num_threads, kit, caches, sampling))
+    share_among = partial(set_num_threads, kit, caches, sampling)
+    num_threads = _warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
         _record(runner, graphs)
     scheduler = Scheduler(
@@ -198,7 +202,7 @@ def _graphs(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         samples=samples,
-        sampler=choose_graph_sampler(config.device, vocab_size),
+        sampler=choose_graph_sampler(config, vocab_size),
     )
 
 
@@ -276,7 +280,7 @@ def _measure_activations(
     batch = largest_batch(config, [group.spec for group in groups])
     num_blocks = max(int(group.block_tables.max()) for group in batch.groups) + 1
     caches = make_caches(groups, num_blocks, config, model_config.num_heads)
-    runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config.device))
+    runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config))
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)
     runner.collect(runner.launch(batch))
@@ -289,19 +293,23 @@ def _warm_up(
     config: EngineConfig,
     plan: MemoryPlan,
     specs: Sequence[CacheSpec],
+    settler: Settler,
     share_among: Callable[[int], None],
 ) -> int:
-    """Choose the number of threads that decodes fastest, and give the cost model its first steps.
+    """Settle the number of threads, and give the cost model its first steps.
 
     Returns:
         The number of threads. `share_among` was called with it.
     """
 
-    def run(num_tokens: int, num_rows: int = 1) -> float:
+    def run(batch: Batch) -> None:
+        runner.collect(runner.launch(batch))
+
+    def least_s(num_tokens: int) -> float:
         """Seconds of a step, the least of several runs, since the first ones are slow."""
-        batch = dummy_batch(num_tokens, specs, config.block_size, num_rows)
+        batch = dummy_batch(num_tokens, specs, config.block_size, 1)
         seconds = []
-        for _ in range(2 if num_tokens > num_rows else 4):
+        for _ in range(2 if num_tokens > 1 else 4):
             began = time.perf_counter()
             result = runner.collect(runner.launch(batch))
             seconds.append(result.device_s or time.perf_counter() - began)
@@ -310,22 +318,21 @@ def _warm_up(
     wanted = _CUDA_WARM_UP_TOKENS if config.device.type == "cuda" else _WARM_UP_TOKENS
     sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in wanted]
     num_threads = torch.get_num_threads()
-    share_among(num_threads)
-    if config.device.type == "cpu" and num_threads > 1 and plan.weights_bytes < _SMALL_MODEL_BYTES:
+    asked = config.options.kernels.get("threads")
+    if config.device.type == "cpu" and num_threads > 1 and (asked or plan.weights_bytes < _SMALL_MODEL_BYTES):
         num_rows = min(_COMPARED_ROWS, sizes[-1], config.max_num_seqs)
-        together = run(num_rows, num_rows)
-        share_among(1)
-        if run(num_rows, num_rows) > together:
-            share_among(num_threads)
-        else:  # a small model loses more by sharing a step than it gains
-            num_threads = 1
+        batch = dummy_batch(num_rows, specs, config.block_size, num_rows)
+        shapes = f"{plan.weights_bytes} bytes of weights, {num_rows} rows, {config.kernels}"
+        component = threads(shapes, num_threads, share_among, partial(run, batch))
+        num_threads = int(settler.settle(component, asked))
+    share_among(num_threads)
     if config.device.type == "cuda":  # continued prompts may have a kernel of their own to compile
-        batch = dummy_batch(min(_GOING_ON_TOKENS, plan.max_model_len), specs, config.block_size, 1)
-        runner.collect(runner.launch(going_on(batch)))
+        num_tokens = min(_GOING_ON_TOKENS, plan.max_model_len) - 1
+        run(dummy_batch(num_tokens, specs, config.block_size, 1, num_cached=1))
     for size in sizes:
         load = StepLoad()
         load.add(size, 0)
-        cost.observe(load, run(size))
+        cost.observe(load, least_s(size))
     return num_threads
 
 

@@ -63,7 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: Most tokens of prompt and output together.
         kv_cache_memory: Bytes for the KV cache.
         kv_cache_dtype: auto, or fp8 for one byte per value.
-        prefill_attention: auto, or the attention kernel for new prompts on CUDA: triton or flash.
+        kernels: What computes a component, by its name; what is not named is settled by measurement.
         prefix_caching: Whether full blocks are indexed by content.
         pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
         load_format: auto, or dummy for random weights.
@@ -82,7 +82,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
     kv_cache_dtype: str = "auto"
-    prefill_attention: str = "auto"
+    kernels: dict[str, str] = {}
     block_size: int | None = None
     prefix_caching: bool = True
     pin_share: float = 0.25
@@ -121,6 +121,49 @@ class CudaDevice(msgspec.Struct, frozen=True):
     free_bytes: int
 
 
+class Verdict(msgspec.Struct, frozen=True):
+    """How a candidate did when a component was settled.
+
+    Attributes:
+        seconds: Of one run; None if it was not timed, since there was nothing to choose or it cannot be used.
+        error: Its distance from the reference; None if it was not compared, or gave no numbers.
+        fault: Why it cannot be chosen; empty if it can.
+    """
+
+    candidate: str
+    seconds: float | None = None
+    error: float | None = None
+    fault: str = ""
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What was chosen for a component, and why.
+
+    Attributes:
+        shapes: Text of the sizes for which it holds.
+        names: What there was to choose from.
+        verdicts: Of the candidates that were compared.
+    """
+
+    component: str
+    shapes: str
+    names: tuple[str, ...]
+    chosen: str
+    verdicts: tuple[Verdict, ...]
+
+    def summary(self) -> str:
+        """The choice, then the other candidates, each with its time or the reason against it."""
+        others = [verdict for verdict in self.verdicts if verdict.candidate != self.chosen]
+        first = [verdict for verdict in self.verdicts if verdict.candidate == self.chosen]
+        return "; ".join([*(map(_judged, first) if first else [self.chosen]), *map(_judged, others)])
+
+
+def _judged(verdict: Verdict) -> str:
+    if verdict.fault:
+        return f"{verdict.candidate}: {verdict.fault}"
+    return verdict.candidate if verdict.seconds is None else f"{verdict.candidate} {verdict.seconds * 1e3:.3f} ms"
+
+
 class MachineFacts(msgspec.Struct, frozen=True):
     """Facts of a machine that only the engine's side can tell, for `weft doctor`.
 
@@ -129,6 +172,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
         free_bytes: Memory of the host that can be allocated now.
         compiled: Instruction sets that native kernels were compiled for, best first.
         native: The instruction set that is used here; None when torch's own operations are used.
+        settled: What earlier starts chose on this machine.
     """
 
     cuda_version: str | None
@@ -136,6 +180,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     free_bytes: int
     compiled: tuple[str, ...]
     native: str | None
+    settled: tuple[Settled, ...] = ()
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True):

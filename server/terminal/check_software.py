@@ -47,6 +47,17 @@ def check_kernels(facts: MachineFacts) -> Finding:
     return Finding("native kernels", "note", f"not compiled: {slower}", advice)
 
 
+def check_settled(facts: MachineFacts) -> list[Finding]:
+    """What earlier starts chose to compute the models with, one line for each component and shape."""
+    findings = []
+    for settled in facts.settled:
+        wrong = [verdict.candidate for verdict in settled.verdicts if verdict.error is not None and verdict.fault]
+        advice = f"{', '.join(wrong)} may be a fault of a driver or a library: update it" if wrong else ""
+        detail = f"{settled.summary()} ({settled.shapes})"
+        findings.append(Finding(settled.component, "note" if wrong else "ok", detail, advice))
+    return findings
+
+
 def check_compiler(compiler: str | None, has_headers: bool, facts: MachineFacts) -> Finding:
     """The C compiler (None: none). Weft needs it at installation, Triton at run time."""
     lacking = [] if compiler else ["no C compiler"]

@@ -81,6 +81,7 @@ def _ask(asking: subprocess.Popen[bytes], settings: Settings) -> Iterator[Findin
         yield Finding("engine", "missing", detail, "install Weft again into a fresh virtual environment")
         return
     yield check_software.check_kernels(facts)
+    yield from check_software.check_settled(facts)
     has_headers = (pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
     yield check_software.check_compiler(_compiler(), has_headers, facts)
     driver = re.search(r"\b\d+\.\d+(\.\d+)?\b", _DRIVER.read_text()) if _DRIVER.exists() else None

@@ -6,7 +6,14 @@ Invariant: no secret is ever shown.
 from weft.server.settings import FLAGS, SECRETS, SIZES, Resolved, Settings, flag_name
 
 _SCHEMA = Settings.model_json_schema()["properties"]
-_WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true, false", "array": "names"}
+_WORDS = {
+    "integer": "integer",
+    "number": "number",
+    "string": "text",
+    "boolean": "true, false",
+    "array": "names",
+    "object": "mapping",
+}
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
 
 
@@ -48,6 +55,8 @@ def _show(name: str, value: object) -> str:
         return _format_size(value)
     if isinstance(value, tuple):
         return ", ".join(value) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={choice}" for key, choice in value.items()) or "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 import torch
 
+from weft.engine.kernels.torch.sampling import pick_ids
 from weft.engine.models.decoder import Decoder
 from weft.engine.run import process
+from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.startup import Started, start
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
@@ -43,12 +45,18 @@ def drafters(started: Started) -> list[str]:
     return [type(drafter).__name__ for drafter in started.engine._speculator._drafters]  # type: ignore[union-attr]
 
 
+def sampler(started: Started) -> object:
+    runner: ModelRunner = started.engine._executor  # type: ignore[assignment]
+    return runner._sampling.pick_ids
+
+
 SEEN = {
     "dtype": Seen("bfloat16", lambda s: embedded(s).dtype, torch.bfloat16),
     "max_model_len": Seen(100, lambda s: s.engine._max_model_len, 100),
     "max_num_seqs": Seen(3, lambda s: s.engine.scheduler._max_num_seqs, 3),
     "max_num_batched_tokens": Seen(77, lambda s: s.engine.scheduler.token_budget.max_num_tokens, 77),
     "kv_cache_memory": Seen(100_000, lambda s: s.plan.kv_cache_bytes, 98_304),
+    "kernels": Seen({"sampler": "torch"}, sampler, pick_ids),
     "block_size": Seen(16, lambda s: s.engine.scheduler.kv.block_size, 16),
     "prefix_caching": Seen(False, lambda s: s.engine.scheduler.kv.prefix_caching, False),
     "pin_share": Seen(0.5, lambda s: s.engine.scheduler.kv.pins._max_num_blocks, 7),
@@ -60,7 +68,6 @@ SEEN = {
 REFUSED_ON_A_CPU = {
     "device": ("cuda", "device cuda was asked for"),
     "kv_cache_dtype": ("fp8", "kv_cache_dtype fp8 needs device cuda"),
-    "prefill_attention": ("flash", "prefill_attention flash needs device cuda"),
     "quantization": ("int8", "quantization int8 needs device cpu and dtype bfloat16"),
     "deterministic": (True, "deterministic is for Weft's own layers"),
 }

@@ -111,10 +111,19 @@ def _is_outdated(path: Path) -> bool:
     return any(file.stat().st_mtime > latest for file in path.parent.glob("*.[ch]"))
 
 
+def cpu_name() -> str:
+    """The model of the first CPU."""
+    return _cpu_value("model name") or "unknown CPU"
+
+
 def _cpu_words(key: str) -> frozenset[str]:
     """The words of /proc/cpuinfo under a key, for the first CPU."""
+    return frozenset(_cpu_value(key).split())
+
+
+def _cpu_value(key: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
-        return frozenset()
-    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith(key)), "").split())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")

@@ -55,6 +55,13 @@ def supports(spec: PagedKV, dtype: torch.dtype) -> bool:
     return is_plain and dtype in (torch.float16, torch.bfloat16) and spec.head_dim <= 256 and spec.head_dim % 8 == 0
 
 
+NEEDS = (
+    "dtype bfloat16 or float16, heads of at most 256 values, a multiple of 8, scores without a soft cap or a scale of "
+    "their own, and not deterministic"
+)
+"""What `supports` asks for, in words."""
+
+
 def flash_attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, starts: torch.Tensor, longest: int
 ) -> torch.Tensor:

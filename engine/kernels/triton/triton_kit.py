@@ -27,15 +27,27 @@ _ACTIVATION_BLOCK = 1024
 class TritonKit(TorchKit):
     """torch's kit with Triton kernels between the matrices."""
 
-    def __init__(self, is_deterministic: bool = False) -> None:
-        """If deterministic, compute matrices in fixed tiles: a row's bits then do not depend on the batch."""
+    def __init__(
+        self, is_deterministic: bool = False, *, has_own_heads: bool = True, has_own_norms: bool = True
+    ) -> None:
+        """Choose what is computed by Weft's kernels.
+
+        Args:
+            is_deterministic: Compute matrices in fixed tiles: a row's bits then do not depend on the batch.
+            has_own_heads: Prepare heads by Weft's kernel, as Weft's attention needs it, not by torch.
+            has_own_norms: The same for norms and activations, which torch can compute in any case.
+        """
         if is_deterministic:
             forbid_split_sums()
-        name = "Triton and cuBLAS" + " in fixed tiles" * is_deterministic
+        name = ("Triton and cuBLAS" if has_own_norms else "cuBLAS") + " in fixed tiles" * is_deterministic
         super().__init__(TiledLinear if is_deterministic else CublasLinear, name)
+        self._has_own_heads = has_own_heads
+        self._has_own_norms = has_own_norms
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        if not self._has_own_norms:
+            return super().gated(ref, reader, activation)
         gate_up = self.linear(ref, reader)
 
         def activate(hidden: torch.Tensor) -> torch.Tensor:
@@ -50,6 +62,8 @@ class TritonKit(TorchKit):
 
     @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
+        if not self._has_own_norms:
+            return super().norm(weight, eps)
         block = triton.next_power_of_2(len(weight))
         num_warps = min(max(block // 512, 1), 16)
 
@@ -65,6 +79,9 @@ class TritonKit(TorchKit):
 
     @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
+        if not self._has_own_heads:
+            return super().heads(norm, num_heads, num_kv_heads)
+
         def prepare(
             qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
         ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

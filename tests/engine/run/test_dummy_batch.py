@@ -16,7 +16,7 @@ from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
 from weft.engine.run import config as engine_config
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.dummy_batch import dummy_batch, going_on, largest_batch
+from weft.engine.run.dummy_batch import dummy_batch, largest_batch
 from weft.engine.run.model_runner import ModelRunner
 from weft.engine.sampling.sampler import sample
 from weft.engine.shared.messages import EngineOptions
@@ -78,9 +78,10 @@ def test_a_prompt_takes_the_first_blocks() -> None:
     assert batch.row_indices.tolist() == [17, 18, 19]
 
 
-def test_a_prompt_that_goes_on_has_its_first_token_behind_it() -> None:
-    batch = going_on(dummy_batch(20, paged_specs(None), 16, 2))
-    assert batch.num_tokens == 19 and batch.seq_lens.tolist() == [20]
-    assert batch.positions.tolist() == list(range(1, 20))
-    assert batch.groups[0].slot_mapping.tolist() == list(range(17, 36))
-    assert batch.query_start_locs.tolist() == [0, 19] and batch.row_indices.tolist() == [17, 18]
+def test_prompts_that_go_on_have_tokens_behind_them() -> None:
+    batch = dummy_batch(38, paged_specs(None), 16, 2, 19, num_cached=1, capacity=40)
+    assert batch.num_tokens == 38 and batch.seq_lens.tolist() == [20, 20]
+    assert batch.positions.tolist() == [*range(1, 20), *range(1, 20)]
+    assert batch.groups[0].block_tables.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert batch.groups[0].slot_mapping.tolist() == [*range(17, 36), *range(65, 84)]
+    assert batch.query_start_locs.tolist() == [0, 19, 38] and batch.row_indices.tolist() == [36, 37]

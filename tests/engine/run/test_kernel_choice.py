@@ -141,9 +141,13 @@ def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_det
     model = load_model_config(DEMO)
     options = EngineOptions(model=str(DEMO), device="cuda", max_num_seqs=7, deterministic=is_deterministic)
     config = engine_config.resolve(options, model)
-    for choice, fresh in (("flash", flash.flash_attention), ("triton", None)):
-        config = dataclasses.replace(config, prefill_attention=choice)
-        make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
+    for choice, fresh in (("flash2", flash.flash_attention), ("triton", None)):
+        named = dataclasses.replace(config, kernels={"prefill_attention": choice})
+        if fresh and is_deterministic:
+            with pytest.raises(ModelError, match=r"^prefill_attention flash2 needs .* and not deterministic$"):
+                make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, named, model.num_heads)
+            continue
+        make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, named, model.num_heads)
         assert made.pop(0)["fresh"] is fresh
     make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
     assert [(more["num_heads"], more["cache_dtype"]) for more in made] == [(model.num_heads, config.dtype)]
@@ -168,16 +172,18 @@ def choose_on_a_gpu(
     model = load_model_config(DEMO)
     options = EngineOptions(model=str(DEMO), device="cuda", deterministic=is_deterministic)
     config = engine_config.resolve(options, model)
-    return choose_kit(model, config), choose_sampling(config.device)
+    assert (choose_graph_sampler(config, 9) is None) != has_triton
+    return choose_kit(model, config), choose_sampling(config)
 
 
 def test_layers_and_sampler_are_torch_s_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     kit, sampling = choose_on_a_gpu(monkeypatch, has_triton=False)
     assert isinstance(kit, TorchKit)
     assert sampling is TORCH_SAMPLING
-    assert choose_graph_sampler(torch.device("cuda"), 9) is choose_graph_sampler(CPU, 9) is None
     monkeypatch.setattr(library, "load", lambda: None)
-    assert choose_sampling(CPU) is TORCH_SAMPLING
+    config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu"), load_model_config(DEMO))
+    assert choose_graph_sampler(config, 9) is None
+    assert choose_sampling(config) is TORCH_SAMPLING
 
 
 @needs_triton
@@ -187,7 +193,6 @@ def test_layers_and_sampler_are_triton_s_on_a_gpu(monkeypatch: pytest.MonkeyPatc
     assert isinstance(kit.linear(*given(torch.zeros(2, 3))), CublasLinear)
     assert type(sampling.pick_ids).__name__ == "TritonSampler"
     assert sampling.apply_penalties.__module__ == "weft.engine.kernels.triton.penalties"
-    assert type(choose_graph_sampler(torch.device("cuda"), 9)).__name__ == "TritonGraphSampler"
 
 
 @needs_triton
@@ -237,7 +242,8 @@ def test_the_bytes_that_are_planned_are_those_that_are_taken(is_int8: bool) -> N
 def restored_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
-    set_num_threads(TorchKit(), Caches(SdpaBackend((), 1, 16, BF16, CPU)), choose_sampling(CPU), before)
+    config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu"), load_model_config(DEMO))
+    set_num_threads(TorchKit(), Caches(SdpaBackend((), 1, 16, BF16, CPU)), choose_sampling(config), before)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -246,5 +252,5 @@ def test_torch_keeps_its_threads_only_where_it_computes(restored_threads: None, 
     config = engine_config.resolve(EngineOptions(model=str(DEMO), device="cpu", dtype=dtype), model)
     kit = choose_kit(model, config)
     caches = make_caches(group_layers(decoder_spec(model).caches), 2, config, model.num_heads)
-    set_num_threads(kit, caches, choose_sampling(CPU), 3)
+    set_num_threads(kit, caches, choose_sampling(config), 3)
     assert torch.get_num_threads() == (1 if isinstance(kit, NativeKit) else 3)

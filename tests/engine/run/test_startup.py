@@ -22,7 +22,7 @@ from weft.engine.models import loading
 from weft.engine.models.decoder import Decoder
 from weft.engine.run import config as engine_config
 from weft.engine.run import print_plan as plan
-from weft.engine.run import startup
+from weft.engine.run import settle, startup
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.model_runner import LaunchedStep
@@ -180,9 +180,11 @@ class CrowdedRunner:
 
 
 @pytest.fixture
-def two_crowded_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_crowded_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(startup, "ModelRunner", CrowdedRunner)
-    monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: CrowdedRunner.now))
+    for module in (startup, settle):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: CrowdedRunner.now))
     monkeypatch.setattr(
         startup, "set_num_threads", lambda kit, backend, sampler, n: setattr(CrowdedRunner, "num_threads", n)
     )

@@ -1,0 +1,214 @@
+"""Says what is settled at start-up for a model on a device: components, and what there is to choose from.
+
+A further candidate for a component is a name here that `engine/run/kernel_choice.py` understands; a further component
+is a function in `_COMPONENTS`. Candidates run with random tensors of the model's shapes, before weights are loaded.
+
+What restricts the choice: if results must be deterministic, Weft's first candidate is compared but nothing is timed,
+so that two starts compute the same bits. An fp8 cache leaves attention to Triton: nothing else reads one, so the engine
+does not start if Triton's attention is wrong there.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from weft.engine.kernels.cpu import library
+from weft.engine.models.config import ModelConfig
+from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.run import settled_file
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.kernel_choice import FRESH_ATTENTION
+from weft.engine.run.sampler_trials import SamplerTrials
+from weft.engine.run.settle import Candidate, Component, Settler, Trial, listed, measure_on
+from weft.engine.run.trials import AttentionTrials, BlockTrials, StepShape, Trials, paged_specs
+from weft.engine.shared.errors import ModelError
+
+# Largest relative error of a row, twice what rounding causes. A mask or a sum that is wrong causes ten times as much.
+_TOLERANCES = {torch.bfloat16: 0.04, torch.float16: 5e-3, torch.float32: 2e-3, torch.float8_e4m3fn: 0.15}
+_INT8_TOLERANCE = 0.1
+
+_SAMPLER_TOLERANCE = 1e-3
+"""In probability."""
+
+# Tokens of a measured prompt on CUDA, and its contexts of decodes. A CPU only compares.
+_PROMPT_TOKENS, _CONTEXT_TOKENS, _NUM_DECODES = 2048, 512, 64
+_CPU_PROMPT_TOKENS = 300
+
+
+def settler_for(device: torch.device) -> Settler:
+    """What settles components on a device."""
+    return Settler(settled_file.open_for(device), measure_on(device))
+
+
+@torch.inference_mode()
+def settle_kernels(model: ModelConfig, config: EngineConfig, settler: Settler) -> EngineConfig:
+    """Name in `kernels` what computes every component of the model.
+
+    Raises:
+        ModelError: The settings name a component or a candidate that does not exist here.
+    """
+    components = _COMPONENTS[config.device.type]
+    known = (*components, "threads") if config.device.type == "cpu" else tuple(components)
+    for name in config.options.kernels:
+        if name not in known:
+            raise ModelError(f"kernels: there is no component {name} on {config.device.type}: there is {listed(known)}")
+    if config.device.type == "cpu":
+        library.load()  # it takes the number of threads from torch
+    with _one_torch_thread():
+        for name, make in components.items():
+            component = make(name, model, config)
+            if component is not None:
+                chosen = settler.settle(component, config.options.kernels.get(name))
+                config = replace(config, kernels={**config.kernels, name: chosen})
+    if config.device.type == "cuda":
+        torch.cuda.empty_cache()  # what the trials took is free for the cache
+    return config
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Several spin for a while after each operation, on the cores that Weft's need; trials took four times as long."""
+    number = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(number)
+
+
+def threads(shapes: str, number: int, set_number: Callable[[int], None], run: Callable[[], object]) -> Component:
+    """One thread for a whole step, or all of them: a small model may lose more by sharing a step than it gains."""
+
+    def candidate(num_threads: int) -> Candidate:
+        def timed() -> None:
+            set_number(num_threads)
+            run()
+
+        return Candidate(str(num_threads), lambda: Trial(lambda: (), timed))
+
+    return Component("threads", shapes, (candidate(1), candidate(number)), str(number), None)
+
+
+Make = Callable[[str, ModelConfig, EngineConfig], Component | None]
+"""Describes the component of a name for a model; None if the model has no such part."""
+
+
+def _component(
+    name: str,
+    names: tuple[str, ...],
+    trials: Trials,
+    shapes: str,
+    tolerance: float,
+    config: EngineConfig,
+) -> Component:
+    """A component whose candidates have these names, with torch to fall back on."""
+    candidates = tuple(
+        Candidate(named, partial(trials.trial, replace(config, kernels={**config.kernels, name: named})))
+        for named in names[: 1 if config.options.deterministic else None]
+    )
+    return Component(name, shapes, candidates, "torch", trials.reference, tolerance)
+
+
+def _attention(
+    names: tuple[str, ...],
+    make_steps: Callable[[ModelConfig, EngineConfig], list[StepShape]],
+    name: str,
+    model: ModelConfig,
+    config: EngineConfig,
+) -> Component | None:
+    if not paged_specs(model):
+        return None
+    if name == "prefill_attention" and config.kernels["decode_attention"] == "torch":
+        names = ()  # one cache serves both
+    steps = make_steps(model, config)
+    cache = str(config.kv_cache_dtype).removeprefix("torch.")
+    shapes = f"{_attention_text(model)}, {_dtype_text(config)}, cache {cache}, {_limits_text(config)}"
+    trials = AttentionTrials(model, config, steps)
+    return _component(name, names, trials, shapes, _TOLERANCES[config.kv_cache_dtype], config)
+
+
+def _block(names: tuple[str, ...], num_rows: int, name: str, model: ModelConfig, config: EngineConfig) -> Component:
+    """Everything in a block but attention: compared with a prompt and one-token requests, timed with the latter."""
+    num_tokens = min(33, config.max_model_len, config.max_num_batched_tokens)
+    steps = [StepShape(1, 0, num_tokens), StepShape(min(num_rows, config.max_num_seqs), 0, 1)]
+    is_int8 = config.options.quantization == "int8"
+    digest = hashlib.blake2b(repr(decoder_spec(model).blocks[0]).encode(), digest_size=4).hexdigest()
+    sizes = f"{model.hidden_size} x {model.intermediate_size}, {_attention_text(model)}, block {digest}"
+    shapes = f"{sizes}, {_dtype_text(config)}{', int8' * is_int8}, {num_rows} rows"
+    tolerance = _INT8_TOLERANCE if is_int8 else _TOLERANCES[config.dtype]
+    return _component(name, names, BlockTrials(model, config, steps), shapes, tolerance, config)
+
+
+def _sampler(names: tuple[str, ...], name: str, model: ModelConfig, config: EngineConfig) -> Component:
+    shapes = f"vocabulary of {model.vocab_size}"
+    return _component(name, names, SamplerTrials(model, config), shapes, _SAMPLER_TOLERANCE, config)
+
+
+def _cpu_steps(model: ModelConfig, config: EngineConfig) -> list[StepShape]:
+    """A prompt, its continuation, a decode."""
+    longest = min(_CPU_PROMPT_TOKENS, config.max_model_len // 2, config.max_num_batched_tokens // 2)
+    num_tokens = max(longest, 1)
+    return _within(config, [StepShape(2, 0, num_tokens), StepShape(2, num_tokens, 9), StepShape(2, num_tokens + 9, 1)])
+
+
+def _decode_steps(model: ModelConfig, config: EngineConfig) -> list[StepShape]:
+    """Contexts in chunks, then a decode."""
+    num_requests = min(_NUM_DECODES, config.max_num_seqs, max(config.max_num_batched_tokens // 16, 1))
+    chunk = config.max_num_batched_tokens // num_requests
+    num_tokens = max(min(_CONTEXT_TOKENS, config.max_model_len - 1), 1)
+    starts = range(0, num_tokens, chunk)
+    chunks = [StepShape(num_requests, start, min(chunk, num_tokens - start)) for start in starts]
+    return _within(config, [*chunks, StepShape(num_requests, num_tokens, 1)])
+
+
+def _prefill_steps(model: ModelConfig, config: EngineConfig) -> list[StepShape]:
+    """Half of each prompt, the other half behind it, then whole prompts, as many as fit a step."""
+    windows = [spec.sliding_window for spec in paged_specs(model) if spec.sliding_window]
+    longest = min(_PROMPT_TOKENS, config.max_model_len, config.max_num_batched_tokens, *windows)
+    num_requests = min(config.max_num_batched_tokens // longest, config.max_num_seqs)
+    half = longest // 2
+    halves = [StepShape(num_requests, 0, half), StepShape(num_requests, half, longest - half)]
+    return _within(config, [*halves, StepShape(num_requests, 0, longest)])
+
+
+def _within(config: EngineConfig, steps: list[StepShape]) -> list[StepShape]:
+    """The steps that the model's context has room for."""
+    return [s for s in steps if s.num_new and s.num_cached + s.num_new <= config.max_model_len]
+
+
+def _attention_text(model: ModelConfig) -> str:
+    kinds = []
+    for spec in paged_specs(model):
+        more = {"window": spec.sliding_window, "scale": spec.scale, "soft cap": spec.soft_cap}
+        parts = [f"{name} {value:g}" for name, value in more.items() if value is not None]
+        kinds.append(" ".join([f"{spec.num_kv_heads} x {spec.head_dim}", *parts]))
+    return f"{model.num_heads} heads over {' and '.join(kinds)}{' with norms' * model.switches.qk_norm}"
+
+
+def _dtype_text(config: EngineConfig) -> str:
+    return f"{str(config.dtype).removeprefix('torch.')}{', deterministic' * config.options.deterministic}"
+
+
+def _limits_text(config: EngineConfig) -> str:
+    limits = config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
+    return f"blocks of {config.block_size}, at most {' '.join(map(str, limits))}"
+
+
+_COMPONENTS: Mapping[str, Mapping[str, Make]] = {
+    # The preferred candidate first. Attention comes before what is tried together with it.
+    "cpu": {
+        "attention": partial(_attention, ("native",), _cpu_steps),
+        "layers": partial(_block, ("native",), 16),
+        "sampler": partial(_sampler, ("native",)),
+    },
+    "cuda": {
+        "decode_attention": partial(_attention, ("triton",), _decode_steps),
+        "prefill_attention": partial(_attention, ("triton", *FRESH_ATTENTION), _prefill_steps),
+        "norm_and_activation": partial(_block, ("triton", "torch"), 64),
+        "sampler": partial(_sampler, ("triton",)),
+    },
+}

@@ -1,0 +1,103 @@
+"""Runs a sampler with random logits over the model's vocabulary."""
+
+import dataclasses
+import math
+from functools import cached_property
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from weft.engine.kernels.torch import filters
+from weft.engine.models.config import ModelConfig
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.dummy_batch import dummy_batch
+from weft.engine.run.kernel_choice import choose_sampling
+from weft.engine.run.settle import Judge, Outputs, Trial
+from weft.engine.run.trials import Trials
+from weft.engine.sampling.logits_processors import edit_logits
+from weft.engine.sampling.sampler import sample
+from weft.engine.step.batch import PenaltyBatch, Placeholders, SamplingBatch
+from weft.engine.step.transfer import to_device
+
+
+class SamplerTrials(Trials):
+    """Rows of every kind: greedy, random, with each filter, and penalised."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+        """Take the vocabulary of the model."""
+        self._vocab_size, self._device = model.vocab_size, config.device
+        self._batch = _sampling_batch(min(model.vocab_size, 8))
+
+    @override
+    def trial(self, config: EngineConfig) -> Trial:
+        kit = choose_sampling(config)
+
+        def run() -> list[torch.Tensor]:
+            return [sample(self._logits.clone(), self._batch, None, kit=kit).token_ids]
+
+        return Trial(run, run)
+
+    @override
+    def reference(self) -> Judge:
+        return _distances(self._logits.clone(), self._batch)
+
+    @cached_property
+    def _logits(self) -> torch.Tensor:
+        generator = torch.Generator(self._device).manual_seed(0)
+        shape = len(self._batch.temperatures), self._vocab_size
+        return 3 * torch.randn(*shape, generator=generator, device=self._device)
+
+
+def _sampling_batch(num_rows: int) -> SamplingBatch:
+    """Rows of every kind in turn; the last one is penalised."""
+    rows = np.arange(num_rows)
+    first, one = np.zeros(1, np.int64), np.ones(1, np.float32)
+    penalties = PenaltyBatch(
+        rows=first + num_rows - 1,
+        presence=one,
+        frequency=one,
+        repetition=1.5 * one,
+        starts=np.array([0, num_rows]),
+        ids=rows,
+        counts=rows % 2,
+        placeholders=Placeholders(first[:0], first[:0]),
+    )
+    greedy = dummy_batch(num_rows, (), 1, num_rows).sampling
+    return dataclasses.replace(
+        greedy,
+        temperatures=np.where(rows % 4 == 0, 0, 0.8).astype(np.float32),
+        top_ks=np.where(rows % 4 == 1, 40, 0),
+        top_ps=np.where(rows % 4 == 2, 0.9, 1).astype(np.float32),
+        min_ps=np.where(rows % 4 == 3, 0.02, 0).astype(np.float32),
+        uniforms=(0.618 * rows % 1).astype(np.float32),
+        penalties=penalties,
+    )
+
+
+def _distances(logits: torch.Tensor, batch: SamplingBatch) -> Judge:
+    """A judge for sampled ids: how far a row's uniform number is from the id's share of the probability, at most.
+
+    Not whether ids are equal, because sums in another order may move the border between two ids. For a greedy row it is
+    1 if the id is not the best one.
+    """
+    edit_logits(logits, batch, None)
+    best = logits.argmax(-1)
+    is_greedy = to_device(batch.temperatures, logits.device) == 0
+    temperatures = to_device(np.where(batch.temperatures > 0, batch.temperatures, 1).astype(np.float32), logits.device)
+    weights = ((logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]).exp_()
+    weights.mul_(weights >= filters.weight_floors(weights, batch.top_ks, batch.top_ps, batch.min_ps))
+    cumulated = weights.cumsum(-1, dtype=torch.float64)
+    uniforms = to_device(batch.uniforms, logits.device)
+
+    def judge(outputs: Outputs) -> float:
+        (token_ids,) = outputs
+        if bool(((token_ids < 0) | (token_ids >= logits.size(1))).any()):
+            return math.inf
+        at = token_ids[:, None]
+        ends, totals = cumulated.gather(1, at)[:, 0], cumulated[:, -1]
+        starts = ends - weights.gather(1, at)[:, 0]
+        distances = torch.maximum(starts / totals - uniforms, uniforms - ends / totals).clamp_(min=0)
+        return float(torch.where(is_greedy, (token_ids != best).double(), distances).max())
+
+    return judge

@@ -1,0 +1,222 @@
+"""Chooses at start-up what computes each component: the fastest candidate of those that compute what torch computes.
+
+Knows no kernel: `engine/run/components.py` says what is compared. A candidate that cannot be used or gives a wrong
+result is listed with the reason and never chosen, so it costs speed, not answers. Choices are kept in a file. For a
+component that is found there, or that a setting decides, nothing runs.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.engine.run.settled_file import SettledFile
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import Settled, Verdict
+from weft.engine.step.capture import CudaCapture
+from weft.engine.step.out_of_memory import is_out_of_memory
+
+logger = logging.getLogger(__name__)
+
+Outputs = Sequence[torch.Tensor]
+
+Judge = Callable[[Outputs], float]
+"""How far outputs are from the reference's; NaN if they are not numbers."""
+
+Measure = Callable[[Callable[[], object]], float]
+"""Seconds that a call takes on the device."""
+
+_NUM_RUNS = 5
+_RUNS_IN_GRAPH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate that is ready to run.
+
+    Attributes:
+        outputs: Computes what is compared; called once, before run.
+        run: What is timed.
+    """
+
+    outputs: Callable[[], Outputs]
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to compute a component; make raises what keeps it from being used, `ModelError` if this is no fault."""
+
+    name: str
+    make: Callable[[], Trial]
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A part of the computation that something has to be chosen for.
+
+    Attributes:
+        shapes: Text of all that decides, beside the machine, what is right and fast: sizes, dtypes, settings.
+        candidates: The preferred one first. If a single one is right, nothing is timed.
+        fallback: The name of what is taken if no candidate is right: the reference itself.
+        reference: Computes what is right. None if candidates differ in speed only.
+        tolerance: Largest error, as `Judge` gives it, of a right candidate.
+    """
+
+    name: str
+    shapes: str
+    candidates: tuple[Candidate, ...]
+    fallback: str
+    reference: Callable[[], Judge] | None
+    tolerance: float = 0.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What may be chosen."""
+        return tuple(dict.fromkeys((*(candidate.name for candidate in self.candidates), self.fallback)))
+
+
+class Settler:
+    """Chooses for one component after the other."""
+
+    def __init__(self, file: SettledFile, measure: Measure) -> None:
+        """Take the file of kept choices, and the clock."""
+        self._file = file
+        self._measure = measure
+
+    def settle(self, component: Component, asked: str | None = None) -> str:
+        """Choose, and log what was chosen and why.
+
+        Args:
+            asked: The choice of a setting, which is taken as it is; None leaves it to the comparison.
+
+        Raises:
+            ModelError: The component has no candidate of the name that is asked for.
+        """
+        if asked is not None:
+            if asked not in component.names:
+                raise ModelError(
+                    f"kernels: {component.name} cannot be {asked} here: there is {listed(component.names)}"
+                )
+            logger.info("%s: %s, as the settings ask", component.name, asked)
+            return asked
+        settled = self._file.find(component.name, component.shapes, component.names)
+        if settled is not None:
+            logger.info("%s: %s (kept)", component.name, settled.summary())
+            return settled.chosen
+        settled, is_final = self._compare(component)
+        logger.info("%s: %s", component.name, settled.summary())
+        if is_final:
+            self._file.keep(settled)
+        return settled.chosen
+
+    def _compare(self, component: Component) -> tuple[Settled, bool]:
+        """Run all candidates; returns the result, and whether it would be the same at another time."""
+        judge: Judge | None = None
+        verdicts: dict[str, Verdict] = {}
+        right: dict[str, Trial] = {}
+        is_final = True
+        for candidate in component.candidates:
+            error = None
+            try:
+                trial = candidate.make()
+                if component.reference is not None:
+                    judge = judge or component.reference()
+                    error = judge(trial.outputs())
+            except Exception as fault:  # whatever it is, another candidate may be right
+                is_final = is_final and not is_out_of_memory(fault)
+                verdicts[candidate.name] = Verdict(candidate.name, fault=_reason(fault))
+                continue
+            if error is None or error <= component.tolerance:
+                right[candidate.name] = trial
+                verdicts[candidate.name] = Verdict(candidate.name, error=error)
+            else:
+                wrong = f"wrong: its error is {error:.2g}, more than {component.tolerance:.2g}"
+                known = error if math.isfinite(error) else None
+                verdicts[candidate.name] = Verdict(candidate.name, error=known, fault=wrong)
+                logger.warning("%s: %s is not used; %s", component.name, candidate.name, wrong)
+        if len(right) > 1:
+            for name, trial in right.items():
+                verdicts[name] = self._time(trial, verdicts[name])
+        chosen = min((v for v in verdicts.values() if not v.fault), key=lambda v: v.seconds or 0.0, default=None)
+        name = chosen.candidate if chosen else component.fallback
+        return Settled(component.name, component.shapes, component.names, name, tuple(verdicts.values())), is_final
+
+    def _time(self, trial: Trial, verdict: Verdict) -> Verdict:
+        try:
+            return Verdict(verdict.candidate, seconds=self._measure(trial.run), error=verdict.error)
+        except Exception as fault:
+            return Verdict(verdict.candidate, error=verdict.error, fault=_reason(fault))
+
+
+def _reason(fault: Exception) -> str:
+    line = " ".join(str(fault).split())[:200]
+    return line if isinstance(fault, ModelError) else f"{type(fault).__name__}: {line}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message."""
+    return ", ".join(names)
+
+
+def relative_errors(*expected: Outputs) -> Judge:
+    """A judge for tensors: the largest relative error of any row, in the Euclidean norm over the last dimension.
+
+    Each row counts by itself, so that one wrong row among thousands counts in full.
+
+    Args:
+        expected: One or several results that are right; a row may be near any of them.
+    """
+
+    def judge(outputs: Outputs) -> float:
+        errors = []
+        for output, *targets in zip(outputs, *expected, strict=True):
+            distances = [_row_errors(output, target) for target in targets]
+            errors.append(torch.stack(distances).amin(0).max())
+        return float(torch.stack(errors).max())  # a NaN stays one
+
+    return judge
+
+
+def _row_errors(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    distances: torch.Tensor = torch.linalg.vector_norm(output.float() - target, dim=-1)
+    lengths: torch.Tensor = torch.linalg.vector_norm(target.float(), dim=-1)
+    return distances / lengths.clamp_(min=1e-6)
+
+
+def measure_on(device: torch.device) -> Measure:
+    """The clock of a device."""
+    return _time_in_graph if device.type == "cuda" else _time_plainly
+
+
+def _time_plainly(run: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(_NUM_RUNS):
+        began = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def _time_in_graph(run: Callable[[], object]) -> float:
+    """Time on the device alone: several runs in one CUDA graph, so that what launches cost the host does not count."""
+
+    def work() -> torch.Tensor:
+        for _ in range(_RUNS_IN_GRAPH):
+            run()
+        return torch.empty(0, device="cuda")
+
+    replay, _ = CudaCapture().record(work)
+    replay()
+    milliseconds = []
+    for _ in range(_NUM_RUNS):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
+        replay()
+        ended.record()
+        ended.synchronize()
+        milliseconds.append(float(began.elapsed_time(ended)))
+    return min(milliseconds) / _RUNS_IN_GRAPH / 1e3

@@ -1,0 +1,235 @@
+"""Runs attention or a block of a model with random tensors of its shapes, through the code that serves.
+
+Each kind of trial makes a candidate from a configuration that names it, and a reference in float32 by torch. Inputs are
+made when the first candidate needs them, the same for all.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import msgspec
+import torch
+from typing_extensions import override
+
+from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV, group_layers
+from weft.engine.kernels.torch.torch_kit import TorchKit
+from weft.engine.layers.attention import AttentionStep
+from weft.engine.layers.block import BlockStep, run_blocks
+from weft.engine.layers.kit import LayerKit
+from weft.engine.layers.norm import HeadNorm
+from weft.engine.layers.parts import HeadLayer
+from weft.engine.layers.rotary import RotaryTable
+from weft.engine.models.config import ModelConfig
+from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.dummy_batch import dummy_batch
+from weft.engine.run.kernel_choice import ATTENTION, choose_kit, make_backend, make_caches
+from weft.engine.run.settle import Judge, Trial, relative_errors
+from weft.engine.step.batch import Batch
+from weft.engine.step.transfer import to_device
+from weft.engine.weights.formats import DenseReader
+from weft.engine.weights.tensor_files import RandomSource
+
+
+class Trials(Protocol):
+    """A part of the model, and the inputs that it is tried with."""
+
+    def trial(self, config: EngineConfig) -> Trial:
+        """Make what a configuration names; raises what keeps it from being used."""
+
+    def reference(self) -> Judge:
+        """Compute what is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A step in which num_requests requests, which have num_cached tokens in the cache, compute num_new each."""
+
+    num_requests: int
+    num_cached: int
+    num_new: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return self.num_requests * self.num_new
+
+
+class _Steps:
+    """Steps that follow each other, and the random inputs of each; the last one is timed."""
+
+    def __init__(
+        self, shapes: Sequence[StepShape], specs: Sequence[CacheSpec], model: ModelConfig, config: EngineConfig
+    ) -> None:
+        self._device, self._dtype = config.device, config.dtype
+        capacity = max(shape.num_cached + shape.num_new for shape in shapes)
+        self.batches = [
+            dummy_batch(
+                shape.num_tokens,
+                specs,
+                config.block_size,
+                1,
+                shape.num_new,
+                num_cached=shape.num_cached,
+                capacity=capacity,
+            )
+            for shape in shapes
+        ]
+        self.num_blocks = max(int(g.block_tables.max()) for batch in self.batches for g in batch.groups) + 1
+        self._rotary = RotaryTable(model.rope, model.head_dim, capacity, config.dtype, config.device)
+
+    def rotation(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
+        """Of every token, see `RotaryTable.gather`."""
+        return self._rotary.gather(to_device(batch.positions, self._device)).to(dtype)
+
+    def random(self, *sizes: int) -> list[torch.Tensor]:
+        """Normal values for each step: (num_tokens, *sizes) in the model's dtype."""
+        generator = torch.Generator(self._device).manual_seed(len(sizes))
+        return [
+            torch.randn(batch.num_tokens, *sizes, generator=generator, device=self._device).to(self._dtype)
+            for batch in self.batches
+        ]
+
+
+class AttentionTrials(Trials):
+    """Heads and attention of one layer of each kind that the model has."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, shapes: Sequence[StepShape]) -> None:
+        """Take the steps that are computed one after the other, of which the last one is timed."""
+        self._model, self._config, self._shapes = model, config, shapes
+        self._groups = tuple(CacheGroup(spec, (index,)) for index, spec in enumerate(paged_specs(model)))
+
+    @override
+    def trial(self, config: EngineConfig) -> Trial:
+        return self._trial(config, config.dtype)
+
+    @override
+    def reference(self) -> Judge:
+        config = _reference_config(self._config)
+        exact = self._trial(config, config.dtype).outputs()
+        if not self._config.is_kv_cache_fp8:
+            return relative_errors(exact)
+        # Who attends to a step's own K/V need not round them.
+        return relative_errors(self._trial(config, self._config.kv_cache_dtype).outputs(), exact)
+
+    def _trial(self, config: EngineConfig, rounded: torch.dtype) -> Trial:
+        """Attend with the kernels of config, to K/V that are first rounded to a dtype."""
+        kit = choose_kit(self._model, config)
+        backend = make_backend(self._groups, self._steps.num_blocks, config, self._model.num_heads)
+        heads, dtype = self._heads(kit, config.dtype), config.dtype
+        last: list[AttentionStep] = []
+
+        def outputs() -> list[torch.Tensor]:
+            attended = []
+            for batch, qkv in zip(self._steps.batches, self._inputs, strict=True):
+                last[:] = [backend.begin(batch)]
+                attended += self._attend(last[0], heads, qkv, self._steps.rotation(batch, dtype), rounded)
+            return attended
+
+        rotation = self._steps.rotation(self._steps.batches[-1], dtype)
+        return Trial(outputs, lambda: self._attend(last[0], heads, self._inputs[-1], rotation, rounded))
+
+    @cached_property
+    def _steps(self) -> _Steps:
+        return _Steps(self._shapes, [group.spec for group in self._groups], self._model, self._config)
+
+    @cached_property
+    def _inputs(self) -> list[torch.Tensor]:
+        return self._steps.random(self._model.num_heads + 2 * self._model.num_kv_heads, self._model.head_dim)
+
+    def _heads(self, kit: LayerKit, dtype: torch.dtype) -> HeadLayer:
+        model = self._model
+        norm = None
+        if model.switches.qk_norm:
+            generator = torch.Generator().manual_seed(0)
+            weights = 1 + torch.randn(2, model.head_dim, generator=generator) / 8
+            queries, keys = weights.to(self._config.dtype).to(self._config.device, dtype).unbind(0)
+            norm = HeadNorm(queries, keys, model.num_heads, model.num_kv_heads, model.rms_norm_eps)
+        return kit.heads(norm, model.num_heads, model.num_kv_heads)
+
+    def _attend(
+        self, step: AttentionStep, heads: HeadLayer, qkv: torch.Tensor, rotation: torch.Tensor, rounded: torch.dtype
+    ) -> list[torch.Tensor]:
+        attended, dtype = [], rotation.dtype
+        for group in self._groups:
+            (layer,) = group.layers
+            queries, *cached = heads(qkv.to(dtype, copy=True), rotation, step.cache(layer))
+            keys, values = (part.to(rounded).to(dtype) for part in cached)
+            attended.append(step.attend(layer, queries, keys, values).clone())
+        return attended
+
+
+class BlockTrials(Trials):
+    """The model's first block, with random weights."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, shapes: Sequence[StepShape]) -> None:
+        """Take the steps that are computed one after the other, of which the last one is timed."""
+        self._model, self._config, self._shapes = model, config, shapes
+        self._spec = decoder_spec(model).blocks[0]
+
+    @override
+    def trial(self, config: EngineConfig) -> Trial:
+        return self._trial(choose_kit(self._model, config), config)
+
+    @override
+    def reference(self) -> Judge:
+        return relative_errors(self._trial(TorchKit(), _reference_config(self._config)).outputs())
+
+    def _trial(self, kit: LayerKit, config: EngineConfig) -> Trial:
+        source = _RandomWeights(0, self._config.dtype, config.device, 1.0 - self._model.switches.norm_offset)
+        reader = DenseReader(source, config.device, config.dtype, 0)
+        blocks = kit.fuse([self._spec.build(kit, reader, 0)])
+        groups = group_layers(self._spec.caches)
+        caches = make_caches(groups, self._steps.num_blocks, config, self._model.num_heads)
+        last: list[BlockStep] = []
+
+        def outputs() -> list[torch.Tensor]:
+            changes = []
+            for batch, inputs in zip(self._steps.batches, self._inputs, strict=True):
+                last[:] = [BlockStep(self._steps.rotation(batch, config.dtype), caches.begin(batch))]
+                hidden = inputs.to(config.dtype, copy=True)
+                changes.append(run_blocks(blocks, hidden, last[0]).float() - inputs.float())
+            return changes
+
+        return Trial(outputs, lambda: run_blocks(blocks, self._inputs[-1], last[0]))
+
+    @cached_property
+    def _steps(self) -> _Steps:
+        return _Steps(self._shapes, [g.spec for g in group_layers(self._spec.caches)], self._model, self._config)
+
+    @cached_property
+    def _inputs(self) -> list[torch.Tensor]:
+        return self._steps.random(self._model.hidden_size)
+
+
+def paged_specs(model: ModelConfig) -> tuple[PagedKV, ...]:
+    """The kinds of attention that the model has."""
+    return tuple(dict.fromkeys(spec for spec in decoder_spec(model).caches if isinstance(spec, PagedKV)))
+
+
+def _reference_config(config: EngineConfig) -> EngineConfig:
+    """The same in float32 by torch."""
+    options = msgspec.structs.replace(config.options, deterministic=False, quantization="none")
+    kernels = {**dict.fromkeys(ATTENTION, "torch"), "layers": "torch", "norm_and_activation": "torch"}
+    return dataclasses.replace(config, options=options, dtype=torch.float32, is_kv_cache_fp8=False, kernels=kernels)
+
+
+class _RandomWeights(RandomSource):
+    """Matrices that keep the size of their inputs, so that every part of a block counts, and norms that vary."""
+
+    _POOL_SIZE = (1 << 18) + 1
+
+    @override
+    def fill(self, name: str, target: torch.Tensor) -> None:
+        if name.endswith("norm.weight"):
+            values = torch.empty(target.shape, dtype=self._pool.dtype, device=target.device)
+            super().fill(name.removesuffix("norm.weight"), values)
+            target.copy_(values.mul_(8).add_(self._norm_weight))
+            return
+        super().fill(name, target)
+        if target.dim() == 2:  # a power of two changes no digit, so that all dtypes hold the same values
+            target.mul_(2.0 ** round(math.log2(50 / math.sqrt(target.size(1)))))

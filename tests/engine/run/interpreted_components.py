@@ -1,0 +1,61 @@
+"""What is settled on CUDA, with the kernels in Triton's interpreter; times are invented."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft import server
+from weft.engine.kernels.triton.attention import TritonBackend
+from weft.engine.models.config import load_model_config
+from weft.engine.run import components, kernel_choice
+from weft.engine.run import config as engine_config
+from weft.engine.run.settle import Settler
+from weft.engine.run.settled_file import SettledFile
+from weft.engine.shared.messages import EngineOptions, Settled
+
+DEMO = Path(server.__file__).parent / "demo_model"
+
+
+def settle(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> dict[str, Settled]:
+    monkeypatch.setattr(kernel_choice, "has_triton", lambda device: True)
+    on_cuda = components._COMPONENTS["cuda"]
+    monkeypatch.setattr(components, "_COMPONENTS", {"cpu": {name: on_cuda[name] for name in names or on_cuda}})
+    model = load_model_config(DEMO)
+    sizes: dict[str, Any] = {"max_num_seqs": 2, "block_size": 16, "max_num_batched_tokens": 32, "max_model_len": 20}
+    options = EngineOptions(model=str(DEMO), device="cpu", dtype="float32", **sizes)
+    config = engine_config.resolve(options, model)
+    file = SettledFile(folder / "settled.json", "here")
+    times = iter(range(1, 99))
+    config = components.settle_kernels(model, config, Settler(file, lambda run: float(next(times))))
+    settled = {choice.component: choice for choice in file.of_this_machine()}
+    assert config.kernels == {name: choice.chosen for name, choice in settled.items()}
+    return settled
+
+
+def test_triton_is_right_and_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settled = settle(monkeypatch, tmp_path)
+    assert list(settled) == ["decode_attention", "prefill_attention", "norm_and_activation", "sampler"]
+    assert {choice.chosen for choice in settled.values()} == {"triton"}
+    _, flash = settled["prefill_attention"].verdicts
+    assert flash.candidate == "flash2" and flash.fault.startswith("prefill_attention flash2 needs dtype bfloat16")
+    own, torch_s = settled["norm_and_activation"].verdicts  # the only component with two right candidates
+    assert (own.seconds, torch_s.seconds) == (1.0, 2.0) and torch_s.error is not None
+
+
+def test_attention_that_is_wrong_is_torch_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Torch's reads no cache of Triton's, so it then computes prompts, too."""
+    attend = TritonBackend.attend
+
+    def shift(self: TritonBackend, *args: Any) -> torch.Tensor:
+        return attend(self, *args).roll(1, 1)
+
+    monkeypatch.setattr(TritonBackend, "attend", shift)
+    settled = settle(monkeypatch, tmp_path, "decode_attention", "prefill_attention", "norm_and_activation")
+    assert {name: choice.chosen for name, choice in settled.items()} == {
+        "decode_attention": "torch",
+        "prefill_attention": "torch",
+        "norm_and_activation": "triton",
+    }
+    assert settled["decode_attention"].verdicts[0].fault.startswith("wrong: its error is")

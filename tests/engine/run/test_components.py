@@ -1,0 +1,230 @@
+"""What is settled for a model, through the real start-up on a CPU."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from tests.engine.requests_for_tests import add_request
+from tests.triton_interpreter import needs_triton, run_interpreted
+from weft import server
+from weft.engine.kernels.cpu import library
+from weft.engine.kernels.cpu.attention import NativeBackend
+from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.cpu.sampling import NativeSampler
+from weft.engine.layers.parts import Layer
+from weft.engine.models.config import load_model_config
+from weft.engine.run import components, kernel_choice, settled_file
+from weft.engine.run import config as engine_config
+from weft.engine.run.settle import Component, Settler
+from weft.engine.run.startup import Started, start
+from weft.engine.run.trials import AttentionTrials, StepShape
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineOptions, Settled
+
+DEMO = Path(server.__file__).parent / "demo_model"
+OPTIONS = EngineOptions(model=str(DEMO), device="cpu", max_num_seqs=8, kv_cache_memory=30_000_000)
+
+needs_native = pytest.mark.skipif(library.load() is None, reason="no native kernels on this machine")
+
+
+@pytest.fixture(autouse=True)
+def keep_torch_as_it_is() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+    torch.set_grad_enabled(True)
+
+
+@pytest.fixture(autouse=True)
+def own_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No choice of another test is found here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "weft" / "settled.json"
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The components that were compared, as it happens."""
+    names: list[str] = []
+    compare = Settler._compare
+
+    def record(self: Settler, component: Component) -> tuple[Settled, bool]:
+        names.append(component.name)
+        return compare(self, component)
+
+    monkeypatch.setattr(Settler, "_compare", record)
+    return names
+
+
+def changed(**changes: Any) -> EngineOptions:
+    return msgspec.structs.replace(OPTIONS, **changes)
+
+
+def kept() -> dict[str, Settled]:
+    settled = settled_file.open_for(torch.device("cpu")).of_this_machine()
+    return {choice.component: choice for choice in settled}
+
+
+def answer(started: Started) -> list[int]:
+    started.engine.add(0, add_request([7, 8, 9], 1, max_tokens=12))
+    token_ids: list[int] = []
+    while started.engine.has_work:
+        for _, output in started.engine.step():
+            token_ids += output.token_ids
+    return token_ids
+
+
+@needs_native
+def test_a_second_start_compares_nothing_and_another_shape_or_version_does(
+    compared: list[str], own_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(2)
+    start(OPTIONS, "epoch")
+    every = ["attention", "layers", "sampler", "threads"]
+    assert compared == every
+    assert list(kept()) == every
+    assert {kept()[name].chosen for name in every[:3]} == {"native"}
+    compared.clear()
+    torch.set_num_threads(2)
+    start(OPTIONS, "epoch")
+    assert compared == []
+    torch.set_num_threads(2)
+    start(changed(max_model_len=99), "epoch")
+    assert compared == ["attention"]  # nothing else depends on it
+    compared.clear()
+    monkeypatch.setattr(settled_file, "_version", lambda package: "9.9")
+    torch.set_num_threads(2)
+    start(OPTIONS, "epoch")
+    assert compared == every
+    compared.clear()
+    own_file.write_text('{"kernels": "of another program"}')
+    torch.set_num_threads(2)
+    start(OPTIONS, "epoch")
+    assert compared == every
+    assert list(kept()) == every
+
+
+@needs_native
+def test_a_setting_changes_what_runs(compared: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    torch.set_num_threads(2)
+    chosen = {"attention": "torch", "layers": "torch", "sampler": "torch", "threads": "2"}
+    with caplog.at_level("INFO", "weft.engine.run"):
+        started = start(changed(kernels=chosen), "epoch")
+    assert compared == []
+    assert started.info.attention_backend == "sdpa"
+    assert started.info.device == "cpu (2 threads)"
+    assert "layers: torch, as the settings ask" in caplog.messages
+    assert any(
+        message.startswith("layers: torch") and message.endswith("attention: sdpa") for message in caplog.messages
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "message"),
+    [
+        ({"sampler": "triton"}, "kernels: sampler cannot be triton here: there is native, torch"),
+        ({"threads": "77"}, "kernels: threads cannot be 77 here: there is 1, 2"),
+        (
+            {"prefill_attention": "flash2"},
+            "kernels: there is no component prefill_attention on cpu: there is attention, layers, sampler, threads",
+        ),
+    ],
+)
+def test_what_does_not_exist_is_refused(kernels: dict[str, str], message: str) -> None:
+    torch.set_num_threads(2)
+    with pytest.raises(ModelError, match=f"^{message}$"):
+        start(changed(kernels=kernels), "epoch")
+
+
+def test_what_exists_but_cannot_compute_the_model_is_refused_with_the_reason() -> None:
+    for component in ("attention", "layers"):
+        with pytest.raises(ModelError, match=f"^{component} native needs Weft's native kernels, and they were not "):
+            start(changed(dtype="float32", kernels={component: "native"}), "epoch")
+
+
+class ShiftedNorms(NativeKit):
+    """A kit that was compiled wrongly: a value of each row is off by a quarter."""
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Layer:
+        norm = super().norm(weight, eps)
+
+        def run(hidden: torch.Tensor) -> torch.Tensor:
+            outputs = norm(hidden)
+            outputs[:, 3] *= 1.25
+            return outputs
+
+        return run
+
+
+@needs_native
+def test_wrong_kernels_cost_speed_and_no_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_torch = answer(start(changed(kernels={"attention": "torch", "layers": "torch", "sampler": "torch"}), "epoch"))
+    attend = NativeBackend.attend
+
+    def forget_a_head(self: NativeBackend, *args: Any) -> torch.Tensor:
+        outputs = attend(self, *args)
+        outputs[-1, 2] = 0
+        return outputs
+
+    monkeypatch.setattr(kernel_choice, "NativeKit", ShiftedNorms)
+    monkeypatch.setattr(NativeBackend, "attend", forget_a_head)
+    monkeypatch.setattr(NativeSampler, "__call__", lambda self, logits, batch, masks: logits.argmin(-1))
+    started = start(OPTIONS, "epoch")
+    assert {name: choice.chosen for name, choice in kept().items() if name != "threads"} == dict.fromkeys(
+        ("attention", "layers", "sampler"), "torch"
+    )
+    assert sum("native is not used; wrong: its error is" in message for message in caplog.messages) == 3
+    assert answer(started) == by_torch
+
+
+def test_right_kernels_are_far_from_the_tolerance_and_wrong_ones_behind_it(
+    checkpoint_folder: Callable[[str], Path],
+) -> None:
+    """Torch in bfloat16 against torch in float32, with windows, soft caps, biases and norms of every kind."""
+    for name in ("gemma2", "llama-biases", "qwen3-windows"):
+        folder = checkpoint_folder(name)
+        model = load_model_config(folder)
+        config = engine_config.resolve(EngineOptions(model=str(folder), device="cpu", dtype="bfloat16"), model)
+        for component, make in components._COMPONENTS["cpu"].items():
+            described = make(component, model, config)
+            assert described is not None and described.reference is not None
+            (candidate,) = described.candidates
+            trials = candidate.make.args  # type: ignore[attr-defined]
+            by_torch = dataclasses.replace(trials[0], kernels={component: "torch", "attention": "torch"})
+            with torch.inference_mode():
+                outputs = candidate.make.func(by_torch).outputs()  # type: ignore[attr-defined]
+                judge = described.reference()
+            assert judge(outputs) < described.tolerance / 2
+            assert judge([output.roll(1, 0) for output in outputs]) > described.tolerance * 10
+
+
+def test_what_an_fp8_cache_rounds_is_right_and_so_is_what_was_not_rounded_yet() -> None:
+    model = load_model_config(DEMO)
+    config = engine_config.resolve(changed(kernels={"decode_attention": "torch"}), model)
+    trials = AttentionTrials(model, dataclasses.replace(config, is_kv_cache_fp8=True), [StepShape(2, 0, 40)])
+    with torch.inference_mode():
+        judge = trials.reference()
+        assert judge(trials._trial(config, torch.float8_e4m3fn).outputs()) < 0.15
+        assert judge(trials.trial(config).outputs()) < 0.02
+        assert judge(trials._trial(config, torch.float8_e5m2).outputs()) > 0.15
+
+
+def test_nothing_is_timed_where_two_starts_must_compute_the_same_bits() -> None:
+    model = load_model_config(DEMO)
+    config = engine_config.resolve(changed(deterministic=True, kernels={"decode_attention": "triton"}), model)
+    for name, make in components._COMPONENTS["cuda"].items():
+        component = make(name, model, config)
+        assert component is not None
+        assert [candidate.name for candidate in component.candidates] == ["triton"]
+
+
+@needs_triton
+def test_candidates_on_cuda() -> None:
+    run_interpreted(Path(__file__).with_name("interpreted_components.py"))

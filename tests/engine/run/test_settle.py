@@ -1,0 +1,152 @@
+"""Candidates that are slow, wrong, broken or missing, on the CPU."""
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.engine.run.settle import Candidate, Component, Judge, Settler, Trial, measure_on, relative_errors
+from weft.engine.run.settled_file import SettledFile
+from weft.engine.shared.errors import ModelError
+
+INPUTS = torch.arange(12.0).view(3, 4)
+
+
+def product() -> torch.Tensor:
+    return INPUTS @ INPUTS.t()
+
+
+def slow() -> torch.Tensor:
+    time.sleep(0.02)
+    return product()
+
+
+def wrong_in_one_row() -> torch.Tensor:
+    outputs = product()
+    outputs[1] *= 1.2
+    return outputs
+
+
+def not_a_number() -> torch.Tensor:
+    return product() * math.nan
+
+
+def broken() -> torch.Tensor:
+    raise RuntimeError("no kernel image\n for this device")
+
+
+def missing() -> Trial:
+    raise ModelError("not installed")
+
+
+def candidate(run: Callable[[], torch.Tensor]) -> Candidate:
+    return Candidate(run.__name__, lambda: Trial(lambda: [run()], run))
+
+
+def component(*candidates: Candidate, shapes: str = "3 x 4") -> Component:
+    return Component("few_row_products", shapes, candidates, "torch", lambda: relative_errors([product()]), 0.01)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> SettledFile:
+    return SettledFile(tmp_path / "weft" / "settled.json", "this machine")
+
+
+@pytest.fixture
+def settler(file: SettledFile) -> Settler:
+    return Settler(file, measure_on(torch.device("cpu")))
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_the_fastest_right_candidate_is_taken(
+    settler: Settler, file: SettledFile, is_reversed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    candidates = [candidate(run) for run in (slow, wrong_in_one_row, product)]
+    with caplog.at_level("INFO", "weft.engine.run.settle"):
+        assert settler.settle(component(*(reversed(candidates) if is_reversed else candidates))) == "product"
+    (kept,) = file.of_this_machine()
+    by_name = {verdict.candidate: verdict for verdict in kept.verdicts}
+    assert by_name["wrong_in_one_row"].fault == "wrong: its error is 0.2, more than 0.01"
+    assert by_name["wrong_in_one_row"].seconds is None  # it is not even timed
+    assert by_name["slow"].seconds is not None and by_name["slow"].seconds > 0.02
+    assert kept.summary().startswith("product 0.0")
+    warning, line = (record.message for record in caplog.records)
+    assert warning == "few_row_products: wrong_in_one_row is not used; wrong: its error is 0.2, more than 0.01"
+    assert line == f"few_row_products: {kept.summary()}"
+
+
+def test_what_cannot_be_used_is_listed_with_the_reason(settler: Settler, file: SettledFile) -> None:
+    others = [candidate(not_a_number), candidate(broken), Candidate("missing", missing)]
+    assert settler.settle(component(*others, candidate(slow))) == "slow"
+    assert file.of_this_machine()[0].summary() == (
+        "slow; not_a_number: wrong: its error is nan, more than 0.01; "
+        "broken: RuntimeError: no kernel image for this device; missing: not installed"
+    )
+
+
+def test_the_reference_is_taken_where_nothing_is_right(settler: Settler) -> None:
+    assert settler.settle(component(candidate(broken), candidate(not_a_number))) == "torch"
+    assert settler.settle(component()) == "torch"
+
+
+def test_a_candidate_that_fails_while_it_is_timed_is_not_taken(settler: Settler) -> None:
+    failing = Candidate("failing", lambda: Trial(lambda: [product()], broken))
+    assert settler.settle(component(failing, candidate(slow))) == "slow"
+
+
+def test_nothing_runs_for_what_is_kept(settler: Settler, file: SettledFile, caplog: pytest.LogCaptureFixture) -> None:
+    assert settler.settle(component(candidate(slow), candidate(product))) == "product"
+    runs: list[str] = []
+
+    def make(name: str) -> Trial:
+        runs.append(name)
+        return Trial(lambda: [product()], product)
+
+    def reference() -> Judge:
+        runs.append("reference")
+        return relative_errors([product()])
+
+    named = tuple(Candidate(name, partial(make, name)) for name in ("slow", "product"))
+    later = Component("few_row_products", "3 x 4", named, "torch", reference, 0.01)
+    again = Settler(file, lambda run: pytest.fail("it was timed"))
+    with caplog.at_level("INFO", "weft.engine.run.settle"):
+        assert again.settle(later) == "product"
+    assert caplog.records[-1].message.startswith("few_row_products: product 0.0") and runs == []
+    assert caplog.records[-1].message.endswith(" (kept)")
+    # Another shape, another candidate or another machine is another matter.
+    other = Component("few_row_products", "9 x 4", named, "torch", reference, 0.01)
+    settler.settle(other)
+    assert runs == ["slow", "reference", "product"]
+    settler.settle(component(*named, candidate(broken)))
+    assert len(runs) == 5
+
+
+def test_a_setting_decides_without_a_run(settler: Settler, file: SettledFile) -> None:
+    assert settler.settle(component(candidate(broken)), "broken") == "broken"
+    assert settler.settle(component(candidate(broken)), "torch") == "torch"
+    assert file.of_this_machine() == ()
+    with pytest.raises(ModelError, match=r"^kernels: few_row_products cannot be fast here: there is broken, torch$"):
+        settler.settle(component(candidate(broken)), "fast")
+
+
+def test_what_memory_was_missing_for_is_tried_again(settler: Settler, file: SettledFile) -> None:
+    """Another program may have had the device's memory at that moment."""
+
+    def crowded() -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert settler.settle(component(candidate(crowded), candidate(slow))) == "slow"
+    assert file.of_this_machine() == ()
+
+
+def test_candidates_of_equal_results_differ_in_speed_only(settler: Settler) -> None:
+    def timed(seconds: float) -> Candidate:
+        return Candidate(
+            f"{seconds}", lambda: Trial(lambda: pytest.fail("it was compared"), partial(time.sleep, seconds))
+        )
+
+    assert settler.settle(Component("threads", "", (timed(0.01), timed(0.001)), "0.01", None)) == "0.001"

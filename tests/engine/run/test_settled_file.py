@@ -1,0 +1,124 @@
+"""The file of kept choices: it saves time, and whatever it holds is no reason not to start."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.engine.run import settled_file
+from weft.engine.run.settled_file import SettledFile, default_path, machine_text
+from weft.engine.shared.messages import Settled, Verdict
+
+NAMES = ("triton", "flash2")
+
+
+def settled(component: str = "attention", shapes: str = "8 x 128", chosen: str = "triton") -> Settled:
+    verdicts = Verdict("triton", seconds=0.002, error=0.01), Verdict("flash2", fault="not installed")
+    return Settled(component, shapes, NAMES, chosen, verdicts)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "weft" / "settled.json"
+
+
+def test_a_choice_is_found_again_for_the_same_shapes_candidates_and_machine(path: Path) -> None:
+    SettledFile(path, "here").keep(settled())
+    file = SettledFile(path, "here")
+    assert file.find("attention", "8 x 128", NAMES) == settled()
+    assert file.find("sampler", "8 x 128", NAMES) is None
+    assert file.find("attention", "8 x 64", NAMES) is None
+    assert file.find("attention", "8 x 128", (*NAMES, "flash3")) is None
+    assert SettledFile(path, "there").find("attention", "8 x 128", NAMES) is None
+    file.keep(settled(chosen="flash2"))
+    assert file.of_this_machine() == (settled(chosen="flash2"),)  # in place of the older one
+    assert [entry.name for entry in path.parent.iterdir()] == ["settled.json"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b'{"version": 2}', b'[{"machine": "here"}]', b"[" * 100_000, b"null"]
+)
+def test_a_broken_or_foreign_file_is_ignored_and_replaced(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    file = SettledFile(path, "here")
+    assert file.of_this_machine() == ()
+    file.keep(settled())
+    assert file.of_this_machine() == (settled(),)
+
+
+def test_a_choice_that_is_none_of_the_candidates_is_ignored(path: Path) -> None:
+    SettledFile(path, "here").keep(settled())
+    path.write_text(path.read_text().replace('"chosen": "triton"', '"chosen": "malware"'))
+    assert SettledFile(path, "here").find("attention", "8 x 128", NAMES) is None
+
+
+def test_a_folder_that_cannot_be_written_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "weft").write_text("a file where the folder should be")
+    with caplog.at_level("INFO"):
+        SettledFile(tmp_path / "weft" / "settled.json", "here").keep(settled())
+    assert "is not kept" in caplog.text
+    nowhere = SettledFile(None, "here")
+    nowhere.keep(settled())
+    assert nowhere.of_this_machine() == ()
+
+
+def test_the_file_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settled_file, "_MAX_NUM_ENTRIES", 3)
+    file = SettledFile(path, "here")
+    for shapes in "abcde":
+        file.keep(settled(shapes=shapes))
+    assert [kept.shapes for kept in file.of_this_machine()] == ["c", "d", "e"]
+
+
+def test_a_reader_never_sees_half_a_file(path: Path) -> None:
+    file = SettledFile(path, "here")
+    file.keep(settled())
+
+    def write(component: str) -> None:
+        for number in range(30):
+            file.keep(settled(component, str(number)))
+
+    writers = [threading.Thread(target=write, args=(component,)) for component in ("sampler", "layers")]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert json.loads(path.read_bytes())
+    assert [entry.name for entry in path.parent.iterdir()] == ["settled.json"]
+
+
+def test_the_file_is_in_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert default_path() == Path("/elsewhere/weft/settled.json")
+    for value in ("", "relative"):  # neither is valid by the specification
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert default_path() == tmp_path / ".cache" / "weft" / "settled.json"
+
+
+def test_the_machine_is_another_one_with_another_device_driver_version_or_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    texts = [machine_text(torch.device("cpu"))]
+    assert machine_text(torch.device("cpu")) == texts[0]
+    versions = {"weft": "1.2", "torch": "2.11.0+cu128"}
+    monkeypatch.setattr(settled_file, "_version", versions.get)
+    texts.append(machine_text(torch.device("cpu")))
+    kernel = tmp_path / "sdpa.py"
+    kernel.write_text("pass")
+    monkeypatch.setattr(settled_file, "_KERNELS", tmp_path)
+    settled_file._digest.cache_clear()
+    texts.append(machine_text(torch.device("cpu")))
+    kernel.write_text("...")
+    settled_file._digest.cache_clear()
+    texts.append(machine_text(torch.device("cpu")))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    monkeypatch.setattr(settled_file, "_DRIVER", tmp_path / "version")
+    texts.append(machine_text(torch.device("cuda")))
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Release\n")
+    texts.append(machine_text(torch.device("cuda")))
+    settled_file._digest.cache_clear()
+    assert len(set(texts)) == len(texts)
+    assert texts[-1].startswith("H100, driver 570.86.15, weft 1.2, torch 2.11.0+cu128, kernels ")
