@@ -1,4 +1,4 @@
-"""Weft's own sampler for CUDA, in Triton: two launches per step, four if a row has top-k, top-p or min-p.
+"""Weft's own sampler for CUDA, in Triton: two launches per step, five if a row has top-k, top-p or min-p.
 
 It computes what `pick_ids` computes; see `sampling_kernels` for how. Its exponential and the order of its sums differ
 in the last bits. So an id may differ if a uniform number, or the edge of a nucleus, is within 1e-5 of the border
@@ -11,13 +11,15 @@ import triton
 from typing_extensions import override
 
 from weft.engine.kernels.triton import sampling_kernels as kernels
+from weft.engine.kernels.triton.sampling_bins import BINS
 from weft.engine.sampling.in_graph import GraphSampler
 from weft.engine.step.batch import Floats, SamplingBatch
 from weft.engine.step.masks import RowMasks
 from weft.engine.step.transfer import to_device
 
 _PART, _CHUNK = 4096, 128
-_TILE = 2048  # listed values that a search reads at a time
+_TILE = 2048  # listed logits that a search reads at a time; lists of no more than that are not narrowed
+_NARROWING_PROGRAMS = 8  # for a row: each reads the row's histogram
 
 
 class TritonSampler:
@@ -65,11 +67,10 @@ def pack_parameters(batch: SamplingBatch, masks: RowMasks | None, vocab_size: in
         mask_rows[masks.rows] = np.arange(len(masks.rows))
     is_random = batch.temperatures > 0
     temperatures = np.where(is_random, batch.temperatures, np.float32(1))
-    with np.errstate(divide="ignore", over="ignore"):
+    with np.errstate(over="ignore"):
         inverses = np.minimum(1 / temperatures, np.finfo(np.float32).max) * is_random
-        margins = temperatures * np.log(batch.min_ps)  # log(0) = -inf keeps all
     top_ks = np.where(batch.top_ks < vocab_size, batch.top_ks, 0)
-    return np.stack((inverses, margins, top_ks, batch.top_ps, batch.uniforms, mask_rows)).astype(np.float32)
+    return np.stack((inverses, batch.min_ps, top_ks, batch.top_ps, batch.uniforms, mask_rows)).astype(np.float32)
 
 
 def launch(
@@ -95,18 +96,25 @@ def launch(
     summaries = (chunk_bests, part_bests, part_best_ids, part_masses)
     token_ids = logits.new_empty(num_rows, dtype=torch.int64)
     floors, totals = logits.new_empty(num_rows), logits.new_empty(num_rows, dtype=torch.float64)
+    bins = logits.new_empty(num_rows, 2 * BINS.value, dtype=torch.int64)
+    sizes = torch.empty_like(floors, dtype=torch.int32)
     if bits is None:
         bits = parameters.view(torch.int32)  # not read if no row has a mask
     grid = (num_rows, num_parts)
     num_words = triton.cdiv(vocab_size, 32)
     kernels.summarise[grid](logits, parameters, bits, *summaries, vocab_size, num_words, _PART, _CHUNK, num_warps=8)
-    results = (token_ids, floors, totals, vocab_size, num_parts)
+    results = (token_ids, floors, totals, bins, sizes, vocab_size, num_parts)
     kernels.decide[(num_rows,)](logits, parameters, *summaries, *results, _PART, _CHUNK, padded, num_warps=8)
     if is_filtered:
         lists = logits.new_empty(num_rows, num_parts, _PART)
-        counts = torch.empty_like(part_best_ids)
-        kernels.collect[grid](logits, floors, part_bests, lists, counts, vocab_size, _PART, num_warps=8)
-        found = (floors, totals, part_bests, lists, counts, token_ids, vocab_size, num_parts)
-        width = max(_TILE // padded, 8)
-        kernels.draw[(num_rows,)](logits, parameters, *found, _PART, padded, width, num_warps=8)
+        counts, sure_masses = torch.empty_like(part_best_ids), torch.empty_like(part_masses)
+        listed = (sizes, lists, counts, sure_masses)
+        apart = totals.new_empty(num_rows, 2)
+        shape = (vocab_size, num_parts, _PART, padded)
+        kernels.collect[grid](logits, parameters, floors, part_bests, bins, *listed, *shape, num_warps=8)
+        few = (num_rows, min(num_parts, _NARROWING_PROGRAMS))
+        row = (parameters, totals, part_bests, bins, *listed, apart)
+        kernels.narrow[few](*row, *shape[1:], _TILE, num_warps=8)
+        found = (logits, parameters, floors, totals, part_bests, *listed, apart, token_ids)
+        kernels.draw[(num_rows,)](*found, *shape, max(_TILE // padded, 8), _TILE, num_warps=8)
     return token_ids

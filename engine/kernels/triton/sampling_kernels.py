@@ -1,22 +1,30 @@
 """Triton kernels from logits to ids: masks, temperature, min-p, top-k, top-p and the draw, without a sort.
 
 A row of the vocabulary is cut into parts of PART ids, and a part into chunks of CHUNK ids. `summarise` and `collect`
-run one program per part, `decide` and `draw` one per row:
+run one program per part, `decide` and `draw` one per row, `narrow` a few per row:
 
 1. summarise: mask the logits; store the best logit of each chunk, and for each part the best logit, its id, the mass.
-2. decide: ids of greedy and unfiltered rows; for a filtered row a floor that all ids which it keeps reach.
-3. collect: for each part, list the logits that reach the floor.
-4. draw: find the exact floors of top-k and top-p in the list, then the id.
+2. decide: ids of greedy and unfiltered rows; for a filtered row a floor that the weights of all ids it keeps reach.
+3. collect: for each part, list the logits that reach the floor, and add them to the row's histogram of weights.
+4. narrow: shorten long lists to the bins of the histogram where the floors of top-k and top-p must be.
+5. draw: find the exact floors of top-k and top-p in the lists, then the id.
 
-A row's parameters are read on the device, and no program touches another row. So ids do not depend on the batch, and a
-CUDA graph can hold the launches. Parameters are (6, num_rows) float32, in the order of the names below.
+Programs end at once in `collect` and `draw` unless the row has filters, and in `narrow` unless its lists are long, as
+they are when top-p meets flat logits. Such a row moves 16 bytes for each id: logits are read twice, lists are written
+and read once. Then `draw` has a few thousand logits left, all of one or two bins. In other rows it is the lists that
+are short: only the first reading covers the whole row, and the second one the parts that reach the floor.
+
+A row's parameters are read on the device, and no program touches another row. Programs of one row share nothing but
+sums of integers. So ids depend neither on the batch nor on the order of programs, and a CUDA graph can hold the
+launches. Parameters are (6, num_rows) float32, in the order of the names below.
 """
 
 import triton
 import triton.language as tl
 
+from weft.engine.kernels.triton.sampling_bins import BINS, add_to_bins, find_bins, to_bins
 from weft.engine.kernels.triton.sampling_rows import (
-    LOWEST,
+    LEAST,
     draw_id,
     draw_part,
     find_floor,
@@ -26,7 +34,7 @@ from weft.engine.kernels.triton.sampling_rows import (
 )
 
 INVERSE_TEMPERATURE = tl.constexpr(0)  # 0 is greedy
-MARGIN = tl.constexpr(1)  # min-p keeps logits from the best plus this on: temperature * log(min_p)
+MIN_P = tl.constexpr(1)  # 0 keeps all
 TOP_K = tl.constexpr(2)  # 0 keeps all
 TOP_P = tl.constexpr(3)  # 1 keeps all
 UNIFORM = tl.constexpr(4)
@@ -39,6 +47,23 @@ _NO_TOKEN_ID = tl.constexpr(-1)
 @triton.jit
 def _parameter(parameters, index: tl.constexpr):
     return tl.load(parameters + index * tl.num_programs(0) + tl.program_id(0))
+
+
+@triton.jit
+def _load_best(part_bests, num_parts, NUM_PARTS: tl.constexpr):
+    """The bests of the row's parts, and the row's."""
+    parts = tl.arange(0, NUM_PARTS)
+    bests = tl.load(part_bests + tl.program_id(0) * num_parts + parts, mask=parts < num_parts, other=-_INFINITY)
+    return bests, tl.max(bests)
+
+
+@triton.jit
+def _list(at, values, is_listed):
+    """Write the values that are listed side by side; return their number."""
+    is_listed = is_listed.to(tl.int32)
+    places = tl.cumsum(is_listed, axis=0) - 1
+    tl.store(at + places, values, mask=is_listed == 1)
+    return tl.sum(is_listed)
 
 
 @triton.jit
@@ -88,6 +113,8 @@ def decide(
     token_ids,
     floors,
     totals,
+    bins,
+    sizes,
     vocab_size,
     num_parts,
     PART: tl.constexpr,
@@ -96,19 +123,18 @@ def decide(
 ):
     """Grid (num_rows,). The floor of an unfiltered row is infinity; totals are for rows with top-p alone."""
     row = tl.program_id(0)
-    inverse, margin = _parameter(parameters, INVERSE_TEMPERATURE), _parameter(parameters, MARGIN)
+    inverse, min_p = _parameter(parameters, INVERSE_TEMPERATURE), _parameter(parameters, MIN_P)
     top_k, top_p = _parameter(parameters, TOP_K), _parameter(parameters, TOP_P)
     parts = tl.arange(0, NUM_PARTS)
-    bests = tl.load(part_bests + row * num_parts + parts, mask=parts < num_parts, other=-_INFINITY)
-    best = tl.max(bests)
+    bests, best = _load_best(part_bests, num_parts, NUM_PARTS)
     floor = tl.full((), _INFINITY, tl.float32)
     if (inverse > 0) & (best > -_INFINITY) & (best < _INFINITY):
         masses = tl.load(part_masses + row * num_parts + parts, mask=parts < num_parts, other=0.0).to(tl.float64)
         masses *= weigh(bests, best, inverse)
-        if (top_k > 0) | (margin > -_INFINITY):
-            floor = tl.maximum(best + margin, LOWEST)
+        if (top_k > 0) | (min_p > 0):
+            floor = tl.maximum(min_p, LEAST)
             if (top_k > 0) & (top_k * CHUNK <= vocab_size):
-                # The k-th largest logit is at least the k-th largest of the chunks' best logits.
+                # The k-th largest weight is at least the k-th largest of the chunks' largest weights.
                 CHUNKS: tl.constexpr = PART // CHUNK
                 lists = chunk_bests + row * num_parts * CHUNKS
                 counts = tl.where(parts < num_parts, CHUNKS, 0)
@@ -117,14 +143,13 @@ def decide(
         elif top_p < 1:
             # If all ids below weighed as much as the floor, they would be half of what the nucleus may leave out.
             total = tl.sum(masses)
-            share = 0.5 * (1.0 - top_p) * total.to(tl.float32) / vocab_size
-            floor = tl.minimum(tl.maximum(best + tl.log(share) / inverse, LOWEST), best)
+            floor = tl.maximum(0.5 * (1.0 - top_p) * total.to(tl.float32) / vocab_size, LEAST)
             tl.store(totals + row, total)
         else:
             part, fraction = draw_part(masses, _parameter(parameters, UNIFORM), NUM_PARTS)
             part_best = tl.load(part_bests + row * num_parts + part)
             at = logits + row.to(tl.int64) * vocab_size
-            tl.store(token_ids + row, draw_id(at, vocab_size, part, fraction, part_best, inverse, LOWEST, 0.0, PART))
+            tl.store(token_ids + row, draw_id(at, vocab_size, part, fraction, part_best, inverse, 0.0, PART))
     else:
         best_part = tl.min(tl.where(bests == best, parts, NUM_PARTS))
         best_id = tl.load(part_best_ids + row * num_parts + best_part)
@@ -132,24 +157,92 @@ def decide(
             best_id = tl.full((), _NO_TOKEN_ID, tl.int32)
         tl.store(token_ids + row, best_id.to(tl.int64))
     tl.store(floors + row, floor)
+    tl.store(sizes + row, 0)
+    if floor < _INFINITY:
+        tl.store(bins + row * 2 * BINS + tl.arange(0, 2 * BINS), tl.zeros((2 * BINS,), tl.int64))
 
 
 @triton.jit
-def collect(logits, floors, part_bests, lists, counts, vocab_size, PART: tl.constexpr):
-    """Grid (num_rows, num_parts). Writes `counts` values of each list, (num_rows, num_parts, PART)."""
+def collect(
+    logits,
+    parameters,
+    floors,
+    part_bests,
+    bins,
+    sizes,
+    lists,
+    counts,
+    sure_masses,
+    vocab_size,
+    num_parts,
+    PART: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+):
+    """Grid (num_rows, num_parts). Writes `counts` logits of each list, (num_rows, num_parts, PART)."""
     row, part = tl.program_id(0), tl.program_id(1)
-    place = row * tl.num_programs(1) + part
+    place = row * num_parts + part
     floor = tl.load(floors + row)
     if floor < _INFINITY:
+        inverse = _parameter(parameters, INVERSE_TEMPERATURE)
+        _, best = _load_best(part_bests, num_parts, NUM_PARTS)
         count = tl.zeros((), tl.int32)
-        if tl.load(part_bests + place) >= floor:
+        if weigh(tl.load(part_bests + place), best, inverse) >= floor:
             ids = part * PART + tl.arange(0, PART)
             values = load_values(logits + row.to(tl.int64) * vocab_size + ids, ids < vocab_size)
-            is_listed = (values >= floor).to(tl.int32)
-            places = tl.cumsum(is_listed, axis=0) - 1
-            tl.store(lists + place.to(tl.int64) * PART + places, values, mask=is_listed == 1)
-            count = tl.sum(is_listed)
+            at = lists + place.to(tl.int64) * PART
+            count = _list(at, values, weigh(values, best, inverse) >= floor)
+            tl.debug_barrier()  # the list is written
+            top_k, top_p = _parameter(parameters, TOP_K), _parameter(parameters, TOP_P)
+            add_to_bins(bins + row * 2 * BINS, at, count, best, inverse, top_k, top_p)
+            tl.atomic_add(sizes + row, count, sem="relaxed")
         tl.store(counts + place, count)
+        tl.store(sure_masses + place, 0.0)
+
+
+@triton.jit
+def narrow(
+    parameters,
+    totals,
+    part_bests,
+    bins,
+    sizes,
+    lists,
+    counts,
+    sure_masses,
+    apart,
+    num_parts,
+    PART: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    SHORT: tl.constexpr,
+):
+    """Grid (num_rows, programs of a row). Takes from lists of more than SHORT logits all whose fate is known.
+
+    Their mass, if they are kept, is in sure_masses (num_rows, num_parts). The number and the mass of those that reach
+    the floor of top-k are in apart (num_rows, 2).
+    """
+    row = tl.program_id(0)
+    if tl.load(sizes + row) > SHORT:
+        inverse, min_p = _parameter(parameters, INVERSE_TEMPERATURE), _parameter(parameters, MIN_P)
+        top_k, top_p = _parameter(parameters, TOP_K), _parameter(parameters, TOP_P)
+        _, best = _load_best(part_bests, num_parts, NUM_PARTS)
+        is_alone = (top_k == 0) & (min_p == 0)
+        kth, first, last, num_apart, mass_apart = find_bins(
+            bins + row * 2 * BINS, top_k, top_p, tl.load(totals + row), is_alone
+        )
+        if tl.program_id(1) == 0:
+            tl.store(apart + row * 2, num_apart)
+            tl.store(apart + row * 2 + 1, mass_apart)
+        for part in range(tl.program_id(1), num_parts, tl.num_programs(1)):
+            place = row * num_parts + part
+            at, places = lists + place.to(tl.int64) * PART, tl.arange(0, PART)
+            is_value = places < tl.load(counts + place)
+            values = load_values(at + places, is_value)
+            weights = weigh(values, best, inverse)
+            bin_of = to_bins(weights)
+            tl.store(sure_masses + place, tl.sum(tl.where(is_value & (bin_of < first), weights, 0.0)))
+            tl.debug_barrier()  # all values are read before some are overwritten
+            count = _list(at, values, is_value & ((bin_of == kth) | ((bin_of >= first) & (bin_of <= last))))
+            tl.store(counts + place, count)
 
 
 @triton.jit
@@ -159,37 +252,45 @@ def draw(
     floors,
     totals,
     part_bests,
+    sizes,
     lists,
     counts,
+    sure_masses,
+    apart,
     token_ids,
     vocab_size,
     num_parts,
     PART: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SHORT: tl.constexpr,
 ):
     """Grid (num_rows,)."""
     row = tl.program_id(0)
     floor = tl.load(floors + row)
     if floor < _INFINITY:
-        inverse, margin = _parameter(parameters, INVERSE_TEMPERATURE), _parameter(parameters, MARGIN)
+        inverse, min_p = _parameter(parameters, INVERSE_TEMPERATURE), _parameter(parameters, MIN_P)
         top_k, top_p = _parameter(parameters, TOP_K), _parameter(parameters, TOP_P)
         parts = tl.arange(0, NUM_PARTS)
-        best = tl.max(tl.load(part_bests + row * num_parts + parts, mask=parts < num_parts, other=-_INFINITY))
+        _, best = _load_best(part_bests, num_parts, NUM_PARTS)
         lengths = tl.load(counts + row * num_parts + parts, mask=parts < num_parts, other=0)
+        sure = tl.load(sure_masses + row * num_parts + parts, mask=parts < num_parts, other=0.0).to(tl.float64)
+        is_narrowed = tl.load(sizes + row) > SHORT
+        num_apart = tl.load(apart + row * 2, mask=is_narrowed, other=0.0)
+        mass_apart = tl.load(apart + row * 2 + 1, mask=is_narrowed, other=0.0)
         values = lists + row.to(tl.int64) * num_parts * PART
         if top_k > 0:
-            kth = find_floor(values, PART, lengths, top_k, best, inverse, floor, False, NUM_PARTS, WIDTH)
+            num_left = top_k - num_apart
+            kth = find_floor(values, PART, lengths, num_left, best, inverse, floor, False, NUM_PARTS, WIDTH)
             floor = tl.maximum(floor, kth)
-        weight_floor = tl.zeros((), tl.float32)
         if top_p < 1:
-            if (top_k > 0) | (margin > -_INFINITY):
-                total = tl.sum(weigh_lists(values, PART, lengths, best, inverse, floor, 0.0, NUM_PARTS, WIDTH))
-            else:
-                total = tl.load(totals + row)
-            mass = total * top_p
-            weight_floor = find_floor(values, PART, lengths, mass, best, inverse, floor, True, NUM_PARTS, WIDTH)
-        masses = weigh_lists(values, PART, lengths, best, inverse, floor, weight_floor, NUM_PARTS, WIDTH)
+            total = tl.load(totals + row)
+            if (top_k > 0) | (min_p > 0):
+                total = mass_apart + tl.sum(weigh_lists(values, PART, lengths, best, inverse, floor, NUM_PARTS, WIDTH))
+            mass = total * top_p - tl.sum(sure)
+            last = find_floor(values, PART, lengths, mass, best, inverse, floor, True, NUM_PARTS, WIDTH)
+            floor = tl.maximum(floor, last)
+        masses = sure + weigh_lists(values, PART, lengths, best, inverse, floor, NUM_PARTS, WIDTH)
         part, fraction = draw_part(masses, _parameter(parameters, UNIFORM), NUM_PARTS)
         at = logits + row.to(tl.int64) * vocab_size
-        tl.store(token_ids + row, draw_id(at, vocab_size, part, fraction, best, inverse, floor, weight_floor, PART))
+        tl.store(token_ids + row, draw_id(at, vocab_size, part, fraction, best, inverse, floor, PART))

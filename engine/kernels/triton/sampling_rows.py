@@ -1,18 +1,18 @@
 """Functions that the sampling kernels share: weights, floors and the draw, for one row of the vocabulary.
 
-A weight is exp((logit - best) * inverse), where best is the row's largest logit and inverse is 1 / temperature. The
-parts of a row are lists in the order of the vocabulary, `stride` apart; `counts` holds the number of values in each.
-Sums are float32 within one list or one tile of lists, and float64 beyond.
+A weight is exp((logit - best) * inverse), where best is the row's largest logit and inverse is 1 / temperature. So the
+largest weight is 1, and weights are ordered as their bits are. The parts of a row are lists of logits in the order of
+the vocabulary, `stride` apart; `counts` holds the number of logits in each. Sums are float32 within one list or one
+tile of lists, and float64 beyond.
 """
 
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-3.4028234663852886e38)  # below it there is only -infinity, the logit of banned ids
-_LOWEST_RANK = tl.constexpr(0x00800000)
+LEAST = tl.constexpr(2.0**-126)  # a weight below it counts as 0
+_LOWEST = tl.constexpr(-3.4028234663852886e38)  # below it there is only -infinity, the logit of banned ids
 _LAST_FRACTION = tl.constexpr(1.0 - 2.0**-24)
-# Floors tried in one pass over the values: each pass finds one hexadecimal digit of the floor, in eight passes.
-_DIGITS = tl.constexpr(16)
+_DIGITS = tl.constexpr(16)  # floors tried in one pass over the logits: a pass finds one hexadecimal digit of the floor
 
 
 @triton.jit
@@ -25,26 +25,16 @@ def load_values(at, mask):
 @triton.jit
 def weigh(values, best, inverse):
     """If everything is banned, all weights are 0."""
-    return tl.exp((values - tl.maximum(best, LOWEST)) * inverse)
+    return tl.exp((values - tl.maximum(best, _LOWEST)) * inverse)
 
 
 @triton.jit
-def _to_rank(values):
-    """Floats as uint32 in the same order; -0 becomes 0."""
-    bits = (values + 0.0).to(tl.uint32, bitcast=True)
-    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
-
-
-@triton.jit
-def _from_rank(ranks):
-    return tl.where(ranks >= 0x80000000, ranks & 0x7FFFFFFF, ranks ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _load_tile(lists, stride, counts, start, NUM_LISTS: tl.constexpr, WIDTH: tl.constexpr):
-    """WIDTH values of each list from start on, (NUM_LISTS, WIDTH)."""
+def _load_weights(lists, stride, counts, start, best, inverse, floor, NUM_LISTS: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH weights of each list from start on, (NUM_LISTS, WIDTH). Those below the floor are 0."""
     places = start + tl.arange(0, WIDTH)[None, :]
-    return load_values(lists + tl.arange(0, NUM_LISTS)[:, None] * stride + places, places < counts[:, None])
+    values = load_values(lists + tl.arange(0, NUM_LISTS)[:, None] * stride + places, places < counts[:, None])
+    weights = weigh(values, best, inverse)
+    return tl.where(weights >= floor, weights, 0.0)
 
 
 @triton.jit
@@ -60,47 +50,52 @@ def find_floor(
     NUM_LISTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The highest floor that `target` logits reach, or, BY_MASS, that weights of total mass `target` reach.
+    """The highest floor that `target` weights reach, or, BY_MASS, that weights of total mass `target` reach.
 
-    BY_MASS, logits below `floor` weigh nothing. The best logit always reaches the result; if all logits together miss
-    the target, all of them do. See `weft.engine.kernels.torch.filters`.
+    Weights below `floor` > 0 do not count. The largest one always reaches the result. If all together miss the target,
+    the result is 0. See `weft.engine.kernels.torch.filters`.
     """
-    low = tl.zeros((1,), tl.uint32)
-    step = tl.full((1,), 1 << 28, tl.uint32)
     longest = tl.max(counts)
-    for _ in range(8):
-        ranks = low + tl.arange(0, _DIGITS).to(tl.uint32) * step
+    low, high = tl.full((), 0x7FFFFFFF, tl.int64), tl.zeros((), tl.int64)  # bits of the least and the largest weight
+    total = tl.zeros((), tl.float64)
+    start = 0
+    while start < longest:
+        weights = _load_weights(lists, stride, counts, start, best, inverse, floor, NUM_LISTS, WIDTH)
+        bits = weights.to(tl.int32, bitcast=True)
+        low = tl.minimum(low, tl.min(tl.where(bits > 0, bits, 0x7FFFFFFF)))
+        high = tl.maximum(high, tl.max(bits))
+        total += tl.sum(weights if BY_MASS else (bits > 0).to(tl.float32)).to(tl.float64)
+        start += WIDTH
+    step = tl.full((), 1, tl.int64)
+    while step * _DIGITS <= high - low:
+        step *= _DIGITS
+    if low >= high:  # all weights are the same
+        step = step * 0
+    while step > 0:
+        tried = tl.minimum(low + tl.arange(0, _DIGITS) * step, high + 1).to(tl.int32)
         reached = tl.zeros((_DIGITS,), tl.float64)
         start = 0
         while start < longest:
-            values = tl.reshape(_load_tile(lists, stride, counts, start, NUM_LISTS, WIDTH), (NUM_LISTS * WIDTH, 1))
-            if BY_MASS:
-                amounts = tl.where(values >= floor, weigh(values, best, inverse), 0.0)
-                is_above = _to_rank(amounts) >= ranks[None, :]
-            else:
-                amounts = tl.full((NUM_LISTS * WIDTH, 1), 1.0, tl.float32)
-                is_above = _to_rank(values) >= ranks[None, :]
-            reached += tl.sum(tl.where(is_above, amounts, 0.0), axis=0).to(tl.float64)
+            weights = _load_weights(lists, stride, counts, start, best, inverse, floor, NUM_LISTS, WIDTH)
+            weights = tl.reshape(weights, (NUM_LISTS * WIDTH, 1))
+            is_above = weights.to(tl.int32, bitcast=True) >= tried[None, :]
+            reached += tl.sum(tl.where(is_above, weights if BY_MASS else 1.0, 0.0), axis=0).to(tl.float64)
             start += WIDTH
-        num_reached = tl.sum((reached >= target).to(tl.int32), axis=0)
-        low += (tl.maximum(num_reached, 1) - 1).to(tl.uint32) * step
+        num_reached = tl.sum((reached >= target).to(tl.int32))
+        low = tl.minimum(low + (tl.maximum(num_reached, 1) - 1) * step, high)
         step = step // _DIGITS
-    highest = tl.zeros((1,), tl.float32) + (1.0 if BY_MASS else best)
-    return tl.max(_from_rank(tl.minimum(tl.maximum(low, _LOWEST_RANK), _to_rank(highest))))
+    found = tl.minimum(low, high).to(tl.int32).to(tl.float32, bitcast=True)
+    return tl.where(total >= target, found, 0.0)
 
 
 @triton.jit
-def weigh_lists(
-    lists, stride, counts, best, inverse, floor, weight_floor, NUM_LISTS: tl.constexpr, WIDTH: tl.constexpr
-):
-    """The mass of the values that reach both floors, for each list: (NUM_LISTS,) float64."""
+def weigh_lists(lists, stride, counts, best, inverse, floor, NUM_LISTS: tl.constexpr, WIDTH: tl.constexpr):
+    """The mass of the weights that reach the floor, for each list: (NUM_LISTS,) float64."""
     masses = tl.zeros((NUM_LISTS,), tl.float64)
     longest = tl.max(counts)
     start = 0
     while start < longest:
-        values = _load_tile(lists, stride, counts, start, NUM_LISTS, WIDTH)
-        weights = weigh(values, best, inverse)
-        weights = tl.where((values >= floor) & (weights >= weight_floor), weights, 0.0)
+        weights = _load_weights(lists, stride, counts, start, best, inverse, floor, NUM_LISTS, WIDTH)
         masses += tl.sum(weights, axis=1).to(tl.float64)
         start += WIDTH
     return masses
@@ -119,13 +114,13 @@ def draw_part(masses, uniform, NUM_PARTS: tl.constexpr):
 
 
 @triton.jit
-def draw_id(logits, vocab_size, part, fraction, best, inverse, floor, weight_floor, PART: tl.constexpr):
-    """The first id of a part whose cumulative weight exceeds `fraction` of the part's mass that reaches both floors."""
+def draw_id(logits, vocab_size, part, fraction, best, inverse, floor, PART: tl.constexpr):
+    """The first id of a part whose cumulative weight exceeds `fraction` of the part's mass that reaches the floor."""
     places = tl.arange(0, PART)
     ids = part * PART + places
     values = load_values(logits + ids, ids < vocab_size)
     weights = weigh(values, best, inverse)
-    weights = tl.where((values >= floor) & (weights >= weight_floor), weights, 0.0)
+    weights = tl.where(weights >= floor, weights, 0.0)
     cumulated = tl.cumsum(weights, axis=0)
     is_above = (cumulated > fraction * tl.max(cumulated)) & (weights > 0)
     # Rounded sums are not quite monotonic. If none is above, the last id with a weight is drawn.

@@ -58,12 +58,12 @@ def pick(device: torch.device, logits: torch.Tensor, batch: SamplingBatch, masks
     return ids
 
 
-def cumulate(batch: SamplingBatch, row: int, logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What is left of the row's distribution, added up, in float64."""
-    weights = np.exp((logits - logits.max()) / batch.temperatures[row])
-    is_kept = weights >= batch.min_ps[row] * (1 - 1e-9)
+def cumulate(batch: SamplingBatch, row: int, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """What is left of the row's distribution, added up in float64."""
+    weights = np.exp((logits - logits.max()) / batch.temperatures[row]).astype(np.float64)
+    is_kept = weights >= batch.min_ps[row]
     if batch.top_ks[row]:
-        is_kept &= logits >= np.sort(logits)[-min(batch.top_ks[row], len(logits))]
+        is_kept &= weights >= np.sort(weights)[-min(batch.top_ks[row], len(weights))]
     weights *= is_kept
     falling = np.sort(weights)[::-1]
     nucleus = np.searchsorted(falling.cumsum(), batch.top_ps[row] * weights.sum())
@@ -72,7 +72,7 @@ def cumulate(batch: SamplingBatch, row: int, logits: npt.NDArray[np.float64]) ->
 
 
 def check_ids(device: torch.device, vocab_size: int, num_rows: int = 16) -> None:
-    """Every kind of row, masked and not: ids are torch's, or all between the two is within 1e-5 of the number."""
+    """Every kind of row, masked and not."""
     rng = np.random.default_rng(vocab_size)
     batch = make_batch(
         num_rows,
@@ -84,13 +84,55 @@ def check_ids(device: torch.device, vocab_size: int, num_rows: int = 16) -> None
     )
     logits = torch.tensor(rng.normal(size=(num_rows, vocab_size)) * 3, dtype=torch.float32)
     masks = make_masks(rng, np.flatnonzero(np.arange(num_rows) % 3), vocab_size)
-    ids, expected = pick(device, logits, batch, masks), pick_ids(logits.clone(), batch, masks).tolist()
-    masks.apply(logits)
+    compare(device, logits, batch, masks)
+
+
+def compare(device: torch.device, logits: torch.Tensor, batch: SamplingBatch, masks: RowMasks | None) -> None:
+    """Ids are torch's, or all between the two is within 1e-5 of the number. Logits that are NaN are banned."""
+    ids = pick(device, logits, batch, masks)
+    logits = logits.nan_to_num(-INF)
+    expected = pick_ids(logits.clone(), batch, masks).tolist()
+    if masks is not None:
+        masks.apply(logits)
     for row in np.flatnonzero(np.array(ids) != expected):
         assert batch.temperatures[row] > 0, (ids[row], expected[row])
         low, high = sorted((ids[row], expected[row]))
-        between = cumulate(batch, row, logits[row].double().numpy())[low:high]
+        between = cumulate(batch, row, logits[row].numpy())[low:high]
         assert abs(between - batch.uniforms[row]).max() < 1e-5, (row, ids[row], expected[row])
+
+
+FLAT_FILTERS = np.array([  # top_k, top_p, min_p
+    (0, 0.5, 0), (0, 0.9, 0), (0, 0.999, 0), (3000, 1, 0), (3000, 0.8, 0), (40, 0.9, 0), (0, 1, 0.3), (0, 0.7, 0.3),
+    (5000, 0.6, 0.05),
+])  # fmt: skip
+
+
+def make_flat(rng: np.random.Generator, vocab_size: int) -> npt.NDArray[np.float32]:
+    """(9, vocab_size): smooth, nearly uniform, with many ties, in two clusters, crowded, of one value, banned, NaN."""
+    normal = rng.normal(size=vocab_size)
+    rounded = torch.tensor(8 + normal, dtype=torch.bfloat16).float().numpy()
+    banned, holes = normal.copy(), normal.copy()
+    banned[rng.random(vocab_size) < 0.5] = -INF
+    holes[rng.random(vocab_size) < 0.2] = np.nan
+    clusters = np.where(rng.random(vocab_size) < 0.5, 3.0, np.float32(3.000001))
+    # The floor of top-k is in a crowd of close logits, so that the mass it leaves could be 1264 to 2824.
+    crowd = rng.permutation(np.concatenate((np.linspace(0, 1, 2000), np.tile((1.5, 1.5001), vocab_size // 2 - 999))))
+    constant = np.full(vocab_size, -2.5)
+    rows = (normal, 0.3 * normal, 0.02 * normal, rounded, clusters, -crowd[:vocab_size], constant, banned, holes)
+    return np.stack(rows).astype(np.float32)
+
+
+def check_flat_logits(device: torch.device, vocab_size: int = 9001) -> None:
+    """Lists that hold nearly the whole vocabulary; each row meets every third filter, one row has a mask."""
+    rng = np.random.default_rng(vocab_size)
+    logits = torch.from_numpy(make_flat(rng, vocab_size))
+    num_rows = len(logits)
+    masks = make_masks(rng, np.array([2]), vocab_size)
+    for first in (0, 3, 6):
+        top_ks, top_ps, min_ps = np.roll(FLAT_FILTERS, first, 0).T
+        filters = {"top_ks": top_ks.astype(np.int64), "top_ps": top_ps, "min_ps": min_ps}
+        batch = make_batch(num_rows, temperatures=1.0, uniforms=rng.random(num_rows), **filters)
+        compare(device, logits, batch, masks)
 
 
 def check_ties(device: torch.device) -> None:
@@ -146,7 +188,7 @@ def check_extremes(device: torch.device) -> None:
         cold = pick(device, logits, make_batch(4, temperatures=1e-40, uniforms=0.99, **columns))
         warm = pick(device, logits, make_batch(4, temperatures=2.0, uniforms=0.4, **columns))
         assert cold[:3] == [0, 0, 1]
-        assert warm[:3] == [0, 0 if columns == {"top_ks": 2} else 1, 1]
+        assert warm[:3] == [0, 1, 1]  # all three weights of the second row are 1
         assert 0 <= cold[3] < 3
         assert 0 <= warm[3] < 3
 
@@ -263,6 +305,7 @@ def check_penalties_of_rows_are_alone(device: torch.device, vocab_size: int = 50
 
 
 CHECKS = (
+    check_flat_logits,
     check_ties,
     check_bans,
     check_extremes,
