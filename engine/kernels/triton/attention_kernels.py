@@ -11,6 +11,8 @@ et al., 2022. Split contexts, merged by log-sum-exp: Dao et al., Flash-Decoding,
 import triton
 import triton.language as tl
 
+from weft.engine.kernels.triton.dependent_launch import let_next_start, wait_for_previous
+
 
 @triton.jit
 def attend_kernel(
@@ -33,6 +35,7 @@ def attend_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
 
@@ -40,6 +43,8 @@ def attend_kernel(
     heads that share them. WINDOW and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that a row's bits do
     not depend on the others in its tile; without it, keys that all rows see have a faster loop without masks.
     """
+    let_next_start(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7
     num_tokens = tl.load(item + 2)
     if num_tokens == 0:
@@ -169,8 +174,11 @@ def merge_kernel(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     TILE_PARTS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Merge the parts of one token and head by their log-sum-exp; the grid is merges x heads, and some are empty."""
+    let_next_start(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     merge = merges + tl.program_id(0) // NUM_HEADS * 4
     head = tl.program_id(0) % NUM_HEADS
     num_parts = tl.load(merge + 2)
