@@ -59,3 +59,10 @@ def wait_for_previous(IS_DEPENDENT: tl.constexpr):
     """Wait for all earlier kernels. Without IS_DEPENDENT nothing happens."""
     if IS_DEPENDENT:
         gdc_wait()
+
+
+@triton.jit
+def follow(IS_DEPENDENT: tl.constexpr):
+    """Let the next kernel start, then wait for the earlier ones: the begin of a kernel that can load nothing before."""
+    let_next_start(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)

@@ -15,28 +15,11 @@ from weft.engine.kernels.triton.layer_kernels import activated
 
 @triton.jit
 def multiply(
-    inputs,
-    weight,
-    bias,
-    norm_weight,
-    outputs,
-    num_rows,
-    num_outs,
-    input_stride,
-    output_stride,
-    eps,
-    HAS_BIAS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    ADDS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    OUTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    USES_DOT: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-):
+    inputs, weight, bias, norm_weight, outputs, num_rows, num_outs, input_stride, output_stride, eps,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, BLOCK: tl.constexpr,
+    USES_DOT: tl.constexpr, PREFETCH: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """A few rows of inputs (num_rows, COLUMNS) times weight, transposed; OUTS rows of weight per program.
 
     The steps, each if its flag says so:
@@ -60,12 +43,9 @@ def multiply(
         outs = tl.minimum(tl.program_id(0) * NUM + places, num_outs - 1)
     columns = tl.arange(0, BLOCK)
     weights = weight + outs.to(tl.int64)[:, None] * COLUMNS + columns[None, :]
-    tile = tl.load(weights, mask=(columns < COLUMNS)[None, :], other=0.0, eviction_policy="evict_first")
+    tile = _load_tile(weights, columns, 0, COLUMNS)
     if PREFETCH > 0:
-        first = tl.minimum(tl.program_id(0) * NUM, num_outs - NUM).to(tl.int64)
-        for place in tl.static_range(OUTS):
-            row = first + place // 2 + place % 2 * num_outs if IS_GATED else first + place
-            _prefetch(weight + row * COLUMNS + BLOCK, place, PREFETCH * 2)
+        _prefetch(weight + BLOCK, num_outs, COLUMNS, OUTS, IS_GATED, PREFETCH)
     if HAS_BIAS:
         biases = tl.load(bias + outs).to(tl.float32)
     wait_for_previous(IS_DEPENDENT)
@@ -74,8 +54,7 @@ def multiply(
     sums = tl.zeros([BLOCK // 128, OUTS, ROWS] if USES_DOT else [ROWS, OUTS, BLOCK // 8], tl.float32)
     squares = tl.zeros([ROWS, BLOCK // 8], tl.float32)
     for start in range(0, COLUMNS, BLOCK):
-        is_next = (start + BLOCK + columns < COLUMNS)[None, :]
-        next_tile = tl.load(weights + start + BLOCK, mask=is_next, other=0.0, eviction_policy="evict_first")
+        next_tile = _load_tile(weights, columns, start + BLOCK, COLUMNS)
         is_inside = (start + columns < COLUMNS)[None, :]
         values = tl.load(sources + start, mask=is_inside, other=0.0)
         if HAS_NORM:
@@ -101,6 +80,13 @@ def multiply(
 
 
 @triton.jit
+def _load_tile(weights, columns, start, COLUMNS: tl.constexpr):
+    """The weights at columns from start on; they are not needed again, so they leave the caches first."""
+    is_inside = (start + columns < COLUMNS)[None, :]
+    return tl.load(weights + start, mask=is_inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
 def _add_product(
     sums, tile, values, ROWS: tl.constexpr, OUTS: tl.constexpr, BLOCK: tl.constexpr, USES_DOT: tl.constexpr
 ):
@@ -120,14 +106,24 @@ def _add_product(
 
 
 @triton.jit
-def _prefetch(address, THREAD: tl.constexpr, SIZE: tl.constexpr):
-    """Let a thread ask for SIZE bytes at address: they come to the L2 cache, and nothing waits for them."""
-    tl.inline_asm_elementwise(
-        """{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, $2; mov.u32 $0, t;
-        @p cp.async.bulk.prefetch.L2.global [$1], $3; }""",
-        "=r,l,r,r",
-        [address.to(tl.int64), tl.full([], THREAD, tl.int32), tl.full([], SIZE, tl.int32)],
-        tl.int32,
-        False,
-        1,
-    )
+def _prefetch(
+    weight, num_outs, COLUMNS: tl.constexpr, OUTS: tl.constexpr, IS_GATED: tl.constexpr, PREFETCH: tl.constexpr
+):
+    """Ask for PREFETCH columns of each row of the program, which come to the L2 cache, and wait for nothing.
+
+    One thread asks for a row. Compute capability 9.0 has this. num_outs >= OUTS, and BLOCK + PREFETCH <= COLUMNS, so
+    that all of it is memory of the weights.
+    """
+    NUM: tl.constexpr = OUTS // 2 if IS_GATED else OUTS
+    first = tl.minimum(tl.program_id(0) * NUM, num_outs - NUM).to(tl.int64)
+    for place in tl.static_range(OUTS):
+        row = first + place // 2 + place % 2 * num_outs if IS_GATED else first + place
+        tl.inline_asm_elementwise(
+            """{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, $2; mov.u32 $0, t;
+            @p cp.async.bulk.prefetch.L2.global [$1], $3; }""",
+            "=r,l,r,r",
+            [(weight + row * COLUMNS).to(tl.int64), tl.full([], place, tl.int32), tl.full([], 2 * PREFETCH, tl.int32)],
+            tl.int32,
+            False,
+            1,
+        )

@@ -7,7 +7,7 @@ row, or a part of one, and shares nothing with other programs.
 import triton
 import triton.language as tl
 
-from weft.engine.kernels.triton.dependent_launch import let_next_start, wait_for_previous
+from weft.engine.kernels.triton.dependent_launch import follow, let_next_start, wait_for_previous
 
 
 @triton.jit
@@ -100,8 +100,7 @@ def to_cache(values, DTYPE: tl.constexpr):
 @triton.jit
 def activate(gate_up, outputs, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
     """activation(gate) * up for BLOCK values of one row per program: gate_up (2 * size,), gate first, to (size,)."""
-    let_next_start(IS_DEPENDENT)
-    wait_for_previous(IS_DEPENDENT)
+    follow(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < size

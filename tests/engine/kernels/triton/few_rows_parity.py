@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from tests.engine.given_weights import given
 from tests.engine.kernels.triton.layer_parity import Source, assert_close
+from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch
 from weft.engine.kernels.triton.few_rows import MAX_ROWS, FewRowsGated, FewRowsLinear, supports
 from weft.engine.kernels.triton.layers import GatedActivation, TritonNorm
 from weft.engine.kernels.triton.triton_kit import TritonKit
@@ -16,8 +17,8 @@ from weft.engine.layers.gated import ACTIVATIONS
 from weft.engine.layers.norm import RMSNorm
 from weft.engine.layers.step_caches import StepCaches
 
-SHAPES = ((24, 32), (19, 592), (7, 1200))
-"""Rows and columns of a matrix: less than a tile, and neither a multiple of it."""
+SHAPES = ((24, 48), (19, 1200))
+"""Rows and columns of a matrix: less than a tile, and more than one but no multiple of it."""
 
 
 def numbers_of_rows(device: torch.device, dtype: torch.dtype) -> list[int]:
@@ -26,8 +27,8 @@ def numbers_of_rows(device: torch.device, dtype: torch.dtype) -> list[int]:
     return [rows for rows in range(1, MAX_ROWS + 2) if not is_broken or not 2 < rows <= MAX_ROWS]
 
 
-def make_kit() -> TritonKit:
-    return TritonKit(few_rows=MAX_ROWS)
+def make_kit(device: torch.device) -> TritonKit:
+    return TritonKit(few_rows=MAX_ROWS, is_dependent=supports_dependent_launch(device))
 
 
 class Counted(FewRowsLinear):
@@ -45,7 +46,7 @@ def check_products(device: torch.device, dtype: torch.dtype) -> None:
     for (out_features, in_features), num_rows in itertools.product(SHAPES, numbers_of_rows(device, dtype)):
         weight = source.draw(out_features, in_features, scale=in_features**-0.5)
         bias = source.draw(out_features) if num_rows % 2 else None
-        linear = Counted(weight, bias, MAX_ROWS, False)
+        linear = Counted(weight, bias, MAX_ROWS, supports_dependent_launch(device))
         inputs = source.draw(num_rows, in_features + 16)[:, :in_features]
         residual = source.draw(num_rows, out_features)
         exact = F.linear(inputs.double(), weight.double(), None if bias is None else bias.double())
@@ -67,22 +68,23 @@ def check_gated(device: torch.device, dtype: torch.dtype) -> None:
         weight = source.draw(2 * size, in_features, scale=in_features**-0.5)
         bias, hidden = source.draw(2 * size, scale=0.1), source.draw(num_rows, in_features, scale=3.0)
         gate, up = F.linear(hidden.double(), weight.double(), bias.double()).chunk(2, dim=1)
-        layer = make_kit().gated(*given(weight, bias), activation)
+        layer = make_kit(device).gated(*given(weight, bias), activation)
         assert_close(layer(hidden), ACTIVATIONS[activation](gate) * up)
 
 
 def check_fused_norms(device: torch.device, dtype: torch.dtype) -> None:
     source = Source(device, dtype)
-    for in_features, num_rows in itertools.product((64, 1040), numbers_of_rows(device, dtype)[:-1]):
+    in_features, is_dependent = 1040, supports_dependent_launch(device)
+    for num_rows in numbers_of_rows(device, dtype)[:-1]:
         weight = source.draw(20, in_features, scale=in_features**-0.5)
         hidden, norm_weight = source.draw(num_rows, in_features, scale=7.0), source.draw(in_features)
         if num_rows % 2:
             norm_weight = 1 + norm_weight.float()  # of families that have norms around 1
-        linear = FewRowsLinear(weight, None, MAX_ROWS, False, TritonNorm(norm_weight, 1e-5, False))
+        linear = FewRowsLinear(weight, None, MAX_ROWS, is_dependent, TritonNorm(norm_weight, 1e-5, is_dependent))
         exact = RMSNorm(norm_weight.double(), 1e-5)(hidden.double()) @ weight.double().t()
         assert_close(linear(hidden), exact)
         gate, up = exact.chunk(2, dim=1)
-        assert_close(FewRowsGated(linear, GatedActivation("silu", False))(hidden), F.silu(gate) * up)
+        assert_close(FewRowsGated(linear, GatedActivation("silu", is_dependent))(hidden), F.silu(gate) * up)
 
 
 def check_choice(device: torch.device, dtype: torch.dtype) -> None:
@@ -120,7 +122,7 @@ def check_block(device: torch.device, dtype: torch.dtype) -> None:
     qkv = source.draw((num_heads + 2 * num_kv_heads) * head_dim, hidden_size, scale=0.1)
     o, down = source.draw(hidden_size, num_heads * head_dim, scale=0.1), source.draw(hidden_size, size, scale=0.1)
     gate_up, norms = source.draw(2 * size, hidden_size, scale=0.1), source.draw(2, hidden_size)
-    kits = TritonKit(), make_kit()
+    kits = TritonKit(), make_kit(device)
     blocks = []
     for kit in kits:
         attention = Attention(
@@ -140,6 +142,26 @@ def check_block(device: torch.device, dtype: torch.dtype) -> None:
         torch.testing.assert_close(
             fused.forward(hidden.clone(), step), single.forward(hidden.clone(), step), atol=0.06, rtol=0.02
         )
+
+
+def check_early_starts(device: torch.device) -> None:
+    """Kernels that start early change no bit. Each reads what the one before wrote, and writes what it read."""
+    source, size = Source(device, torch.bfloat16), 2048
+    gate_up, down = source.draw(4 * size, size, scale=size**-0.5), source.draw(size, 2 * size, scale=size**-0.5)
+    norm_weight, start = source.draw(size), source.draw(MAX_ROWS, size)
+
+    def run(num_rows: int, *, is_dependent: bool) -> torch.Tensor:
+        kit = TritonKit(few_rows=MAX_ROWS, is_dependent=is_dependent)
+        norm, gated, linear = kit.norm(norm_weight, 1e-6), kit.gated(*given(gate_up), "silu"), kit.linear(*given(down))
+        hidden = start[:num_rows].clone()
+        for _ in range(50):
+            linear.add_to(hidden, gated(norm(hidden)))
+        return hidden
+
+    for num_rows in (1, 2, MAX_ROWS):
+        expected = run(num_rows, is_dependent=False)
+        for _ in range(20):
+            assert torch.equal(run(num_rows, is_dependent=True), expected)
 
 
 CHECKS = (check_products, check_gated, check_fused_norms, check_choice, check_block)
