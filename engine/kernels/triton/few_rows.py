@@ -119,7 +119,7 @@ class FewRowsLinear(CublasLinear):
         if not self._is_dependent or num_outs < outs:
             return 0
         room = _l2_bytes(self.weight.device) // (2 * self.weight.itemsize * num_rows)
-        return max(min(room, columns) - block, 0) // 16 * 16
+        return max(min(room, columns) - block, 0) // 64 * 64  # whole cache lines
 
     def _normed(self, inputs: torch.Tensor) -> torch.Tensor:
         return self._norm(inputs) if self._norm else inputs
