@@ -55,6 +55,18 @@ def test_layers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.timeout(600)
+def test_few_rows() -> None:
+    from tests.engine.kernels.triton import few_rows_parity as parity
+    from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch
+
+    device = torch.device("cuda")
+    for check in parity.CHECKS:
+        run(check, device, torch.bfloat16)
+    if supports_dependent_launch(device):
+        run(parity.check_early_starts, device)
+
+
+@pytest.mark.timeout(600)
 def test_sampling() -> None:
     from tests.engine.kernels.triton import sampling_parity as parity
 

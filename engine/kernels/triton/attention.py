@@ -31,6 +31,7 @@ from weft.engine.kernels.triton.attention_tuning import (
     padded,
     tune,
 )
+from weft.engine.kernels.triton.dependent_launch import launch_options
 from weft.engine.kernels.triton.flash import FreshAttention, FreshPrompts, find_fresh_prompts
 from weft.engine.layers.attention import AttentionBackend, AttentionStep, PagedCache
 from weft.engine.step.batch import Batch, Ints
@@ -96,6 +97,7 @@ class TritonBackend(AttentionBackend):
         cache_dtype: torch.dtype | None = None,
         is_deterministic: bool = False,
         fresh: FreshAttention | None = None,
+        is_dependent: bool = False,
     ) -> None:
         """Allocate the cache and all memory that steps need; only the null block of the cache is written.
 
@@ -106,12 +108,14 @@ class TritonBackend(AttentionBackend):
             is_deterministic: The bits of a row must not depend on the rest of the batch. Then all steps have one tile
                 and no context is split, which slows down prefill, and decoding at long contexts.
             fresh: Attends to the prompts that `find_fresh_prompts` finds; None leaves them to Weft's kernel.
+            is_dependent: See `dependent_launch`.
         """
         self.name = "triton and flash" if fresh else "triton"
         self._groups = groups
         self._block_size = block_size
         self._device = device
         self._fresh = fresh
+        self._options = launch_options(is_dependent)
         self._caches: dict[int, torch.Tensor] = {}
         for group in groups:
             shape = (num_blocks, 2, group.spec.num_kv_heads, block_size, group.spec.head_dim)
@@ -205,6 +209,7 @@ class TritonBackend(AttentionBackend):
             num_stages=tile.num_stages,
             **cached,
             **_OPTIONS,
+            **self._options,
         )
         if len(launch.merges):
             merge_kernel[(len(launch.merges) * num_heads,)](
@@ -213,6 +218,7 @@ class TritonBackend(AttentionBackend):
                 TILE_PARTS=_MERGED_PARTS,
                 **sizes,
                 **_OPTIONS,
+                **self._options,
             )
 
     def _send(self, batch: Batch, plans: list[_Plan]) -> Iterator[torch.Tensor]:

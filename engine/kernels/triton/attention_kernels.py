@@ -11,6 +11,8 @@ et al., 2022. Split contexts, merged by log-sum-exp: Dao et al., Flash-Decoding,
 import triton
 import triton.language as tl
 
+from weft.engine.kernels.triton.dependent_launch import follow
+
 
 @triton.jit
 def attend_kernel(
@@ -33,6 +35,7 @@ def attend_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
 
@@ -40,6 +43,7 @@ def attend_kernel(
     heads that share them. WINDOW and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that a row's bits do
     not depend on the others in its tile; without it, keys that all rows see have a faster loop without masks.
     """
+    follow(IS_DEPENDENT)
     item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7
     num_tokens = tl.load(item + 2)
     if num_tokens == 0:
@@ -47,10 +51,8 @@ def attend_kernel(
     table = metadata + tl.load(item)
     first_token = tl.load(item + 1).to(tl.int64)
     first_position = tl.load(item + 3)
-    first_key, last_key = tl.load(item + 4), tl.load(item + 5)
-    partial = tl.load(item + 6)
-    kv_head = tl.program_id(0) % NUM_KV_HEADS
-    rows = tl.arange(0, TILE_ROWS)
+    first_key, last_key, partial = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6)
+    kv_head, rows = tl.program_id(0) % NUM_KV_HEADS, tl.arange(0, TILE_ROWS)
     tokens = rows // NUM_SHARED
     heads = kv_head * NUM_SHARED + rows % NUM_SHARED
     positions = first_position + tokens
@@ -169,8 +171,10 @@ def merge_kernel(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     TILE_PARTS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Merge the parts of one token and head by their log-sum-exp; the grid is merges x heads, and some are empty."""
+    follow(IS_DEPENDENT)
     merge = merges + tl.program_id(0) // NUM_HEADS * 4
     head = tl.program_id(0) % NUM_HEADS
     num_parts = tl.load(merge + 2)

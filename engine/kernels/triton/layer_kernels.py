@@ -7,15 +7,19 @@ row, or a part of one, and shares nothing with other programs.
 import triton
 import triton.language as tl
 
+from weft.engine.kernels.triton.dependent_launch import follow, let_next_start, wait_for_previous
+
 
 @triton.jit
-def rms_norm(hidden, weight, outputs, size, row_stride, eps, BLOCK: tl.constexpr):
+def rms_norm(hidden, weight, outputs, size, row_stride, eps, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
     """RMSNorm of one row (size,) per program, BLOCK >= size, times weight (size,)."""
+    let_next_start(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_inside = columns < size
-    values = tl.load(hidden + row * row_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
     weights = tl.load(weight + columns, mask=is_inside, other=0.0).to(tl.float32)
+    wait_for_previous(IS_DEPENDENT)
+    values = tl.load(hidden + row * row_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / size + eps)
     normed = (values * scale * weights).to(outputs.dtype.element_ty)
     tl.store(outputs + row * size + columns, normed, mask=is_inside)
@@ -37,6 +41,7 @@ def prepare_heads(
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Norm and rotary embedding of HEADS heads of one token per program, in place; also writes K/V to the cache.
 
@@ -45,6 +50,7 @@ def prepare_heads(
     the same in both halves of a head, and its sine differs only in sign. cache and slots are those of `PagedCache`;
     BLOCK_SIZE 0 means no cache.
     """
+    let_next_start(IS_DEPENDENT)
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -53,14 +59,18 @@ def prepare_heads(
     is_inside = (heads < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & is_pair[None, :]
     is_rotated = (heads < NUM_HEADS + NUM_KV_HEADS)[:, None] & is_pair[None, :]
     offsets = heads[:, None] * HEAD_DIM + pairs[None, :]
+    if HAS_NORM:
+        first_weights = tl.load(weight + offsets, mask=is_rotated, other=1.0).to(tl.float32)
+        second_weights = tl.load(weight + offsets + HALF, mask=is_rotated, other=1.0).to(tl.float32)
+    wait_for_previous(IS_DEPENDENT)
     at = qkv + token * token_stride + offsets
     first = tl.load(at, mask=is_inside, other=0.0).to(tl.float32)
     second = tl.load(at + HALF, mask=is_inside, other=0.0).to(tl.float32)
     if HAS_NORM:
         squares = tl.sum(first * first + second * second, axis=1)
         scales = tl.where(heads < NUM_HEADS + NUM_KV_HEADS, tl.rsqrt(squares / HEAD_DIM + eps), 1.0)[:, None]
-        first *= scales * tl.load(weight + offsets, mask=is_rotated, other=1.0).to(tl.float32)
-        second *= scales * tl.load(weight + offsets + HALF, mask=is_rotated, other=1.0).to(tl.float32)
+        first *= scales * first_weights
+        second *= scales * second_weights
     angles = rotation + token * 2 * HEAD_DIM + pairs
     cos = tl.load(angles, mask=is_pair, other=0.0).to(tl.float32)[None, :]
     sin = tl.load(angles + HEAD_DIM + HALF, mask=is_pair, other=0.0).to(tl.float32)[None, :]
@@ -88,14 +98,22 @@ def to_cache(values, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def activate(gate_up, outputs, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def activate(gate_up, outputs, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
     """activation(gate) * up for BLOCK values of one row per program: gate_up (2 * size,), gate first, to (size,)."""
+    follow(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < size
     at = gate_up + row * 2 * size + columns
     gate = tl.load(at, mask=is_inside, other=0.0).to(tl.float32)
     up = tl.load(at + size, mask=is_inside, other=0.0).to(tl.float32)
+    values = activated(gate, ACTIVATION) * up
+    tl.store(outputs + row * size + columns, values.to(outputs.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def activated(gate, ACTIVATION: tl.constexpr):
+    """The activation of float32 values, by its name in config.json."""
     if ACTIVATION == "silu":
         factor = tl.sigmoid(gate)
     elif ACTIVATION == "gelu":
@@ -104,4 +122,4 @@ def activate(gate_up, outputs, size, ACTIVATION: tl.constexpr, BLOCK: tl.constex
         # (1 + tanh(x)) / 2 is the sigmoid of 2 x.
         tl.static_assert(ACTIVATION == "gelu_pytorch_tanh")
         factor = tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    tl.store(outputs + row * size + columns, (gate * factor * up).to(outputs.dtype.element_ty), mask=is_inside)
+    return gate * factor

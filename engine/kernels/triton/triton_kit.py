@@ -2,80 +2,102 @@
 
 In most families a layer is eight launches besides attention: two norms, four matrices, the heads, the activation. The
 sum with the residual needs no launch: cuBLAS adds it as it writes a matrix's outputs, which moves less memory than
-adding it in the norm. Nothing waits for the device, and all shapes follow from those of the inputs, so that a CUDA
-graph can hold a layer.
+adding it in the norm. For few rows the matrices may be Triton's as well (`few_rows`), which leaves five launches: four
+matrices, with norms and activation, and the heads. Nothing waits for the device, and all shapes follow from those of
+the inputs, so that a CUDA graph can hold a layer.
 """
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
+import torch.nn.functional as F
 import triton
 from typing_extensions import override
 
-from weft.engine.kernels.torch.linear import CublasLinear, TiledLinear, forbid_split_sums
+from weft.engine.kernels.torch.linear import CublasLinear, TiledLinear, TorchLinear, forbid_split_sums
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.kernels.triton import layer_kernels as kernels
+from weft.engine.kernels.triton.dependent_launch import launch_options
+from weft.engine.kernels.triton.few_rows import FewRowsGated, FewRowsLinear, fuse_norms
+from weft.engine.kernels.triton.layers import GatedActivation, TritonNorm
 from weft.engine.layers.attention import PagedCache
+from weft.engine.layers.block import Block
 from weft.engine.layers.norm import HeadNorm
-from weft.engine.layers.parts import HeadLayer, Layer
+from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import WeightRef
 
 # Values of heads per program: this gives many programs for a single token, each with few registers.
 _HEAD_VALUES = 2048
-_ACTIVATION_BLOCK = 1024
 
 
 class TritonKit(TorchKit):
-    """torch's kit with Triton kernels between the matrices."""
+    """torch's kit with Triton kernels between the matrices, and for few rows in their place."""
 
     def __init__(
-        self, is_deterministic: bool = False, *, has_own_heads: bool = True, has_own_norms: bool = True
+        self,
+        is_deterministic: bool = False,
+        *,
+        few_rows: int = 0,
+        is_dependent: bool = False,
+        has_own_heads: bool = True,
+        has_own_norms: bool = True,
     ) -> None:
         """Choose what is computed by Weft's kernels.
 
         Args:
             is_deterministic: Compute matrices in fixed tiles: a row's bits then do not depend on the batch.
+            few_rows: Most rows that `FewRowsLinear` multiplies by its kernel; 0 for none. Not with is_deterministic.
+            is_dependent: See `dependent_launch`; ask `supports_dependent_launch` first.
             has_own_heads: Prepare heads by Weft's kernel, as Weft's attention needs it, not by torch.
             has_own_norms: The same for norms and activations, which torch can compute in any case.
         """
+        assert not (is_deterministic and few_rows), "the sums of few rows have another order"
+        assert has_own_norms or not few_rows, "the products of few rows take norms and activations over"
         if is_deterministic:
             forbid_split_sums()
         name = ("Triton and cuBLAS" if has_own_norms else "cuBLAS") + " in fixed tiles" * is_deterministic
+        name += f" for more than {few_rows} rows" * (few_rows > 0)
         super().__init__(TiledLinear if is_deterministic else CublasLinear, name)
+        self._few_rows = few_rows
+        self._is_dependent = is_dependent
         self._has_own_heads = has_own_heads
         self._has_own_norms = has_own_norms
+
+    @override
+    def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
+        return self._matrix(*reader.dense(ref))
+
+    @override
+    def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
+        table, _ = reader.dense(ref)
+        return partial(F.embedding, weight=table), self._matrix(table, None)
+
+    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> TorchLinear:
+        if self._few_rows:
+            return FewRowsLinear(weight, bias, self._few_rows, self._is_dependent)
+        return self._linear(weight, bias)
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         if not self._has_own_norms:
             return super().gated(ref, reader, activation)
-        gate_up = self.linear(ref, reader)
-
-        def activate(hidden: torch.Tensor) -> torch.Tensor:
-            values = gate_up(hidden)  # (num_tokens, 2 * intermediate_size)
-            num_tokens, size = values.size(0), values.size(1) // 2
-            outputs = values.new_empty(num_tokens, size)
-            grid = (num_tokens, triton.cdiv(size, _ACTIVATION_BLOCK))
-            kernels.activate[grid](values, outputs, size, activation, _ACTIVATION_BLOCK, num_warps=4)
-            return outputs
-
-        return activate
+        gate_up = self._matrix(*reader.dense(ref))
+        activate = GatedActivation(activation, self._is_dependent)
+        if isinstance(gate_up, FewRowsLinear):
+            return FewRowsGated(gate_up, activate)
+        return lambda hidden: activate(gate_up(hidden))
 
     @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         if not self._has_own_norms:
             return super().norm(weight, eps)
-        block = triton.next_power_of_2(len(weight))
-        num_warps = min(max(block // 512, 1), 16)
+        return TritonNorm(weight, eps, self._is_dependent)
 
-        def normalise(hidden: torch.Tensor) -> torch.Tensor:
-            num_rows, size = hidden.shape
-            outputs = hidden.new_empty(num_rows, size)
-            kernels.rms_norm[(num_rows,)](
-                hidden, weight, outputs, size, hidden.stride(0), eps, block, num_warps=num_warps
-            )
-            return outputs
-
-        return normalise
+    @override
+    def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        return fuse_norms(blocks)
 
     @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
@@ -100,6 +122,7 @@ class TritonKit(TorchKit):
                 heads,
                 pairs,
                 num_warps=4,
+                **launch_options(self._is_dependent),
             )
             queries, keys, values = qkv.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
             return queries, keys, values

@@ -89,6 +89,7 @@ def compile_attend(
         "TILE_ROWS": tile.rows,
         "TILE_KEYS": tile.keys,
         "IS_UNIFORM": is_uniform,
+        "IS_DEPENDENT": False,
     }
     tensors = {"queries": dtype, "outputs": dtype, "cache": cache_dtype, **integers, **floats}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
@@ -159,7 +160,7 @@ def test_soft_caps_compile_and_load_ahead(capability: int, is_decode: bool, wind
 def test_merging_compiles(capability: int) -> None:
     from weft.engine.kernels.triton.attention_kernels import merge_kernel
 
-    sizes = {"HEAD_DIM": 80, "PADDED_DIM": 128}
+    sizes = {"HEAD_DIM": 80, "PADDED_DIM": 128, "IS_DEPENDENT": False}
     tensors = {"outputs": "bf16", "merges": "i32", "partials": "fp32", "partial_sums": "fp32"}
     merged = compile_for(capability, merge_kernel, tensors, [], {"NUM_HEADS": 8, "TILE_PARTS": 16, **sizes})
     assert "ex2.approx" in merged.asm["ptx"]
