@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,12 +69,11 @@ class FakeDriver(DriverBase):
         self.capability = capability
         self.utils = _Utils()
         self._compiles = compiles
-        self._keys: set[tuple[str, str]] = set()
         self._device = next(_device_numbers)
 
     @property
     def launcher_cls(self) -> Any:
-        return lambda source, metadata: lambda *_: self.record.launches.update([source.fn.__name__])
+        return lambda source, metadata: self._launcher(source.fn.__name__)
 
     @classmethod
     @override
@@ -121,17 +120,35 @@ class FakeDriver(DriverBase):
             runtime.jit_cache_hook, runtime.jit_post_compile_hook = hooks
 
     def _note(self, *, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        """Record a variant; returns whether Triton should neither compile nor launch it."""
+        """Record a variant; returns whether Triton should neither compile it nor launch it this time."""
         function = fn.jit_function
-        if not self._compiles:
+        kernels = function.device_caches[self._device][0]
+        compiled = kernels.get(key)
+        constants = {function.arg_names[path[0]]: value for path, value in compile["constants"].items()}
+        data = compile["specialization_data"]
+        self.record.variants.append(Variant(function, constants, compile["num_warps"], data, compiled))
+        if compiled is None:
+            kernels[key] = _NotCompiled(self._launcher(function.__name__))
             self.record.launches[function.__name__] += 1
-        if (identity := (function.__name__, key)) not in self._keys:
-            self._keys.add(identity)
-            compiled = function.device_caches[self._device][0][key] if self._compiles else None
-            constants = {function.arg_names[path[0]]: value for path, value in compile["constants"].items()}
-            data = compile["specialization_data"]
-            self.record.variants.append(Variant(function, constants, compile["num_warps"], data, compiled))
-        return not self._compiles
+        return compiled is None
+
+    def _launcher(self, name: str) -> Callable[..., None]:
+        def launch(*_: Any) -> None:
+            self.record.launches[name] += 1
+
+        return launch
+
+
+@dataclass(frozen=True, slots=True)
+class _NotCompiled:
+    """What Triton's launch asks of a compiled kernel."""
+
+    run: Callable[..., None]
+    function: None = None
+    packed_metadata: None = None
+
+    def launch_metadata(self, *_: Any) -> None:
+        return None
 
 
 class _Utils:

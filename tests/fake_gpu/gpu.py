@@ -1,6 +1,7 @@
 """A GPU that is not there: `with FakeGpu() as gpu` the engine starts on device cuda, and launches nothing."""
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -41,7 +42,9 @@ class FakeGpu:
 
     def __enter__(self) -> Self:
         enter = self._stack.enter_context
+        enter(patch.dict(os.environ, {"TRITON_DEFAULT_FP_FUSION": "1"}))  # as the engine sets it
         enter(patch.multiple(torch.cuda, **_cuda(self.driver.capability)))
+        enter(patch.object(torch.backends.cuda, "preferred_blas_library", lambda name=None: name))
         enter(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
         enter(patch.object(FakeTensor, "data_ptr", address))
         enter(patch.object(FakeTensor, "tolist", self._tolist()))

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from typing_extensions import override
 
+from tests.fake_gpu.rules import check_types
+
 CUDA = torch.device("cuda", 0)
 _CPU_TYPE, _CUDA_TYPE = 0, 1  # of `c10::DeviceType`
 _BASE_ADDRESS = 1 << 30  # torch's allocations on CUDA start at multiples of 512
@@ -81,11 +83,11 @@ class FakeCuda(TorchDispatchMode):
             self._copy(is_async)
             assert args[0].shape == args[1].shape
             return args[0].zero_()
+        check_types(func, args, kwargs)
         args, kwargs = tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
         with self._fakes:
             results = func(*args, **kwargs)
-        if any(_is_real(value) and value.dim() for value in given):
-            assert func in (_aten.copy_.default, _aten._to_copy.default), f"{func} got a tensor of the host"
+        if any(_is_real(value) and value.dim() for value in given):  # others are refused
             self._copy(is_async)
         elif not (func.is_view or func in _ALLOCATIONS or _is_empty(results)):
             self.launches[str(func)] += 1
