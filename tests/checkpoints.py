@@ -115,6 +115,16 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
         _rewrite_as_dialect_4(folder / "config.json")
 
 
+def write_config(checkpoint: Checkpoint, folder: Path, **changes: object) -> Path:
+    """Write config.json alone, for models whose weights nobody reads; returns the folder."""
+    config = AutoConfig.for_model(checkpoint.model_type, **(_BASE | checkpoint.changes | changes))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
+    config.save_pretrained(folder)
+    return folder
+
+
 def load_reference(folder: Path) -> torch.nn.Module:
     """The checkpoint as a transformers model in float32, ready for inference."""
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(

@@ -17,6 +17,16 @@ from weft.engine.shared.messages import EngineOptions, TokenLogprobs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    {"temperature": 0.7, "logprobs": 3, "logit_bias": {5: 2.0}},
+    {"temperature": 0.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "bad_words_token_ids": ((4, 5),)},
+    {"temperature": 0.0, "prompt_logprobs": 2, "allowed_token_ids": (10, 11, 12)},
+    {"temperature": 1.0, "logprobs": 0, "num_choices": 2},
+]
+"""Parameters of requests: between them every way to sample and to report."""
+
 Entry = tuple[float, tuple[int, ...], tuple[float, ...]]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tests.engine.guidance.demo import json_grammar
 from tests.engine.requests_for_tests import add_request
-from tests.gpu.harness import DEVICES
+from tests.gpu.harness import DEVICES, KINDS
 from weft import server
 from weft.engine.core.engine import Engine
 from weft.engine.run.startup import start
@@ -20,14 +20,6 @@ from weft.engine.shared.messages import EngineOptions, Guidance
 
 DEMO = Path(server.__file__).parent / "demo_model"
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}
-KINDS: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 1.0, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
-    {"temperature": 0.7, "logprobs": 3, "logit_bias": {5: 2.0}},
-    {"temperature": 0.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1, "bad_words_token_ids": ((4, 5),)},
-    {"temperature": 0.0, "prompt_logprobs": 2, "allowed_token_ids": (10, 11, 12)},
-    {"temperature": 1.0, "logprobs": 0, "num_choices": 2},
-]
 
 
 def answer(engine: Engine, first_id: int) -> Counter[tuple[int, int]]:

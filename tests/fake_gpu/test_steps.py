@@ -1,0 +1,105 @@
+"""Steps of the real engine on a GPU that is not there: what they launch, compile and wait for."""
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.checkpoints import CHECKPOINTS
+from tests.engine.requests_for_tests import add_request
+from tests.fake_gpu.conftest import Start, Warm
+from tests.fake_gpu.shapes import QWEN3_8B
+from tests.gpu.harness import KINDS
+from weft.engine.core.engine import Engine
+from weft.engine.run.dummy_batch import dummy_batch
+from weft.engine.step.masks import RowMasks
+
+MOST_LAUNCHES = 377
+"""Of a decode step of qwen3-8b at batch 1, copies from and to the host included."""
+
+LENGTHS = (1, 7, 16, 64, 300, 1000)
+NUM_TOKENS = 9000
+"""Of a prompt that takes more than one step, where the model's context is as long."""
+
+FAMILIES = {
+    name: {}
+    for name in ("llama2", "llama-biases", "mistral", "qwen2", "qwen3", "qwen3-windows", "gemma", "gemma2", "llama-yarn")
+} | {
+    "llama3": {"deterministic": True},
+    "qwen3-dialect4": {"kv_cache_dtype": "fp8"},
+    "qwen2-dialect4": {"speculative": "ngram"},
+    "mistral-dialect4": {"dtype": "float16"},
+}
+"""Every family and, spread over them, the settings that choose kernels."""
+
+
+def traffic(engine: Engine, longest: int) -> None:
+    """Requests of every kind and length come while others decode, then many at once; all are answered."""
+    num_answered = 0
+
+    def step() -> None:
+        nonlocal num_answered
+        for _, output in engine.step():
+            assert output.message is None
+            num_answered += output.finish_reason is not None
+
+    num_choices = 0
+    kinds: list[dict[str, Any]] = [*KINDS, *({} for _ in LENGTHS)]
+    for number, kind in enumerate(kinds):
+        length = min(LENGTHS[number % len(LENGTHS)], longest)
+        engine.add(0, add_request([number + 3] * length, number, max_tokens=8, ignore_eos=True, **kind))
+        num_choices += kind.get("num_choices", 1)
+        step()
+    engine.add(0, add_request([2] * min(NUM_TOKENS, longest), 100, max_tokens=5, ignore_eos=True))
+    while engine.has_work:
+        step()
+    for number in range(21):
+        engine.add(0, add_request([4] * 3, 200 + number, max_tokens=5, ignore_eos=True, temperature=number % 2))
+    while engine.has_work:
+        step()
+    assert num_answered == num_choices + 1 + 21
+
+
+def run_masked(warm: Warm) -> None:
+    """A step as grammars have it."""
+    masks: Future[RowMasks] = Future()
+    masks.set_result(RowMasks(np.zeros(1, np.int64), np.zeros((1, -(-warm.vocab_size // 32)), np.int32)))
+    batch = dummy_batch(3, warm.engine.scheduler.kv.specs, 16, 1)
+    warm.engine._executor.launch(batch, masks)
+
+
+def run(warm: Warm) -> None:
+    """Traffic after the start-up compiles nothing, and waits for the device nowhere but for results."""
+    variants, waits = warm.gpu.record.variants, warm.gpu.cuda.waits
+    num_known = len(variants)
+    waits.clear()
+    with warm.gpu:
+        traffic(warm.engine, warm.max_model_len - 10)
+        run_masked(warm)
+    assert list(map(str, variants[num_known:])) == []
+    assert waits == []
+
+
+def test_after_start_up_nothing_is_compiled(qwen3_8b: Warm) -> None:
+    run(qwen3_8b)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_steps_of_every_family_are_legal_and_wait_for_nothing(start_on_gpu: Start, name: str) -> None:
+    run(start_on_gpu(CHECKPOINTS[name], **FAMILIES[name]))
+
+
+def test_a_decode_step_launches_no_more_than_it_did(start_on_gpu: Start) -> None:
+    warm = start_on_gpu(QWEN3_8B)
+    counts = []
+    with warm.gpu:
+        warm.engine.add(0, add_request([5] * 1000, max_tokens=20, ignore_eos=True, temperature=0))
+        while warm.engine.has_work:
+            before = warm.gpu.launches
+            warm.engine.step()
+            counts.append(warm.gpu.launches - before)
+    launches = counts[len(counts) // 2]
+    print(f"{launches.total()} launches a decode step: {dict(launches.most_common())}")
+    assert launches["attend_kernel"] == 36
+    assert launches.total() <= MOST_LAUNCHES
