@@ -21,7 +21,7 @@ from weft.engine.models.config import ModelConfig
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import settled_file
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.kernel_choice import FRESH_ATTENTION
+from weft.engine.run.kernel_choice import FEW_ROWS, FRESH_ATTENTION
 from weft.engine.run.sampler_trials import SamplerTrials
 from weft.engine.run.settle import Candidate, Component, Settler, Trial, listed, measure_on
 from weft.engine.run.trials import AttentionTrials, BlockTrials, StepShape, Trials, paged_specs
@@ -136,11 +136,23 @@ def _block(names: tuple[str, ...], num_rows: int, name: str, model: ModelConfig,
     num_tokens = min(33, config.max_model_len, config.max_num_batched_tokens)
     steps = [StepShape(1, 0, num_tokens), StepShape(min(num_rows, config.max_num_seqs), 0, 1)]
     is_int8 = config.options.quantization == "int8"
-    digest = hashlib.blake2b(repr(decoder_spec(model).blocks[0]).encode(), digest_size=4).hexdigest()
-    sizes = f"{model.hidden_size} x {model.intermediate_size}, {_attention_text(model)}, block {digest}"
-    shapes = f"{sizes}, {_dtype_text(config)}{', int8' * is_int8}, {num_rows} rows"
+    shapes = f"{_block_text(model, config)}{', int8' * is_int8}, {num_rows} rows"
     tolerance = _INT8_TOLERANCE if is_int8 else _TOLERANCES[config.dtype]
     return _component(name, names, BlockTrials(model, config, steps), shapes, tolerance, config)
+
+
+def _few_row_products(names: tuple[str, ...], name: str, model: ModelConfig, config: EngineConfig) -> Component | None:
+    """A block again, timed with few rows, whose products may be Weft's own; None where only cuBLAS may compute them."""
+    if (
+        config.options.deterministic
+        or config.dtype == torch.float32
+        or config.kernels["norm_and_activation"] == "torch"
+    ):
+        return None
+    rows = [n for n in (8, 4, 2, 1) if n <= min(config.max_num_seqs, config.max_num_batched_tokens)]
+    steps = [StepShape(num_rows, 0, 1) for num_rows in rows]
+    trials = BlockTrials(model, config, steps, are_separate=True)
+    return _component(name, names, trials, _block_text(model, config), _TOLERANCES[config.dtype], config)
 
 
 def _sampler(names: tuple[str, ...], name: str, model: ModelConfig, config: EngineConfig) -> Component:
@@ -189,6 +201,12 @@ def _attention_text(model: ModelConfig) -> str:
     return f"{model.num_heads} heads over {' and '.join(kinds)}{' with norms' * model.switches.qk_norm}"
 
 
+def _block_text(model: ModelConfig, config: EngineConfig) -> str:
+    digest = hashlib.blake2b(repr(decoder_spec(model).blocks[0]).encode(), digest_size=4).hexdigest()
+    sizes = f"{model.hidden_size} x {model.intermediate_size}, {_attention_text(model)}, block {digest}"
+    return f"{sizes}, {_dtype_text(config)}"
+
+
 def _dtype_text(config: EngineConfig) -> str:
     return f"{str(config.dtype).removeprefix('torch.')}{', deterministic' * config.options.deterministic}"
 
@@ -209,6 +227,7 @@ _COMPONENTS: Mapping[str, Mapping[str, Make]] = {
         "decode_attention": partial(_attention, ("triton",), _decode_steps),
         "prefill_attention": partial(_attention, ("triton", *FRESH_ATTENTION), _prefill_steps),
         "norm_and_activation": partial(_block, ("triton", "torch"), 64),
+        "few_row_products": partial(_few_row_products, tuple(FEW_ROWS)),
         "sampler": partial(_sampler, ("triton",)),
     },
 }

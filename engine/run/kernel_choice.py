@@ -45,6 +45,9 @@ ATTENTION = ("attention", "decode_attention", "prefill_attention")
 # Attention to new prompts in place of Weft's own kernel, by its name as a candidate.
 FRESH_ATTENTION: Mapping[str, FreshAttention] = {"flash2": flash.flash_attention}
 
+# Most rows that Weft's own product takes in place of cuBLAS, by its name as a candidate.
+FEW_ROWS: Mapping[str, int] = {"triton": 8, "triton-2": 2, "cublas": 0}
+
 _NO_TRITON = "{} {} needs Triton and a C compiler, which it runs at start-up"
 _NOT_NATIVE = "{} {} needs Weft's native kernels, and they were not compiled or cannot compute this model"
 _NOT_DETERMINISTIC = (
@@ -73,10 +76,14 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     if config.options.deterministic and config.device.type == "cpu":
         raise ModelError(_NOT_DETERMINISTIC.format("layers"))
     if has_triton(config.device):
-        from weft.engine.kernels.triton.triton_kit import TritonKit  # not installed without CUDA
+        from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch  # not installed without CUDA
+        from weft.engine.kernels.triton.triton_kit import TritonKit
 
+        few_rows = FEW_ROWS[config.kernels.get("few_row_products", "cublas")]
         return TritonKit(
             config.options.deterministic,
+            few_rows=few_rows,
+            is_dependent=few_rows > 0 and supports_dependent_launch(config.device),
             has_own_heads=not _is_attention_by_torch(config),
             has_own_norms=config.kernels.get("norm_and_activation") != "torch",
         )

@@ -5,6 +5,7 @@ made when the first candidate needs them, the same for all.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -166,9 +167,16 @@ class AttentionTrials(Trials):
 class BlockTrials(Trials):
     """The model's first block, with random weights."""
 
-    def __init__(self, model: ModelConfig, config: EngineConfig, shapes: Sequence[StepShape]) -> None:
-        """Take the steps that are computed one after the other, of which the last one is timed."""
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, shapes: Sequence[StepShape], are_separate: bool = False
+    ) -> None:
+        """Take the steps that are computed one after the other.
+
+        Args:
+            are_separate: Each step has caches of its own, and all are timed; else the last one is.
+        """
         self._model, self._config, self._shapes = model, config, shapes
+        self._are_separate = are_separate
         self._spec = decoder_spec(model).blocks[0]
 
     @override
@@ -184,18 +192,21 @@ class BlockTrials(Trials):
         reader = DenseReader(source, config.device, config.dtype, 0)
         blocks = kit.fuse([self._spec.build(kit, reader, 0)])
         groups = group_layers(self._spec.caches)
-        caches = make_caches(groups, self._steps.num_blocks, config, self._model.num_heads)
-        last: list[BlockStep] = []
+        num_caches = len(self._shapes) if self._are_separate else 1
+        num_blocks, num_heads = self._steps.num_blocks, self._model.num_heads
+        caches = itertools.cycle([make_caches(groups, num_blocks, config, num_heads) for _ in range(num_caches)])
+        timed: list[tuple[torch.Tensor, BlockStep]] = []
 
         def outputs() -> list[torch.Tensor]:
             changes = []
             for batch, inputs in zip(self._steps.batches, self._inputs, strict=True):
-                last[:] = [BlockStep(self._steps.rotation(batch, config.dtype), caches.begin(batch))]
+                step = BlockStep(self._steps.rotation(batch, config.dtype), next(caches).begin(batch))
                 hidden = inputs.to(config.dtype, copy=True)
-                changes.append(run_blocks(blocks, hidden, last[0]).float() - inputs.float())
+                changes.append(run_blocks(blocks, hidden, step).float() - inputs.float())
+                timed.append((inputs, step))
             return changes
 
-        return Trial(outputs, lambda: run_blocks(blocks, self._inputs[-1], last[0]))
+        return Trial(outputs, lambda: [run_blocks(blocks, *step) for step in timed[-num_caches:]])
 
     @cached_property
     def _steps(self) -> _Steps:
