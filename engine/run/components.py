@@ -61,6 +61,8 @@ def settle_kernels(model: ModelConfig, config: EngineConfig, settler: Settler) -
     with _one_torch_thread():
         for name, make in components.items():
             component = make(name, model, config)
+            if component is None and name in config.options.kernels:
+                raise ModelError(f"kernels: {name} leaves no choice for this model with these settings")
             if component is not None:
                 chosen = settler.settle(component, config.options.kernels.get(name))
                 config = replace(config, kernels={**config.kernels, name: chosen})

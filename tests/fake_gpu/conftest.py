@@ -28,6 +28,15 @@ class Warm:
 
 Start = Callable[..., Warm]
 
+KERNELS = {
+    "decode_attention": "triton",
+    "prefill_attention": "triton",
+    "norm_and_activation": "triton",
+    "few_row_products": "triton",
+    "sampler": "triton",
+}
+"""Weft's own, as settings may ask for them: nothing can be measured here."""
+
 
 @pytest.fixture(scope="session")
 def start_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Start:
@@ -40,7 +49,7 @@ def start_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Start:
         folder = write_config(checkpoint, tmp_path_factory.mktemp("model"), **changes)
         gpu = gpu or FakeGpu(compiles=False)
         with gpu:
-            options = {"model": str(folder), "device": "cuda", "load_format": "dummy", **options}
+            options = {"model": str(folder), "device": "cuda", "load_format": "dummy", "kernels": KERNELS, **options}
             started = start(EngineOptions(**options), "test")
             while started.engine.prepare(60.0) is not None:
                 pass

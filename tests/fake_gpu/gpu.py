@@ -105,7 +105,10 @@ class _Event:
 def _cuda(capability: int) -> dict[str, Any]:
     """What replaces the functions of `torch.cuda` that the engine calls."""
     properties = SimpleNamespace(
-        multi_processor_count=132, shared_memory_per_block=48 << 10, shared_memory_per_block_optin=SHARED_BYTES
+        multi_processor_count=132,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=SHARED_BYTES,
+        L2_cache_size=50 << 20,
     )
     return {
         "_lazy_init": lambda: None,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.checkpoints import CHECKPOINTS
 from tests.engine.requests_for_tests import add_request
-from tests.fake_gpu.conftest import Start, Warm
+from tests.fake_gpu.conftest import KERNELS, Start, Warm
 from tests.fake_gpu.shapes import QWEN3_8B
 from tests.gpu.harness import KINDS
 from weft.engine.core.engine import Engine
@@ -26,7 +26,7 @@ FAMILIES = {
     name: {}
     for name in ("llama2", "llama-biases", "mistral", "qwen2", "qwen3", "qwen3-windows", "gemma", "gemma2", "llama-yarn")
 } | {
-    "llama3": {"deterministic": True},
+    "llama3": {"deterministic": True, "kernels": {name: KERNELS[name] for name in KERNELS if "few" not in name}},
     "qwen3-dialect4": {"kv_cache_dtype": "fp8"},
     "qwen2-dialect4": {"speculative": "ngram"},
     "mistral-dialect4": {"dtype": "float16"},
