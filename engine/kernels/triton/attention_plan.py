@@ -89,8 +89,8 @@ def plan_work(batch: Batch, window: int | None, launches: Sequence[tuple[Tiling,
 
     Args:
         window: Sliding window of the KV group in tokens; None for none.
-        launches: How each is divided, and which requests take part in it, (num_requests,). Results of
-            parts lie in rows of one workspace, the max_rows of a launch behind those of the launches before it.
+        launches: How each is divided, and which requests take part in it, (num_requests,). Results of parts lie in rows
+            of one workspace, the max_rows of a launch behind those of the launches before it.
     """
     items: list[Ints] = []
     merges = [np.zeros((0, NUM_MERGE_FIELDS), np.int64)]

@@ -1,4 +1,4 @@
-"""Weft's own sampler for CUDA, in Triton: two launches per step, five if a row has top-k, top-p or min-p.
+"""Weft's own sampler for CUDA, in Triton: two launches per step, five in a graph or if a row has filters.
 
 It computes what `pick_ids` computes; see `sampling_kernels` for how. Its exponential and the order of its sums differ
 in the last bits. So an id may differ if a uniform number, or the edge of a nucleus, is within 1e-5 of the border
