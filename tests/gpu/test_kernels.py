@@ -30,6 +30,8 @@ def run(check: Any, *arguments: Any) -> None:
         ("check_mixed_steps", "MIXED"),
         ("check_decodes", "DECODES"),
         ("check_fresh_prompts", "FRESH"),
+        ("check_mixed_steps", "TILED"),
+        ("check_decodes", "TILED"),
         ("check_copies", "COPIES"),
         ("check_static_shapes", "STATIC"),
         ("check_invariance", "INVARIANT"),

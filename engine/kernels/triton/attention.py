@@ -21,15 +21,8 @@ from typing_extensions import override
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention_kernels import attend_kernel, merge_kernel
 from weft.engine.kernels.triton.attention_plan import Work, plan_work
-from weft.engine.kernels.triton.attention_tuning import (
-    BatchLimits,
-    GroupTuning,
-    Tile,
-    aligned,
-    most_integers,
-    padded,
-    tune,
-)
+from weft.engine.kernels.triton.attention_tiles import Tile, TileNames, padded
+from weft.engine.kernels.triton.attention_tuning import BatchLimits, GroupTuning, aligned, most_integers, tune
 from weft.engine.kernels.triton.flash import FreshAttention, FreshPrompts, find_fresh_prompts
 from weft.engine.layers.attention import AttentionBackend, AttentionStep, PagedCache
 from weft.engine.step.batch import Batch, Ints
@@ -93,6 +86,7 @@ class TritonBackend(AttentionBackend):
         limits: BatchLimits,
         cache_dtype: torch.dtype | None = None,
         is_deterministic: bool = False,
+        tiles: TileNames | None = None,
         fresh: FreshAttention | None = None,
     ) -> None:
         """Allocate the cache and all memory that steps need; only the null block of the cache is written.
@@ -103,7 +97,11 @@ class TritonBackend(AttentionBackend):
             cache_dtype: Type of K/V in the cache; None means dtype. Conversion to float8_e4m3fn has no scale.
             is_deterministic: The bits of a row must not depend on the rest of the batch. Then all steps have one tile
                 and no context is split, which slows down prefill, and decoding at long contexts.
+            tiles: The tiles of steps that are not deterministic, by names of `attention_tiles`; None means the first.
             fresh: Attends to the prompts that `find_fresh_prompts` finds; None leaves them to Weft's kernel.
+
+        Raises:
+            ValueError: There is no tile of such a name.
         """
         self.name = "triton and flash" if fresh else "triton"
         self._groups = groups
@@ -118,7 +116,8 @@ class TritonBackend(AttentionBackend):
             for layer in group.layers:
                 self._caches[layer] = torch.empty(shape, dtype=cache_dtype or dtype, device=device)
                 self._caches[layer][0].view(torch.uint8).zero_()
-        self._tunings = [tune(group, num_heads, dtype, device, limits, is_deterministic) for group in groups]
+        tiles = tiles or TileNames()
+        self._tunings = [tune(group, num_heads, dtype, device, limits, tiles, is_deterministic) for group in groups]
         num_integers = most_integers(self._tunings, limits, block_size)
         self._metadata = torch.zeros(num_integers, dtype=torch.int32, device=device)
         num_rows = max((t.splitting.max_rows for t in self._tunings if t.splitting), default=0)

@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tests.engine.paged import NO_COPIES, PagedRequest, PagedRequests
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention import TritonBackend, TritonStep
+from weft.engine.kernels.triton.attention_tiles import TileNames
 from weft.engine.kernels.triton.attention_tuning import BatchLimits
 from weft.engine.kernels.triton.flash import FreshAttention, flash_attention
 from weft.engine.kernels.triton.triton_kit import TritonKit
@@ -42,6 +43,7 @@ class Case:
     lengths: tuple[int, ...] = (1, 5, 70)
     scale: float | None = None
     soft_cap: float | None = None
+    tiles: TileNames | None = None
 
     @property
     def num_heads(self) -> int:
@@ -76,6 +78,7 @@ class Harness:
             limits=LIMITS,
             cache_dtype=case.cache_dtype,
             is_deterministic=case.is_deterministic,
+            tiles=case.tiles,
             fresh=fresh,
         )
         self.cache = self.backend._caches[0]
@@ -330,6 +333,10 @@ DECODES = [
     Case(1, 2, 64, 16, 40, soft_cap=1.0, cache_dtype=FP8, lengths=(2, 300)),
 ]
 FRESH = [Case(), Case(1, 4, 128, 32), Case(window=20)]
+TILED = [
+    Case(1, 2, 128, tiles=TileNames(decode, prompts), lengths=(2, 150))
+    for decode, prompts in (("triton-16k", "triton-128"), ("triton-32k", "triton-64"))
+]
 COPIES = [Case(), Case(cache_dtype=FP8, block_size=32)]
 STATIC = [Case(lengths=(40, 500, 16)), Case(1, 4, lengths=(300, 5), is_deterministic=True)]
 INVARIANT = [Case(1, lengths=(100,)), Case(1, 4, 64, 16, 30, F32, lengths=(60,))]
