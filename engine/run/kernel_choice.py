@@ -19,7 +19,8 @@ from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.states import StateCache
 from weft.engine.kernels.torch.torch_kit import torch_kit
-from weft.engine.kernels.triton import flash
+from weft.engine.kernels.triton.flash import FlashAttention2
+from weft.engine.kernels.triton.prompt_attention import PromptAttention, prompt_layers
 from weft.engine.layers.attention import AttentionBackend
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig
@@ -91,14 +92,15 @@ def make_backend(
         from weft.engine.kernels.triton.attention import TritonBackend  # not installed without CUDA
         from weft.engine.kernels.triton.attention_tuning import BatchLimits
 
-        is_flash = config.prefill_attention == "flash" and all(flash.supports(g.spec, config.dtype) for g in groups)
+        flash = FlashAttention2()
+        is_flash = config.prefill_attention == "flash" and supports_prompts(flash, groups, config, num_heads)
         return TritonBackend(
             *cache,
             num_heads=num_heads,
             limits=BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len),
             cache_dtype=config.kv_cache_dtype,
             is_deterministic=config.options.deterministic,
-            fresh=flash.flash_attention if is_flash else None,
+            prompts=flash if is_flash else None,
         )
     if config.is_kv_cache_fp8:
         raise ModelError("kv_cache_dtype fp8 needs Triton and a C compiler, which it runs at start-up")
@@ -108,6 +110,14 @@ def make_backend(
     if config.options.deterministic:
         raise ModelError(_NOT_DETERMINISTIC.format("attention"))
     return SdpaBackend(*cache)
+
+
+def supports_prompts(
+    library: PromptAttention, groups: tuple[CacheGroup[PagedKV], ...], config: EngineConfig, num_heads: int
+) -> bool:
+    """Whether a library may attend to the prompts of a model on CUDA."""
+    cache = config.dtype, config.kv_cache_dtype, config.block_size, config.device
+    return not config.options.deterministic and all(map(library.supports, prompt_layers(groups, num_heads, *cache)))
 
 
 def has_triton(device: torch.device) -> bool:

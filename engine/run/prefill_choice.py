@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV, paged_groups
-from weft.engine.kernels.triton import flash
+from weft.engine.kernels.triton.flash import FlashAttention2
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.dummy_batch import dummy_batch
-from weft.engine.run.kernel_choice import has_triton, make_backend
+from weft.engine.run.kernel_choice import has_triton, make_backend, supports_prompts
 from weft.engine.shared.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -35,12 +35,10 @@ def settle_prefill(groups: tuple[CacheGroup[CacheSpec], ...], config: EngineConf
             raise ModelError(f"prefill_attention {asked} needs Triton and a C compiler, which it runs at start-up")
         return config
     paged = paged_groups(groups)
-    can = bool(paged) and not config.options.deterministic and all(flash.supports(g.spec, config.dtype) for g in paged)
+    flash = FlashAttention2()
+    can = bool(paged) and supports_prompts(flash, paged, config, num_heads)
     if asked == "flash" and not can:
-        raise ModelError(
-            "prefill_attention flash needs dtype bfloat16 or float16, heads of at most 256 values, a multiple of 8, "
-            "scores without a soft cap or a scale of their own, and not deterministic"
-        )
+        raise ModelError(f"prefill_attention flash needs {flash.needs}, and not deterministic")
     if asked != "auto" or not paged:
         return config
     spec = min((group.spec for group in paged), key=lambda spec: spec.sliding_window or 0)  # full attention, if any

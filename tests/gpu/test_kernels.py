@@ -29,7 +29,7 @@ def run(check: Any, *arguments: Any) -> None:
     [
         ("check_mixed_steps", "MIXED"),
         ("check_decodes", "DECODES"),
-        ("check_fresh_prompts", "FRESH"),
+        ("check_libraries", "LIBRARIES"),
         ("check_mixed_steps", "TILED"),
         ("check_decodes", "TILED"),
         ("check_copies", "COPIES"),

@@ -23,7 +23,7 @@ from weft.engine.kernels.triton.attention_kernels import attend_kernel, merge_ke
 from weft.engine.kernels.triton.attention_plan import Work, plan_work
 from weft.engine.kernels.triton.attention_tiles import Tile, TileNames, padded
 from weft.engine.kernels.triton.attention_tuning import BatchLimits, GroupTuning, aligned, most_integers, tune
-from weft.engine.kernels.triton.flash import FreshAttention, FreshPrompts, find_fresh_prompts
+from weft.engine.kernels.triton.prompt_attention import PromptAttention, PromptStep, find_prompts, prompt_layers
 from weft.engine.layers.attention import AttentionBackend, AttentionStep, PagedCache
 from weft.engine.step.batch import Batch, Ints
 from weft.engine.step.transfer import to_device
@@ -64,8 +64,8 @@ class _GroupStep:
 
     group: CacheGroup[PagedKV]
     slots: torch.Tensor
-    fresh: FreshPrompts | None
-    fresh_starts: torch.Tensor
+    prompts: PromptStep | None
+    prompt_starts: torch.Tensor
     launches: list[_Launch]
 
 
@@ -87,7 +87,7 @@ class TritonBackend(AttentionBackend):
         cache_dtype: torch.dtype | None = None,
         is_deterministic: bool = False,
         tiles: TileNames | None = None,
-        fresh: FreshAttention | None = None,
+        prompts: PromptAttention | None = None,
     ) -> None:
         """Allocate the cache and all memory that steps need; only the null block of the cache is written.
 
@@ -98,18 +98,20 @@ class TritonBackend(AttentionBackend):
             is_deterministic: The bits of a row must not depend on the rest of the batch. Then all steps have one tile
                 and no context is split, which slows down prefill, and decoding at long contexts.
             tiles: The tiles of steps that are not deterministic, by names of `attention_tiles`; None means the first.
-            fresh: Attends to the prompts that `find_fresh_prompts` finds; None leaves them to Weft's kernel.
+            prompts: Attends to the prompts that it takes; None leaves all to Weft's kernel.
 
         Raises:
             ValueError: There is no tile of such a name.
         """
-        self.name = "triton and flash" if fresh else "triton"
+        assert not (is_deterministic and prompts)
+        self.name = f"triton and {prompts.name}" if prompts else "triton"
         self._groups = groups
         self._block_size = block_size
         self._device = device
         self._num_heads = num_heads
         self._is_deterministic = is_deterministic
-        self._fresh = fresh
+        self._prompts = prompts
+        self._layers = prompt_layers(groups, num_heads, dtype, cache_dtype or dtype, block_size, device)
         self._caches: dict[int, torch.Tensor] = {}
         for group in groups:
             shape = (num_blocks, 2, group.spec.num_kv_heads, block_size, group.spec.head_dim)
@@ -131,19 +133,24 @@ class TritonBackend(AttentionBackend):
 
     @override
     def begin(self, batch: Batch) -> "TritonStep":
-        fresh: list[FreshPrompts | None] = []
+        taken: list[PromptStep | None] = []
         plans: list[list[_PlannedLaunch]] = []
         for group, group_batch, tuning in zip(self._groups, batch.groups, self._tunings, strict=True):
             self._copy_blocks(group, group_batch.block_copies)
-            fresh.append(find_fresh_prompts(batch, group.spec.sliding_window) if self._fresh else None)
-            plans.append(self._plan(batch, group.spec, tuning, skips_prompts=fresh[-1] is not None))
-        views = self._send(batch, fresh, plans)
+            taken.append(self._begin_prompts(batch, len(taken)))
+            plans.append(self._plan(batch, group.spec, tuning, skips_prompts=taken[-1] is not None))
+        views = self._send(batch, taken, plans)
         steps: dict[int, _GroupStep] = {}
-        for group, prompts, plan in zip(self._groups, fresh, plans, strict=True):
+        for group, prompts, plan in zip(self._groups, taken, plans, strict=True):
             slots, starts = next(views), next(views)
             launches = [_Launch(p.tile, p.is_uniform, next(views), next(views)) for p in plan]
             steps.update(dict.fromkeys(group.layers, _GroupStep(group, slots, prompts, starts, launches)))
         return TritonStep(self, steps)
+
+    def _begin_prompts(self, batch: Batch, index: int) -> PromptStep | None:
+        """Offer the prompts of a step in a group to the library."""
+        prompts = find_prompts(batch, batch.groups[index]) if self._prompts else None
+        return self._prompts.begin(prompts, self._layers[index]) if self._prompts and prompts else None
 
     def _plan(self, batch: Batch, spec: PagedKV, tuning: GroupTuning, *, skips_prompts: bool) -> list[_PlannedLaunch]:
         """One launch for one-token requests, then one for the others."""
@@ -172,11 +179,11 @@ class TritonBackend(AttentionBackend):
     def attend(
         self, step: _GroupStep, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Attend to the cache, or for fresh prompts to the step's own K/V; shapes as in `AttentionStep.attend`."""
+        """Attend, to prompts by the library if it took them; shapes as in `AttentionStep.attend`."""
         outputs = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
-        if self._fresh and step.fresh:
-            at = step.fresh.tokens
-            attended = self._fresh(queries[at], keys[at], values[at], step.fresh_starts, step.fresh.longest)
+        if step.prompts:
+            at, cache = step.prompts.tokens, self._caches[layer]
+            attended = step.prompts.attend(queries[at], keys[at], values[at], cache, step.prompt_starts)
             if not step.launches:
                 return attended
             outputs[at] = attended
@@ -218,7 +225,7 @@ class TritonBackend(AttentionBackend):
             )
 
     def _send(
-        self, batch: Batch, fresh: list[FreshPrompts | None], plans: list[list[_PlannedLaunch]]
+        self, batch: Batch, taken: list[PromptStep | None], plans: list[list[_PlannedLaunch]]
     ) -> Iterator[torch.Tensor]:
         """Fill the metadata in one copy.
 
@@ -228,7 +235,7 @@ class TritonBackend(AttentionBackend):
         Block tables, which are as wide as the longest request needs, come last; items hold their places.
         """
         arrays: list[Ints] = []
-        for prompts, plan, group_batch in zip(fresh, plans, batch.groups, strict=True):
+        for prompts, plan, group_batch in zip(taken, plans, batch.groups, strict=True):
             arrays += [group_batch.slot_mapping, prompts.starts if prompts else _NO_INTS]
             arrays += [array for launch in plan for array in (launch.work.items, launch.work.merges)]
         num_views = len(arrays)

@@ -81,13 +81,19 @@ class TileNames:
     prompts: str | None = None
 
 
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a CUDA device; Triton's interpreter passes for an Ampere GPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 0)
+
+
 def gpu_of(device: torch.device) -> Gpu:
     """The bounds of a CUDA device; Triton's interpreter, which has none, gets those of a small one."""
+    capability = capability_of(device)
     if device.type != "cuda":
-        return Gpu((8, 0), 4, 160 << 10)
+        return Gpu(capability, 4, 160 << 10)
     properties = torch.cuda.get_device_properties(device)
     shared_bytes = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
-    return Gpu((properties.major, properties.minor), properties.multi_processor_count, shared_bytes)
+    return Gpu(capability, properties.multi_processor_count, shared_bytes)
 
 
 def head_shape(spec: PagedKV, num_heads: int, dtype: torch.dtype) -> HeadShape:

@@ -17,7 +17,7 @@ from weft.engine.kernels.torch.linear import CublasLinear, TiledLinear
 from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.kernels.triton import flash
+from weft.engine.kernels.triton.flash import FlashAttention2
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer
 from weft.engine.models.config import load_model_config
@@ -137,14 +137,15 @@ def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_det
     made: list[dict[str, object]] = []
     monkeypatch.setattr(triton, "TritonBackend", lambda *cache, **more: made.append(more))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "has_triton", lambda device: True)
     model = load_model_config(DEMO)
     options = EngineOptions(model=str(DEMO), device="cuda", max_num_seqs=7, deterministic=is_deterministic)
     config = engine_config.resolve(options, model)
-    for choice, fresh in (("flash", flash.flash_attention), ("triton", None)):
+    for choice, kind in (("flash", FlashAttention2), ("triton", type(None))):
         config = dataclasses.replace(config, prefill_attention=choice)
         make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
-        assert made.pop(0)["fresh"] is fresh
+        assert type(made.pop(0)["prompts"]) is (type(None) if is_deterministic else kind)
     make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
     assert [(more["num_heads"], more["cache_dtype"]) for more in made] == [(model.num_heads, config.dtype)]
     limits = triton_tuning.BatchLimits(7, config.max_num_batched_tokens, config.max_model_len)

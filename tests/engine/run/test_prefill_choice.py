@@ -7,7 +7,7 @@ import torch
 
 from weft import server
 from weft.engine.cache.specs import PagedKV, group_layers
-from weft.engine.kernels.triton.flash import find_fresh_prompts
+from weft.engine.kernels.triton.prompt_attention import find_prompts
 from weft.engine.models.config import load_model_config
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import prefill_choice
@@ -23,6 +23,7 @@ DEMO = Path(server.__file__).parent / "demo_model"
 def settle(monkeypatch: pytest.MonkeyPatch, is_faster: bool, **options: Any) -> str:
     """What attends in fresh prompts on a GPU, where FlashAttention is faster or not."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(prefill_choice, "_is_flash_faster", lambda spec, num_heads, config: is_faster)
     model = load_model_config(DEMO)
     config = resolve(EngineOptions(model=str(DEMO), **{"device": "cuda"} | options), model)
@@ -56,7 +57,9 @@ class Layer:
         self.shapes: list[torch.Size] = []
 
     def begin(self, batch: Batch) -> "Layer":
-        assert find_fresh_prompts(batch, None)
+        prompts = find_prompts(batch, batch.groups[0])
+        assert prompts
+        assert prompts.are_fresh
         return self
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

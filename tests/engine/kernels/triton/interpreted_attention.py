@@ -24,9 +24,9 @@ def test_decodes(case: parity.Case) -> None:
     parity.check_decodes(case, CPU)
 
 
-@pytest.mark.parametrize("case", parity.FRESH, ids=str)
-def test_fresh_prompts(case: parity.Case) -> None:
-    parity.check_fresh_prompts(case, CPU)
+@pytest.mark.parametrize("case", parity.LIBRARIES, ids=str)
+def test_libraries(case: parity.Case) -> None:
+    parity.check_libraries(case, CPU)
 
 
 @pytest.mark.parametrize("case", parity.TILED, ids=str)
