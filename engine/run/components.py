@@ -16,12 +16,15 @@ from functools import partial
 
 import torch
 
+from weft.engine.cache.specs import CacheGroup
 from weft.engine.kernels.cpu import library
+from weft.engine.kernels.triton.attention_tiles import tile_names
+from weft.engine.kernels.triton.prompt_libraries import installed_libraries
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import settled_file
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.kernel_choice import FEW_ROWS, FRESH_ATTENTION
+from weft.engine.run.kernel_choice import FEW_ROWS
 from weft.engine.run.sampler_trials import SamplerTrials
 from weft.engine.run.settle import Candidate, Component, Settler, Trial, listed, measure_on
 from weft.engine.run.trials import AttentionTrials, BlockTrials, StepShape, Trials, paged_specs
@@ -115,8 +118,12 @@ def _component(
     return Component(name, shapes, candidates, "torch", trials.reference, tolerance)
 
 
+Names = Callable[[ModelConfig, EngineConfig], tuple[str, ...]]
+"""What there is to choose from for a model, the preferred one first."""
+
+
 def _attention(
-    names: tuple[str, ...],
+    find_names: Names,
     make_steps: Callable[[ModelConfig, EngineConfig], list[StepShape]],
     name: str,
     model: ModelConfig,
@@ -124,13 +131,36 @@ def _attention(
 ) -> Component | None:
     if not paged_specs(model):
         return None
-    if name == "prefill_attention" and config.kernels["decode_attention"] == "torch":
-        names = ()  # one cache serves both
+    by_torch = name == "prefill_attention" and config.kernels["decode_attention"] == "torch"
+    names = () if by_torch else find_names(model, config)  # one cache serves both
     steps = make_steps(model, config)
     cache = str(config.kv_cache_dtype).removeprefix("torch.")
     shapes = f"{_attention_text(model)}, {_dtype_text(config)}, cache {cache}, {_limits_text(config)}"
     trials = AttentionTrials(model, config, steps)
     return _component(name, names, trials, shapes, _TOLERANCES[config.kv_cache_dtype], config)
+
+
+def _native(model: ModelConfig, config: EngineConfig) -> tuple[str, ...]:
+    return ("native",)
+
+
+def _decode_names(model: ModelConfig, config: EngineConfig) -> tuple[str, ...]:
+    """Tiles of Weft's kernel."""
+    return _tile_names(model, config)[0]
+
+
+def _prefill_names(model: ModelConfig, config: EngineConfig) -> tuple[str, ...]:
+    """Tiles of Weft's kernel, then the libraries that are installed."""
+    return (*_tile_names(model, config)[1], *installed_libraries(config.device))
+
+
+def _tile_names(model: ModelConfig, config: EngineConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """For decodes and for prompts; results that are deterministic have one tile, which needs no name."""
+    if config.options.deterministic:
+        return ("triton",), ("triton",)
+    groups = [CacheGroup(spec, (index,)) for index, spec in enumerate(paged_specs(model))]
+    decode, prompts = tile_names(groups, model.num_heads, config.dtype, config.device)
+    return tuple(decode), tuple(prompts)
 
 
 def _block(names: tuple[str, ...], num_rows: int, name: str, model: ModelConfig, config: EngineConfig) -> Component:
@@ -221,13 +251,13 @@ def _limits_text(config: EngineConfig) -> str:
 _COMPONENTS: Mapping[str, Mapping[str, Make]] = {
     # The preferred candidate first. Attention comes before what is tried together with it.
     "cpu": {
-        "attention": partial(_attention, ("native",), _cpu_steps),
+        "attention": partial(_attention, _native, _cpu_steps),
         "layers": partial(_block, ("native",), 16),
         "sampler": partial(_sampler, ("native",)),
     },
     "cuda": {
-        "decode_attention": partial(_attention, ("triton",), _decode_steps),
-        "prefill_attention": partial(_attention, ("triton", *FRESH_ATTENTION), _prefill_steps),
+        "decode_attention": partial(_attention, _decode_names, _decode_steps),
+        "prefill_attention": partial(_attention, _prefill_names, _prefill_steps),
         "norm_and_activation": partial(_block, ("triton", "torch"), 64),
         "few_row_products": partial(_few_row_products, tuple(FEW_ROWS)),
         "sampler": partial(_sampler, ("triton",)),

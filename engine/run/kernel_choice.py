@@ -23,8 +23,9 @@ from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.states import StateCache
 from weft.engine.kernels.torch.torch_kit import torch_kit
-from weft.engine.kernels.triton import flash
-from weft.engine.kernels.triton.flash import FreshAttention
+from weft.engine.kernels.triton.attention_tiles import TileNames
+from weft.engine.kernels.triton.prompt_attention import PromptAttention, prompt_layers
+from weft.engine.kernels.triton.prompt_libraries import installed_libraries
 from weft.engine.layers.attention import AttentionBackend
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig
@@ -41,9 +42,6 @@ _TRITON_CAPABILITY = 8, 0
 
 # The components that attention is chosen by: one on the CPU, two on CUDA.
 ATTENTION = ("attention", "decode_attention", "prefill_attention")
-
-# Attention to new prompts in place of Weft's own kernel, by its name as a candidate.
-FRESH_ATTENTION: Mapping[str, FreshAttention] = {"flash2": flash.flash_attention}
 
 # Most rows that Weft's own product takes in place of cuBLAS, by its name as a candidate.
 FEW_ROWS: Mapping[str, int] = {"triton": 8, "triton-2": 2, "cublas": 0}
@@ -76,14 +74,12 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     if config.options.deterministic and config.device.type == "cpu":
         raise ModelError(_NOT_DETERMINISTIC.format("layers"))
     if has_triton(config.device):
-        from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch  # not installed without CUDA
-        from weft.engine.kernels.triton.triton_kit import TritonKit
+        from weft.engine.kernels.triton.triton_kit import TritonKit  # not installed without CUDA
 
-        few_rows = FEW_ROWS[config.kernels.get("few_row_products", "cublas")]
         return TritonKit(
             config.options.deterministic,
-            few_rows=few_rows,
-            is_dependent=few_rows > 0 and supports_dependent_launch(config.device),
+            few_rows=_few_rows(config),
+            is_dependent=is_dependent(config),
             has_own_heads=not _is_attention_by_torch(config),
             has_own_norms=config.kernels.get("norm_and_activation") != "torch",
         )
@@ -121,17 +117,16 @@ def make_backend(
         from weft.engine.kernels.triton.attention import TritonBackend  # not installed without CUDA
         from weft.engine.kernels.triton.attention_tuning import BatchLimits
 
-        prefill = config.kernels.get("prefill_attention", "triton")
-        is_supported = all(flash.supports(g.spec, config.dtype) for g in groups) and not config.options.deterministic
-        if prefill in FRESH_ATTENTION and not is_supported:
-            raise ModelError(f"prefill_attention {prefill} needs {flash.NEEDS}")
+        prompts = _prompt_library(groups, config, num_heads)
         return TritonBackend(
             *cache,
             num_heads=num_heads,
             limits=BatchLimits(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len),
             cache_dtype=config.kv_cache_dtype,
             is_deterministic=config.options.deterministic,
-            fresh=FRESH_ATTENTION.get(prefill),
+            is_dependent=is_dependent(config),
+            tiles=None if config.options.deterministic else _tiles(config, prompts),
+            prompts=prompts,
         )
     if config.is_kv_cache_fp8:
         raise ModelError(_NO_TRITON.format("kv_cache_dtype", "fp8"))
@@ -151,6 +146,46 @@ def make_backend(
 def _is_attention_by_torch(config: EngineConfig) -> bool:
     """Whether torch attends. Its attention has a cache of its own, so it computes decodes and prompts, or neither."""
     return "torch" in (config.kernels.get(name) for name in ATTENTION)
+
+
+def _prompt_library(
+    groups: tuple[CacheGroup[PagedKV], ...], config: EngineConfig, num_heads: int
+) -> PromptAttention | None:
+    """The library that is named for prompts; None leaves them to Weft's kernel.
+
+    Raises:
+        ModelError: It cannot compute the prompts of this model.
+    """
+    named = config.kernels.get("prefill_attention")
+    make = installed_libraries(config.device).get(named) if named else None
+    if make is None:
+        return None
+    library, cache = make(), (config.dtype, config.kv_cache_dtype, config.block_size, config.device)
+    if config.options.deterministic:
+        raise ModelError(f"prefill_attention {library.name} is not deterministic")
+    if not all(map(library.supports, prompt_layers(groups, num_heads, *cache))):
+        raise ModelError(f"prefill_attention {library.name} needs {library.needs}")
+    return library
+
+
+def _tiles(config: EngineConfig, prompts: PromptAttention | None) -> TileNames:
+    """The named tiles; where a library takes the prompts, its name is no tile."""
+    return TileNames(
+        config.kernels.get("decode_attention"), None if prompts else config.kernels.get("prefill_attention")
+    )
+
+
+def _few_rows(config: EngineConfig) -> int:
+    return FEW_ROWS[config.kernels.get("few_row_products", "cublas")]
+
+
+def is_dependent(config: EngineConfig) -> bool:
+    """Whether kernels start while the one before them still runs; see `dependent_launch`."""
+    if not _few_rows(config):
+        return False
+    from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch  # not installed without CUDA
+
+    return supports_dependent_launch(config.device)
 
 
 def has_triton(device: torch.device) -> bool:

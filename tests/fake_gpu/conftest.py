@@ -29,8 +29,8 @@ class Warm:
 Start = Callable[..., Warm]
 
 KERNELS = {
-    "decode_attention": "triton",
-    "prefill_attention": "triton",
+    "decode_attention": "triton-16k",
+    "prefill_attention": "triton-64",
     "norm_and_activation": "triton",
     "few_row_products": "triton",
     "sampler": "triton",

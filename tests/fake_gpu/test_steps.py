@@ -24,7 +24,17 @@ NUM_TOKENS = 9000
 
 FAMILIES = {
     name: {}
-    for name in ("llama2", "llama-biases", "mistral", "qwen2", "qwen3", "qwen3-windows", "gemma", "gemma2", "llama-yarn")
+    for name in (
+        "llama2",
+        "llama-biases",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "qwen3-windows",
+        "gemma",
+        "gemma2",
+        "llama-yarn",
+    )
 } | {
     "llama3": {"deterministic": True, "kernels": {name: KERNELS[name] for name in KERNELS if "few" not in name}},
     "qwen3-dialect4": {"kv_cache_dtype": "fp8"},

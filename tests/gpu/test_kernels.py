@@ -29,7 +29,9 @@ def run(check: Any, *arguments: Any) -> None:
     [
         ("check_mixed_steps", "MIXED"),
         ("check_decodes", "DECODES"),
-        ("check_fresh_prompts", "FRESH"),
+        ("check_libraries", "LIBRARIES"),
+        ("check_mixed_steps", "TILED"),
+        ("check_decodes", "TILED"),
         ("check_copies", "COPIES"),
         ("check_recorded_steps", "RECORDED"),
         ("check_invariance", "INVARIANT"),

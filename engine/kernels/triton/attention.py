@@ -21,18 +21,16 @@ from typing_extensions import override
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention_kernels import attend_kernel, merge_kernel
 from weft.engine.kernels.triton.attention_plan import Work, plan_work
+from weft.engine.kernels.triton.attention_tiles import Tile, TileNames, padded
 from weft.engine.kernels.triton.attention_tuning import (
     BatchLimits,
-    GroupTuning,
     LaunchTuning,
-    Tile,
     aligned,
     most_integers,
-    padded,
     tune,
 )
 from weft.engine.kernels.triton.dependent_launch import launch_options
-from weft.engine.kernels.triton.flash import FreshAttention, FreshPrompts, find_fresh_prompts
+from weft.engine.kernels.triton.prompt_attention import PromptAttention, PromptStep, find_prompts, prompt_layers
 from weft.engine.layers.attention import AttentionBackend, AttentionStep, PagedCache
 from weft.engine.step.batch import Batch, Ints
 from weft.engine.step.transfer import to_device
@@ -53,7 +51,7 @@ _MERGED_PARTS = 16
 class _Plan:
     """A step for a KV group, on the host; the tunings are those of the launches."""
 
-    fresh: FreshPrompts | None
+    prompts: PromptStep | None
     tunings: list[LaunchTuning]
     work: Work
 
@@ -74,8 +72,8 @@ class _GroupStep:
 
     group: CacheGroup[PagedKV]
     slots: torch.Tensor
-    fresh: FreshPrompts | None
-    fresh_starts: torch.Tensor
+    prompts: PromptStep | None
+    prompt_starts: torch.Tensor
     launches: list[_Launch]
 
 
@@ -96,8 +94,9 @@ class TritonBackend(AttentionBackend):
         limits: BatchLimits,
         cache_dtype: torch.dtype | None = None,
         is_deterministic: bool = False,
-        fresh: FreshAttention | None = None,
         is_dependent: bool = False,
+        tiles: TileNames | None = None,
+        prompts: PromptAttention | None = None,
     ) -> None:
         """Allocate the cache and all memory that steps need; only the null block of the cache is written.
 
@@ -107,14 +106,20 @@ class TritonBackend(AttentionBackend):
             cache_dtype: Type of K/V in the cache; None means dtype. Conversion to float8_e4m3fn has no scale.
             is_deterministic: The bits of a row must not depend on the rest of the batch. Then all steps have one tile
                 and no context is split, which slows down prefill, and decoding at long contexts.
-            fresh: Attends to the prompts that `find_fresh_prompts` finds; None leaves them to Weft's kernel.
             is_dependent: See `dependent_launch`.
+            tiles: The tiles of steps that are not deterministic, by names of `attention_tiles`; None means the first.
+            prompts: Attends to the prompts that it takes; None leaves all to Weft's kernel.
+
+        Raises:
+            ValueError: There is no tile of such a name.
         """
-        self.name = "triton and flash" if fresh else "triton"
+        assert not (is_deterministic and prompts)
+        self.name = f"triton and {prompts.name}" if prompts else "triton"
         self._groups = groups
         self._block_size = block_size
         self._device = device
-        self._fresh = fresh
+        self._prompts = prompts
+        self._layers = prompt_layers(groups, num_heads, dtype, cache_dtype or dtype, block_size, device)
         self._options = launch_options(is_dependent)
         self._caches: dict[int, torch.Tensor] = {}
         for group in groups:
@@ -122,7 +127,8 @@ class TritonBackend(AttentionBackend):
             for layer in group.layers:
                 self._caches[layer] = torch.empty(shape, dtype=cache_dtype or dtype, device=device)
                 self._caches[layer][0].view(torch.uint8).zero_()
-        self._tunings = [tune(group, num_heads, dtype, device, limits, is_deterministic) for group in groups]
+        tiles = tiles or TileNames()
+        self._tunings = [tune(group, num_heads, dtype, device, limits, tiles, is_deterministic) for group in groups]
         num_integers = most_integers(self._tunings, limits, block_size)
         self._metadata = torch.zeros(num_integers, dtype=torch.int32, device=device)
         num_rows = max((sum(launch.tiling.max_rows for launch in t.launches) for t in self._tunings), default=0)
@@ -136,9 +142,10 @@ class TritonBackend(AttentionBackend):
 
     @override
     def begin(self, batch: Batch) -> "TritonStep":
+        plans: list[_Plan] = []
         for group, group_batch in zip(self._groups, batch.groups, strict=True):
             self._copy_blocks(group, group_batch.block_copies)
-        plans = [self._plan(batch, *sizes) for sizes in zip(self._groups, self._tunings, strict=True)]
+            plans.append(self._plan(batch, len(plans)))
         views = self._send(batch, plans)
         steps: dict[int, _GroupStep] = {}
         for group, plan in zip(self._groups, plans, strict=True):
@@ -146,26 +153,32 @@ class TritonBackend(AttentionBackend):
             launches = [_Launch(t.tile, t.is_uniform, next(views), merges[:0]) for t in plan.tunings]
             if launches:  # the last one merges for all
                 launches[-1] = replace(launches[-1], merges=merges)
-            steps.update(dict.fromkeys(group.layers, _GroupStep(group, slots, plan.fresh, starts, launches)))
+            steps.update(dict.fromkeys(group.layers, _GroupStep(group, slots, plan.prompts, starts, launches)))
         return TritonStep(self, steps)
 
-    def _plan(self, batch: Batch, group: CacheGroup[PagedKV], tuning: GroupTuning) -> _Plan:
-        """Choose the launches of a step and what they compute.
+    def _begin_prompts(self, batch: Batch, index: int) -> PromptStep | None:
+        """Offer the prompts of a step in a group to the library; a graph can hold none."""
+        if self._prompts is None or batch.graph is not None:
+            return None
+        prompts = find_prompts(batch, batch.groups[index])
+        return self._prompts.begin(prompts, self._layers[index]) if prompts else None
 
-        A graph that samples has one launch, since its requests have one token each. Any other graph has both, and
-        FlashAttention none, for its prompts may go on.
+    def _plan(self, batch: Batch, index: int) -> _Plan:
+        """Choose the launches of a step in a group and what they compute.
+
+        A graph that samples has one launch, since its requests have one token each. Any other graph has both.
         """
-        window = group.spec.sliding_window
-        fresh = find_fresh_prompts(batch, window) if self._fresh and batch.graph is None else None
+        tuning, prompts = self._tunings[index], self._begin_prompts(batch, index)
         are_short = np.ones(batch.num_requests, np.bool_)
         launches = [(tuning.short, are_short)]
         if tuning.others and not (batch.graph and batch.graph.samples):
-            are_short = np.diff(batch.query_start_locs) <= (1 if fresh else tuning.short.tiling.tokens)
-            launches = [(tuning.short, are_short), (tuning.others, ~are_short)][: 1 if fresh else 2]
+            are_short = np.diff(batch.query_start_locs) <= (1 if prompts else tuning.short.tiling.tokens)
+            launches = [(tuning.short, are_short), (tuning.others, ~are_short)][: 1 if prompts else 2]
         if batch.graph is None:
             launches = [(launch, takes_part) for launch, takes_part in launches if takes_part.any()]
+        window = self._groups[index].spec.sliding_window
         work = plan_work(batch, window, [(launch.tiling, takes_part) for launch, takes_part in launches])
-        return _Plan(fresh, [launch for launch, _ in launches], work)
+        return _Plan(prompts, [launch for launch, _ in launches], work)
 
     def cache(self, layer: int) -> torch.Tensor:
         """Blocks of a layer."""
@@ -174,11 +187,11 @@ class TritonBackend(AttentionBackend):
     def attend(
         self, step: _GroupStep, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """Attend to the cache, or for fresh prompts to the step's own K/V; shapes as in `AttentionStep.attend`."""
+        """Attend, to prompts by the library if it took them; shapes as in `AttentionStep.attend`."""
         outputs = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
-        if self._fresh and step.fresh:
-            at = step.fresh.tokens
-            attended = self._fresh(queries[at], keys[at], values[at], step.fresh_starts, step.fresh.longest)
+        if step.prompts:
+            at, cache = step.prompts.tokens, self._caches[layer]
+            attended = step.prompts.attend(queries[at], keys[at], values[at], cache, step.prompt_starts)
             if not step.launches:
                 return attended
             outputs[at] = attended
@@ -235,7 +248,7 @@ class TritonBackend(AttentionBackend):
             slots = group_batch.slot_mapping
             if num_padding:
                 slots = np.concatenate((slots, np.full(num_padding, _NO_SLOT)))
-            arrays += [slots, plan.fresh.starts if plan.fresh else _NO_INTS, plan.work.merges, *plan.work.items]
+            arrays += [slots, plan.prompts.starts if plan.prompts else _NO_INTS, plan.work.merges, *plan.work.items]
         num_views = len(arrays)
         arrays += [group_batch.block_tables for group_batch in batch.groups]
         starts = np.cumsum([0, *(aligned(array.size) for array in arrays)]).tolist()

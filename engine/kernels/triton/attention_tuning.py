@@ -1,9 +1,4 @@
-"""Sizes of the Triton attention for a device: tiles, splits of the context, and room for metadata.
-
-Tile sizes come from a small table with reasons instead of tuning at run time. Tuning would take seconds at start-up,
-cannot run while a graph is captured, and might choose differently the next day. Every pair of sizes is one compilation,
-so there are two: for requests whose tokens fit into one small tile (decodes, short drafts), and for all others.
-"""
+"""Sizes of the Triton attention for a device: the chosen tiles, splits of the context, and room for metadata."""
 
 from dataclasses import dataclass, replace
 
@@ -11,9 +6,15 @@ import torch
 
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention_plan import NUM_ITEM_FIELDS, NUM_MERGE_FIELDS, Tiling
-
-# Bytes of a tile of keys: large enough that a few tiles in flight keep memory busy.
-_KEY_TILE_BYTES = 16 << 10
+from weft.engine.kernels.triton.attention_tiles import (
+    Tile,
+    TileNames,
+    decode_tiles,
+    deterministic_tile,
+    gpu_of,
+    head_shape,
+    prompt_tiles,
+)
 
 # Programs per multiprocessor that a step aims at: two run at a time, and the last ones should be short.
 _PROGRAMS_PER_PROCESSOR = 4
@@ -33,23 +34,6 @@ class BatchLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """What one program holds at a time.
-
-    Attributes:
-        rows: Pairs of token and query head, a power of two.
-        keys: Keys of the context, a power of two.
-        num_warps: Warps of 32 threads.
-        num_stages: Tiles of keys and values in use or in flight.
-    """
-
-    rows: int
-    keys: int
-    num_warps: int
-    num_stages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,74 +64,43 @@ def tune(
     dtype: torch.dtype,
     device: torch.device,
     limits: BatchLimits,
+    tiles: TileNames,
     is_deterministic: bool,
 ) -> GroupTuning:
-    """Choose for the device, or for Triton's interpreter."""
-    spec = group.spec
-    num_processors, shared_bytes = 4, 160 << 10  # for the interpreter, which has neither
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        num_processors = properties.multi_processor_count
-        shared_bytes = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
-    shape = spec.head_dim, num_heads // spec.num_kv_heads, dtype.itemsize
-    decode_tile, tile = (
-        choose_tile(*shape, is_decode=decode, is_deterministic=is_deterministic, shared_bytes=shared_bytes)
-        for decode in (True, False)
-    )
-    num_parts = max(1, num_processors * _PROGRAMS_PER_PROCESSOR // spec.num_kv_heads)
-    num_shared = num_heads // spec.num_kv_heads
+    """Choose for the device, or for Triton's interpreter. Deterministic results need one tile and no split.
+
+    Raises:
+        ValueError: There is no tile of a name for this group.
+    """
+    gpu, shape = gpu_of(device), head_shape(group.spec, num_heads, dtype)
+    num_shared = shape.num_shared
     if is_deterministic:
+        tile = deterministic_tile(shape, gpu)
         tiling = Tiling(tile.rows // num_shared, tile.keys, max_num_seqs=limits.max_num_seqs)
         return GroupTuning(LaunchTuning(tile, tiling, True), None)
+    num_parts = max(1, gpu.num_processors * _PROGRAMS_PER_PROCESSOR // group.spec.num_kv_heads)
+    decode_tile = _named(tiles.decode, decode_tiles(shape, gpu))
+    prompt_tile = _named(tiles.prompts, prompt_tiles(shape, gpu))
     short, others = (
         Tiling(
-            tokens=t.rows // num_shared,
-            keys=t.keys,
+            tokens=tile.rows // num_shared,
+            keys=tile.keys,
             num_parts=num_parts,
-            least_part_keys=_ROW_KEYS * t.rows,
+            least_part_keys=_ROW_KEYS * tile.rows,
             max_num_seqs=limits.max_num_seqs,
         )
-        for t in (decode_tile, tile)
+        for tile in (decode_tile, prompt_tile)
     )
     others = replace(others, least_tokens=short.tokens + 1, splits_late=True)
-    return GroupTuning(LaunchTuning(decode_tile, short, True), LaunchTuning(tile, others, False))
+    return GroupTuning(LaunchTuning(decode_tile, short, True), LaunchTuning(prompt_tile, others, False))
 
 
-def choose_tile(
-    head_dim: int, num_shared: int, value_bytes: int, *, is_decode: bool, is_deterministic: bool, shared_bytes: int
-) -> Tile:
-    """The tile for a kind of step.
-
-    Args:
-        head_dim: Values per head.
-        num_shared: Query heads that share a K/V head; one token's heads are in one tile.
-        value_bytes: Bytes of a query's value; keys are converted to its type before the product.
-        is_decode: Whether every request has one token.
-        is_deterministic: Use one tile for all steps, since another may sum in another order.
-        shared_bytes: Shared memory that a program may have.
-    """
-    is_decode = is_decode and not is_deterministic
-    head_bytes = padded(head_dim) * value_bytes
-    keys = max(32, min(128, _KEY_TILE_BYTES // head_bytes))
-    if value_bytes == 4:  # no matrix units: operands and scores of a tile must fit in registers
-        rows, num_warps = 16 if is_decode else 32, 4
-    elif is_deterministic:  # the smallest tile with an acceptable prefill speed
-        rows, num_warps = 64, 4
-    elif is_decode:  # memory is the limit, so take 16, the fewest rows of a matrix unit
-        rows, num_warps = 16, 4
-    else:  # wider tiles read K/V less often; their results are float32 in registers, at most 64 kB
-        # Four warps for 64 rows: eight would compute the scores of a tile of 64 twice.
-        rows, num_warps = (128, 8) if head_bytes <= 256 else (64, 4)
-    rows = max(rows, padded(num_shared))
-    # Two programs of a decode step share a multiprocessor, so that one loads while the other computes.
-    room = shared_bytes // (2 if is_decode else 1) - rows * head_bytes - rows * keys * value_bytes
-    num_stages = max(1, min(4 if is_decode else 3, 1 + room // (2 * keys * head_bytes)))
-    return Tile(rows, keys, num_warps, num_stages)
-
-
-def padded(number: int) -> int:
-    """The next power of two, at least 16, as matrix units need it."""
-    return max(16, 1 << (number - 1).bit_length())
+def _named(name: str | None, tiles: dict[str, Tile]) -> Tile:
+    if name is None:
+        return next(iter(tiles.values()))
+    if name not in tiles:
+        raise ValueError(f"there is no attention tile {name} for these heads on this GPU, only {', '.join(tiles)}")
+    return tiles[name]
 
 
 def most_integers(tunings: list[GroupTuning], limits: BatchLimits, block_size: int) -> int:

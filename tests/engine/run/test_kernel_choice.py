@@ -17,7 +17,8 @@ from weft.engine.kernels.torch.linear import CublasLinear, TiledLinear
 from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.torch_kit import TorchKit
-from weft.engine.kernels.triton import flash
+from weft.engine.kernels.triton.attention_tiles import TileNames
+from weft.engine.kernels.triton.flash import FlashAttention2
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer
 from weft.engine.models.config import load_model_config
@@ -137,18 +138,22 @@ def test_attention_on_cuda_is_weft_s_own(monkeypatch: pytest.MonkeyPatch, is_det
     made: list[dict[str, object]] = []
     monkeypatch.setattr(triton, "TritonBackend", lambda *cache, **more: made.append(more))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "has_triton", lambda device: True)
     model = load_model_config(DEMO)
     options = EngineOptions(model=str(DEMO), device="cuda", max_num_seqs=7, deterministic=is_deterministic)
     config = engine_config.resolve(options, model)
-    for choice, fresh in (("flash2", flash.flash_attention), ("triton", None)):
+    for choice, kind in (("flash2", FlashAttention2), ("triton-64", type(None))):
         named = dataclasses.replace(config, kernels={"prefill_attention": choice})
-        if fresh and is_deterministic:
-            with pytest.raises(ModelError, match=r"^prefill_attention flash2 needs .* and not deterministic$"):
+        if is_deterministic and kind is FlashAttention2:
+            with pytest.raises(ModelError, match=r"^prefill_attention flash2 is not deterministic$"):
                 make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, named, model.num_heads)
             continue
         make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, named, model.num_heads)
-        assert made.pop(0)["fresh"] is fresh
+        more = made.pop(0)
+        assert type(more["prompts"]) is kind
+        named_tiles = TileNames(None, None if kind is FlashAttention2 else choice)
+        assert more["tiles"] == (None if is_deterministic else named_tiles)
     make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads)
     assert [(more["num_heads"], more["cache_dtype"]) for more in made] == [(model.num_heads, config.dtype)]
     limits = triton_tuning.BatchLimits(7, config.max_num_batched_tokens, config.max_model_len)

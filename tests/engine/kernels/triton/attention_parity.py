@@ -11,13 +11,16 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
+from tests.engine.kernels.triton.prompts import attend_to_one
 from tests.engine.paged import NO_COPIES, NO_INTS, PagedRequest, PagedRequests
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention import TritonBackend, TritonStep
+from weft.engine.kernels.triton.attention_tiles import TileNames
 from weft.engine.kernels.triton.attention_tuning import BatchLimits
-from weft.engine.kernels.triton.flash import FreshAttention, flash_attention
+from weft.engine.kernels.triton.flash import FlashAttention2
+from weft.engine.kernels.triton.prompt_attention import PromptAttention, PromptLayers, Prompts, PromptStep
+from weft.engine.kernels.triton.prompt_libraries import installed_libraries
 from weft.engine.kernels.triton.triton_kit import TritonKit
 from weft.engine.step.batch import Batch, GraphKey
 
@@ -42,6 +45,7 @@ class Case:
     lengths: tuple[int, ...] = (1, 5, 70)
     scale: float | None = None
     soft_cap: float | None = None
+    tiles: TileNames | None = None
 
     @property
     def num_heads(self) -> int:
@@ -63,7 +67,7 @@ class Tokens:
 class Harness:
     """One layer over a cache in which other requests have left not-a-numbers, the null block excepted."""
 
-    def __init__(self, case: Case, device: torch.device, fresh: FreshAttention | None = None) -> None:
+    def __init__(self, case: Case, device: torch.device, prompts: PromptAttention | None = None) -> None:
         self.case, self.device = case, device
         groups = (CacheGroup(case.spec, (0,)),)
         self.backend = TritonBackend(
@@ -76,7 +80,8 @@ class Harness:
             limits=LIMITS,
             cache_dtype=case.cache_dtype,
             is_deterministic=case.is_deterministic,
-            fresh=fresh,
+            tiles=case.tiles,
+            prompts=prompts,
         )
         self.cache = self.backend._caches[0]
         # All bits set are a not-a-number in each of the types.
@@ -197,44 +202,82 @@ def check_mixed_steps(case: Case, device: torch.device) -> None:
         requests = [t for t in requests if t.request.num_computed_tokens < len(t.qkv)]
 
 
-def check_fresh_prompts(case: Case, device: torch.device) -> None:
-    """Prompts that begin in a step, one-token requests among them, then chunks that go on, which are left to Triton."""
-    seen: list[list[int]] = []
+def check_libraries(case: Case, device: torch.device) -> None:
+    """Every installed library, or on the CPU one that takes what it is offered: prompts that begin, and that go on."""
+    on_gpu = [make() for make in installed_libraries(device).values()] if device.type == "cuda" else []
+    for library in on_gpu or [TorchLibrary()]:
+        seen = Recording(library)
+        harness = Harness(case, device, seen)
+        if not library.supports(harness.backend._layers[0]):
+            continue
+        old, *new = [harness.add(length, seed) for seed, length in enumerate((40, 33, 12, 140))]
+        harness.fill(old, 35)
+        steps = [
+            [(old, 1), (new[0], 30), (new[1], 12)],  # decodes first
+            [(new[2], 5), (old, 1), (new[0], 1)],
+            [(new[2], 130), (old, 1), (new[0], 2)],  # goes on
+            [(old, 1), (new[2], 5)],  # goes on with too few tokens
+        ]
+        for scheduled in steps:
+            for (tokens, _), outputs in zip(scheduled, harness.step(scheduled), strict=True):
+                harness.check(tokens, outputs)
+        fresh = [[0, 30, 42], [0, 5]]
+        if isinstance(library, FlashAttention2):
+            assert seen.taken == (fresh if case.window is None else [[0, 5]])
+        else:
+            assert seen.taken == [*fresh, [0, 130, 131, 133]]
+
+
+class Recording:
+    """A library, and the starts of the prompts that it took."""
+
+    def __init__(self, library: PromptAttention) -> None:
+        self.name, self.needs = library.name, library.needs
+        self._library = library
+        self.taken: list[list[int]] = []
+
+    def supports(self, layers: PromptLayers) -> bool:
+        return self._library.supports(layers)
+
+    def begin(self, prompts: Prompts, layers: PromptLayers) -> PromptStep | None:
+        step = self._library.begin(prompts, layers)
+        if step:
+            self.taken.append(step.starts.tolist())
+        return step
+
+
+class TorchLibrary:
+    """A library for any device, which reads the cache and the step's own keys and values, and compares both."""
+
+    name, needs = "torch", "nothing"
+
+    def supports(self, layers: PromptLayers) -> bool:
+        return True
+
+    def begin(self, prompts: Prompts, layers: PromptLayers) -> "TorchStep":
+        return TorchStep(prompts.tokens, prompts.starts, prompts, layers)
+
+
+@dataclass(frozen=True)
+class TorchStep:
+    tokens: slice
+    starts: np.ndarray
+    prompts: Prompts
+    layers: PromptLayers
 
     def attend(
-        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, starts: torch.Tensor, longest: int
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
     ) -> torch.Tensor:
-        seen.append([*starts.tolist(), longest])
-        function = flash_attention if device.type == "cuda" else attend_by_prompt
-        return function(queries, keys, values, starts, longest)
-
-    harness = Harness(case, device, attend)
-    old, *new = [harness.add(length, seed) for seed, length in enumerate((40, 33, 12, 9))]
-    harness.fill(old, 36)
-    steps = [
-        [(old, 1), (new[0], 30), (old, 0), (new[1], 12)],  # decodes first
-        [(new[2], 5), (old, 1), (new[0], 1)],
-        [(new[2], 4), (old, 1)],  # goes on
-        [(old, 1), (new[0], 2)],
-    ]
-    for scheduled in steps:
-        picked = [(tokens, count) for tokens, count in scheduled if count]
-        for (tokens, _), outputs in zip(picked, harness.step(picked), strict=True):
-            harness.check(tokens, outputs)
-    expected = [[0, 30, 42, 30], [0, 5, 5]] if case.window is None else [[0, 5, 5]]
-    assert seen == expected
-
-
-def attend_by_prompt(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, starts: torch.Tensor, longest: int
-) -> torch.Tensor:
-    """What `flash_attention` computes, by torch on any device."""
-    outputs = torch.empty_like(queries)
-    for start, stop in pairwise(starts.tolist()):
-        parts = (part[start:stop].transpose(0, 1) for part in (queries, keys, values))
-        attended = scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
-        outputs[start:stop] = attended.transpose(0, 1)
-    return outputs
+        rows = []
+        found = zip(pairwise(starts.tolist()), self.prompts.seq_lens, self.prompts.block_tables, strict=True)
+        for (start, stop), num_keys, table in found:
+            blocks, places = np.divmod(np.arange(num_keys), self.layers.block_size)
+            seen = cache[torch.from_numpy(table[blocks]), :, :, torch.from_numpy(places)].unbind(1)
+            for side, new in zip(seen, (keys, values), strict=True):
+                assert torch.equal(side[start - stop :], new[start:stop])
+            left, cap = self.layers.window_left, self.layers.spec.soft_cap or 0.0
+            rows.append(attend_to_one(queries[start:stop], *seen, self.layers.spec.score_scale, left, cap))
+        return torch.cat(rows)
 
 
 def check_decodes(case: Case, device: torch.device) -> None:
@@ -328,7 +371,11 @@ DECODES = [
     Case(1, 2, 256, 16, 300, soft_cap=1.0, dtype=F32, lengths=(2, 500)),
     Case(1, 2, 64, 16, 40, soft_cap=1.0, cache_dtype=FP8, lengths=(2, 300)),
 ]
-FRESH = [Case(), Case(1, 4, 128, 32), Case(window=20)]
+LIBRARIES = [Case(1), Case(1, 4, 128, 32, window=20)]
+TILED = [
+    Case(1, 2, 128, tiles=TileNames(decode, prompts), lengths=(2, 150))
+    for decode, prompts in (("triton-16k", "triton-128"), ("triton-32k", "triton-64"))
+]
 COPIES = [Case(), Case(cache_dtype=FP8, block_size=32)]
 RECORDED = [
     Case(lengths=(24, 20, 70)),

@@ -1,47 +1,32 @@
-"""Which steps and layers FlashAttention may compute."""
+"""Which steps and layers torch's FlashAttention 2 may compute. `make gpu` compares its results."""
 
-from pathlib import Path
+import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
-from tests.engine.paged import PagedRequests
-from weft import server
+from tests.engine.kernels.triton.prompts import PromptCase
 from weft.engine.cache.specs import PagedKV
-from weft.engine.kernels.triton.flash import FreshPrompts, find_fresh_prompts, supports
-from weft.engine.step.batch import Batch
-
-DEMO = Path(server.__file__).parent / "demo_model"
+from weft.engine.kernels.triton.flash import FlashAttention2
+from weft.engine.kernels.triton.prompt_attention import PromptLayers
 
 
-def make_batch(*computed_and_scheduled: tuple[int, int]) -> Batch:
-    paged = PagedRequests(400, 16, (None,))
-    requests = [paged.add(np.zeros(sum(counts), np.int64)) for counts in computed_and_scheduled]
-    for request, (computed, _) in zip(requests, computed_and_scheduled, strict=True):
-        request.num_computed_tokens = computed
-    return paged.make_batch([(r, n) for r, (_, n) in zip(requests, computed_and_scheduled, strict=True)])
+def takes(window: int | None, *lengths: tuple[int, int]) -> bool:
+    case = PromptCase(PagedKV(2, 64, window), list(lengths))
+    prompts, _ = case.find()
+    step = FlashAttention2().begin(prompts, case.layers)
+    assert step is None or (step.tokens, step.starts.tolist()) == (prompts.tokens, prompts.starts.tolist())
+    return step is not None
 
 
-def spans(prompts: FreshPrompts | None) -> tuple[int, int, list[int], int] | None:
-    return prompts and (prompts.tokens.start, prompts.tokens.stop, prompts.starts.tolist(), prompts.longest)
-
-
-def test_prompts_that_begin_are_found_from_the_first_to_the_last() -> None:
-    assert spans(find_fresh_prompts(make_batch((0, 6)), None)) == (0, 6, [0, 6], 6)
-    batch = make_batch((7, 1), (0, 6), (3, 1), (0, 2), (9, 1))
-    assert spans(find_fresh_prompts(batch, None)) == (1, 10, [0, 6, 7, 9], 6)
-
-
-def test_steps_with_a_prompt_that_goes_on_or_with_none_do_not_qualify() -> None:
-    assert find_fresh_prompts(make_batch((0, 6), (16, 2)), None) is None
-    assert find_fresh_prompts(make_batch((0, 1), (16, 1)), None) is None
+def test_only_prompts_that_begin_are_taken() -> None:
+    assert takes(None, (0, 6), (3, 1), (0, 130))
+    assert not takes(None, (0, 6), (16, 130))
 
 
 def test_a_prompt_may_fill_the_sliding_window_but_not_exceed_it() -> None:
-    batch = make_batch((0, 6), (50, 1))
-    assert find_fresh_prompts(batch, 5) is None
-    assert spans(find_fresh_prompts(batch, 6)) == (0, 6, [0, 6], 6)
+    assert not takes(5, (0, 6), (50, 1))
+    assert takes(6, (0, 6), (50, 1))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +41,10 @@ def test_a_prompt_may_fill_the_sliding_window_but_not_exceed_it() -> None:
     ],
 )
 def test_heads_and_types_that_it_computes(head_dim: int, dtype: torch.dtype, expected: bool) -> None:
-    assert supports(PagedKV(2, head_dim), dtype) is expected
-    assert not supports(PagedKV(2, head_dim, soft_cap=50.0), dtype)
-    assert not supports(PagedKV(2, head_dim, scale=0.1), dtype)
+    layers = PromptLayers(PagedKV(2, head_dim), 8, dtype, dtype, 16, (8, 0))
+    supports = FlashAttention2().supports
+    assert supports(layers) is expected
+    assert supports(dataclasses.replace(layers, cache_dtype=torch.float8_e4m3fn)) is expected, "it reads no cache"
+    assert not supports(dataclasses.replace(layers, capability=(7, 5)))
+    assert not supports(dataclasses.replace(layers, spec=PagedKV(2, head_dim, soft_cap=50.0)))
+    assert not supports(dataclasses.replace(layers, spec=PagedKV(2, head_dim, scale=0.1)))

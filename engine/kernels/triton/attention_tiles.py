@@ -1,0 +1,188 @@
+"""The tiles that the attention kernel may have on a GPU: a short list by name for each kind of step.
+
+Which is fastest has to be measured; without a measurement the first one is used. Every tile is one compilation, so a
+list has only tiles that registers and shared memory of the compiled code leave a reason to choose. Hopper and Blackwell
+read the operands of large products from shared memory; others read them from registers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.engine.cache.specs import CacheGroup, PagedKV
+
+# Bytes of a tile of keys: large enough that a few tiles in flight keep memory busy.
+_KEY_TILE_BYTES = 16 << 10
+
+# Shared memory that a multiprocessor keeps of each program. Its own is as much larger than that of the largest program.
+_RESERVED_BYTES = 1 << 10
+
+# Shared memory of a program besides its tiles.
+_SCRATCH_BYTES = 1 << 10
+
+# Major compute capabilities whose large products read keys and values from shared memory.
+_READING_SHARED = (9, 10)
+_HOPPER = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What bounds tiles.
+
+    Attributes:
+        capability: Compute capability.
+        num_processors: Multiprocessors.
+        shared_bytes: Shared memory that a program may have.
+    """
+
+    capability: tuple[int, int]
+    num_processors: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """A layer's heads.
+
+    Attributes:
+        head_dim: Values per head.
+        num_shared: Query heads that share a K/V head; one token's heads are in one tile.
+        value_bytes: Bytes of a query's value; keys are converted to its type before the product.
+    """
+
+    head_dim: int
+    num_shared: int
+    value_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program holds at a time.
+
+    Attributes:
+        rows: Pairs of token and query head, a power of two.
+        keys: Keys of the context, a power of two.
+        num_warps: Warps of 32 threads.
+        num_stages: Tiles of keys and values in use or in flight.
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class TileNames:
+    """The tiles of a backend, by name; None means the first of its list."""
+
+    decode: str | None = None
+    prompts: str | None = None
+
+
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a CUDA device; Triton's interpreter passes for an Ampere GPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 0)
+
+
+def gpu_of(device: torch.device) -> Gpu:
+    """The bounds of a CUDA device; Triton's interpreter, which has none, gets those of a small one."""
+    capability = capability_of(device)
+    if device.type != "cuda":
+        return Gpu(capability, 4, 160 << 10)
+    properties = torch.cuda.get_device_properties(device)
+    shared_bytes = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    return Gpu(capability, properties.multi_processor_count, shared_bytes)
+
+
+def head_shape(spec: PagedKV, num_heads: int, dtype: torch.dtype) -> HeadShape:
+    """The heads of a KV group's layers, which have num_heads query heads of this type."""
+    return HeadShape(spec.head_dim, num_heads // spec.num_kv_heads, dtype.itemsize)
+
+
+def tile_names(
+    groups: Sequence[CacheGroup[PagedKV]], num_heads: int, dtype: torch.dtype, device: torch.device
+) -> tuple[list[str], list[str]]:
+    """Names of the tiles for decodes and for prompts that all groups have, the first ones first."""
+    gpu, shapes = gpu_of(device), [head_shape(group.spec, num_heads, dtype) for group in groups]
+    decodes, prompts = ([list(tiles(shape, gpu)) for shape in shapes] for tiles in (decode_tiles, prompt_tiles))
+    return _in_all(decodes), _in_all(prompts)
+
+
+def decode_tiles(shape: HeadShape, gpu: Gpu) -> dict[str, Tile]:
+    """Tiles for requests of one token, named by the KiB of keys that they take at a time.
+
+    Memory is the limit, so they have 16 rows, the fewest of a matrix unit, and leave room for a second program on the
+    multiprocessor, which loads while the first computes. With 32 KiB of keys there are half as many passes, and fewer
+    stages; three programs then share a multiprocessor of Hopper if heads have 128 values. Two warps instead of four
+    would leave fewer warps on a multiprocessor, since shared memory bounds the programs.
+    """
+    rows, keys = max(16, padded(shape.num_shared)), _num_keys(shape)
+    tiles = {"triton-16k": _tile(shape, gpu, rows, keys, 4, max_stages=4, num_programs=2)}
+    is_in_registers = rows == 16 and shape.value_bytes < 4
+    if is_in_registers and _num_stages(shape, gpu, rows, 2 * keys, num_programs=2) > 1:
+        tiles["triton-32k"] = _tile(shape, gpu, rows, 2 * keys, 4, max_stages=4, num_programs=2)
+    return tiles
+
+
+def prompt_tiles(shape: HeadShape, gpu: Gpu) -> dict[str, Tile]:
+    """Tiles for all other requests, named by their rows. Results are float32 in registers.
+
+    - 64 rows in 4 warps: two programs share a multiprocessor, so that one computes its softmax while the other's
+      products run. Before Hopper they take half as many keys, since registers hold the operands, too.
+    - 128 rows in 8 warps: K/V are read half as often. There are too few registers for a second program, so the softmax
+      of four warps has only the products of the other four beside it.
+
+    Hopper begins with 64, because within a program nothing else runs while it computes a softmax; others with 128.
+    """
+    keys = _num_keys(shape)
+    if shape.value_bytes == 4:  # no matrix units: operands and scores of a tile must fit in registers
+        tiles = [_tile(shape, gpu, max(32, padded(shape.num_shared)), keys, 4, max_stages=3)]
+    else:
+        keys_of_64 = keys if gpu.capability[0] in _READING_SHARED else max(32, keys // 2)
+        tiles = [_tile(shape, gpu, 64, keys_of_64, 4, max_stages=3, num_programs=2)]
+        if padded(shape.head_dim) <= 128 or gpu.capability[0] == _HOPPER:  # elsewhere wide heads would spill registers
+            tiles.append(_tile(shape, gpu, 128, keys, 8, max_stages=3))
+        if gpu.capability[0] != _HOPPER:
+            tiles.reverse()
+    fitting = [tile for tile in tiles if tile.rows >= shape.num_shared]
+    fitting = fitting or [_tile(shape, gpu, padded(shape.num_shared), keys, 8, max_stages=3)]
+    return {f"triton-{tile.rows}": tile for tile in fitting}
+
+
+def deterministic_tile(shape: HeadShape, gpu: Gpu) -> Tile:
+    """The one tile for all steps, since another may sum in another order: the smallest with acceptable prefill."""
+    rows = max(32 if shape.value_bytes == 4 else 64, padded(shape.num_shared))
+    return _tile(shape, gpu, rows, _num_keys(shape), 4, max_stages=3)
+
+
+def padded(number: int) -> int:
+    """The next power of two, at least 16, as matrix units need it."""
+    return max(16, 1 << (number - 1).bit_length())
+
+
+def _in_all(lists: list[list[str]]) -> list[str]:
+    return [name for name in lists[0] if all(name in names for names in lists)] if lists else []
+
+
+def _num_keys(shape: HeadShape) -> int:
+    return max(32, min(128, _KEY_TILE_BYTES // (padded(shape.head_dim) * shape.value_bytes)))
+
+
+def _tile(
+    shape: HeadShape, gpu: Gpu, rows: int, keys: int, num_warps: int, *, max_stages: int, num_programs: int = 1
+) -> Tile:
+    """A tile that leaves room for num_programs on a multiprocessor, or for one if it could not be loaded ahead else."""
+    possible = (_num_stages(shape, gpu, rows, keys, number) for number in (num_programs, 1))
+    return Tile(rows, keys, num_warps, min(max_stages, next((stages for stages in possible if stages > 1), 1)))
+
+
+def _num_stages(shape: HeadShape, gpu: Gpu, rows: int, keys: int, num_programs: int) -> int:
+    """The most stages for which shared memory has room."""
+    head_bytes = padded(shape.head_dim) * shape.value_bytes
+    room = (gpu.shared_bytes + _RESERVED_BYTES) // num_programs - _RESERVED_BYTES - rows * head_bytes
+    stage_bytes = 2 * keys * head_bytes
+    if rows >= 64 and shape.value_bytes < 4 and gpu.capability[0] in _READING_SHARED:
+        return (room - _SCRATCH_BYTES) // stage_bytes
+    return 1 + (room - rows * keys * shape.value_bytes) // stage_bytes  # one is in registers; weights are in memory
