@@ -303,10 +303,12 @@ def _warm_up(
     sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in _WARM_UP_TOKENS]
     num_threads = torch.get_num_threads()
     asked = config.options.kernels.get("threads")
-    if config.device.type == "cpu" and num_threads > 1 and (asked or plan.weights_bytes < _SMALL_MODEL_BYTES):
+    is_small = config.device.type == "cpu" and num_threads > 1 and plan.weights_bytes < _SMALL_MODEL_BYTES
+    if is_small or asked:
         num_rows = min(_COMPARED_ROWS, sizes[-1], config.max_num_seqs)
         batch = dummy_batch(num_rows, specs, config.block_size, num_rows)
-        shapes = f"{plan.weights_bytes} bytes of weights, {num_rows} rows, {config.kernels}"
+        parts = [f"{name} {chosen}" for name, chosen in config.kernels.items()]
+        shapes = ", ".join([f"{plan.weights_bytes} bytes of weights, {num_rows} rows", *parts])
         component = threads(shapes, num_threads, share_among, partial(run, batch))
         num_threads = int(settler.settle(component, asked))
     share_among(num_threads)
