@@ -51,10 +51,11 @@ def check_settled(facts: MachineFacts) -> list[Finding]:
     """What earlier starts chose to compute the models with, one line for each component and shape."""
     findings = []
     for settled in facts.settled:
-        wrong = [verdict.candidate for verdict in settled.verdicts if verdict.error is not None and verdict.fault]
-        advice = f"{', '.join(wrong)} may be a fault of a driver or a library: update it" if wrong else ""
+        wrong = ", ".join(v.candidate for v in settled.verdicts if v.fault.startswith("wrong"))
+        remedy = "gives wrong results here and is not used; another version of torch or of the driver may help"
+        status: Severity = "note" if wrong else "ok"
         detail = f"{settled.summary()} ({settled.shapes})"
-        findings.append(Finding(settled.component, "note" if wrong else "ok", detail, advice))
+        findings.append(Finding(settled.component, status, detail, f"{wrong} {remedy}" if wrong else ""))
     return findings
 
 

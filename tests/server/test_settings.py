@@ -10,6 +10,7 @@ from weft.engine.run import config as engine_config
 from weft.engine.shared.messages import EngineOptions
 from weft.server import settings as settings_module
 from weft.server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
+from weft.server.terminal.settings_table import describe
 
 DEMO = pathlib.Path(server.__file__).parent / "demo_model"
 
@@ -117,6 +118,20 @@ def test_keys_may_stand_in_a_file(tmp_path: pathlib.Path) -> None:
     file.write_text("# none yet\n")
     with pytest.raises(StartError, match=f"^--api-keys-file: {file} holds no key$"):
         resolve({"api_keys_file": str(file)}, {})
+
+
+def test_kernels_are_a_mapping_or_text(tmp_path: pathlib.Path) -> None:
+    text = {"WEFT_KERNELS": "prefill_attention=flash2, threads = 1"}
+    config = write(tmp_path, "kernels:\n  prefill_attention: flash2\n  threads: 1\n")
+    for resolved in (resolve({}, text), resolve({}, {}, config)):
+        assert resolved.settings.kernels == {"prefill_attention": "flash2", "threads": "1"}
+        (line,) = (line for line in describe(resolved).splitlines() if line.startswith("kernels "))
+        assert " prefill_attention=flash2, threads=1 " in line
+    for value in ("flash2", "sampler=", "=torch", "sampler=torch,"):
+        with pytest.raises(StartError, match=r"^WEFT_KERNELS: input should be of the form component=candidate, with"):
+            resolve({}, {"WEFT_KERNELS": value})
+    with pytest.raises(StartError, match=r"weft\.yaml:1: input should be a valid"):
+        resolve({}, {}, write(tmp_path, "kernels: {sampler: [torch]}\n"))
 
 
 def test_missing_file_is_named(tmp_path: pathlib.Path) -> None:

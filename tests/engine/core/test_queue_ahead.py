@@ -13,7 +13,7 @@ from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.engine import Engine
 from weft.engine.core.scheduler import Scheduler
 from weft.engine.core.step_cost import StepCostModel, StepLoad
-from weft.engine.run.startup import _CUDA_WARM_UP_TOKENS
+from weft.engine.run.warm_up import _CUDA_WARM_UP_TOKENS
 from weft.engine.step.batch import Batch
 from weft.engine.step.step_result import StepResult
 

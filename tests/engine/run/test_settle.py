@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft.engine.run import settle
 from weft.engine.run.settle import Candidate, Component, Judge, Settler, Trial, measure_on, relative_errors
 from weft.engine.run.settled_file import SettledFile
 from weft.engine.shared.errors import ModelError
@@ -150,3 +151,36 @@ def test_candidates_of_equal_results_differ_in_speed_only(settler: Settler) -> N
         )
 
     assert settler.settle(Component("threads", "", (timed(0.01), timed(0.001)), "0.01", None)) == "0.001"
+
+
+def test_on_cuda_several_runs_in_one_graph_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arithmetic alone, with a graph and a clock that stand in for CUDA's."""
+    runs: list[str] = []
+    clock_ms = 0.0
+
+    class Recording:
+        def record(self, work: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+            return self.replay, work()
+
+        def replay(self) -> None:
+            nonlocal clock_ms
+            clock_ms += next(times_ms)
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at_ms = clock_ms
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: "Event") -> float:
+            return end.at_ms - self.at_ms
+
+    times_ms = iter([90.0, 9.0, 8.0, 12.0, 8.5, 8.1])  # the first one is not timed
+    monkeypatch.setattr(settle, "CudaCapture", Recording)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert measure_on(torch.device("cuda"))(lambda: runs.append("run")) == pytest.approx(0.002)
+    assert len(runs) == 4

@@ -22,7 +22,7 @@ from weft.engine.models import loading
 from weft.engine.models.decoder import Decoder
 from weft.engine.run import config as engine_config
 from weft.engine.run import print_plan as plan
-from weft.engine.run import settle, startup
+from weft.engine.run import settle, startup, warm_up
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.model_runner import LaunchedStep
@@ -183,7 +183,7 @@ class CrowdedRunner:
 def two_crowded_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(startup, "ModelRunner", CrowdedRunner)
-    for module in (startup, settle):
+    for module in (warm_up, settle):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: CrowdedRunner.now))
     monkeypatch.setattr(
         startup, "set_num_threads", lambda kit, backend, sampler, n: setattr(CrowdedRunner, "num_threads", n)
@@ -200,7 +200,7 @@ def test_only_a_small_model_may_be_left_with_one_thread(
     num_threads: int,
 ) -> None:
     """Load on the machine while a large model warmed up left it with one thread, half as fast, for ever."""
-    monkeypatch.setattr(startup, "_SMALL_MODEL_BYTES", small_model_bytes)
+    monkeypatch.setattr(warm_up, "_SMALL_MODEL_BYTES", small_model_bytes)
     started = start(EngineOptions(model=str(checkpoint_folder("qwen3")), device="cpu"), "epoch")
     assert num_threads == CrowdedRunner.num_threads
     assert started.info.device == f"cpu ({num_threads} threads)"

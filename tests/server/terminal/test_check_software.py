@@ -1,13 +1,15 @@
+import msgspec
 import pytest
 from packaging.requirements import Requirement
 
-from weft.engine.shared.messages import CudaDevice, MachineFacts
+from weft.engine.shared.messages import CudaDevice, MachineFacts, Settled, Verdict
 from weft.server.terminal.check_software import (
     check_compiler,
     check_cuda,
     check_kernels,
     check_packages,
     check_python,
+    check_settled,
     check_triton,
 )
 from weft.server.terminal.finding import Finding
@@ -50,6 +52,26 @@ def test_packages_that_lack_or_are_too_old_are_named() -> None:
         Finding("typer", "missing", "not installed (>=0.16)", "pip install 'typer>=0.16'"),
         Finding("other packages", "ok", "2 of the right version"),
     ]
+
+
+def test_choices_are_listed_and_wrong_kernels_noted() -> None:
+    right = Verdict("triton", seconds=0.0004, error=0.006), Verdict("flash2", seconds=0.0005, error=0.004)
+    wrong = Verdict("triton", error=0.9, fault="wrong: its error is 0.9, more than 0.04")
+    missing = Verdict("flash3", fault="not installed")
+    settled = (
+        Settled("prefill_attention", "32 heads", ("triton", "flash2", "flash3"), "triton", (*right, missing)),
+        Settled("sampler", "vocabulary of 9", ("triton", "torch"), "torch", (wrong,)),
+    )
+    assert check_settled(msgspec.structs.replace(GPU, settled=settled)) == [
+        Finding("prefill_attention", "ok", "triton 0.400 ms; flash2 0.500 ms; flash3: not installed (32 heads)"),
+        Finding(
+            "sampler",
+            "note",
+            "torch; triton: wrong: its error is 0.9, more than 0.04 (vocabulary of 9)",
+            "triton gives wrong results here and is not used; another version of torch or of the driver may help",
+        ),
+    ]
+    assert check_settled(GPU) == []
 
 
 def test_kernels_are_used_or_not_and_why() -> None:

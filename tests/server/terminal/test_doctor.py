@@ -11,11 +11,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from weft.engine.shared.messages import MachineFacts
+from weft.engine.shared.messages import MachineFacts, Settled, Verdict
 from weft.server.settings import Settings
 from weft.server.terminal import doctor
 
-FACTS = MachineFacts(None, (), 8 * 10**9, ("avx2",), "avx2")
+SETTLED = Settled("layers", "192 x 512", ("native", "torch"), "native", (Verdict("native", error=0.01),))
+FACTS = MachineFacts(None, (), 8 * 10**9, ("avx2",), "avx2", (SETTLED,))
 
 
 def answering(text: str, code: int = 0) -> list[str]:
@@ -43,8 +44,9 @@ def test_nothing_is_missing_to_serve_the_demo_model(
     found = {line[8:24].strip(): line[:8].strip() for line in lines[:-2] if line[:8].strip()}
     assert set(found) == {
         *("Python", "torch", "transformers", "tokenizers", "other packages", "model", "port", "runtime folder"),
-        *("/dev/shm", "open files", "native kernels", "compiler", "CUDA", "memory"),
+        *("/dev/shm", "open files", "native kernels", "layers", "compiler", "CUDA", "memory"),
     }
+    assert "ok      layers          native (192 x 512)" in lines
     assert {found[name] for name in ("Python", "torch", "model", "port", "native kernels", "memory")} == {"ok"}
 
 
