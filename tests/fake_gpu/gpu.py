@@ -5,13 +5,12 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from typing_extensions import Self
 
 from tests.fake_gpu.driver import CAPABILITY, SHARED_BYTES, FakeDriver, Record
 from tests.fake_gpu.tensors import FakeCuda, WithIndex, address, device_guard

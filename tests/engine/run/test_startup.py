@@ -244,7 +244,7 @@ def test_graphs_are_recorded_before_the_engine_is_ready(
     plain = answer(start(options, "epoch").engine)
     monkeypatch.setattr(startup, "StepGraphs", partial(StepGraphs, make_capture=RecordedCapture))
     monkeypatch.setattr(startup, "make_caches", static_caches)
-    monkeypatch.setattr(startup, "_RECORDING_S", 60.0)
+    monkeypatch.setattr(warm_up, "_RECORDING_S", 60.0)
     caplog.set_level("INFO")
     engine = start(options, "epoch").engine
     assert not engine._executor.prepare(), "nothing is left to record"
@@ -266,13 +266,13 @@ def test_recording_ends_when_its_time_is_over(
     clock = SimpleNamespace(now=0.0, num_recorded=0)
 
     def prepare() -> bool:
-        clock.now += startup._RECORDING_S / 6
+        clock.now += warm_up._RECORDING_S / 6
         clock.num_recorded += 1
         return bool(clock.num_recorded < num_left)
 
     monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     caplog.set_level("INFO")
     graphs = SimpleNamespace(progress=(expected, 100))
-    startup._record(SimpleNamespace(prepare=prepare), graphs)  # type: ignore[arg-type]
+    warm_up.record_graphs(SimpleNamespace(prepare=prepare), graphs)  # type: ignore[arg-type]
     assert clock.num_recorded == expected
     assert f"recorded {expected} of 100 CUDA graphs in" in caplog.text
