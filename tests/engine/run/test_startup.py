@@ -270,7 +270,7 @@ def test_recording_ends_when_its_time_is_over(
         clock.num_recorded += 1
         return bool(clock.num_recorded < num_left)
 
-    monkeypatch.setattr(startup, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(warm_up, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     caplog.set_level("INFO")
     graphs = SimpleNamespace(progress=(expected, 100))
     warm_up.record_graphs(SimpleNamespace(prepare=prepare), graphs)  # type: ignore[arg-type]
