@@ -5,15 +5,14 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from typing_extensions import Self
 
-from tests.fake_gpu.driver import CAPABILITY, SHARED_BYTES, FakeDriver, Record
+from tests.fake_gpu.driver import HOPPER, SHARED_BYTES, FakeDriver, Record
 from tests.fake_gpu.tensors import FakeCuda, WithIndex, address, device_guard
 from weft.engine.step.capture import CudaCapture
 from weft.engine.weights.tensor_files import RandomSource
@@ -24,7 +23,7 @@ MEMORY_BYTES = 80 << 30
 class FakeGpu:
     """An H100 for the engine in this process; used as a context."""
 
-    def __init__(self, capability: int = CAPABILITY, *, compiles: bool = True) -> None:
+    def __init__(self, capability: int = HOPPER, *, compiles: bool = True) -> None:
         """Without `compiles` kernels are recorded and not compiled, which takes hardly any time."""
         self.cuda = FakeCuda()
         self.driver = FakeDriver(capability, compiles=compiles)
@@ -105,7 +104,9 @@ class _Event:
 def _cuda(capability: int) -> dict[str, Any]:
     """What replaces the functions of `torch.cuda` that the engine calls."""
     properties = SimpleNamespace(
-        multi_processor_count=132, shared_memory_per_block=48 << 10, shared_memory_per_block_optin=SHARED_BYTES
+        multi_processor_count=132,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=SHARED_BYTES[capability],
     )
     return {
         "_lazy_init": lambda: None,

@@ -42,6 +42,7 @@ _READS: dict[Any, Callable[[torch.Tensor], Any]] = {
 }
 """Operators whose results the host sees, and what it sees."""
 
+
 class FakeCuda(TorchDispatchMode):
     """Sends what concerns CUDA to fake tensors.
 
