@@ -32,6 +32,7 @@ class Expected:
         matrix: Instructions that multiply matrices; None if it has none.
         num_programs: At least so many share a multiprocessor.
         num_bytes: Constants -> bytes; None where bytes are not what bounds it.
+        counted: Instructions in its code for each that a program starts on average, since it counts all branches.
     """
 
     kernel: str
@@ -40,6 +41,7 @@ class Expected:
     matrix: str | None = None
     num_programs: int = 2
     num_bytes: Callable[[Constants], int] | None = None
+    counted: float = 1.0
 
     def fits(self, variant: Variant) -> bool:
         return variant.name == self.kernel and self.where.items() <= variant.constants.items()
@@ -58,8 +60,8 @@ EXPECTED = (
     Expected("rms_norm", num_programs=4, num_bytes=lambda c: 2 * 2 * c["BLOCK"]),
     Expected("prepare_heads", num_programs=8, num_bytes=lambda c: 2 * 2 * c["HEADS"] * c["HEAD_DIM"]),
     Expected("activate", num_programs=8, num_bytes=lambda c: 3 * 2 * c["BLOCK"]),
-    Expected("summarise", num_programs=3, num_bytes=lambda c: 4 * c["PART"]),
-    Expected("collect", num_programs=3),  # most programs end early
+    Expected("summarise", num_programs=3, num_bytes=lambda c: 4 * c["PART"], counted=1.25),  # masked rows, and drawn
+    Expected("collect"),  # most programs end early
     Expected("decide"),
     Expected("draw"),
     Expected("penalise", copies=None),
@@ -82,7 +84,7 @@ def instructions_per_byte(expected: Expected, variant: Variant, code: MachineCod
 
 def claims(expected: Expected, variant: Variant, code: MachineCode) -> dict[str, bool]:
     """What should be so, and whether it is."""
-    rate = instructions_per_byte(expected, variant, code)
+    rate, most = instructions_per_byte(expected, variant, code), expected.counted * MOST_INSTRUCTIONS_PER_BYTE
     ahead = (variant.options["num_stages"] - 1) * _tile(variant.constants) if expected.copies == ASYNC else 0
     return {
         "needs no local memory": code.local_bytes == 0 and code.count("LDL|STL") == 0,
@@ -90,5 +92,5 @@ def claims(expected: Expected, variant: Variant, code: MachineCode) -> dict[str,
         f"loads by {expected.copies}": expected.copies is None or code.count(expected.copies) > 0,
         f"has room for {ahead} bytes of tiles on their way": code.shared_bytes >= ahead,
         f"has {expected.num_programs} programs a multiprocessor": code.num_programs >= expected.num_programs,
-        "starts fewer instructions than bounds it": rate is None or rate < MOST_INSTRUCTIONS_PER_BYTE,
+        "starts fewer instructions than bounds it": rate is None or rate < most,
     }
