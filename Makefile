@@ -10,13 +10,14 @@
 #                   BENCH=long_prompt: what running streams feel while a long prompt is prefilled, at URL=
 #   make gpu        on a machine with a GPU, within nine minutes: its tests, then what it reaches beside what it could;
 #                   installs nothing: GPU_PYTHON= is an interpreter that has torch for CUDA and what Weft needs (ARGS=)
+#   make gpu-cache  compiles the kernels of these in parallel, here or on a machine like it: build/triton may be copied
 #   make clean      remove caches and build products; `make distclean` removes .venv and .venv-clients, too
 #
 # TORCH= chooses the build of torch, PYTHON= the interpreter (3.11 or newer) that .venv is made with.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := serve
-.PHONY: serve test test-slow faults lint docs bench gpu clean distclean
+.PHONY: serve test test-slow faults lint docs bench gpu gpu-cache clean distclean
 
 # Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
 MODEL ?=
@@ -69,13 +70,23 @@ docs: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.$(BENCH) $(if $(URL),--url $(URL)) $(ARGS)
 
-# Tests that are not done after 200 s are interrupted, so those whose faults explain others' come first and the longest
-# last; the benchmark is run whatever came of them. What other versions of libraries warn of is no failure here.
+# Kernels are compiled first, by all cores; a cache that was copied here has them already. Tests that are not done after
+# 150 s are interrupted, so those whose faults explain others' come first and the longest last; the benchmark is run
+# whatever came of them. What other versions of libraries warn of is no failure here.
 GPU_FIRST := $(patsubst %,tests/gpu/test_%.py,kernels host_syncs memory determinism traffic)
 
+# The engine sets it as well; here, so that Triton's keys are the same without an engine.
+gpu: export TRITON_DEFAULT_FP_FUSION := 1
+gpu gpu-cache: export PYTHONPATH := $(CURDIR)/build/path$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+gpu-cache: $(NAMES)
+	$(GPU_PYTHON) -m tests.gpu.compile_cache $(ARGS)
+
 gpu: $(NAMES)
-	@status=0; export PYTHONPATH=$(CURDIR)/build/path$${PYTHONPATH:+:$$PYTHONPATH}; \
-	timeout --signal=INT 200 $(GPU_PYTHON) -m pytest -m gpu -W default --traffic-seconds 45 \
+	@status=0; \
+	timeout --signal=INT 90 $(GPU_PYTHON) -m tests.gpu.compile_cache || status=1; \
+	export TRITON_CACHE_DIR="$$($(GPU_PYTHON) -m tests.gpu.compile_cache --print-folder)"; \
+	timeout --signal=INT 150 $(GPU_PYTHON) -m pytest -m gpu -W default --traffic-seconds 45 \
 		$(GPU_FIRST) $(filter-out $(GPU_FIRST),$(wildcard tests/gpu/test_*.py)) || status=1; \
 	$(GPU_PYTHON) -m benchmarks.gpu --minutes 5.3 $(ARGS) || status=1; \
 	exit $$status

@@ -18,9 +18,9 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from typing_extensions import override
 
-CAPABILITY = 90
-SHARED_BYTES = 227 << 10
-"""What a program of an H100 may have."""
+HOPPER = 90
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, HOPPER: 227 << 10, 100: 227 << 10}
+"""Compute capability, 90 for 9.0 -> shared memory that a program may have."""
 
 _device_numbers = itertools.count(1000)
 
@@ -32,14 +32,14 @@ class Variant:
     Attributes:
         function: The function under `triton.jit`.
         constants: Values of its constexpr arguments, by name.
-        num_warps: Warps of a program.
+        options: Triton's, such as num_warps.
         data: The same as JSON, for `function.preload` in any process that has this driver.
         compiled: None if it was only recorded.
     """
 
     function: Any
     constants: dict[str, Any]
-    num_warps: int
+    options: dict[str, Any]
     data: str
     compiled: Any = None
 
@@ -49,8 +49,10 @@ class Variant:
 
     def __str__(self) -> str:
         constants = ", ".join(f"{name}={value}" for name, value in self.constants.items())
-        types = ", ".join(json.loads(self.data)["signature"].values())
-        return f"{self.name}({constants}, num_warps={self.num_warps}): {types}"
+        told = json.loads(self.data)
+        types = ", ".join(kind for kind in told["signature"].values() if kind != "constexpr")
+        alignments = [path for path, kinds in zip(told["attrs_keys"], told["attrs_vals"], strict=True) if kinds]
+        return f"{self.name}({constants}) of {types}, {len(alignments)} aligned, {self.options['num_warps']} warps"
 
 
 @dataclass
@@ -64,10 +66,10 @@ class Record:
 class FakeDriver(DriverBase):
     """Stands in for Triton's CUDA driver, see `active`. If it compiles nothing, variants are recorded alone."""
 
-    def __init__(self, capability: int = CAPABILITY, *, compiles: bool = True) -> None:
+    def __init__(self, capability: int = HOPPER, *, compiles: bool = True) -> None:
         self.record = Record()
         self.capability = capability
-        self.utils = _Utils()
+        self.utils = _Utils(SHARED_BYTES[capability])
         self._compiles = compiles
         self._device = next(_device_numbers)
 
@@ -126,7 +128,7 @@ class FakeDriver(DriverBase):
         compiled = kernels.get(key)
         constants = {function.arg_names[path[0]]: value for path, value in compile["constants"].items()}
         data = compile["specialization_data"]
-        self.record.variants.append(Variant(function, constants, compile["num_warps"], data, compiled))
+        self.record.variants.append(Variant(function, constants, json.loads(data)["options"], data, compiled))
         if compiled is None:
             kernels[key] = _NotCompiled(self._launcher(function.__name__))
             self.record.launches[function.__name__] += 1
@@ -152,7 +154,10 @@ class _NotCompiled:
 
 
 class _Utils:
-    """What Triton's compiled module of the driver does."""
+    """What Triton's compiled module of the driver does. Triton itself refuses kernels that need more memory."""
+
+    def __init__(self, shared_bytes: int) -> None:
+        self._shared_bytes = shared_bytes
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         return 1, 1, 32, 0, 1024  # handles, registers and spills, which Triton only keeps, and the most threads
@@ -161,4 +166,4 @@ class _Utils:
         """There is none."""
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": SHARED_BYTES, "multiprocessor_count": 132, "warpSize": 32}
+        return {"max_shared_mem": self._shared_bytes, "multiprocessor_count": 132, "warpSize": 32}

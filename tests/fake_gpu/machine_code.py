@@ -67,7 +67,7 @@ def read(variant: Variant) -> MachineCode:
     instructions, loop = _parse(lines)
     local_bytes = resources["STACK"] + resources["LOCAL"]
     shared_bytes = variant.compiled.metadata.shared
-    return MachineCode(resources["REG"], local_bytes, shared_bytes, variant.num_warps, instructions, loop)
+    return MachineCode(resources["REG"], local_bytes, shared_bytes, variant.options["num_warps"], instructions, loop)
 
 
 def _run(tool: str, *arguments: str) -> str:

@@ -6,6 +6,7 @@ from tests.checkpoints import Checkpoint
 
 _LARGE = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 40_960}
 QWEN3_8B = Checkpoint("qwen3", {**_LARGE, **SHAPES["qwen3-8b"]})
+QWEN3_600M = Checkpoint("qwen3", {**_LARGE, **SHAPES["qwen3-0.6b"], "tie_word_embeddings": True})
 GEMMA2_2B = Checkpoint(
     "gemma2",
     {

@@ -1,5 +1,6 @@
 """Steps of the real engine on a GPU that is not there: what they launch, compile and wait for."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.checkpoints import CHECKPOINTS
 from tests.engine.requests_for_tests import add_request
-from tests.fake_gpu.conftest import KERNELS, Start, Warm
+from tests.fake_gpu.engines import Warm
 from tests.fake_gpu.shapes import QWEN3_8B
 from tests.gpu.harness import KINDS
 from weft.engine.core.engine import Engine
@@ -36,7 +37,7 @@ FAMILIES = {
         "llama-yarn",
     )
 } | {
-    "llama3": {"deterministic": True, "kernels": {name: KERNELS[name] for name in KERNELS if "few" not in name}},
+    "llama3": {"deterministic": True},
     "qwen3-dialect4": {"kv_cache_dtype": "fp8"},
     "qwen2-dialect4": {"speculative": "ngram"},
     "mistral-dialect4": {"dtype": "float16"},
@@ -96,11 +97,11 @@ def test_after_start_up_nothing_is_compiled(qwen3_8b: Warm) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_steps_of_every_family_are_legal_and_wait_for_nothing(start_on_gpu: Start, name: str) -> None:
+def test_steps_of_every_family_are_legal_and_wait_for_nothing(start_on_gpu: Callable[..., Warm], name: str) -> None:
     run(start_on_gpu(CHECKPOINTS[name], **FAMILIES[name]))
 
 
-def test_a_decode_step_launches_no_more_than_it_did(start_on_gpu: Start) -> None:
+def test_a_decode_step_launches_no_more_than_it_did(start_on_gpu: Callable[..., Warm]) -> None:
     warm = start_on_gpu(QWEN3_8B)
     counts = []
     with warm.gpu:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoints import WIDE_CHECKPOINTS
 from weft.engine.cache.specs import group_layers
 from weft.engine.core.engine import Engine
 from weft.engine.models.config import load_model_config
@@ -26,6 +27,9 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "logprobs": 0, "num_choices": 2},
 ]
 """Parameters of requests: between them every way to sample and to report."""
+
+GOLDEN_SIZES = tuple(zip(WIDE_CHECKPOINTS, (16, 64) * 2, strict=True))
+"""Models and sizes of blocks for a GPU: every size is compiled for every model, so each model has one."""
 
 Entry = tuple[float, tuple[int, ...], tuple[float, ...]]
 

@@ -4,6 +4,7 @@ With steps launched ahead and CUDA graphs, and without: that they are equal to t
 other. The prompts are those whose best id is clearly best, so a difference is a fault, not rounding.
 """
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,15 @@ import torch
 
 from tests.checkpoints import WIDE_CHECKPOINTS, load_reference
 from tests.engine.test_golden import NUM_OUTPUT_TOKENS, NUM_PROMPTS, Golden, golden, greedy, run
-from tests.gpu.harness import DEVICES, graphs, start_engine, without
+from tests.gpu.harness import DEVICES, GOLDEN_SIZES, graphs, start_engine, without
 from weft.engine.core.engine import Engine
 from weft.engine.shared.messages import AddRequest, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
+
+BLOCK_SIZES = [
+    *itertools.product(WIDE_CHECKPOINTS, (16, 64), ["cpu"]),
+    *(pytest.param(*sizes, "cuda", marks=pytest.mark.gpu) for sizes in GOLDEN_SIZES),
+]
 
 
 def check(engine: Engine, expected: Golden, numbers: range, num_choices: int = 1) -> None:
@@ -25,9 +31,7 @@ def check(engine: Engine, expected: Golden, numbers: range, num_choices: int = 1
         assert output.token_ids == expected.outputs[number]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("block_size", [16, 64])
-@pytest.mark.parametrize("name", list(WIDE_CHECKPOINTS))
+@pytest.mark.parametrize(("name", "block_size", "device"), BLOCK_SIZES)
 def test_greedy_ids_are_those_of_transformers(golden_root: Path, name: str, block_size: int, device: str) -> None:
     expected = golden(golden_root, name)
     engine = start_engine(
