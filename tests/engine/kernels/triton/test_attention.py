@@ -1,4 +1,4 @@
-"""Attention in Triton's interpreter, and its tiles; tests/fake_gpu compiles the kernels."""
+"""Attention in Triton's interpreter; tests/fake_gpu compiles the kernels."""
 
 import importlib.util
 import pathlib
