@@ -51,7 +51,7 @@ def test_kernels_of_qwen3_8b(qwen3_8b: Warm) -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "options"),
     [
-        pytest.param(GEMMA2_2B, {}, id="gemma2-2b"),
+        pytest.param(GEMMA2_2B, {}, id="gemma2-2b", marks=pytest.mark.slow),
         pytest.param(QWEN3_8B, {"deterministic": True}, id="deterministic", marks=pytest.mark.slow),
     ],
 )
