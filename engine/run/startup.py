@@ -45,6 +45,7 @@ from weft.engine.run.kernel_choice import (
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.run.warm_up import record_graphs, warm_up
+from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineInfo, EngineOptions
 from weft.engine.speculation.drafters import NgramDrafter, PredictionDrafter
@@ -97,12 +98,7 @@ def start(
     logger.info("layers: %s; attention: %s", kit.name, caches.name)
     kv = _cache_manager(config, plan, groups)
     sampling = choose_sampling(config)
-    draft_model = None
-    if draft and drafter:
-        small_caches = make_caches(draft.groups, plan.num_blocks, draft.engine_config, draft.config.num_heads)
-        small = _graphs(drafter, small_caches, draft.engine_config, draft.config.vocab_size, samples=True)
-        small_runner = ModelRunner(drafter, small_caches, config.device, sampling=sampling, graphs=small)
-        draft_model = DraftModel(small_runner, kv, draft.group_indices)
+    draft_model = _draft_model(draft, drafter, plan, sampling, kv) if draft and drafter else None
     graphs = _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
     cost = StepCostModel()
@@ -153,6 +149,17 @@ def _load(
         load_format=config.options.load_format,
         progress=progress,
     )
+
+
+def _draft_model(
+    draft: DraftCheckpoint, model: Decoder, plan: MemoryPlan, sampling: SamplingKit, kv: KVCacheManager
+) -> DraftModel:
+    """A runner of its own around the loaded draft model."""
+    config = draft.engine_config
+    caches = make_caches(draft.groups, plan.num_blocks, config, draft.config.num_heads)
+    graphs = _graphs(model, caches, config, draft.config.vocab_size, samples=True)
+    runner = ModelRunner(model, caches, config.device, sampling=sampling, graphs=graphs)
+    return DraftModel(runner, kv, draft.group_indices)
 
 
 def _cache_manager(config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGroup[CacheSpec], ...]) -> KVCacheManager:

@@ -18,13 +18,13 @@ from weft.engine.shared.messages import EngineOptions, Settled
 DEMO = Path(server.__file__).parent / "demo_model"
 
 
-def settle(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> dict[str, Settled]:
+def settle(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str, dtype: str = "float32") -> dict[str, Settled]:
     monkeypatch.setattr(kernel_choice, "has_triton", lambda device: True)
     on_cuda = components._COMPONENTS["cuda"]
     monkeypatch.setattr(components, "_COMPONENTS", {"cpu": {name: on_cuda[name] for name in names or on_cuda}})
     model = load_model_config(DEMO)
     sizes: dict[str, Any] = {"max_num_seqs": 2, "block_size": 16, "max_num_batched_tokens": 32, "max_model_len": 20}
-    options = EngineOptions(model=str(DEMO), device="cpu", dtype="float32", **sizes)
+    options = EngineOptions(model=str(DEMO), device="cpu", dtype=dtype, **sizes)
     config = engine_config.resolve(options, model)
     file = SettledFile(folder / "settled.json", "here")
     times = iter(range(1, 99))
@@ -37,11 +37,21 @@ def settle(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> dict[s
 def test_triton_is_right_and_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settled = settle(monkeypatch, tmp_path)
     assert list(settled) == ["decode_attention", "prefill_attention", "norm_and_activation", "sampler"]
-    assert {choice.chosen for choice in settled.values()} == {"triton"}
+    chosen = [choice.chosen for choice in settled.values()]
+    assert chosen == ["triton-16k", "triton-32", "triton", "triton"]  # float32 has one tile for prompts
     _, flash = settled["prefill_attention"].verdicts
     assert flash.candidate == "flash2" and flash.fault.startswith("prefill_attention flash2 needs dtype bfloat16")
     own, torch_s = settled["norm_and_activation"].verdicts  # the only component with two right candidates
     assert (own.seconds, torch_s.seconds) == (1.0, 2.0) and torch_s.error is not None
+
+
+def test_few_rows_have_three_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In float16, since the interpreter reads bfloat16 in a product as integers; times are invented, the first wins."""
+    names = "decode_attention", "prefill_attention", "norm_and_activation", "few_row_products"
+    settled = settle(monkeypatch, tmp_path, *names, dtype="float16")["few_row_products"]
+    assert [verdict.candidate for verdict in settled.verdicts] == ["triton", "triton-2", "cublas"]
+    assert all(verdict.seconds and verdict.error is not None and not verdict.fault for verdict in settled.verdicts)
+    assert settled.chosen == "triton"
 
 
 def test_attention_that_is_wrong_is_torch_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
