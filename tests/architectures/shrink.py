@@ -109,7 +109,9 @@ def _shrink_layers(default: Mapping[str, Any]) -> dict[str, Any]:
     kept = sorted(kinds.values())
     kept += [layer for layer in range(num_layers) if layer not in kept][: max(0, MIN_NUM_LAYERS - len(kept))]
     kept.sort()
-    changes = {field: len(kept)} | {name: [value[layer] for layer in kept] for name, value in lists.items()}
+    changes: dict[str, Any] = {field: len(kept)} | {
+        name: [value[layer] for layer in kept] for name, value in lists.items()
+    }
     if default.get("per_layer_config"):
         own = {int(layer): values for layer, values in default["per_layer_config"].items()}
         changes["per_layer_config"] = {kept.index(layer): shrink_fields(own[layer]) for layer in kept if layer in own}
