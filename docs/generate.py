@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.compare.report import format_value
+from docs.architectures import render_architectures
 from docs.structure import render_modules, render_reading_path
 from weft.server.request.fields_table import render_table as render_parameters
 from weft.server.terminal.settings_table import render_table as render_settings
@@ -48,6 +49,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": render_settings,
     "reading-path": partial(render_reading_path, ROOT),
     "modules": partial(render_modules, ROOT),
+    "architectures": partial(render_architectures, ROOT / "tests/architectures/table.json"),
     "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),
     "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
 }
