@@ -145,6 +145,11 @@ class Settings(BaseModel):
     load_format: Literal["auto", "dummy"] = Field(
         default="auto", description="How to load weights; dummy makes random ones."
     )
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        default="auto",
+        description="What computes the model: Weft's own layers (native) or transformers' module over Weft's cache; "
+        "auto: native for an architecture that has a family.",
+    )
     quantization: Literal["none", "int8"] = Field(
         default="none", description="How to store matrices; int8 halves the bytes that a CPU reads for each token."
     )

@@ -13,9 +13,10 @@ import torch
 
 from weft.engine.layers.gated import ACTIVATIONS
 from weft.engine.layers.rotary import RopeConfig, YarnScaling
+from weft.engine.models.facts import ModelFacts
 from weft.engine.models.families.family import FamilySwitches
 from weft.engine.models.families.fields import Fields
-from weft.engine.models.families.registry import identify
+from weft.engine.models.families.registry import Identity, identify
 from weft.engine.models.rope import read_rope
 from weft.engine.shared.errors import ModelError
 
@@ -25,35 +26,22 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """A checkpoint's architecture and sizes.
+class ModelConfig(ModelFacts):
+    """A checkpoint's architecture and sizes, for Weft's own decoder.
 
     Attributes:
         max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
         sliding_windows: One entry per layer; None is full attention.
         activation: Of the feed-forward layers, a key of `weft.engine.layers.gated.ACTIVATIONS`.
-        dtype: What the checkpoint declares, float32 if it declares nothing.
-        eos_token_ids: Ids that end an answer, from generation_config.json, else config.json. Each is an id of the
-            vocabulary. May be empty.
         switches: What else differs between families. Where a field above has the same meaning, that one counts.
     """
 
-    architecture: str
-    vocab_size: int
-    hidden_size: int
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    max_position_embeddings: int
     rms_norm_eps: float
     rope: RopeConfig
     sliding_windows: tuple[int | None, ...]
     activation: str
     tie_word_embeddings: bool
-    dtype: torch.dtype
-    eos_token_ids: tuple[int, ...]
     switches: FamilySwitches
 
 
@@ -65,8 +53,13 @@ def load_model_config(folder: Path) -> ModelConfig:
     """
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder")
-    identity = identify(folder)
+    return native_config(folder, identify(folder, "native"))
+
+
+def native_config(folder: Path, identity: Identity) -> ModelConfig:
+    """`load_model_config` of a folder whose family is known."""
     fields, switches = identity.fields, identity.switches
+    assert switches is not None
     vocab_size = fields.integer("vocab_size")
     num_layers = fields.integer("num_hidden_layers")
     hidden_size = fields.integer("hidden_size")
@@ -94,8 +87,8 @@ def load_model_config(folder: Path) -> ModelConfig:
         sliding_windows=switches.sliding_windows or (None,) * num_layers,
         activation=_read_activation(fields, switches),
         tie_word_embeddings=fields.flag("tie_word_embeddings", switches.ties_embeddings),
-        dtype=_read_dtype(fields),
-        eos_token_ids=_read_eos_token_ids(folder, fields, vocab_size),
+        dtype=read_dtype(fields),
+        eos_token_ids=read_eos_token_ids(folder, fields, vocab_size),
         switches=switches,
     )
 
@@ -115,7 +108,8 @@ def _longest_context(rope: RopeConfig, max_position_embeddings: int) -> int:
     return max_position_embeddings
 
 
-def _read_dtype(fields: Fields) -> torch.dtype:
+def read_dtype(fields: Fields) -> torch.dtype:
+    """What config.json declares, float32 if it declares nothing; raises ModelError for other types."""
     name = fields.optional_text("dtype") or fields.optional_text("torch_dtype") or "float32"
     dtype = _DTYPES.get(name.removeprefix("torch."))
     if dtype is None:
@@ -123,8 +117,8 @@ def _read_dtype(fields: Fields) -> torch.dtype:
     return dtype
 
 
-def _read_eos_token_ids(folder: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    """Leaves out ids beyond the vocabulary, which can never be sampled."""
+def read_eos_token_ids(folder: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end an answer, without those beyond the vocabulary, which can never be sampled."""
     path = folder / "generation_config.json"
     generation = Fields.read(path).integers("eos_token_id") if path.exists() else ()
     named = generation or fields.integers("eos_token_id")

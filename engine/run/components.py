@@ -21,6 +21,7 @@ from weft.engine.kernels.cpu import library
 from weft.engine.kernels.triton.attention_tiles import tile_names
 from weft.engine.kernels.triton.prompt_libraries import installed_libraries
 from weft.engine.models.config import ModelConfig
+from weft.engine.models.facts import ModelFacts
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import settled_file
 from weft.engine.run.config import EngineConfig
@@ -48,8 +49,11 @@ def settler_for(device: torch.device) -> Settler:
 
 
 @torch.inference_mode()
-def settle_kernels(model: ModelConfig, config: EngineConfig, settler: Settler) -> EngineConfig:
+def settle_kernels(model: ModelFacts, config: EngineConfig, settler: Settler) -> EngineConfig:
     """Name in `kernels` what computes every component of the model.
+
+    Of a module of transformers only the sampler is settled here. What attends to its cache is the preferred candidate,
+    which is compared once the module is loaded.
 
     Raises:
         ModelError: The settings name a component or a candidate that does not exist here.
@@ -63,7 +67,10 @@ def settle_kernels(model: ModelConfig, config: EngineConfig, settler: Settler) -
         library.load()  # it takes the number of threads from torch
     with _one_torch_thread():
         for name, make in components.items():
-            component = make(name, model, config)
+            if isinstance(model, ModelConfig):
+                component = make(name, model, config)
+            else:
+                component = _of_module(name, model, config)
             if component is None and name in config.options.kernels:
                 raise ModelError(f"kernels: {name} leaves no choice for this model with these settings")
             if component is not None:
@@ -187,7 +194,12 @@ def _few_row_products(names: tuple[str, ...], name: str, model: ModelConfig, con
     return _component(name, names, trials, _block_text(model, config), _TOLERANCES[config.dtype], config)
 
 
-def _sampler(names: tuple[str, ...], name: str, model: ModelConfig, config: EngineConfig) -> Component:
+def _of_module(name: str, model: ModelFacts, config: EngineConfig) -> Component | None:
+    """The component of a model that is a module of transformers."""
+    return _sampler(_SAMPLERS[config.device.type], name, model, config) if name == "sampler" else None
+
+
+def _sampler(names: tuple[str, ...], name: str, model: ModelFacts, config: EngineConfig) -> Component:
     shapes = f"vocabulary of {model.vocab_size}"
     return _component(name, names, SamplerTrials(model, config), shapes, _SAMPLER_TOLERANCE, config)
 
@@ -248,18 +260,20 @@ def _limits_text(config: EngineConfig) -> str:
     return f"blocks of {config.block_size}, at most {' '.join(map(str, limits))}"
 
 
+_SAMPLERS = {"cpu": ("native",), "cuda": ("triton",)}
+
 _COMPONENTS: Mapping[str, Mapping[str, Make]] = {
     # The preferred candidate first. Attention comes before what is tried together with it.
     "cpu": {
         "attention": partial(_attention, _native, _cpu_steps),
         "layers": partial(_block, ("native",), 16),
-        "sampler": partial(_sampler, ("native",)),
+        "sampler": partial(_sampler, _SAMPLERS["cpu"]),
     },
     "cuda": {
         "decode_attention": partial(_attention, _decode_names, _decode_steps),
         "prefill_attention": partial(_attention, _prefill_names, _prefill_steps),
         "norm_and_activation": partial(_block, ("triton", "torch"), 64),
         "few_row_products": partial(_few_row_products, tuple(FEW_ROWS)),
-        "sampler": partial(_sampler, ("triton",)),
+        "sampler": partial(_sampler, _SAMPLERS["cuda"]),
     },
 }

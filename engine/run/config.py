@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from weft.engine.models.config import ModelConfig
+from weft.engine.models.facts import ModelFacts
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
 
@@ -61,7 +61,7 @@ class EngineConfig:
         return torch.float8_e4m3fn if self.is_kv_cache_fp8 else self.dtype
 
 
-def resolve(options: EngineOptions, model: ModelConfig) -> EngineConfig:
+def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
     """Decide what the options leave open.
 
     Raises:

@@ -5,12 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
-from weft.engine.layers.kit import LayerKit
-from weft.engine.models.config import ModelConfig, load_model_config
-from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.kernel_choice import choose_kit
 from weft.engine.run.memory_plan import estimate_activations_bytes
+from weft.engine.run.model_choice import ModelPlan, plan_model, read_model
 from weft.engine.shared.errors import ModelError
 
 
@@ -23,23 +21,24 @@ class DraftCheckpoint:
         group_indices: For each of its cache groups, the served group whose block tables it uses.
     """
 
-    config: ModelConfig
+    config: ModelFacts
     engine_config: EngineConfig
-    kit: LayerKit
+    plan: ModelPlan
     groups: tuple[CacheGroup[CacheSpec], ...]
     group_indices: list[int]
-    weights_bytes: int
     activations_bytes: int
 
 
 def find_draft_checkpoint(
     config: EngineConfig,
-    served: ModelConfig,
-    settle: Callable[[ModelConfig, EngineConfig], EngineConfig] = lambda model, config: config,
+    vocab_size: int,
+    served: ModelPlan,
+    settle: Callable[[ModelFacts, EngineConfig], EngineConfig] = lambda model, config: config,
 ) -> DraftCheckpoint | None:
     """Read the configuration of the draft model; None without one.
 
     Args:
+        vocab_size: Of the served model.
         settle: Names the kernels that compute it.
 
     Raises:
@@ -47,22 +46,21 @@ def find_draft_checkpoint(
     """
     if config.draft_model is None:
         return None
-    draft = load_model_config(config.draft_model)
-    if draft.vocab_size != served.vocab_size:
+    draft = read_model(config.draft_model, config.options.model_impl)
+    if draft.vocab_size != vocab_size:
         raise ModelError(
             f"the draft model must have the vocabulary of the model: it has {draft.vocab_size} token ids, "
-            f"the model {served.vocab_size}"
+            f"the model {vocab_size}"
         )
     config = settle(draft, replace(config, kernels=config.options.kernels))
-    kit = choose_kit(draft, config)
-    groups = group_layers(decoder_spec(draft).caches)
+    plan = plan_model(draft, config)
+    groups = group_layers(plan.cache_specs)
     return DraftCheckpoint(
         config=draft,
         engine_config=config,
-        kit=kit,
+        plan=plan,
         groups=groups,
-        group_indices=match_groups(groups, group_layers(decoder_spec(served).caches)),
-        weights_bytes=decoder_spec(draft).weights_bytes(kit, config.dtype),
+        group_indices=match_groups(groups, group_layers(served.cache_specs)),
         activations_bytes=estimate_activations_bytes(draft, config),
     )
 

@@ -88,6 +88,13 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     return torch_kit(config.device, config.dtype, config.options.deterministic)
 
 
+def choose_linear_kit(config: EngineConfig) -> LayerKit | None:
+    """Weft's own matrices on the CPU, for a model whose other layers are not Weft's; None if they cannot serve it."""
+    is_served = config.device.type == "cpu" and config.dtype == torch.bfloat16
+    native = library.load() if is_served else None
+    return NativeKit(native) if native else None
+
+
 def make_caches(
     groups: tuple[CacheGroup[CacheSpec], ...], num_blocks: int, config: EngineConfig, num_heads: int
 ) -> Caches:
@@ -237,8 +244,8 @@ def choose_graph_sampler(config: EngineConfig, vocab_size: int) -> GraphSampler 
     return TritonGraphSampler(vocab_size)
 
 
-def set_num_threads(kit: LayerKit, caches: Caches, sampling: SamplingKit, number: int) -> None:
-    """Set how many threads share the work of a model's layers, attention and sampler.
+def set_num_threads(kit: LayerKit | None, caches: Caches, sampling: SamplingKit, number: int) -> None:
+    """Set how many threads share the work of a model's layers, attention and sampler; kit is None without a kit.
 
     If layers and attention are Weft's own, torch gets one thread for the little that it still does. Its threads spin
     for about 20 ms after each operation, on the cores that Weft's threads need.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.engine.cache.specs import CacheGroup, CacheSpec
-from weft.engine.models.config import ModelConfig
+from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
 from weft.engine.shared.errors import ModelError
 
@@ -130,7 +130,7 @@ def make_plan(
     )
 
 
-def estimate_activations_bytes(model: ModelConfig, config: EngineConfig) -> int:
+def estimate_activations_bytes(model: ModelFacts, config: EngineConfig) -> int:
     """Bytes of the largest step, from the shapes alone: the widest layer for all tokens, and logits in float32.
 
     On a CPU a matrix may also keep its inputs in float32.

@@ -10,12 +10,10 @@ import sys
 import msgspec
 
 from weft.engine.cache.specs import group_layers
-from weft.engine.models.config import load_model_config
-from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import config as engine_config
 from weft.engine.run.draft_checkpoint import find_draft_checkpoint
-from weft.engine.run.kernel_choice import choose_kit
 from weft.engine.run.memory_plan import check_fit, estimate_activations_bytes, format_size, make_plan
+from weft.engine.run.model_choice import plan_model, read_model
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
 
@@ -24,14 +22,15 @@ def main() -> int:
     """Print the plan for the options on standard input."""
     options = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineOptions)
     try:
-        model = load_model_config(pathlib.Path(options.model))
+        model = read_model(pathlib.Path(options.model), options.model_impl)
         config = engine_config.resolve(options, model)
-        weights_bytes = decoder_spec(model).weights_bytes(choose_kit(model, config), config.dtype)
+        chosen = plan_model(model, config)
+        weights_bytes = chosen.weights_bytes
         activations_bytes = estimate_activations_bytes(model, config)
-        groups = group_layers(decoder_spec(model).caches)
-        draft = find_draft_checkpoint(config, model)
+        groups = group_layers(chosen.cache_specs)
+        draft = find_draft_checkpoint(config, model.vocab_size, chosen)
         if draft:
-            weights_bytes += draft.weights_bytes
+            weights_bytes += draft.plan.weights_bytes
             activations_bytes = max(activations_bytes, draft.activations_bytes)
             groups += draft.groups
         free_bytes = engine_config.available_memory_bytes(config.device)
@@ -47,7 +46,7 @@ def main() -> int:
         print(f"weft: error: {error}", file=sys.stderr)
         return 2
     dtype = str(config.dtype).removeprefix("torch.")
-    print(f"model        {config.model.name} ({model.architecture})")
+    print(f"model        {config.model.name} ({model.architecture}; layers: {chosen.name})")
     exceptions = ", matrices in int8" * (options.quantization == "int8") + ", KV cache in fp8" * config.is_kv_cache_fp8
     print(f"device       {config.device.type}, {dtype}{exceptions}")
     if draft and config.draft_model:

@@ -9,7 +9,7 @@ import torch
 from typing_extensions import override
 
 from weft.engine.kernels.torch import filters
-from weft.engine.models.config import ModelConfig
+from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.kernel_choice import choose_sampling
@@ -24,7 +24,7 @@ from weft.engine.step.transfer import to_device
 class SamplerTrials(Trials):
     """Rows of every kind: greedy, random, with each filter, and penalised."""
 
-    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+    def __init__(self, model: ModelFacts, config: EngineConfig) -> None:
         """Take the vocabulary of the model."""
         self._vocab_size, self._device = model.vocab_size, config.device
         self._batch = _sampling_batch(min(model.vocab_size, 8))

@@ -23,11 +23,8 @@ from weft.engine.core.step_cost import StepCostModel
 from weft.engine.guidance.compiler import GrammarCompiler
 from weft.engine.guidance.vocabulary import load_vocabulary
 from weft.engine.kernels.caches import Caches
-from weft.engine.layers.kit import LayerKit
-from weft.engine.models.config import ModelConfig, load_model_config
 from weft.engine.models.decoder import Decoder
-from weft.engine.models.loading import load_weights
-from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.models.facts import ModelFacts
 from weft.engine.run import config as engine_config
 from weft.engine.run.components import settle_kernels, settler_for
 from weft.engine.run.config import EngineConfig
@@ -37,12 +34,12 @@ from weft.engine.run.draft_model import DraftModel
 from weft.engine.run.dummy_batch import largest_batch
 from weft.engine.run.kernel_choice import (
     choose_graph_sampler,
-    choose_kit,
     choose_sampling,
     make_caches,
     set_num_threads,
 )
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
+from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
@@ -77,32 +74,32 @@ def start(
     Raises:
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.
     """
-    model_config = load_model_config(Path(options.model))
+    model_config = read_model(Path(options.model), options.model_impl)
     config = engine_config.resolve(options, model_config)
     settler = settler_for(config.device)
     config = settle_kernels(model_config, config, settler)
-    kit = choose_kit(model_config, config)
-    draft = find_draft_checkpoint(config, model_config, partial(settle_kernels, settler=settler))
+    chosen = plan_model(model_config, config)
+    settle_draft = partial(settle_kernels, settler=settler)
+    draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
     check_fit(
-        weights_bytes=decoder_spec(model_config).weights_bytes(kit, config.dtype)
-        + (draft.weights_bytes if draft else 0),
+        weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=estimate_activations_bytes(model_config, config),
         free_bytes=engine_config.available_memory_bytes(config.device),
     )
     torch.set_grad_enabled(False)
-    model = _load(config.model, model_config, kit, config, progress)
+    model = chosen.load(config.model, progress)
     groups = group_layers(model.cache_specs)
-    drafter = _load(config.draft_model, draft.config, draft.kit, config) if draft and config.draft_model else None
+    drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
     plan = _plan_memory(model, model_config, config, groups, draft)
     caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads)
-    logger.info("layers: %s; attention: %s", kit.name, caches.name)
+    logger.info("layers: %s; attention: %s", chosen.name, caches.name)
     kv = _cache_manager(config, plan, groups)
     sampling = choose_sampling(config)
     draft_model = _draft_model(draft, drafter, plan, sampling, kv) if draft and drafter else None
     graphs = _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
     cost = StepCostModel()
-    share_among = partial(set_num_threads, kit, caches, sampling)
+    share_among = partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
@@ -132,27 +129,8 @@ def start(
     return Started(engine, _info(epoch, model_config, config, plan, caches.name, num_threads), plan)
 
 
-def _load(
-    folder: Path,
-    model_config: ModelConfig,
-    kit: LayerKit,
-    config: EngineConfig,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Decoder:
-    return load_weights(
-        folder,
-        model_config,
-        kit,
-        device=config.device,
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        load_format=config.options.load_format,
-        progress=progress,
-    )
-
-
 def _draft_model(
-    draft: DraftCheckpoint, model: Decoder, plan: MemoryPlan, sampling: SamplingKit, kv: KVCacheManager
+    draft: DraftCheckpoint, model: LoadedModel, plan: MemoryPlan, sampling: SamplingKit, kv: KVCacheManager
 ) -> DraftModel:
     """A runner of its own around the loaded draft model."""
     config = draft.engine_config
@@ -174,9 +152,9 @@ def _cache_manager(config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGr
 
 
 def _graphs(
-    model: Decoder, caches: Caches, config: EngineConfig, vocab_size: int, *, samples: bool
+    model: LoadedModel, caches: Caches, config: EngineConfig, vocab_size: int, *, samples: bool
 ) -> StepGraphs | None:
-    if not caches.supports_graphs:
+    if not caches.supports_graphs or not isinstance(model, Decoder):  # transformers' modules may wait for the device
         return None
     return StepGraphs(
         model,
@@ -207,7 +185,7 @@ def _drafters(config: EngineConfig, can_rewind: bool) -> list[Drafter]:
 
 def _info(
     epoch: str,
-    model_config: ModelConfig,
+    model_config: ModelFacts,
     config: EngineConfig,
     plan: MemoryPlan,
     attention: str,
@@ -230,8 +208,8 @@ def _info(
 
 
 def _plan_memory(
-    model: Decoder,
-    model_config: ModelConfig,
+    model: LoadedModel,
+    model_config: ModelFacts,
     config: EngineConfig,
     groups: tuple[CacheGroup[CacheSpec], ...],
     draft: DraftCheckpoint | None,
@@ -245,14 +223,14 @@ def _plan_memory(
     return make_plan(
         config,
         groups + (draft.groups if draft else ()),
-        weights_bytes=model.weights_bytes + (draft.weights_bytes if draft else 0),
+        weights_bytes=model.weights_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=activations_bytes,
         free_bytes=engine_config.available_memory_bytes(config.device) - activations_bytes,
     )
 
 
 def _measure_activations(
-    model: Decoder, model_config: ModelConfig, config: EngineConfig, groups: tuple[CacheGroup[CacheSpec], ...]
+    model: LoadedModel, model_config: ModelFacts, config: EngineConfig, groups: tuple[CacheGroup[CacheSpec], ...]
 ) -> int:
     """Bytes that the largest step needs beside weights and cache.
 

@@ -67,6 +67,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         prefix_caching: Whether full blocks are indexed by content.
         pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
         load_format: auto, or dummy for random weights.
+        model_impl: native for Weft's own layers, transformers for the module of that library, auto for the first if
+            there is a family.
         quantization: none, or int8 for matrices of one byte per value.
         speculative: ngram, or the folder of a draft model; None for neither.
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes; on CUDA at any time.
@@ -87,6 +89,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     pin_share: float = 0.25
     load_format: Literal["auto", "dummy"] = "auto"
+    model_impl: str = "auto"
     quantization: str = "none"
     speculative: str | None = None
     itl_target_ms: float | None = None

@@ -1,5 +1,6 @@
 """Sources of plain tensors: safetensors files, or random values of the right shapes."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -27,16 +28,14 @@ class SafetensorsSource(TensorSource):
         self._upload = PinnedUpload(device) if device.type == "cuda" else None
         self._unread = set(self._shards)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors of the checkpoint."""
+        return tuple(self._shards)
+
     @override
     def fill(self, name: str, target: torch.Tensor) -> None:
-        path = self._shards.get(name)
-        if path is None:
-            raise ModelError(f"tensor {name} is missing from the checkpoint")
-        try:
-            with safe_open(path, framework="pt") as shard:
-                tensor = shard.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{path}: tensor {name} is not readable ({error})") from None
+        tensor = self._mapped(name)
         if tensor.shape != target.shape:
             raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(target.shape)}")
         if self._upload is not None:
@@ -45,13 +44,32 @@ class SafetensorsSource(TensorSource):
             target.copy_(tensor)
         self._unread.discard(name)
 
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor in host memory, of the shape and dtype that the file has; the caller owns it."""
+        return self._mapped(name).clone()
+
+    def _mapped(self, name: str) -> torch.Tensor:
+        path = self._shards.get(name)
+        if path is None:
+            raise ModelError(f"tensor {name} is missing from the checkpoint")
+        try:
+            with safe_open(path, framework="pt") as shard:
+                tensor: torch.Tensor = shard.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path}: tensor {name} is not readable ({error})") from None
+        return tensor
+
     @override
     def close(self) -> None:
-        # Old checkpoints store the inverse frequencies. Tied ones may store the output head a second time.
-        known = "rotary_emb.inv_freq", "lm_head.weight"
-        unexpected = [name for name in self._unread if not name.endswith(known)]
-        if unexpected:
-            raise ModelError(f"tensor {min(unexpected)} of the checkpoint has no place in the model")
+        refuse_unexpected(self._unread)
+
+
+def refuse_unexpected(names: Iterable[str]) -> None:
+    """Raise ModelError if the checkpoint has a tensor that no model needs."""
+    # Old checkpoints store the inverse frequencies. Tied ones may store the output head a second time.
+    unexpected = [name for name in names if not name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))]
+    if unexpected:
+        raise ModelError(f"tensor {min(unexpected)} of the checkpoint has no place in the model")
 
 
 def _locate_tensors(folder: Path) -> dict[str, Path]:

@@ -1,15 +1,17 @@
 """Turns MODEL into a local checkpoint folder, downloading it from the hub if needed.
 
 Downloads only configuration, tokenizer, chat template and safetensors; never code or pickles. A cached model needs no
-network. Refuses a model whose config.json names an architecture that the engine lacks, before its weights are
-downloaded. The engine checks everything else.
+network. Refuses a model that the engine cannot run, by its config.json and before its weights are downloaded. The
+engine checks everything else.
 """
 
 import pathlib
 import re
+import subprocess
 
 from weft.engine.models.families.registry import identify
 from weft.engine.shared.errors import ModelError
+from weft.server.run.child import python_command
 from weft.server.settings import StartError
 
 DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
@@ -22,22 +24,26 @@ CONFIG_PATTERNS = ["config.json", "generation_config.json"]
 _WANTED = "a folder with config.json and safetensors, or a hub id such as Qwen/Qwen3-0.6B"
 
 
-def resolve(model: str | None, setting: str = "model", *, is_plan: bool = False) -> pathlib.Path:
+def resolve(
+    model: str | None, setting: str = "model", *, is_plan: bool = False, model_impl: str = "auto"
+) -> pathlib.Path:
     """The checkpoint folder, absolute.
 
     Args:
         model: A local folder, a hub id, or None for the demo model of the package.
         setting: The name of the setting, for errors.
         is_plan: Download only the configuration, which is not enough to serve.
+        model_impl: The setting of that name. Unless it is native, architectures without a family are left to the
+            engine.
 
     Raises:
         StartError: There is no such folder, the engine cannot run the checkpoint, or the download fails.
     """
     if model is None:
-        return _check(DEMO_MODEL, setting)
+        return _check(DEMO_MODEL, setting, model_impl)
     folder = pathlib.Path(model).expanduser()
     if folder.is_dir():
-        return _check(folder.resolve(), setting)
+        return _check(folder.resolve(), setting, model_impl)
     if is_gguf(model):
         raise _no_gguf(model, setting)
     if not is_hub_id(model):
@@ -45,8 +51,8 @@ def resolve(model: str | None, setting: str = "model", *, is_plan: bool = False)
         advice = f": this is how Ollama names models; Weft wants {_WANTED}" if is_ollamas else ""
         raise StartError(f"{setting}: no such folder: {model}{advice}")
     if not is_plan and not _is_cached(model):
-        _check(_download(model, setting, CONFIG_PATTERNS), setting)
-    return _check(_download(model, setting, CONFIG_PATTERNS if is_plan else PATTERNS), setting)
+        _ask_engine(_check(_download(model, setting, CONFIG_PATTERNS), setting, model_impl), setting, model_impl)
+    return _check(_download(model, setting, CONFIG_PATTERNS if is_plan else PATTERNS), setting, model_impl)
 
 
 def is_hub_id(model: str) -> bool:
@@ -67,23 +73,32 @@ def served_name(model: str | None) -> str:
     return folder.resolve().name if folder.is_dir() else model
 
 
-def resolve_draft(speculative: str | None, *, is_plan: bool = False) -> str | None:
+def resolve_draft(speculative: str | None, *, is_plan: bool = False, model_impl: str = "auto") -> str | None:
     """`resolve` for the setting `speculative`, which may also be "ngram" or None."""
     is_model = speculative not in (None, "ngram")
-    return str(resolve(speculative, "speculative", is_plan=is_plan)) if is_model else speculative
+    return str(resolve(speculative, "speculative", is_plan=is_plan, model_impl=model_impl)) if is_model else speculative
 
 
-def _check(folder: pathlib.Path, setting: str) -> pathlib.Path:
+def _check(folder: pathlib.Path, setting: str, model_impl: str) -> pathlib.Path:
     """Return the folder if the engine can run its model."""
     if any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors")):
         raise _no_gguf(str(folder), setting)
     if not (folder / "config.json").is_file():
         raise StartError(f"{setting}: no config.json in {folder}")
     try:
-        identify(folder)
+        identify(folder, model_impl)
     except ModelError as error:
         raise StartError(f"{setting}: {error}") from None
     return folder
+
+
+def _ask_engine(folder: pathlib.Path, setting: str, model_impl: str) -> None:
+    """Refuse, in seconds, what transformers' modules cannot serve either. Weft's families need not be asked about."""
+    if identify(folder, model_impl).switches is None:
+        command = [*python_command("weft.engine.run.check_model"), str(folder), model_impl]
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        if asked.returncode == 2:
+            raise StartError(f"{setting}: {asked.stderr.strip().splitlines()[-1]}")
 
 
 def _no_gguf(model: str, setting: str) -> StartError:

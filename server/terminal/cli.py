@@ -105,10 +105,11 @@ def serve(resolved: Resolved) -> None:
 
     settings = resolved.settings
     logs.configure(settings.log_format, "supervisor")
-    model = checkpoint.resolve(settings.model)
+    model = checkpoint.resolve(settings.model, model_impl=settings.model_impl)
     for note in check_tokenizer(model):
         logging.getLogger(__name__).warning("%s", note)
-    settings = settings.model_copy(update={"speculative": checkpoint.resolve_draft(settings.speculative)})
+    draft = checkpoint.resolve_draft(settings.speculative, model_impl=settings.model_impl)
+    settings = settings.model_copy(update={"speculative": draft})
     if not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
     raise typer.Exit(supervisor.run(settings, model))
@@ -126,10 +127,10 @@ def plan(resolved: Resolved) -> None:
     from weft.server.settings import engine_options
 
     settings = resolved.settings
-    model = checkpoint.resolve(settings.model, is_plan=True)
+    model = checkpoint.resolve(settings.model, is_plan=True, model_impl=settings.model_impl)
     for note in check_tokenizer(model):
         print(f"weft: note: {note}", file=sys.stderr)
-    draft = checkpoint.resolve_draft(settings.speculative, is_plan=True)
+    draft = checkpoint.resolve_draft(settings.speculative, is_plan=True, model_impl=settings.model_impl)
     settings = settings.model_copy(update={"speculative": draft})
     options = msgspec.json.encode(engine_options(settings, model))
     raise typer.Exit(subprocess.run(python_command("weft.engine.run.print_plan"), input=options).returncode)

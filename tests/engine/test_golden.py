@@ -7,7 +7,7 @@ difference is a fault, not rounding.
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,9 @@ from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.torch.sdpa import SdpaBackend
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.models.config import load_model_config
+from weft.engine.models.facts import ModelFacts
 from weft.engine.models.loading import load_weights
+from weft.engine.run.model_choice import LoadedModel
 from weft.engine.run.model_runner import ModelRunner
 from weft.engine.shared.messages import AddRequest, RequestOutput, TokenLogprobs, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
@@ -89,9 +91,13 @@ def golden_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def golden(root: Path, name: str) -> Golden:
-    """Prompts in two families of prefixes, answered by transformers; only those with clear answers are kept."""
     folder = root / name
     write_checkpoint((CHECKPOINTS | WIDE_CHECKPOINTS)[name], folder)
+    return answer(folder)
+
+
+def answer(folder: Path) -> Golden:
+    """Prompts in two families of prefixes, answered by transformers; only those with clear answers are kept."""
     model = load_reference(folder)
     generator = random.Random(7)
     prefix = [generator.randrange(4, VOCAB_SIZE) for _ in range(40)]
@@ -140,6 +146,11 @@ class PreemptingScheduler(Scheduler):
         return 0
 
 
+def load_native(folder: Path) -> tuple[ModelFacts, LoadedModel]:
+    config = load_model_config(folder)
+    return config, load_weights(folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=256)
+
+
 def build_engine(
     folder: Path,
     *,
@@ -149,9 +160,9 @@ def build_engine(
     overlap: bool = False,
     drafter: object = None,
     scheduler_type: type[Scheduler] = Scheduler,
+    load: Callable[[Path], tuple[ModelFacts, LoadedModel]] = load_native,
 ) -> Engine:
-    config = load_model_config(folder)
-    model = load_weights(folder, config, TorchKit(), device=CPU, dtype=torch.float32, max_model_len=256)
+    config, model = load(folder)
     groups = group_layers(model.cache_specs)
     caches = Caches(SdpaBackend(paged_groups(groups), num_blocks, block_size, torch.float32, CPU))
     scheduler = scheduler_type(
@@ -267,7 +278,10 @@ def test_drafts_change_nothing_but_the_number_of_steps(golden_root: Path, name: 
 @pytest.mark.parametrize("name", list(CHECKPOINTS))
 def test_logprobs_are_those_of_a_full_forward_pass(golden_root: Path, name: str, chunk: int) -> None:
     expected = golden(golden_root, name)
-    engine = build_engine(expected.folder, chunk=chunk, overlap=chunk == 7)
+    check_logprobs(expected, build_engine(expected.folder, chunk=chunk, overlap=chunk == 7))
+
+
+def check_logprobs(expected: Golden, engine: Engine) -> None:
     adds = [
         greedy(number, expected.prompts[number], logprobs=5, prompt_logprobs=3, presence_penalty=0.0)
         for number in range(4)

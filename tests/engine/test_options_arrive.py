@@ -41,6 +41,10 @@ def embedded(started: Started) -> torch.Tensor:
     return model.embedding(torch.tensor([7]))
 
 
+def is_native(started: Started) -> bool:
+    return isinstance(started.engine._executor._model, Decoder)  # type: ignore[attr-defined]
+
+
 def drafters(started: Started) -> list[str]:
     return [type(drafter).__name__ for drafter in started.engine._speculator._drafters]  # type: ignore[union-attr]
 
@@ -73,7 +77,7 @@ REFUSED_ON_A_CPU = {
 }
 """What a CPU with float32 has not arrives as a refusal."""
 
-OTHERS = {"model", "log_format", "stall_timeout_s"}
+OTHERS = {"model", "log_format", "stall_timeout_s", "model_impl"}
 """Have tests of their own: below, and in tests/faults/test_hung_engine.py."""
 
 
@@ -107,6 +111,11 @@ def test_what_a_cpu_has_not_is_refused(usual: EngineOptions, name: str) -> None:
     value, message = REFUSED_ON_A_CPU[name]
     with pytest.raises(ModelError, match=message):
         start(msgspec.structs.replace(usual, **{name: value}), "epoch")
+
+
+def test_the_implementation_arrives(usual: EngineOptions, started: tuple[Started, Started]) -> None:
+    assert is_native(started[0])
+    assert not is_native(start(msgspec.structs.replace(usual, model_impl="transformers"), "epoch"))
 
 
 def test_the_model_arrives(usual: EngineOptions, checkpoint_folder: Callable[[str], Path]) -> None:

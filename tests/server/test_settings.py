@@ -172,6 +172,7 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "prefix_caching": False,
     "pin_share": 0.75,
     "load_format": "dummy",
+    "model_impl": "native",
     "quantization": "int8",
     "speculative": "ngram",
     "itl_target_ms": 70.0,

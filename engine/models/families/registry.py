@@ -25,15 +25,21 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What `identify` found: the architecture, its family's switches, and all fields of config.json."""
+    """What `identify` found: the architecture, its family's switches, and all fields of config.json.
+
+    Without switches, transformers' own module computes the model.
+    """
 
     architecture: str
-    switches: FamilySwitches
+    switches: FamilySwitches | None
     fields: Fields
 
 
-def identify(folder: Path) -> Identity:
+def identify(folder: Path, model_impl: str = "auto") -> Identity:
     """Find the family of a model folder.
+
+    Args:
+        model_impl: native refuses architectures without a family; transformers looks for none.
 
     Raises:
         ModelError: config.json is missing or malformed, the architecture is not supported, or weights are quantized.
@@ -42,10 +48,10 @@ def identify(folder: Path) -> Identity:
     architectures = fields.texts("architectures")
     if not architectures:
         raise ModelError(f"{folder / 'config.json'}: names no architecture")
-    family = FAMILIES.get(architectures[0])
-    if family is None:
+    family = FAMILIES.get(architectures[0]) if model_impl != "transformers" else None
+    if family is None and model_impl == "native":
         raise ModelError(f"architecture {architectures[0]} is not supported (supported: {', '.join(FAMILIES)})")
-    switches = family(fields)
+    switches = family(fields) if family else None
     quantization = fields.section("quantization_config")
     if quantization.names():
         method = quantization.optional_text("quant_method") or "unnamed"

@@ -21,8 +21,8 @@ from weft.engine.kernels.cpu import library
 from weft.engine.models import loading
 from weft.engine.models.decoder import Decoder
 from weft.engine.run import config as engine_config
+from weft.engine.run import model_choice, settle, startup, warm_up
 from weft.engine.run import print_plan as plan
-from weft.engine.run import settle, startup, warm_up
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.model_runner import LaunchedStep
@@ -92,7 +92,7 @@ def test_the_plan_before_loading_is_the_one_that_is_served(
         free_bytes -= model.weights_bytes
         return model
 
-    monkeypatch.setattr(startup, "load_weights", load)
+    monkeypatch.setattr(model_choice, "load_weights", load)
     assert said[-4:-1] == start(options, "epoch").plan.lines()
 
 
@@ -103,7 +103,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     folder = checkpoint_folder("qwen3")
     options = EngineOptions(model=str(folder), device="cpu", dtype="float32", load_format="dummy")
     monkeypatch.setattr(engine_config, "available_memory_bytes", lambda device: 300_000)
-    monkeypatch.delattr(startup, "load_weights")
+    monkeypatch.delattr(model_choice, "load_weights")
     with pytest.raises(ModelError, match=r"does not fit: weights take 289 kB and .* but only 300 kB are free"):
         start(options, "epoch")
     tell(monkeypatch, options)

@@ -59,7 +59,6 @@ def test_folder_without_config_is_no_checkpoint(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("config", "fault"),
     [
-        ('{"architectures": ["MambaForCausalLM"]}', "architecture MambaForCausalLM is not supported (supported: Llama"),
         ('{"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq"}}', "quantized"),
         ("{}", "names no architecture"),
         ("[", "not readable as JSON"),
@@ -106,10 +105,16 @@ def test_weights_of_a_model_that_the_engine_does_not_have_are_not_downloaded(
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    (folder / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
-    with pytest.raises(StartError, match=r"^model: architecture MambaForCausalLM"):
+    (folder / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
+    with pytest.raises(
+        StartError, match=r"^model: architecture MambaForCausalLM is not supported: it has layers of type"
+    ):
         checkpoint.resolve("org/not-cached")
-    assert asked == [checkpoint.CONFIG_PATTERNS]
+    with pytest.raises(StartError, match=r"^model: architecture MambaForCausalLM is not supported \(supported: Llama"):
+        checkpoint.resolve("org/not-cached", model_impl="native")
+    assert asked == [checkpoint.CONFIG_PATTERNS] * 2
+    with pytest.raises(StartError, match=r"^speculative: architecture MambaForCausalLM"):
+        checkpoint.resolve_draft("org/not-cached", model_impl="native")
 
 
 def test_hub_id_is_downloaded_without_code(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

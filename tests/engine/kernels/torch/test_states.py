@@ -27,7 +27,7 @@ from weft.engine.models import loading
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.models.tensor_names import decoder_spec
-from weft.engine.run import startup
+from weft.engine.run import model_choice, startup
 from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
@@ -184,7 +184,7 @@ def make_engine(
             """Tensors that these layers do not read are no fault."""
 
     def make(*, overlap: bool = False, preempts: bool = False, **options: object) -> Engine:
-        monkeypatch.setattr(startup, "decoder_spec", spec_of)
+        monkeypatch.setattr(model_choice, "decoder_spec", spec_of)
         monkeypatch.setattr(loading, "decoder_spec", spec_of)
         monkeypatch.setattr(loading, "SafetensorsSource", Unchecked)
         monkeypatch.setattr(startup, "Scheduler", PreemptingScheduler if preempts else Scheduler)

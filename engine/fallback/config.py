@@ -1,0 +1,167 @@
+"""Reads the facts of a checkpoint whose architecture has no native family, from transformers' own classes.
+
+Builds the module on the meta device, which takes no memory. Refuses with a `ModelError` what is no causal language
+model of transformers, what brings code of its own, and what Weft's attention cannot compute.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from weft.engine.cache.specs import PagedKV
+from weft.engine.fallback.attention_calls import RECORDING, RecordedCalls, record
+from weft.engine.fallback.packing import can_pack
+from weft.engine.models.config import read_dtype, read_eos_token_ids
+from weft.engine.models.facts import ModelFacts
+from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.registry import Identity
+from weft.engine.shared.errors import ModelError
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+_AUTO_MODEL: Any = AutoModelForCausalLM  # without types
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackConfig(ModelFacts):
+    """A checkpoint that transformers' module computes.
+
+    Attributes:
+        calls: How the module attends.
+        config: Of transformers, as config.json has it.
+        model_class: Of transformers.
+        num_values: Values of all weights; shared ones count once.
+        is_linear: Whether every matrix is a linear layer or an embedding.
+    """
+
+    calls: RecordedCalls
+    config: PreTrainedConfig
+    model_class: type[PreTrainedModel]
+    num_values: int
+    is_linear: bool
+
+    @property
+    def cache_specs(self) -> tuple[PagedKV, ...]:
+        """What each layer keeps."""
+        return tuple(layer.cache for layer in self.calls.layers)
+
+
+def load_fallback_config(folder: Path, identity: Identity) -> FallbackConfig:
+    """Read the configuration of a model folder in Hugging Face layout.
+
+    Raises:
+        ModelError: A file is malformed, or the model cannot be served.
+    """
+    architecture, fields = identity.architecture, identity.fields
+    config = _read_config(folder, architecture, fields)
+    text = config.get_text_config()
+    try:
+        _check_layer_types(text)
+        module = _meta_module(config)
+        if module._is_stateful:
+            raise ModelError("it keeps a recurrent state instead of keys and values")
+        longest_context = _longest_context(text)
+        calls = record(module, longest_context)
+        _check_layers(module, text, calls)
+    except ModelError as error:
+        raise ModelError(f"architecture {architecture} is not supported: {error}") from None
+    return FallbackConfig(
+        architecture=architecture,
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        num_heads=calls.layers[0].num_heads,
+        num_kv_heads=max(layer.cache.num_kv_heads for layer in calls.layers),
+        head_dim=max(layer.cache.head_dim for layer in calls.layers),
+        intermediate_size=_widest(module, text),
+        max_position_embeddings=longest_context,
+        dtype=read_dtype(fields),
+        eos_token_ids=read_eos_token_ids(folder, fields, text.vocab_size),
+        calls=calls,
+        config=config,
+        model_class=type(module),
+        num_values=sum(parameter.numel() for parameter in module.parameters()),
+        is_linear=can_pack(module),
+    )
+
+
+def _read_config(folder: Path, architecture: str, fields: Fields) -> PreTrainedConfig:
+    model_type = fields.optional_text("model_type") or ""
+    if model_type not in CONFIG_MAPPING and fields.has("auto_map"):
+        raise ModelError(
+            f"architecture {architecture} comes with code of its own, and Weft runs no code of checkpoints"
+        )
+    if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) != architecture:
+        raise ModelError(
+            f"architecture {architecture} is not supported: it has no native family, and transformers "
+            f"{transformers.__version__} has no causal language model of this name for model_type {model_type!r}"
+        )
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers checks fields in many ways
+        fault = " ".join(str(error).split())
+        raise ModelError(f"{folder / 'config.json'}: {type(error).__name__}: {fault[:200]}") from None
+    if config.is_encoder_decoder:
+        raise ModelError(f"architecture {architecture} is not supported: it has an encoder")
+    return config
+
+
+def _check_layer_types(text: PreTrainedConfig) -> None:
+    """Refuse by name what would otherwise fail with an error of somebody else's module."""
+    listed = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+    if unknown := sorted({str(layer_type) for layer_type in listed} - _LAYER_TYPES):
+        raise ModelError(f"it has layers of type {', '.join(unknown)}")
+
+
+def _longest_context(text: PreTrainedConfig) -> int:
+    """Longest context for which the rotary frequencies of a request do not depend on its length, or on others."""
+    longest = getattr(text, "max_position_embeddings", None)
+    if not isinstance(longest, int) or longest < 2:
+        raise ModelError("config.json names no max_position_embeddings")
+    rope = getattr(text, "rope_parameters", None) or {}
+    for section in (rope, *rope.values()):
+        if isinstance(section, dict) and section.get("rope_type") == "longrope":  # two sets of frequencies
+            longest = min(longest, section.get("original_max_position_embeddings") or longest)
+    return longest
+
+
+def _meta_module(config: PreTrainedConfig) -> PreTrainedModel:
+    """The module without weights, with an attention that records; experts in a way that needs no values."""
+    config = copy.deepcopy(config)
+    config._experts_implementation = "batched_mm"
+    try:
+        with torch.device("meta"):
+            module: PreTrainedModel = _AUTO_MODEL.from_config(config, attn_implementation=RECORDING)
+    except Exception as error:  # whatever somebody else's module raises
+        fault = (str(error).splitlines() or [""])[0]
+        raise ModelError(f"its module cannot be built ({type(error).__name__}: {fault})") from None
+    module.train(False)
+    return module
+
+
+def _check_layers(module: PreTrainedModel, text: PreTrainedConfig, calls: RecordedCalls) -> None:
+    """Refuse modules that may keep something else between tokens than keys and values."""
+    num_layers = text.num_hidden_layers
+    if len(calls.layers) < num_layers:
+        raise ModelError(f"only {len(calls.layers)} of its {num_layers} layers attend")
+    mixing = [name for name, part in module.named_modules() if isinstance(part, torch.nn.Conv1d)]
+    if any(name.startswith(f"{calls.body}.") for name in mixing):
+        raise ModelError(f"{mixing[0]} mixes neighbouring tokens")
+    if len({layer.num_heads for layer in calls.layers}) > 1:
+        raise ModelError("its layers have different numbers of query heads")
+    for layer in calls.layers:
+        if layer.num_heads % layer.cache.num_kv_heads:
+            raise ModelError(f"{layer.name} has {layer.num_heads} heads over {layer.cache.num_kv_heads} of keys")
+
+
+def _widest(module: PreTrainedModel, text: PreTrainedConfig) -> int:
+    """Most outputs of a matrix inside the layers; a token may use several experts."""
+    inner = (part for part in module.modules() if isinstance(part, torch.nn.Linear))
+    widest = max((part.out_features for part in inner if part.out_features != text.vocab_size), default=0)
+    experts = getattr(text, "num_experts_per_tok", None) or 0
+    return max(widest, int(experts * 2 * (getattr(text, "moe_intermediate_size", None) or text.hidden_size)))

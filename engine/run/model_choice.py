@@ -1,0 +1,149 @@
+"""Chooses what computes a model: Weft's own decoder if there is a family for it, else transformers' module.
+
+Both are described before anything is loaded, and transformers is imported only for its own modules.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from weft.engine.cache.specs import CacheSpec, group_layers
+from weft.engine.layers.kit import LayerKit
+from weft.engine.models.config import ModelConfig, native_config
+from weft.engine.models.decoder import Decoder
+from weft.engine.models.facts import ModelFacts
+from weft.engine.models.families.registry import identify
+from weft.engine.models.loading import load_weights
+from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.kernel_choice import choose_kit, choose_linear_kit, make_caches
+from weft.engine.run.memory_plan import format_size
+from weft.engine.shared.errors import ModelError
+from weft.engine.weights.formats import Progress
+
+if TYPE_CHECKING:
+    from weft.engine.fallback.config import FallbackConfig
+    from weft.engine.fallback.model import TransformersModel
+
+logger = logging.getLogger(__name__)
+
+_MAX_COMPARED_BYTES = {"cpu": 32_000_000_000, "cuda": 160_000_000_000}
+"""Above this size of the weights the comparison at start-up is left out: it reads them four times."""
+
+
+LoadedModel: TypeAlias = "Decoder | TransformersModel"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What will compute a model.
+
+    Attributes:
+        name: Of the layers, for the log.
+        kit: The kit that makes the layers, or only the matrices of transformers' module; None if that has its own.
+        cache_specs: What each cache will keep.
+        weights_bytes: Memory that the weights will take.
+        load: Loads the weights in a folder; raises ModelError if they do not fit.
+    """
+
+    name: str
+    kit: LayerKit | None
+    cache_specs: tuple[CacheSpec, ...]
+    weights_bytes: int
+    load: Callable[[Path, Progress], LoadedModel]
+
+
+def read_model(folder: Path, model_impl: str) -> ModelFacts:
+    """Read the configuration of a model folder in Hugging Face layout.
+
+    Args:
+        model_impl: auto, native or transformers.
+
+    Raises:
+        ModelError: A file is missing or malformed, or the model cannot be served this way.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such folder")
+    identity = identify(folder, model_impl)
+    if identity.switches is not None:
+        return native_config(folder, identity)
+    from weft.engine.fallback.config import load_fallback_config  # imports transformers
+
+    return load_fallback_config(folder, identity)
+
+
+def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
+    """Decide what computes a model that `read_model` returned.
+
+    Raises:
+        ModelError: The options ask for what only another way of computing the model has.
+    """
+    options = config.options
+    if isinstance(model, ModelConfig):
+        kit, spec = choose_kit(model, config), decoder_spec(model)
+        return ModelPlan(
+            kit.name,
+            kit,
+            spec.caches,
+            spec.weights_bytes(kit, config.dtype),
+            partial(_load_native, model, config, kit),
+        )
+    for name, is_asked in (
+        ("quantization int8", options.quantization == "int8"),
+        ("deterministic", options.deterministic),
+    ):
+        if is_asked:
+            raise ModelError(f"{name} needs a native family, and transformers' module computes {model.architecture}")
+    from weft.engine.fallback.config import FallbackConfig  # imports transformers
+
+    assert isinstance(model, FallbackConfig)
+    linear_kit = choose_linear_kit(config) if model.is_linear else None
+    return ModelPlan(
+        f"transformers, {linear_kit.name if linear_kit else 'torch'}",
+        linear_kit,
+        model.cache_specs,
+        model.num_values * config.dtype.itemsize,
+        partial(_load_fallback, model, config, linear_kit),
+    )
+
+
+def _load_native(model: ModelConfig, config: EngineConfig, kit: LayerKit, folder: Path, progress: Progress) -> Decoder:
+    return load_weights(
+        folder,
+        model,
+        kit,
+        device=config.device,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        load_format=config.options.load_format,
+        progress=progress,
+    )
+
+
+def _load_fallback(
+    model: "FallbackConfig", config: EngineConfig, kit: LayerKit | None, folder: Path, progress: Progress
+) -> "TransformersModel":
+    """Load transformers' module, and compare it with itself over Weft's cache."""
+    from weft.engine.fallback.loading import load_fallback
+    from weft.engine.run import parity
+
+    loaded = load_fallback(
+        folder,
+        model,
+        device=config.device,
+        dtype=config.dtype,
+        kit=kit,
+        load_format=config.options.load_format,
+        progress=progress,
+    )
+    if loaded.weights_bytes > _MAX_COMPARED_BYTES[config.device.type]:
+        size = format_size(loaded.weights_bytes)
+        logger.warning("transformers' module is not compared with itself over Weft's cache, since it takes %s", size)
+        return loaded
+    config = replace(config, is_kv_cache_fp8=False)
+    caches = make_caches(group_layers(loaded.cache_specs), parity.num_blocks(config), config, model.num_heads)
+    parity.compare(loaded, caches, config, model.vocab_size)
+    return loaded

@@ -1,0 +1,94 @@
+"""Compares a module over Weft's cache with the same module alone, on two short prompts, before it serves anything.
+
+A module may do what no recording shows, such as ignoring positions, and a new version of transformers may change it.
+Both would give wrong answers without an error.
+"""
+
+import dataclasses
+import logging
+
+import numpy as np
+import torch
+
+from weft.engine.fallback.model import TransformersModel
+from weft.engine.kernels.caches import Caches
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.dummy_batch import dummy_batch
+from weft.engine.shared.errors import ModelError
+from weft.engine.step.batch import Batch
+
+logger = logging.getLogger(__name__)
+
+_NUM_TOKENS = 16
+"""Tokens of each prompt, at most."""
+
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.06, torch.bfloat16: 0.25}
+"""Bounds on the root mean square of the error, in standard deviations of a row of logits. In bfloat16 and with random
+weights, 28 layers of Qwen3-0.6B's shape differ by 0.06, because the module's own attention rounds its scores."""
+
+
+def num_blocks(config: EngineConfig) -> int:
+    """Blocks that the caches need for the comparison."""
+    return 1 + 2 * -(-_NUM_TOKENS // config.block_size)
+
+
+def compare(model: TransformersModel, caches: Caches, config: EngineConfig, vocab_size: int) -> None:
+    """Compute two prompts in three steps: a part of both, the rest but one token, a decode. Compare all logits.
+
+    Args:
+        caches: Of the model, with `num_blocks` blocks.
+
+    Raises:
+        ModelError: They differ by more than the dtype explains, or an id that is clearly the best one differs.
+    """
+    try:
+        _compare(model, caches, config, vocab_size)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        fault = (str(error).splitlines() or [""])[0]
+        raise ModelError(f"transformers' module does not run ({type(error).__name__}: {fault})") from error
+
+
+def _compare(model: TransformersModel, caches: Caches, config: EngineConfig, vocab_size: int) -> None:
+    length = min(_NUM_TOKENS, config.max_model_len)
+    whole = dummy_batch(2 * length, list(dict.fromkeys(model.cache_specs)), config.block_size, 1, length)
+    with torch.inference_mode():
+        token_ids = (torch.arange(2 * length, device=config.device).view(2, -1) + 1) * 7919 % vocab_size
+        expected = model.plain_logits(token_ids)  # (2, length, vocab_size)
+        got = torch.empty_like(expected)
+        ends = sorted({length // 2, length - 1, length} - {0})
+        for start, stop in zip([0, *ends], ends, strict=False):
+            positions = torch.arange(start, stop, device=config.device).repeat(2)
+            caches_of_step = caches.begin(_part(whole, start, stop))
+            hidden = model.forward(token_ids[:, start:stop].flatten(), positions, caches_of_step)
+            got[:, start:stop] = model.compute_logits(hidden).view(2, stop - start, -1)
+        _check(got, expected, _TOLERANCES[config.dtype])
+
+
+def _check(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    spread = expected.std(-1, keepdim=True)
+    error = float(((got - expected) / spread).square().mean().sqrt())
+    best = expected.topk(2).values
+    is_clear = best[..., 0] - best[..., 1] > 4 * tolerance * spread[..., 0]
+    differ = int((is_clear & (got.argmax(-1) != expected.argmax(-1))).sum())
+    if not error <= tolerance or differ:  # not a number is no parity either
+        raise ModelError(
+            f"transformers' module answers differently over Weft's cache: {differ} greedy ids differ, and logits by "
+            f"{error:.2g} standard deviations (bound: {tolerance})"
+        )
+    logger.info("transformers' module answers the same over Weft's cache: logits differ by %.2g deviations", error)
+
+
+def _part(whole: Batch, start: int, stop: int) -> Batch:
+    """The step that computes positions [start, stop) of all prompts, which are equally long."""
+    tokens = np.flatnonzero((whole.positions >= start) & (whole.positions < stop))
+    groups = tuple(dataclasses.replace(group, slot_mapping=group.slot_mapping[tokens]) for group in whole.groups)
+    num_requests = whole.num_requests
+    return dataclasses.replace(
+        whole,
+        token_ids=whole.token_ids[tokens],
+        positions=whole.positions[tokens],
+        query_start_locs=np.arange(num_requests + 1) * (stop - start),
+        seq_lens=np.full(num_requests, stop),
+        groups=groups,
+        row_indices=np.arange(len(tokens)),
+    )

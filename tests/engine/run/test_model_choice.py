@@ -1,0 +1,81 @@
+import io
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.engine.fallback.checkpoints import write
+from weft.engine.run import config as engine_config
+from weft.engine.run import model_choice, print_plan
+from weft.engine.run.model_choice import ModelPlan, plan_model, read_model
+from weft.engine.run.startup import start
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineOptions
+
+
+def planned(options: EngineOptions) -> ModelPlan:
+    facts = read_model(Path(options.model), options.model_impl)
+    return plan_model(facts, engine_config.resolve(options, facts))
+
+
+def options_for(folder: Path, **changes: object) -> EngineOptions:
+    return msgspec.structs.replace(EngineOptions(model=str(folder), device="cpu", dtype="float32"), **changes)
+
+
+def test_a_family_is_native_unless_told_otherwise(checkpoint_folder: Callable[[str], Path]) -> None:
+    folder = checkpoint_folder("gemma2")
+    auto, other = planned(options_for(folder)), planned(options_for(folder, model_impl="transformers"))
+    assert auto.name == planned(options_for(folder, model_impl="native")).name == "torch"
+    assert other.name == "transformers, torch"
+    assert other.cache_specs == auto.cache_specs
+    assert other.weights_bytes == auto.weights_bytes
+
+
+@pytest.mark.parametrize("name", ["cohere", "qwen3_moe"])
+def test_the_plan_before_loading_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    options = options_for(write(name, tmp_path), max_model_len=64)
+    chosen = planned(options)
+    model = chosen.load(tmp_path, lambda done, total: None)
+    assert chosen.cache_specs == model.cache_specs
+    assert chosen.weights_bytes == pytest.approx(model.weights_bytes, rel=0.01)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(options))))
+    assert print_plan.main() == 0
+    assert "ForCausalLM; layers: transformers, torch)" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_native_refuses_what_has_no_family(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"architecture CohereForCausalLM is not supported \(supported: Llama"):
+        planned(options_for(write("cohere", tmp_path), model_impl="native"))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"deterministic": True}, {"quantization": "int8", "dtype": "bfloat16"}], ids=["deterministic", "int8"]
+)
+def test_what_only_weft_s_layers_have_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(ModelError, match="needs a native family, and transformers' module computes CohereForCausalLM"):
+        planned(options_for(write("cohere", tmp_path), **changes))
+
+
+def test_a_large_model_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = options_for(write("cohere", tmp_path), max_model_len=64)
+    with caplog.at_level(logging.INFO):
+        planned(options).load(tmp_path, lambda done, total: None)
+        assert "answers the same over Weft's cache" in caplog.text
+        caplog.clear()
+        monkeypatch.setattr(model_choice, "_MAX_COMPARED_BYTES", {"cpu": 1000})
+        planned(options).load(tmp_path, lambda done, total: None)
+    assert "is not compared" in caplog.text
+    assert "answers the same" not in caplog.text
+
+
+def test_a_native_draft_serves_a_model_of_transformers(
+    tmp_path: Path, checkpoint_folder: Callable[[str], Path]
+) -> None:
+    options = options_for(write("cohere", tmp_path), max_model_len=64, speculative=str(checkpoint_folder("qwen3")))
+    assert start(options, "epoch").info.architecture == "CohereForCausalLM"
