@@ -67,10 +67,7 @@ def settle_kernels(model: ModelFacts, config: EngineConfig, settler: Settler) ->
         library.load()  # it takes the number of threads from torch
     with _one_torch_thread():
         for name, make in components.items():
-            if isinstance(model, ModelConfig):
-                component = make(name, model, config)
-            else:
-                component = _of_module(name, model, config)
+            component = make(name, model, config) if isinstance(model, ModelConfig) else _of_module(name, model, config)
             if component is None and name in config.options.kernels:
                 raise ModelError(f"kernels: {name} leaves no choice for this model with these settings")
             if component is not None:
