@@ -138,6 +138,8 @@ def _meta_module(config: PreTrainedConfig) -> PreTrainedModel:
         with torch.device("meta"):
             module: PreTrainedModel = _AUTO_MODEL.from_config(config, attn_implementation=RECORDING)
     except Exception as error:  # whatever somebody else's module raises
+        if isinstance(error, KeyError) and error.args == (RECORDING,):  # it looks its attention up in a table
+            raise ModelError("its attention does not go through transformers' AttentionInterface") from None
         fault = (str(error).splitlines() or [""])[0]
         raise ModelError(f"its module cannot be built ({type(error).__name__}: {fault})") from None
     module.train(False)

@@ -81,9 +81,8 @@ def test_tiles_are_chosen_by_name() -> None:
 
     def chosen(tiles: TileNames, is_deterministic: bool = False) -> tuple[int, int]:
         tuning = tune(group, 8, torch.bfloat16, cpu, limits, tiles, is_deterministic)
-        assert (tuning.splitting is None) == is_deterministic
-        assert not is_deterministic or tuning.decode_tile == tuning.tile
-        return tuning.decode_tile.keys, tuning.tile.rows
+        assert (tuning.others is None) == is_deterministic
+        return tuning.short.tile.keys, tuning.launches[-1].tile.rows
 
     assert chosen(TileNames()) == (64, 128)
     assert chosen(TileNames("triton-32k", "triton-64")) == (128, 64)
