@@ -9,6 +9,7 @@ does not start if Triton's attention is wrong there.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,11 +26,13 @@ from weft.engine.models.facts import ModelFacts
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import settled_file
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.kernel_choice import FEW_ROWS
+from weft.engine.run.kernel_choice import FEW_ROWS, has_triton
 from weft.engine.run.sampler_trials import SamplerTrials
 from weft.engine.run.settle import Candidate, Component, Settler, Trial, listed, measure_on
 from weft.engine.run.trials import AttentionTrials, BlockTrials, StepShape, Trials, paged_specs
 from weft.engine.shared.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 # Largest relative error of a row, twice what rounding causes. A mask or a sum that is wrong causes ten times as much.
 _TOLERANCES = {torch.bfloat16: 0.04, torch.float16: 5e-3, torch.float32: 2e-3, torch.float8_e4m3fn: 0.15}
@@ -45,15 +48,18 @@ _CPU_PROMPT_TOKENS = 300
 
 def settler_for(device: torch.device) -> Settler:
     """What settles components on a device."""
-    return Settler(settled_file.open_for(device), measure_on(device))
+    check_device = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    return Settler(settled_file.open_for(device), measure_on(device), check_device)
 
 
 @torch.inference_mode()
-def settle_kernels(model: ModelFacts, config: EngineConfig, settler: Settler) -> EngineConfig:
+def settle_kernels(
+    model: ModelFacts, config: EngineConfig, settler: Settler, *, is_draft: bool = False
+) -> EngineConfig:
     """Name in `kernels` what computes every component of the model.
 
     Of a module of transformers only the sampler is settled here. What attends to its cache is the preferred candidate,
-    which is compared once the module is loaded.
+    which is compared once the module is loaded. A draft model leaves out what is asked for and not possible for it.
 
     Raises:
         ModelError: The settings name a component or a candidate that does not exist here.
@@ -67,15 +73,35 @@ def settle_kernels(model: ModelFacts, config: EngineConfig, settler: Settler) ->
         library.load()  # it takes the number of threads from torch
     with _one_torch_thread():
         for name, make in components.items():
+            asked = config.options.kernels.get(name)
             component = make(name, model, config) if isinstance(model, ModelConfig) else _of_module(name, model, config)
-            if component is None and name in config.options.kernels:
+            if is_draft and asked not in (component.names if component else ()):
+                asked = None
+            if component is None and asked is not None:
                 raise ModelError(f"kernels: {name} leaves no choice for this model with these settings")
             if component is not None:
-                chosen = settler.settle(component, config.options.kernels.get(name))
+                chosen = settler.settle(component, asked)
                 config = replace(config, kernels={**config.kernels, name: chosen})
+    config = _with_one_cache(config)
     if config.device.type == "cuda":
         torch.cuda.empty_cache()  # what the trials took is free for the cache
     return config
+
+
+def _with_one_cache(config: EngineConfig) -> EngineConfig:
+    """Torch's attention has a cache of its own, so it computes decodes and prompts, or neither.
+
+    Raises:
+        ModelError: The settings ask for torch in one and for something else in the other.
+    """
+    names = ("decode_attention", "prefill_attention")
+    if config.kernels.get(names[1]) != "torch" or config.kernels.get(names[0]) == "torch":
+        return config
+    asked = config.options.kernels
+    if asked.get(names[1]) == "torch" and asked.get(names[0]):
+        raise ModelError(f"kernels: {names[0]} must be torch, too, if {names[1]} is, got {asked[names[0]]}")
+    logger.warning("decode_attention: torch as well, since one cache serves decodes and prompts")
+    return replace(config, kernels={**config.kernels, names[0]: "torch"})
 
 
 @contextmanager
@@ -113,13 +139,14 @@ def _component(
     shapes: str,
     tolerance: float,
     config: EngineConfig,
+    fallback: str = "torch",
 ) -> Component:
-    """A component whose candidates have these names, with torch to fall back on."""
+    """A component whose candidates have these names, with something to fall back on."""
     candidates = tuple(
         Candidate(named, partial(trials.trial, replace(config, kernels={**config.kernels, name: named})))
         for named in names[: 1 if config.options.deterministic else None]
     )
-    return Component(name, shapes, candidates, "torch", trials.reference, tolerance)
+    return Component(name, shapes, candidates, fallback, trials.reference, tolerance)
 
 
 Names = Callable[[ModelConfig, EngineConfig], tuple[str, ...]]
@@ -188,7 +215,21 @@ def _few_row_products(names: tuple[str, ...], name: str, model: ModelConfig, con
     rows = [n for n in (8, 4, 2, 1) if n <= min(config.max_num_seqs, config.max_num_batched_tokens)]
     steps = [StepShape(num_rows, 0, 1) for num_rows in rows]
     trials = BlockTrials(model, config, steps, are_separate=True)
-    return _component(name, names, trials, _block_text(model, config), _TOLERANCES[config.dtype], config)
+    shapes = f"{_block_text(model, config)}, at most {rows[0]} rows"
+    return _component(name, names, trials, shapes, _TOLERANCES[config.dtype], config, "cublas")
+
+
+def _launches(names: tuple[str, ...], name: str, model: ModelConfig, config: EngineConfig) -> Component | None:
+    """A block once more, whose kernels may start before the one before them has ended; None where they cannot."""
+    if config.options.deterministic or not has_triton(config.device):
+        return None
+    from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch  # not installed without CUDA
+
+    if not supports_dependent_launch(config.device):
+        return None
+    steps = [StepShape(1, 0, min(33, config.max_model_len, config.max_num_batched_tokens)), StepShape(1, 0, 1)]
+    trials = BlockTrials(model, config, steps)
+    return _component(name, names, trials, _block_text(model, config), _TOLERANCES[config.dtype], config, "plain")
 
 
 def _of_module(name: str, model: ModelFacts, config: EngineConfig) -> Component | None:
@@ -260,13 +301,15 @@ def _limits_text(config: EngineConfig) -> str:
 _SAMPLERS = {"cpu": ("native",), "cuda": ("triton",)}
 
 _COMPONENTS: Mapping[str, Mapping[str, Make]] = {
-    # The preferred candidate first. Attention comes before what is tried together with it.
+    # The preferred candidate first. How kernels are launched comes before attention, and attention before what is tried
+    # together with it, so that what serves is what was compared.
     "cpu": {
         "attention": partial(_attention, _native, _cpu_steps),
         "layers": partial(_block, ("native",), 16),
         "sampler": partial(_sampler, _SAMPLERS["cpu"]),
     },
     "cuda": {
+        "launches": partial(_launches, ("early", "plain")),
         "decode_attention": partial(_attention, _decode_names, _decode_steps),
         "prefill_attention": partial(_attention, _prefill_names, _prefill_steps),
         "norm_and_activation": partial(_block, ("triton", "torch"), 64),

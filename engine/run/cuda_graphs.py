@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 # each size takes memory and time to record.
 _MAX_NUM_TOKENS = 512
 
+# A larger graph takes steps only that it pads by a quarter at most: there padding costs more than launches.
+_MAX_PADDED_TOKENS = 256
+
 # Steps before a size is recorded for which memory was missing.
 _NUM_STEPS_WITHOUT_MEMORY = 1000
 
@@ -168,8 +171,10 @@ class StepGraphs:
             return None
         is_decode = batch.num_tokens == batch.num_requests == len(batch.row_indices)
         can_sample = may_sample and is_decode and is_plain(batch.sampling) and self._sampler.can_sample(batch.sampling)
+        largest = max(_MAX_PADDED_TOKENS, batch.num_tokens * 5 // 4)
         for samples in (True, False) if can_sample else (False,):
-            fitting = [key for key in self._graphs if key.samples == samples and key.num_tokens >= batch.num_tokens]
+            kind = [key for key in self._graphs if key.samples == samples]
+            fitting = [key for key in kind if batch.num_tokens <= key.num_tokens <= largest]
             if fitting:
                 return min(fitting)
         return None

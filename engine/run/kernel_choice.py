@@ -188,11 +188,7 @@ def _few_rows(config: EngineConfig) -> int:
 
 def is_dependent(config: EngineConfig) -> bool:
     """Whether kernels start while the one before them still runs; see `dependent_launch`."""
-    if not _few_rows(config):
-        return False
-    from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch  # not installed without CUDA
-
-    return supports_dependent_launch(config.device)
+    return config.kernels.get("launches") == "early"
 
 
 def has_triton(device: torch.device) -> bool:

@@ -117,9 +117,10 @@ class ModelRunner(Executor[LaunchedStep]):
     @override
     @torch.inference_mode()
     def prepare(self) -> bool:
-        if self._caches.prepare() or (self._graphs is not None and self._graphs.record_next()):
+        if self._caches.prepare():
             return True
-        return self._follower is not None and self._follower.prepare()
+        is_recording = self._graphs is not None and self._graphs.record_next()
+        return (self._follower is not None and self._follower.prepare()) or is_recording  # both models in turn
 
     @override
     def check_device(self) -> None:

@@ -82,10 +82,11 @@ class Component:
 class Settler:
     """Chooses for one component after the other."""
 
-    def __init__(self, file: SettledFile, measure: Measure) -> None:
-        """Take the file of kept choices, and the clock."""
+    def __init__(self, file: SettledFile, measure: Measure, check_device: Callable[[], None] = lambda: None) -> None:
+        """Take the file of kept choices, the clock, and what raises if the device has failed."""
         self._file = file
         self._measure = measure
+        self._check_device = check_device
 
     def settle(self, component: Component, asked: str | None = None) -> str:
         """Choose, and log what was chosen and why.
@@ -94,7 +95,7 @@ class Settler:
             asked: The choice of a setting, which is taken as it is; None leaves it to the comparison.
 
         Raises:
-            ModelError: The component has no candidate of the name that is asked for.
+            ModelError: The component has no candidate of the name that is asked for, or a candidate broke the device.
         """
         if asked is not None:
             if asked not in component.names:
@@ -108,7 +109,9 @@ class Settler:
             logger.info("%s: %s (kept)", component.name, settled.summary())
             return settled.chosen
         settled, is_final = self._compare(component)
-        logger.info("%s: %s", component.name, settled.summary())
+        is_expected = settled.chosen in (candidate.name for candidate in component.candidates)
+        level = logging.INFO if is_expected or not component.candidates else logging.WARNING
+        logger.log(level, "%s: %s", component.name, settled.summary())
         if is_final:
             self._file.keep(settled)
         return settled.chosen
@@ -127,6 +130,7 @@ class Settler:
                     judge = judge or component.reference()
                     error = judge(trial.outputs())
             except Exception as fault:  # whatever it is, another candidate may be right
+                self._check(component, candidate)
                 is_final = is_final and not is_out_of_memory(fault)
                 verdicts[candidate.name] = Verdict(candidate.name, fault=_reason(fault))
                 continue
@@ -138,18 +142,32 @@ class Settler:
                 known = error if math.isfinite(error) else None
                 verdicts[candidate.name] = Verdict(candidate.name, error=known, fault=wrong)
                 logger.warning("%s: %s is not used; %s", component.name, candidate.name, wrong)
+        name = next(iter(right), component.fallback)
         if len(right) > 1:
-            for name, trial in right.items():
-                verdicts[name] = self._time(trial, verdicts[name])
-        chosen = min((v for v in verdicts.values() if not v.fault), key=lambda v: v.seconds or 0.0, default=None)
-        name = chosen.candidate if chosen else component.fallback
+            for candidate_name, trial in right.items():
+                verdicts[candidate_name] = self._time(component, trial, verdicts[candidate_name])
+            timed = [verdict for verdict in verdicts.values() if verdict.seconds is not None]
+            is_final = is_final and len(timed) == len(right)
+            name = min(timed, key=lambda v: v.seconds or 0.0).candidate if timed else name
         return Settled(component.name, component.shapes, component.names, name, tuple(verdicts.values())), is_final
 
-    def _time(self, trial: Trial, verdict: Verdict) -> Verdict:
+    def _time(self, component: Component, trial: Trial, verdict: Verdict) -> Verdict:
+        """The verdict with a time, or without if it cannot be taken: the candidate is right all the same."""
         try:
             return Verdict(verdict.candidate, seconds=self._measure(trial.run), error=verdict.error)
         except Exception as fault:
-            return Verdict(verdict.candidate, error=verdict.error, fault=_reason(fault))
+            logger.warning("%s: %s cannot be timed: %s", component.name, verdict.candidate, _reason(fault))
+            return verdict
+
+    def _check(self, component: Component, candidate: Candidate) -> None:
+        """Raise if a candidate has left the device unusable: nothing that follows would tell of another one."""
+        try:
+            self._check_device()
+        except Exception as fault:
+            raise ModelError(
+                f"{component.name}: {candidate.name} broke the device ({_reason(fault)}); name another candidate in "
+                f"the setting kernels"
+            ) from None
 
 
 def _reason(fault: Exception) -> str:

@@ -27,7 +27,7 @@ _KERNELS = Path(library.__file__).parents[1]
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 # Packages that kernels come from, or are compiled with.
-_PACKAGES = ("weft", "torch", "triton")
+_PACKAGES = ("weft", "torch", "triton", "flash_attn_3", "flashinfer-python", "flashinfer-jit-cache")
 
 # Entries in the file; the oldest go first.
 _MAX_NUM_ENTRIES = 256

@@ -79,7 +79,7 @@ def start(
     settler = settler_for(config.device)
     config = settle_kernels(model_config, config, settler)
     chosen = plan_model(model_config, config)
-    settle_draft = partial(settle_kernels, settler=settler)
+    settle_draft = partial(settle_kernels, settler=settler, is_draft=True)
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
     check_fit(
         weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),

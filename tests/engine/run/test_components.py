@@ -220,7 +220,7 @@ def test_nothing_is_timed_where_two_starts_must_compute_the_same_bits() -> None:
     model = load_model_config(DEMO)
     config = engine_config.resolve(changed(deterministic=True, kernels={"decode_attention": "triton"}), model)
     made = {name: make(name, model, config) for name, make in components._COMPONENTS["cuda"].items()}
-    assert made.pop("few_row_products") is None
+    assert made.pop("few_row_products") is None and made.pop("launches") is None
     for component in made.values():
         assert component is not None
         assert [candidate.name for candidate in component.candidates] == ["triton"]
@@ -229,3 +229,30 @@ def test_nothing_is_timed_where_two_starts_must_compute_the_same_bits() -> None:
 @needs_triton
 def test_candidates_on_cuda() -> None:
     run_interpreted(Path(__file__).with_name("interpreted_components.py"))
+
+
+def test_torch_attends_to_all_or_to_nothing() -> None:
+    model = load_model_config(DEMO)
+    config = engine_config.resolve(changed(), model)
+    by_torch = dataclasses.replace(config, kernels={"decode_attention": "triton-16k", "prefill_attention": "torch"})
+    assert components._with_one_cache(by_torch).kernels["decode_attention"] == "torch"
+    asked = {"decode_attention": "triton-16k", "prefill_attention": "torch"}
+    config = engine_config.resolve(changed(kernels=asked), model)
+    with pytest.raises(
+        ModelError, match=r"^kernels: decode_attention must be torch, too, if prefill_attention is, got"
+    ):
+        components._with_one_cache(config)
+
+
+@needs_triton
+@pytest.mark.parametrize("name", [*kernel_choice.FEW_ROWS])
+def test_every_choice_for_few_rows_makes_a_kit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fallback of this component had a name that nothing knew."""
+    monkeypatch.setattr(kernel_choice, "has_triton", lambda device: True)
+    model = load_model_config(DEMO)
+    config = dataclasses.replace(engine_config.resolve(changed(), model), device=torch.device("cuda"))
+    config = dataclasses.replace(config, kernels={"norm_and_activation": "triton"})
+    component = components._COMPONENTS["cuda"]["few_row_products"]("few_row_products", model, config)
+    assert component is not None and component.fallback == "cublas" and name in component.names
+    named = dataclasses.replace(config, kernels={**config.kernels, "few_row_products": name})
+    assert type(kernel_choice.choose_kit(model, named)).__name__ == "TritonKit"

@@ -99,6 +99,28 @@ def test_a_candidate_that_fails_while_it_is_timed_is_not_taken(settler: Settler)
     assert settler.settle(component(failing, candidate(slow))) == "slow"
 
 
+def test_right_candidates_that_cannot_be_timed_stay_right(settler: Settler, file: SettledFile) -> None:
+    """Torch's reference was taken instead, for good, as where a recording failed for want of memory."""
+    failing = [Candidate(name, lambda: Trial(lambda: [product()], broken)) for name in ("first", "second")]
+    assert settler.settle(component(*failing)) == "first"
+    assert file.of_this_machine() == ()
+
+
+def test_a_candidate_that_breaks_the_device_ends_the_start(file: SettledFile) -> None:
+    """All that came after it failed as well, and torch's reference was kept for every component."""
+
+    def check_device() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    fragile = Settler(file, measure_on(torch.device("cpu")), check_device)
+    assert fragile.settle(component(candidate(product))) == "product"
+    with pytest.raises(
+        ModelError, match=r"^few_row_products: broken broke the device \(RuntimeError: an illegal .*\);"
+    ):
+        fragile.settle(component(candidate(broken), candidate(slow), shapes="other"))
+    assert [settled.shapes for settled in file.of_this_machine()] == ["3 x 4"]
+
+
 def test_nothing_runs_for_what_is_kept(settler: Settler, file: SettledFile, caplog: pytest.LogCaptureFixture) -> None:
     assert settler.settle(component(candidate(slow), candidate(product))) == "product"
     runs: list[str] = []
