@@ -56,6 +56,7 @@ class _Recorder:
         self.entered: list[str] = []
         self.layers: list[AttentionLayer] = []
         self.masks: dict[int, tuple[torch.Tensor, MaskFunction]] = {}
+        self.windows: dict[int, int | None] = {}
 
     def enter(self, part: torch.nn.Module, inputs: object) -> None:
         """Note that a submodule runs."""
@@ -110,7 +111,9 @@ class _Recorder:
             raise ModelError(f"{name} attends to later tokens")
         if id(mask) not in self.masks:
             raise ModelError(f"{name} changes its attention mask")
-        window = read_window(self.masks[id(mask)][1], self.longest_context)
+        if id(mask) not in self.windows:  # layers share masks
+            self.windows[id(mask)] = read_window(self.masks[id(mask)][1], self.longest_context)
+        window = self.windows[id(mask)]
         if window is None:
             raise ModelError(f"{name} has an attention mask that is neither causal nor a sliding window")
         return None if window >= self.longest_context else window

@@ -106,6 +106,13 @@ def _read_config(folder: Path, architecture: str, fields: Fields) -> PreTrainedC
     except Exception as error:  # transformers checks fields in many ways
         fault = " ".join(str(error).split())
         raise ModelError(f"{folder / 'config.json'}: {type(error).__name__}: {fault[:200]}") from None
+    if any(getattr(part, "quantization_config", None) for part in (config, config.get_text_config())):
+        raise ModelError(f"{folder / 'config.json'}: quantized checkpoints are not supported (quantization_config)")
+    for part in (config, config.get_text_config()):  # nothing that only training or studies ask for
+        part.return_dict = True
+        part.output_attentions = part.output_hidden_states = False
+        if hasattr(part, "output_router_logits"):
+            part.output_router_logits = False
     if config.is_encoder_decoder:
         raise ModelError(f"architecture {architecture} is not supported: it has an encoder")
     return config
@@ -163,7 +170,8 @@ def _check_layers(module: PreTrainedModel, text: PreTrainedConfig, calls: Record
 
 def _widest(module: PreTrainedModel, text: PreTrainedConfig) -> int:
     """Most outputs of a matrix inside the layers; a token may use several experts."""
-    inner = (part for part in module.modules() if isinstance(part, torch.nn.Linear))
-    widest = max((part.out_features for part in inner if part.out_features != text.vocab_size), default=0)
+    sizes = [size for parameter in module.parameters() for size in parameter.shape[-2:] if parameter.dim() > 1]
+    widest = max((size for size in sizes if size != text.vocab_size), default=0)
     experts = getattr(text, "num_experts_per_tok", None) or 0
-    return max(widest, int(experts * 2 * (getattr(text, "moe_intermediate_size", None) or text.hidden_size)))
+    of_experts = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
+    return max(widest, int(experts * 2 * (of_experts or text.hidden_size)))

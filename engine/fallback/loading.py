@@ -114,7 +114,12 @@ def _load(config: FallbackConfig, promises: Mapping[str, _Promise], dtype: torch
             )
     except (RuntimeError, ValueError) as error:
         raise ModelError(f"the checkpoint does not fit the model: {' '.join(str(error).split())[:300]}") from None
-    except (AttributeError, KeyError, TypeError) as error:  # as where a module wants another part of config.json
+    except (
+        AttributeError,
+        ImportError,
+        LookupError,
+        TypeError,
+    ) as error:  # as where it wants another part of config.json
         fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ModelError(
             f"architecture {config.architecture} is not supported: it cannot be loaded ({fault})"

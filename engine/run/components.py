@@ -71,6 +71,8 @@ def settle_kernels(
             raise ModelError(f"kernels: there is no component {name} on {config.device.type}: there is {listed(known)}")
     if config.device.type == "cpu":
         library.load()  # it takes the number of threads from torch
+        _check_threads(config.options.kernels.get("threads"))
+    config = replace(config, kernels={})  # what is asked for later must not spoil what is tried and kept before
     with _one_torch_thread():
         for name, make in components.items():
             asked = config.options.kernels.get(name)
@@ -86,6 +88,12 @@ def settle_kernels(
     if config.device.type == "cuda":
         torch.cuda.empty_cache()  # what the trials took is free for the cache
     return config
+
+
+def _check_threads(asked: str | None) -> None:
+    known = dict.fromkeys(("1", str(torch.get_num_threads())))
+    if asked is not None and asked not in known:
+        raise ModelError(f"kernels: threads cannot be {asked} here: there is {listed(tuple(known))}")
 
 
 def _with_one_cache(config: EngineConfig) -> EngineConfig:

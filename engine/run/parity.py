@@ -22,9 +22,10 @@ logger = logging.getLogger(__name__)
 _NUM_TOKENS = 16
 """Tokens of each prompt, at most."""
 
-_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.06, torch.bfloat16: 0.25}
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.4}
 """Bounds on the root mean square of the error, in standard deviations of a row of logits. In bfloat16 and with random
-weights, 28 layers of Qwen3-0.6B's shape differ by 0.06, because the module's own attention rounds its scores."""
+weights, 28 layers of Qwen3-0.6B's shape differ by 0.06, because the module's own attention rounds its scores. The
+tiniest model of any architecture differs by 0.26."""
 
 
 def num_blocks(config: EngineConfig) -> int:

@@ -5,7 +5,7 @@ The order matters. Weights are loaded first. Then a step is measured, and the KV
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -76,16 +76,12 @@ def start(
     """
     model_config = read_model(Path(options.model), options.model_impl)
     config = engine_config.resolve(options, model_config)
+    _check_fit(model_config, config)
     settler = settler_for(config.device)
     config = settle_kernels(model_config, config, settler)
     chosen = plan_model(model_config, config)
     settle_draft = partial(settle_kernels, settler=settler, is_draft=True)
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
-    check_fit(
-        weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
-        activations_bytes=estimate_activations_bytes(model_config, config),
-        free_bytes=engine_config.available_memory_bytes(config.device),
-    )
     torch.set_grad_enabled(False)
     model = chosen.load(config.model, progress)
     groups = group_layers(model.cache_specs)
@@ -127,6 +123,18 @@ def start(
         before_launch=before_launch,
     )
     return Started(engine, _info(epoch, model_config, config, plan, caches.name, num_threads), plan)
+
+
+def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
+    """Refuse what cannot fit before anything is tried or loaded; what is settled later changes no size."""
+    config = replace(config, kernels={})
+    chosen = plan_model(model_config, config)
+    draft = find_draft_checkpoint(config, model_config.vocab_size, chosen)
+    check_fit(
+        weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
+        activations_bytes=estimate_activations_bytes(model_config, config),
+        free_bytes=engine_config.available_memory_bytes(config.device),
+    )
 
 
 def _draft_model(
