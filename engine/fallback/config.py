@@ -173,5 +173,6 @@ def _widest(module: PreTrainedModel, text: PreTrainedConfig) -> int:
     sizes = [size for parameter in module.parameters() for size in parameter.shape[-2:] if parameter.dim() > 1]
     widest = max((size for size in sizes if size != text.vocab_size), default=0)
     experts = getattr(text, "num_experts_per_tok", None) or 0
-    of_experts = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
-    return max(widest, int(experts * 2 * (of_experts or text.hidden_size)))
+    named = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
+    of_experts = max(named) if isinstance(named, list | tuple) else named or text.hidden_size  # one for each layer
+    return max(widest, int(experts * 2 * of_experts))

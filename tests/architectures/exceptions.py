@@ -70,7 +70,11 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "longcat_flash": {"zero_expert_num": 4, "head_dim": 8},  # keys are rotated in heads of qk_rope_head_dim
     "mamba2": {"num_heads": 8},  # times head_dim must be the width of the state
     "minimax": {"block_size": 16},  # of the linear attention; prompts shall be longer
-    "minimax_m3_vl_text": {"index_block_size": 8, "index_topk_blocks": 2},  # so that blocks are left out
+    "minimax_m3_vl_text": {  # as published; by default all its layers see everything
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "index_block_size": 8,
+        "index_topk_blocks": 2,
+    },
     "ministral": _FREE_HEADS,
     "mllama": {
         "text_config": {"num_hidden_layers": 3, "cross_attention_layers": [1]}
