@@ -38,7 +38,7 @@ class StateCache:
             self._copy(group.layers, part.block_copies)
             tables = to_device(np.ascontiguousarray(part.block_tables[:, 0]), self._device)
             slots.update(dict.fromkeys(group.layers, tables))
-        is_new = torch.from_numpy(batch.seq_lens == np.diff(batch.query_start_locs)).to(self._device, non_blocking=True)
+        is_new = to_device(batch.seq_lens == np.diff(batch.query_start_locs), self._device)
         return TorchStateStep(self.states, slots, is_new, batch.query_start_locs)
 
     def _copy(self, layers: tuple[int, ...], copies: Ints) -> None:
@@ -54,22 +54,29 @@ class TorchStateStep(StateStep):
     """The states of one step.
 
     Attributes:
-        states: By layer.
-        slots: By layer, (num_requests,) the slot of each request.
-        is_new: (num_requests,) bool, whether the request has no state yet.
+        tensors: By layer, the states of all requests.
+        slots_by_layer: By layer, (num_requests,) the slot of each request.
     """
 
-    states: Mapping[int, torch.Tensor]
-    slots: Mapping[int, torch.Tensor]
+    tensors: Mapping[int, torch.Tensor]
+    slots_by_layer: Mapping[int, torch.Tensor]
     is_new: torch.Tensor
     query_start_locs: Ints
 
     @override
     def read(self, layer: int) -> torch.Tensor:
-        states = self.states[layer].index_select(0, self.slots[layer])
-        states[self.is_new] = 0
-        return states
+        states = self.tensors[layer].index_select(0, self.slots_by_layer[layer])
+        is_new = self.is_new.view(-1, *(1,) * (states.dim() - 1))
+        return states.masked_fill_(is_new, 0)  # unlike an index by a mask, this does not wait for the device
 
     @override
     def write(self, layer: int, states: torch.Tensor) -> None:
-        self.states[layer].index_copy_(0, self.slots[layer], states)
+        self.tensors[layer].index_copy_(0, self.slots_by_layer[layer], states)
+
+    @override
+    def tensor(self, layer: int) -> torch.Tensor:
+        return self.tensors[layer]
+
+    @override
+    def slots(self, layer: int) -> torch.Tensor:
+        return self.slots_by_layer[layer]

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from tests.checkpoints import VOCAB_SIZE, load_reference
 from tests.engine.plain_beam_search import plain_beam_search
 from tests.engine.test_golden import PreemptingScheduler, greedy, run
-from weft.engine.cache.specs import StateSpec
+from weft.engine.cache.specs import CacheGroup, StateSpec
 from weft.engine.core.engine import Engine
 from weft.engine.core.scheduler import Scheduler
+from weft.engine.kernels.torch.states import StateCache
 from weft.engine.layers.block import Block, BlockStep
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer, Linear
@@ -28,6 +30,7 @@ from weft.engine.models.config import ModelConfig
 from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import model_choice, startup
+from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
@@ -291,6 +294,18 @@ def test_drafts_are_not_made_and_are_refused_if_asked_for(make_engine: Callable[
     assert engine.scheduler.counters.num_draft_tokens == 0
     with pytest.raises(ModelError, match="ngram needs caches that can go back"):
         make_engine(speculative="ngram")
+
+
+def test_states_may_be_changed_in_place() -> None:
+    cache = StateCache({0: CacheGroup(StateSpec((2, 3), torch.float32), (4,))}, 3, CPU)
+    batch = dummy_batch(3, [cache.groups[0].spec], 8, 1, max_model_len=1)
+    batch = replace(batch, groups=(replace(batch.groups[0], block_tables=np.array([[2], [1], [3]])),))
+    first = cache.begin(batch)
+    assert first.is_new.tolist() == [True] * 3 and first.slots(4).tolist() == [2, 1, 3]
+    first.tensor(4)[first.slots(4)] = torch.arange(18.0).view(3, 2, 3)
+    assert first.read(4).count_nonzero() == 0  # whatever a slot holds, a new request has no state
+    later = cache.begin(replace(batch, seq_lens=batch.seq_lens + 1))
+    assert torch.equal(later.read(4), torch.arange(18.0).view(3, 2, 3))
 
 
 def test_memory_for_states_is_set_aside_first(make_engine: Callable[..., Engine], place: str) -> None:
