@@ -2,7 +2,7 @@
 
 Code that sizes, hands out, copies or frees caches asks the spec. Every group has one block table per request. For keys
 and values, a block holds a fixed number of tokens. A state is one block that stands for all tokens of its request. A
-new kind of cache, such as one latent per token or the keys of an encoder, is one more class here and a backend, which
+new kind of cache, such as the keys of an encoder, is one more class here and a backend, which
 `engine/run/kernel_choice.py` makes and `engine/kernels/caches.py` calls.
 """
 
@@ -19,6 +19,9 @@ import torch
 class PagedKV:
     """Keys and values of every token, and how they are attended to.
 
+    With latent_dim there are only keys, whose first latent_dim values are the values, too: the latents of multi-head
+    latent attention, one for all heads (DeepSeek-AI, 2024, section 2.1).
+
     Attributes:
         can_rewind: Whether a request can go back to an earlier token.
         num_kv_heads: Heads of K and of V.
@@ -26,6 +29,7 @@ class PagedKV:
         sliding_window: A token sees itself and the sliding_window - 1 tokens before it; None means all before it.
         scale: Factor on the scores; None means head_dim ** -0.5.
         soft_cap: Scaled scores become soft_cap * tanh(score / soft_cap) before the mask; None for no cap.
+        latent_dim: Values of a latent, a part of head_dim; None if values are kept apart from keys.
     """
 
     can_rewind: ClassVar[bool] = True
@@ -34,6 +38,17 @@ class PagedKV:
     sliding_window: int | None = None
     scale: float | None = None
     soft_cap: float | None = None
+    latent_dim: int | None = None
+
+    @property
+    def value_dim(self) -> int:
+        """Values per head of V and of the results."""
+        return self.head_dim if self.latent_dim is None else self.latent_dim
+
+    @property
+    def num_sides(self) -> int:
+        """What a token keeps per head: 2 for K and V, 1 for a latent."""
+        return 2 if self.latent_dim is None else 1
 
     @property
     def score_scale(self) -> float:
@@ -49,8 +64,8 @@ class PagedKV:
         return num_blocks
 
     def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes that a block of tokens takes in one layer, K and V."""
-        return 2 * block_size * self.num_kv_heads * self.head_dim * dtype.itemsize
+        """Bytes that a block of tokens takes in one layer."""
+        return self.num_sides * block_size * self.num_kv_heads * self.head_dim * dtype.itemsize
 
     @property
     def bytes_per_request(self) -> int:

@@ -18,7 +18,7 @@ class PagedCache:
     """Where a layer writes the K/V that it prepares.
 
     Attributes:
-        blocks: (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values.
+        blocks: (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values, or 1 for latents.
         slots: (num_tokens,) int32, block * block_size + offset in the block; -1 writes nothing.
     """
 
@@ -39,10 +39,10 @@ class AttentionStep(Protocol):
             layer: Index of the layer.
             queries: (num_tokens, num_heads, head_dim), rotary embedding applied.
             keys: (num_tokens, num_kv_heads, head_dim), rotary embedding applied.
-            values: (num_tokens, num_kv_heads, head_dim).
+            values: (num_tokens, num_kv_heads, value_dim); of latents these are the first values of the keys.
 
         Returns:
-            (num_tokens, num_heads, head_dim), valid until the next call, which may reuse the memory.
+            (num_tokens, num_heads, value_dim), valid until the next call, which may reuse the memory.
         """
 
 

@@ -10,6 +10,9 @@
  *   V unit: [head_dim / 16][8][16 dims][2], pairs along tokens. If the block size is a multiple of 32, two units are
  *   woven into one of 32 tokens, [head_dim / 16][16][16][2]. So 1 KB of K or of V is one AMX tile.
  *
+ * Latents (DeepSeek-AI, 2024, section 2.1) have only K units; their first value_dim values are also the values, for all
+ * heads. A chunk's values are made of its keys, once for all heads, while they are in the second-level cache.
+ *
  * A tile is an operand of a product with 16 rows: 16 x 32 inputs on the left, 16 x 16 float32 as the result.
  */
 #include <stdatomic.h>
@@ -18,6 +21,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "scratch.h"
+#include "transpose.h"
 
 enum { WRITE_TOKENS = 16 }; /* tokens that a thread writes to the cache in one piece of work */
 
@@ -47,9 +51,9 @@ typedef struct {
     Input *queries;  /* (rows / 16, head_dim / 32) tiles */
     float *scores;   /* (2, CHUNK_UNITS) tiles */
     Input *weights;  /* (2, CHUNK_STEPS) tiles */
-    bf16 *values;    /* (CHUNK_STEPS, head_dim / 16) tiles: copies of values that products cannot read in place */
-    float *part;     /* (2, head_dim / 16) tiles: a block of rows times one chunk */
-    float *results;  /* (rows, head_dim) of the chunks so far */
+    bf16 *values;    /* (CHUNK_STEPS, value_dim / 16) tiles: copies of values that products cannot read in place */
+    float *part;     /* (2, value_dim / 16) tiles: a block of rows times one chunk */
+    float *results;  /* (rows, value_dim) of the chunks so far */
     Mass *masses;    /* (rows) */
     int32_t *rows;   /* (rows, 2) the first position that a row sees, and the last + 1 */
 } Worker;
@@ -60,10 +64,10 @@ static int64_t item_rows(const Plan *plan) {
 
 /* Lay the arrays of a worker out in memory; returns the number of bytes. */
 static size_t lay_out(const Plan *plan, char *memory, Worker *worker) {
-    const size_t rows = (size_t)item_rows(plan), dim = (size_t)plan->head_dim;
+    const size_t rows = (size_t)item_rows(plan), dim = (size_t)plan->value_dim;
     char *at = memory;
 #define TAKE(FIELD, VALUES) worker->FIELD = (void *)at, at += (VALUES) * sizeof *worker->FIELD
-    TAKE(queries, rows * dim);
+    TAKE(queries, rows * (size_t)plan->head_dim);
     TAKE(scores, BLOCK_ROWS * CHUNK);
     TAKE(weights, BLOCK_ROWS * CHUNK);
     TAKE(values, CHUNK * dim);
@@ -79,9 +83,9 @@ static int64_t row_token(const Plan *plan, const Item *item, int64_t row) {
     return plan->tokens[item->first_token + row / group_size(plan)];
 }
 
-/* Offset of a row's query head within its token, in values. */
-static int64_t row_offset(const Plan *plan, const Visit *visit, int64_t row) {
-    return (visit->head * group_size(plan) + row % group_size(plan)) * plan->head_dim;
+/* Index of a row's query head. */
+static int64_t row_head(const Plan *plan, const Visit *visit, int64_t row) {
+    return visit->head * group_size(plan) + row % group_size(plan);
 }
 
 static int64_t num_rows(const Plan *plan, const Item *item) { return item->num_tokens * group_size(plan); }
@@ -126,7 +130,7 @@ static void look_ahead(const Plan *plan, const Visit *next, Ahead *ahead) {
     if (!next->item) return;
     for (int64_t unit = 2 * next->first_step; unit < next->end_unit; unit++) {
         ahead->units[ahead->num_units++] = next->keys[unit];
-        ahead->units[ahead->num_units++] = next->values[unit];
+        if (!plan->is_latent) ahead->units[ahead->num_units++] = next->values[unit];
     }
     /* Fill up the last group; prefetching twice costs nothing. */
     for (int64_t unit = ahead->num_units; unit % STREAMS; unit++) ahead->units[unit] = ahead->units[0];
@@ -142,20 +146,20 @@ static void open_item(const Call *call, Worker *worker, const Visit *visit) {
             continue;
         }
         int64_t token = row_token(plan, visit->item, row), position = plan->positions[token];
-        const bf16 *query = call->queries + token * call->query_stride + row_offset(plan, visit, row);
+        const bf16 *query = call->queries + token * call->query_stride + row_head(plan, visit, row) * dim;
         for (int64_t at = 0; at < dim; at += STEP) copy_inputs(to + at * LEFT_ROWS, query + at, STEP);
         worker->rows[2 * row] = (int32_t)first_seen(plan, position);
         worker->rows[2 * row + 1] = (int32_t)position + 1;
         worker->masses[row] = (Mass){-INFINITY, 0};
     }
-    memset(worker->results, 0, (size_t)(rows * dim) * sizeof(float));
+    memset(worker->results, 0, (size_t)(rows * plan->value_dim) * sizeof(float));
 }
 
 /* Copy a step of values as one of 32 tokens. Tokens that were not written yet become zeros: their memory may hold NaN,
  * which a zero weight would not hide. */
 static void stage_step(const Plan *plan, const char *const *units, int64_t num_units, int64_t num_tokens, bf16 *to) {
     const int64_t half = is_woven(plan) ? TILE_BYTES : TILE_BYTES / 2;
-    for (int64_t dim = 0; dim < plan->head_dim; dim += LANES) {
+    for (int64_t dim = 0; dim < plan->value_dim; dim += LANES) {
         char *tile = (char *)(to + dim * STEP);
         const int64_t at = dim / LANES * half;
         for (int64_t byte = 0; byte < half; byte += 64) store_bits(tile + byte, load_bits(units[0] + at + byte));
@@ -168,15 +172,38 @@ static void stage_step(const Plan *plan, const char *const *units, int64_t num_u
     }
 }
 
+/* The same from keys: a step of latents. Keys are pairs along dims, values pairs along tokens. */
+static void stage_latents(const Plan *plan, const char *const *units, int64_t num_units, int64_t num_tokens, bf16 *to) {
+    for (int64_t unit = 0; unit < 2; unit++) {
+        for (int64_t dim = 0; dim < plan->value_dim; dim += STEP) {
+            u32x16 lines[LANES] = {0}; /* in the end a token each, of STEP dims */
+            if (unit < num_units) {
+                for (int pair = 0; pair < LANES; pair++) lines[pair] = load_bits(units[unit] + dim * 2 * UNIT + 64 * pair);
+                transpose(lines);
+            }
+            for (int64_t token = max_of(num_tokens - unit * UNIT, 0); token < UNIT; token++) lines[token] = (u32x16){0};
+            char *tile = (char *)(to + dim * STEP) + unit * TILE_BYTES / 2;
+            for (int pair = 0; pair < UNIT / 2; pair++) {
+                const bf16 *first = (const bf16 *)&lines[2 * pair], *second = (const bf16 *)&lines[2 * pair + 1];
+                for (int half = 0; half < 2; half++) {
+                    u32x16 low = (u32x16)load_bf16(first + half * LANES), high = (u32x16)load_bf16(second + half * LANES);
+                    store_bits(tile + half * TILE_BYTES + 64 * pair, low >> 16 | high);
+                }
+            }
+        }
+    }
+}
+
 static void stage_values(const Plan *plan, Worker *worker, Visit *visit, Ahead *ahead) {
     int64_t written = plan->seq_lens[visit->item->request] - visit->chunk * CHUNK;
     if (!is_woven(plan)) written = min_of(written, visit->end_unit * UNIT); /* a step may have no second unit */
     for (int64_t step = visit->first_step; step < visit->end_step; step++) {
         visit->value_steps[step] = visit->values[2 * step];
-        if (is_woven(plan) && (step + 1) * STEP <= written) continue;
-        bf16 *staged = worker->values + step * STEP * plan->head_dim;
-        for (int64_t dim = 0; dim < plan->head_dim; dim += STEP) prefetch_next(ahead);
-        stage_step(plan, visit->values + 2 * step, visit->end_unit - 2 * step, min_of(written - step * STEP, STEP), staged);
+        if (!plan->is_latent && is_woven(plan) && (step + 1) * STEP <= written) continue;
+        bf16 *staged = worker->values + step * STEP * plan->value_dim;
+        for (int64_t dim = 0; dim < plan->value_dim; dim += STEP) prefetch_next(ahead);
+        (plan->is_latent ? stage_latents : stage_step)(plan, visit->values + 2 * step, visit->end_unit - 2 * step,
+                                                       min_of(written - step * STEP, STEP), staged);
         visit->value_steps[step] = (const char *)staged;
     }
 }
@@ -202,8 +229,8 @@ static void weigh(const Plan *plan, Worker *worker, const Visit *visit, Product 
     product->left = worker->weights + visit->first_step * LEFT_VALUES;
     product->second_left = CHUNK * LEFT_ROWS;
     product->next_column = RESULT_VALUES;
-    product->second_to = LEFT_ROWS * plan->head_dim;
-    for (int64_t dim = 0; dim < plan->head_dim; dim += 2 * LANES) {
+    product->second_to = LEFT_ROWS * plan->value_dim;
+    for (int64_t dim = 0; dim < plan->value_dim; dim += 2 * LANES) {
         for (int64_t step = 0; step < product->steps; step++) {
             product->right[0][step] = visit->value_steps[visit->first_step + step] + dim / LANES * TILE_BYTES;
             product->right[1][step] = product->right[0][step] + TILE_BYTES;
@@ -216,7 +243,7 @@ static void weigh(const Plan *plan, Worker *worker, const Visit *visit, Product 
 /* Merge the results of a block of rows for a chunk into the item's; if the item is split, store them as parts. */
 static void keep(const Call *call, Worker *worker, const Visit *visit, int64_t row, int64_t rows, const Mass *masses) {
     const Plan *plan = call->plan;
-    const int64_t dim = plan->head_dim;
+    const int64_t dim = plan->value_dim;
     for (int64_t r = 0; r < rows; r++) {
         const float *values = worker->part + r / LEFT_ROWS * LEFT_ROWS * dim + r % LEFT_ROWS * LANES;
         if (!visit->item->is_split) {
@@ -226,7 +253,7 @@ static void keep(const Call *call, Worker *worker, const Visit *visit, int64_t r
         int64_t token = row_token(plan, visit->item, row + r);
         int64_t part = plan->first_parts[token] + visit->chunk - worker->rows[2 * (row + r)] / CHUNK;
         float *to = call->parts + part * plan->num_heads * part_values(plan);
-        to += row_offset(plan, visit, row + r) / dim * part_values(plan);
+        to += row_head(plan, visit, row + r) * part_values(plan);
         for (int64_t at = 0; at < dim; at += LANES) store_f32(to + at, load_f32(values + at * LANES));
         memcpy(to + dim, &masses[r], sizeof(Mass));
     }
@@ -259,26 +286,26 @@ static void compute_block(const Call *call, Worker *worker, Visit *visit, int64_
     keep(call, worker, visit, row, rows, masses);
 }
 
-static void write_output(const Call *call, int64_t token, int64_t offset, const float *result, float sum) {
-    bf16 *to = call->outputs + token * call->plan->num_heads * call->plan->head_dim + offset;
-    for (int64_t dim = 0; dim < call->plan->head_dim; dim += LANES)
+static void write_output(const Call *call, int64_t token, int64_t head, const float *result, float sum) {
+    bf16 *to = call->outputs + (token * call->plan->num_heads + head) * call->plan->value_dim;
+    for (int64_t dim = 0; dim < call->plan->value_dim; dim += LANES)
         store_bf16(to + dim, load_f32(result + dim) * (1.0f / sum));
 }
 
 /* Merge the parts of all chunks for one token and K/V head; uses worker->results as scratch. */
 static void merge_parts(const Call *call, Worker *worker, const Visit *visit, int64_t row) {
     const Plan *plan = call->plan;
-    const int64_t dim = plan->head_dim, token = row_token(plan, visit->item, row);
+    const int64_t dim = plan->value_dim, token = row_token(plan, visit->item, row);
     for (int64_t end = row + group_size(plan); row < end; row++) {
         Mass mass = {-INFINITY, 0}, added;
         memset(worker->results, 0, (size_t)dim * sizeof(float));
         for (int64_t part = 0; part < plan->num_token_parts[token]; part++) {
             const float *from = call->parts + (plan->first_parts[token] + part) * plan->num_heads * part_values(plan);
-            from += row_offset(plan, visit, row) / dim * part_values(plan);
+            from += row_head(plan, visit, row) * part_values(plan);
             memcpy(&added, from + dim, sizeof added);
             merge(&mass, worker->results, added, from, LANES, dim);
         }
-        write_output(call, token, row_offset(plan, visit, row), worker->results, mass.sum);
+        write_output(call, token, row_head(plan, visit, row), worker->results, mass.sum);
     }
 }
 
@@ -296,8 +323,8 @@ static void close_item(const Call *call, Worker *worker, const Visit *visit) {
         return;
     }
     for (int64_t row = 0; row < rows; row++)
-        write_output(call, row_token(plan, visit->item, row), row_offset(plan, visit, row),
-                     worker->results + row * plan->head_dim, worker->masses[row].sum);
+        write_output(call, row_token(plan, visit->item, row), row_head(plan, visit, row),
+                     worker->results + row * plan->value_dim, worker->masses[row].sum);
 }
 
 /* ---- the call ------------------------------------------------------------------------------------------------ */
@@ -312,6 +339,7 @@ static void write_cache(const void *context, int64_t first, int64_t end) {
         int64_t end_token = pair_start(plan, min_of((span + 1) * WRITE_TOKENS, plan->num_tokens));
         for (int64_t token = pair_start(plan, span * WRITE_TOKENS); token < end_token; token++) {
             write_key(plan, call->cache, slots[token], head, call->keys + token * call->key_stride + offset);
+            if (plan->is_latent) continue;
             write_value(plan, call->cache, slots[token], head, call->values + token * call->value_stride + offset);
         }
     }
@@ -341,8 +369,8 @@ static void run_worker(void *context, int thread) {
 }
 
 /* Write this step's keys and values (num_tokens, num_kv_heads, head_dim) of one layer to its cache, then attend with
- * queries (num_tokens, num_heads, head_dim). outputs have the shape of queries, contiguous. Strides are from token to
- * token, in values. */
+ * queries (num_tokens, num_heads, head_dim). outputs are (num_tokens, num_heads, value_dim). Strides are from token to
+ * token, in values. Latents have no values. */
 void weft_attend(const Plan *plan, bf16 *cache, const bf16 *queries, int64_t query_stride,
                  const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride, bf16 *outputs) {
     static Scratch worker_scratch, part_scratch;

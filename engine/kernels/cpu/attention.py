@@ -5,6 +5,7 @@ planned once per step. The bits of a row's result do not depend on what else the
 """
 
 import ctypes
+import math
 
 import numpy as np
 import torch
@@ -24,8 +25,9 @@ _ARRAYS = ("query_starts", "seq_lens", "block_tables", "slots")
 # A block holds a multiple of this many tokens: the lanes of a vector of scores.
 _BLOCK_TOKENS = 16
 
-# A head has a multiple of this many values, which one AMX product sums over, and at most the second number.
-_HEAD_VALUES, _MAX_HEAD_VALUES = 32, 256
+# A head has a multiple of this many values, which one AMX product sums over, and at most the second number; a latent
+# has at most the third.
+_HEAD_VALUES, _MAX_HEAD_VALUES, _MAX_LATENT_VALUES = 32, 256, 640
 
 # Idle time asks for memory for this many tokens beyond the most ever cached: four full steps, by default.
 _TOKENS_AHEAD = 8192
@@ -42,7 +44,7 @@ class _Plan(ctypes.Structure):
 
     _fields_ = (
         *((name, _SIZE) for name in ("num_requests", "num_tokens", "table_width", "block_size", "num_heads")),
-        *((name, _SIZE) for name in ("num_kv_heads", "head_dim", "window")),
+        *((name, _SIZE) for name in ("num_kv_heads", "head_dim", "value_dim", "window", "is_latent")),
         ("scale", ctypes.c_double),
         *((name, _POINTER) for name in (*_ARRAYS, "memory")),
         ("memory_size", _SIZE),
@@ -59,9 +61,13 @@ def supports(
         device.type == "cpu"
         and dtype == torch.bfloat16
         and block_size % _BLOCK_TOKENS == 0
-        and all(group.spec.head_dim in range(_HEAD_VALUES, _MAX_HEAD_VALUES + 1, _HEAD_VALUES) for group in groups)
-        and all(group.spec.soft_cap is None for group in groups)
+        and all(_fits(group.spec) and group.spec.soft_cap is None for group in groups)
     )
+
+
+def _fits(spec: PagedKV) -> bool:
+    longest = _MAX_HEAD_VALUES if spec.latent_dim is None else _MAX_LATENT_VALUES
+    return spec.head_dim <= longest and not (spec.head_dim % _HEAD_VALUES or spec.value_dim % _HEAD_VALUES)
 
 
 class NativeBackend(AttentionBackend):
@@ -131,6 +137,8 @@ class NativeBackend(AttentionBackend):
             num_heads=num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
+            value_dim=spec.value_dim,
+            is_latent=spec.latent_dim is not None,
             window=spec.sliding_window or 0,
             scale=spec.score_scale,
             **dict(zip(_ARRAYS, (array.ctypes.data for array in arrays), strict=True)),
@@ -146,11 +154,13 @@ class NativeBackend(AttentionBackend):
         self, plan: int, cache: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """Write K/V, then attend, by pointers to plan and cache; shapes as in `AttentionStep.attend`."""
-        if queries.numel() > self._outputs.numel():
-            self._outputs = torch.empty(queries.numel(), dtype=torch.bfloat16)
+        shape = (*queries.shape[:2], values.shape[2])
+        num_values = math.prod(shape)
+        if num_values > self._outputs.numel():
+            self._outputs = torch.empty(num_values, dtype=torch.bfloat16)
         inputs = (*_rows(queries), *_rows(keys), *_rows(values))
         self._attend(plan, cache, *inputs, self._outputs.data_ptr())
-        return self._outputs[: queries.numel()].view(queries.shape)
+        return self._outputs[:num_values].view(shape)
 
     def _copy_blocks(self, group: CacheGroup[PagedKV], copies: Ints) -> None:
         if not len(copies):
@@ -161,8 +171,8 @@ class NativeBackend(AttentionBackend):
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
     def _block_values(self, group: CacheGroup[PagedKV]) -> int:
-        """Values of a block in one layer, K and V."""
-        return 2 * self._block_size * group.spec.num_kv_heads * group.spec.head_dim
+        """Values of a block in one layer."""
+        return group.spec.num_sides * self._block_size * group.spec.num_kv_heads * group.spec.head_dim
 
 
 class NativeStep(AttentionStep):
@@ -192,5 +202,7 @@ class NativeStep(AttentionStep):
 def _rows(heads: torch.Tensor) -> tuple[int, int]:
     """Address of the first token's heads, and the number of values from one token to the next."""
     token_stride, head_stride, stride = heads.stride()
-    assert stride == 1 and head_stride == heads.shape[2], "the heads of a token must be contiguous"
+    assert stride == 1 and (heads.shape[1] == 1 or head_stride == heads.shape[2]), (
+        "the heads of a token must be contiguous"
+    )
     return heads.data_ptr(), token_stride

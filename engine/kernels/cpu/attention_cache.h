@@ -10,15 +10,17 @@ enum {
     STEP = 32, /* tokens that one product of weights and values covers */
     CHUNK_UNITS = CHUNK / UNIT,
     CHUNK_STEPS = CHUNK / STEP,
+    MAX_STEPS = 640 / STEP, /* the most steps of a product: those of the longest head */
 };
 
 /* Offset of a unit of keys in a layer's cache, in values. */
 static inline int64_t unit_offset(const Plan *plan, int64_t block, int64_t head, int64_t unit) {
-    return ((block * plan->num_kv_heads + head) * 2 * plan->block_size + unit * UNIT) * plan->head_dim;
+    const int64_t sides = plan->is_latent ? 1 : 2;
+    return ((block * plan->num_kv_heads + head) * sides * plan->block_size + unit * UNIT) * plan->head_dim;
 }
 
 /* Offset from a unit of keys to the unit of values for the same tokens, in values. */
-static inline int64_t values_offset(const Plan *plan) { return plan->block_size * plan->head_dim; }
+static inline int64_t values_offset(const Plan *plan) { return plan->is_latent ? 0 : plan->block_size * plan->head_dim; }
 
 static inline bool is_woven(const Plan *plan) { return plan->block_size % STEP == 0; }
 

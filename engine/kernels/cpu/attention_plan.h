@@ -19,9 +19,10 @@ typedef struct {
     int32_t is_split;                         /* has one chunk of several: its results are parts, to be merged */
 } Item;
 
-/* A step as one KV group sees it. Mirrored in engine/kernels/cpu/attention.py; the caller fills the first four lines. */
+/* A step as one KV group sees it. Mirrored in engine/kernels/cpu/attention.py; the caller fills the first five lines. */
 typedef struct Plan {
-    int64_t num_requests, num_tokens, table_width, block_size, num_heads, num_kv_heads, head_dim, window;
+    int64_t num_requests, num_tokens, table_width, block_size, num_heads, num_kv_heads, head_dim, value_dim, window;
+    int64_t is_latent; /* the values are the first value_dim values of the keys, and only keys are kept */
     double scale;
     const int64_t *query_starts, *seq_lens, *block_tables, *slots;
     int32_t *memory;
@@ -48,6 +49,6 @@ static inline int64_t first_seen(const Plan *plan, int64_t position) {
 static inline int64_t group_size(const Plan *plan) { return plan->num_heads / plan->num_kv_heads; }
 
 /* Floats of a part, the result of one query head for one chunk: weighted values, maximum and sum. */
-static inline int64_t part_values(const Plan *plan) { return plan->head_dim + 16; }
+static inline int64_t part_values(const Plan *plan) { return plan->value_dim + 16; }
 
 #endif

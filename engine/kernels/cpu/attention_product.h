@@ -47,12 +47,12 @@ INLINE void prefetch_next(Ahead *ahead) {
 
 /* One or two tiles of rows on the left, at left and left + second_left, each of `steps` adjacent operands; two columns of
  * operands on the right. The results of the first tile of rows are at `to` and to + next_column, those of the second
- * second_to further. A head has at most as many steps as a chunk. */
+ * second_to further. */
 typedef struct {
     int64_t rows, steps;
     const Input *left;
     int64_t second_left;
-    const char *right[2][CHUNK_STEPS];
+    const char *right[2][MAX_STEPS];
     float *to;
     int64_t next_column, second_to;
 } Product;

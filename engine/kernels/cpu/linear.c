@@ -5,41 +5,9 @@
  * The order in which an output is summed over k does not depend on the number of rows or threads.
  */
 #include "linear_product.h"
+#include "transpose.h"
 
 /* ---- packing ------------------------------------------------------------------------------------------------- */
-
-/* Take a matrix as 2 x 2 squares of 8 (4, 2, 1) lanes and exchange the two squares off the diagonal. */
-INLINE void swap_8(u32x16 *upper, u32x16 *lower) {
-    const u32x16 first = *upper, second = *lower;
-    *upper = __builtin_shuffle(first, second, (u32x16){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23});
-    *lower = __builtin_shuffle(first, second, (u32x16){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31});
-}
-
-INLINE void swap_4(u32x16 *upper, u32x16 *lower) {
-    const u32x16 first = *upper, second = *lower;
-    *upper = __builtin_shuffle(first, second, (u32x16){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27});
-    *lower = __builtin_shuffle(first, second, (u32x16){4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31});
-}
-
-INLINE void swap_2(u32x16 *upper, u32x16 *lower) {
-    const u32x16 first = *upper, second = *lower;
-    *upper = __builtin_shuffle(first, second, (u32x16){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29});
-    *lower = __builtin_shuffle(first, second, (u32x16){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31});
-}
-
-INLINE void swap_1(u32x16 *upper, u32x16 *lower) {
-    const u32x16 first = *upper, second = *lower;
-    *upper = __builtin_shuffle(first, second, (u32x16){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30});
-    *lower = __builtin_shuffle(first, second, (u32x16){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31});
-}
-
-/* Each round halves the size of the squares that are still to be transposed. */
-static void transpose(u32x16 lines[LANES]) {
-    for (int row = 0; row < 8; row++) swap_8(&lines[row], &lines[row + 8]);
-    for (int row = 0; row < LANES; row += row % 4 == 3 ? 5 : 1) swap_4(&lines[row], &lines[row + 4]);
-    for (int row = 0; row < LANES; row += row % 2 == 1 ? 3 : 1) swap_2(&lines[row], &lines[row + 2]);
-    for (int row = 0; row < LANES; row += 2) swap_1(&lines[row], &lines[row + 1]);
-}
 
 /* Pack 16 rows of weights, or fewer at the end, as one panel. */
 static void pack_panel(const bf16 *weights, int64_t rows, int64_t k, int64_t padded_k, char *to) {

@@ -46,7 +46,10 @@ class _GroupPlan:
 
 
 class SdpaBackend:
-    """Owns the cache of every layer: keys and values, each (num_blocks * block_size, num_kv_heads, head_dim)."""
+    """Owns the cache of every layer: keys and values, each (num_blocks * block_size, num_kv_heads, head_dim).
+
+    The values of latents are a view of the keys.
+    """
 
     name = "sdpa"
     supports_graphs = False
@@ -68,9 +71,10 @@ class SdpaBackend:
         for group in groups:
             shape = (num_blocks * block_size, group.spec.num_kv_heads, group.spec.head_dim)
             for layer in group.layers:
-                for caches in (self._keys, self._values):
+                for caches in (self._keys, self._values)[: group.spec.num_sides]:
                     caches[layer] = torch.empty(shape, dtype=dtype, device=device)
                     caches[layer][:block_size] = 0
+                self._values.setdefault(layer, self._keys[layer][..., : group.spec.value_dim])
 
     def prepare(self) -> bool:
         """Prepare nothing: the cache takes memory as it is written."""
@@ -89,7 +93,7 @@ class SdpaBackend:
 
     def _copy_blocks(self, layer: int, copies: Ints) -> None:
         sources, targets = self._to_device(copies).unbind(1)
-        for cache in (self._keys[layer], self._values[layer]):
+        for cache in (self._keys[layer], self._values[layer]):  # of latents these are views of one tensor
             blocks = cache.view(-1, self._block_size, *cache.shape[1:])
             blocks[targets] = blocks[sources]
 
@@ -131,7 +135,7 @@ class SdpaStep:
         plan, cached_keys, cached_values = self._plans[layer], self._keys[layer], self._values[layer]
         cached_keys.index_copy_(0, plan.slot_mapping, keys)
         cached_values.index_copy_(0, plan.slot_mapping, values)
-        attended = torch.empty_like(queries)
+        attended = queries.new_empty(*queries.shape[:2], values.shape[2])
         for part in plan.parts:
             tokens = slice(part.start, part.stop)
             seen = cached_keys[part.slots], cached_values[part.slots]
@@ -146,11 +150,11 @@ def attend(
 
     Args:
         queries: (q, num_heads, head_dim).
-        keys, values: (k, num_kv_heads, head_dim); each is read by num_heads / num_kv_heads neighbouring heads.
+        keys, values: (k, num_kv_heads, head_dim or value_dim), each for num_heads / num_kv_heads neighbouring heads.
         is_seen: (q, k).
 
     Returns:
-        (q, num_heads, head_dim), float32.
+        (q, num_heads, value_dim), float32.
     """
     grouped = queries.float().view(
         len(queries), keys.shape[1], -1, keys.shape[2]

@@ -29,6 +29,12 @@ class Shape:
     block_size: int = 16
     window: int | None = None
     scale: float | None = None
+    latent_dim: int | None = None
+
+    @property
+    def spec(self) -> PagedKV:
+        sizes = self.num_kv_heads, self.head_dim, self.window, self.scale
+        return PagedKV(*sizes, latent_dim=self.latent_dim)
 
     @property
     def num_heads(self) -> int:
@@ -48,7 +54,7 @@ class Harness:
 
     def __init__(self, library: NativeLibrary, shape: Shape, garbage: float = float("nan"), seed: int = 0) -> None:
         self.shape = shape
-        groups = (CacheGroup(PagedKV(shape.num_kv_heads, shape.head_dim, shape.window, shape.scale), (0,)),)
+        groups = (CacheGroup(shape.spec, (0,)),)
         self.backend = NativeBackend(groups, NUM_BLOCKS, shape.block_size, torch.bfloat16, CPU, library)
         self.blocks = self.backend._caches[0].view(NUM_BLOCKS, -1)
         self.blocks[1:] = garbage
@@ -66,7 +72,9 @@ class Harness:
         qkv = torch.cat([tokens.qkv[span] for (tokens, _), span in zip(scheduled, spans, strict=True)])
         batch = self.paged.make_batch([(tokens.request, n) for tokens, n in scheduled], copies)
         parts = (self.shape.num_heads, self.shape.num_kv_heads, self.shape.num_kv_heads)
-        attended = self.backend.begin(batch).attend(0, *qkv.split_with_sizes(parts, dim=1))
+        queries, keys, values = qkv.split_with_sizes(parts, dim=1)
+        values = values if self.shape.latent_dim is None else keys[..., : self.shape.latent_dim]
+        attended = self.backend.begin(batch).attend(0, queries, keys, values)
         return [part.clone() for part in attended.split([n for _, n in scheduled])]
 
     def run(self, tokens: Tokens, sizes: Sequence[int], others: Sequence[Tokens] = ()) -> torch.Tensor:
@@ -84,6 +92,7 @@ class Harness:
     def expected(self, tokens: Tokens) -> torch.Tensor:
         parts = (self.shape.num_heads, self.shape.num_kv_heads, self.shape.num_kv_heads)
         queries, keys, values = tokens.qkv.double().split_with_sizes(parts, dim=1)
+        values = values if self.shape.latent_dim is None else keys[..., : self.shape.latent_dim]
         keys, values = (part.repeat_interleave(self.shape.num_shared, 1) for part in (keys, values))
         distances = torch.arange(len(queries))[:, None] - torch.arange(len(queries))[None, :]
         is_seen = (distances >= 0) & (distances < (self.shape.window or len(queries)))
@@ -112,6 +121,9 @@ SHAPES = [
     Shape(1, 40, 32, 32),
     Shape(1, 7, 160, 256),
     Shape(1, 6, 224, 272, 290),
+    Shape(1, 16, 576, 16, latent_dim=512),
+    Shape(1, 40, 288, 32, scale=0.1, latent_dim=256),
+    Shape(1, 130, 96, 48, latent_dim=64),
 ]
 
 
@@ -151,6 +163,7 @@ INVARIANCE_SHAPES = [
     Shape(num_shared=1, head_dim=32, block_size=32),
     Shape(1, 8, 128, 32),
     Shape(block_size=48, window=90),
+    Shape(1, 4, 96, 32, latent_dim=64),
 ]
 
 

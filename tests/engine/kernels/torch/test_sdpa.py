@@ -28,11 +28,12 @@ class Harness:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         garbage: float = float("nan"),
+        latent_dim: int | None = None,
     ) -> None:
-        self.window, self.scale, self.soft_cap = window, scale, soft_cap
+        self.window, self.scale, self.soft_cap, self.latent_dim = window, scale, soft_cap, latent_dim
         self.dtype, self.device = dtype, torch.device(device)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, 16
-        groups = (CacheGroup(PagedKV(num_kv_heads, self.head_dim, window, scale, soft_cap), (0,)),)
+        groups = (CacheGroup(PagedKV(num_kv_heads, self.head_dim, window, scale, soft_cap, latent_dim), (0,)),)
         self.backend = SdpaBackend(groups, NUM_BLOCKS, block_size, dtype, self.device)
         # What other requests left behind must not matter, whatever it is.
         for cache in (self.backend._keys[0], self.backend._values[0]):
@@ -43,11 +44,11 @@ class Harness:
 
     def add(self, num_tokens: int) -> PagedRequest:
         request = self.paged.add(np.zeros(num_tokens, np.int64))
-        self.inputs[id(request)] = (
-            self._random(num_tokens, self.num_heads),
-            self._random(num_tokens, self.num_kv_heads),
-            self._random(num_tokens, self.num_kv_heads),
+        keys = self._random(num_tokens, self.num_kv_heads)
+        values = (
+            self._random(num_tokens, self.num_kv_heads) if self.latent_dim is None else keys[..., : self.latent_dim]
         )
+        self.inputs[id(request)] = self._random(num_tokens, self.num_heads), keys, values
         return request
 
     def step(self, scheduled: list[tuple[PagedRequest, int]], copies: np.ndarray | None = None) -> list[torch.Tensor]:
@@ -138,6 +139,11 @@ def check_mixed_steps(harness: Harness) -> None:
     ):
         for (request, _), attended in zip(scheduled, harness.step(scheduled), strict=True):
             harness.check(request, attended)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_latents_are_keys_whose_first_values_are_the_values(device: str) -> None:
+    check_mixed_steps(Harness(device=device, num_kv_heads=1, latent_dim=12))
 
 
 @pytest.mark.parametrize("soft_cap", [None, 1.0])
