@@ -44,11 +44,11 @@ class Harness:
 
     def add(self, num_tokens: int) -> PagedRequest:
         request = self.paged.add(np.zeros(num_tokens, np.int64))
-        keys = self._random(num_tokens, self.num_kv_heads)
+        queries, keys = self._random(num_tokens, self.num_heads), self._random(num_tokens, self.num_kv_heads)
         values = (
             self._random(num_tokens, self.num_kv_heads) if self.latent_dim is None else keys[..., : self.latent_dim]
         )
-        self.inputs[id(request)] = self._random(num_tokens, self.num_heads), keys, values
+        self.inputs[id(request)] = queries, keys, values
         return request
 
     def step(self, scheduled: list[tuple[PagedRequest, int]], copies: np.ndarray | None = None) -> list[torch.Tensor]:
