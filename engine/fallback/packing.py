@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer, Linear
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import VectorRef, WeightRef
+from weft.engine.weights.refs import TensorRef, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class _Given(WeightReader):
     def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self.weight, self.bias
 
-    def vector(self, ref: VectorRef) -> torch.Tensor:
+    def tensor(self, ref: TensorRef) -> torch.Tensor:
         raise NotImplementedError(ref.name)
 
 

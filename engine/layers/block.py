@@ -20,13 +20,13 @@ class BlockStep:
     """What blocks get besides hidden states.
 
     Attributes:
-        rotation: Rotation of each token, from `RotaryTable.gather`.
+        rotations: Rotation of each token, from `RotaryTable.gather`, one for each rotary embedding of the model.
         caches: The caches of this step.
         rows: (num_rows,) indices of the tokens whose outputs are wanted; None for all. For the other tokens a block
             computes only what its caches need, which saves three quarters of the matrix work.
     """
 
-    rotation: torch.Tensor
+    rotations: tuple[torch.Tensor, ...]
     caches: StepCaches
     rows: torch.Tensor | None = None
 
@@ -71,6 +71,7 @@ class Attention(Mixer):
         qkv: Queries, keys and values stacked, ((num_heads + 2 * num_kv_heads) * head_dim, hidden_size).
         heads: QK-norm, if the family has it, and rotary embedding.
         cache: Index of its cache in the model.
+        rotation: Index of its rotary embedding among those of the model.
     """
 
     qkv: Linear
@@ -78,12 +79,13 @@ class Attention(Mixer):
     o: Linear
     head_dim: int
     cache: int
+    rotation: int = 0
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
         num_tokens, attention = normed.size(0), step.caches.attention
         qkv = self.qkv(normed).view(num_tokens, -1, self.head_dim)
-        heads = self.heads(qkv, step.rotation, attention.cache(self.cache))
+        heads = self.heads(qkv, step.rotations[self.rotation], attention.cache(self.cache))
         return attention.attend(self.cache, *heads).reshape(num_tokens, -1)
 
     @override
@@ -93,7 +95,7 @@ class Attention(Mixer):
 
 @dataclass(frozen=True, slots=True)
 class GatedFeedForward(FeedForward):
-    """Feed-forward layer with a gate; `gated` computes activation(gate(x)) * up(x)."""
+    """Feed-forward layer of two steps; `gated` computes activation(gate(x)) * up(x), or activation(up(x))."""
 
     gated: Layer
     down: Linear
@@ -103,22 +105,56 @@ class GatedFeedForward(FeedForward):
         self.down.add_to(residual, self.gated(normed))
 
 
+def unchanged(hidden: torch.Tensor) -> torch.Tensor:
+    """The layer in place of a norm that a family does not have."""
+    return hidden
+
+
 @dataclass(frozen=True, slots=True)
 class PreNormBlock(Block):
-    """A block whose halves each start with a norm (Xiong et al., 2020)."""
+    """A block whose halves each start with a norm (Xiong et al., 2020); None for a half that it does not have."""
+
+    mixer_norm: Layer
+    mixer: Mixer | None
+    feed_forward_norm: Layer
+    feed_forward: FeedForward | None
+
+    @override
+    def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        mixed = self.mixer.mix(self.mixer_norm(hidden), step) if self.mixer else None
+        if step.rows is not None:
+            hidden, mixed = hidden[step.rows], None if mixed is None else mixed[step.rows]
+            if not len(step.rows):  # an empty launch is an error on CUDA
+                return hidden
+        if self.mixer and mixed is not None:
+            self.mixer.add_to(hidden, mixed)
+        if self.feed_forward:
+            self.feed_forward.add_to(hidden, self.feed_forward_norm(hidden))
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelBlock(Block):
+    """A block whose halves read the same hidden states (Wang and Komatsuzaki, 2021).
+
+    Attributes:
+        feed_forward_norm: None if the feed-forward layer shares the norm of the mixer.
+    """
 
     mixer_norm: Layer
     mixer: Mixer
-    feed_forward_norm: Layer
+    feed_forward_norm: Layer | None
     feed_forward: FeedForward
 
     @override
     def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        mixed = self.mixer.mix(self.mixer_norm(hidden), step)
+        normed = self.mixer_norm(hidden)
+        mixed = self.mixer.mix(normed, step)
         if step.rows is not None:
-            hidden, mixed = hidden[step.rows], mixed[step.rows]
+            hidden, normed, mixed = hidden[step.rows], normed[step.rows], mixed[step.rows]
             if not len(step.rows):  # an empty launch is an error on CUDA
                 return hidden
+        inputs = self.feed_forward_norm(hidden) if self.feed_forward_norm else normed
         self.mixer.add_to(hidden, mixed)
-        self.feed_forward.add_to(hidden, self.feed_forward_norm(hidden))
+        self.feed_forward.add_to(hidden, inputs)
         return hidden

@@ -27,9 +27,19 @@ class ChainedLinear(Linear):
         return self._follower(self._linear.to_float32(inputs))
 
 
+def clamped(layer: Layer, bound: float) -> Layer:
+    """Keep the layer's outputs between -bound and bound."""
+    return lambda inputs: layer(inputs).clamp_(-bound, bound)
+
+
 def scaled(layer: Layer, factor: float) -> Layer:
     """Multiply the layer's outputs by factor."""
     return lambda inputs: layer(inputs).mul_(factor)
+
+
+def shifted(layer: Layer, offset: int) -> Layer:
+    """Add offset to the layer's inputs."""
+    return lambda inputs: layer(inputs + offset)
 
 
 def soft_cap(cap: float) -> Layer:

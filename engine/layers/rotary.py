@@ -1,6 +1,7 @@
 """Rotary position embedding (Su et al., 2021): inverse frequencies, their scalings, table and rotation.
 
-Pairs are (i, i + head_dim / 2), as in Hugging Face checkpoints. The table is computed once, in float32, up to the
+Pairs are (i, i + head_dim / 2), as in most Hugging Face checkpoints; `head_order` says how the rows of other heads are
+put into this form when they are loaded, which changes no score. The table is computed once, in float32, up to the
 longest context. Each step gathers its rows once; layers only multiply.
 """
 
@@ -52,6 +53,19 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LongScaling:
+    """Divides every frequency by a number of its own, up to the original context (LongRoPE: Ding et al., 2024)."""
+
+    factors: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+    def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
+        """Divide each."""
+        return frequencies / torch.tensor(self.factors)
+
+
+@dataclass(frozen=True, slots=True)
 class YarnScaling:
     """YaRN: Peng et al., 2023. `attention_factor` is resolved when the checkpoint is read."""
 
@@ -82,10 +96,34 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Base of the frequencies and their scaling; None means no scaling."""
+    """Base of the frequencies, their scaling, and how many values of a head are rotated.
+
+    Attributes:
+        scaling: None means no scaling.
+        rotary_dim: The first so many values of a head are rotated; None means all. 0 rotates nothing.
+    """
 
     theta: float
     scaling: RopeScaling | None = None
+    rotary_dim: int | None = None
+
+
+NO_ROPE = RopeConfig(1.0, rotary_dim=0)
+"""Leaves heads as they are, for layers whose attention knows no positions."""
+
+
+def head_order(head_dim: int, rotary_dim: int, is_interleaved: bool) -> tuple[int, ...]:
+    """For each value of a head in this form, its place in the checkpoint; empty if they are the same.
+
+    Args:
+        is_interleaved: The checkpoint rotates pairs (2 i, 2 i + 1), not (i, i + rotary_dim / 2).
+    """
+    rotated = range(rotary_dim)
+    half = rotary_dim // 2
+    firsts, seconds = (rotated[::2], rotated[1::2]) if is_interleaved else (rotated[:half], rotated[half:])
+    middle = rotary_dim + head_dim // 2 - half
+    order = (*firsts, *range(rotary_dim, middle), *seconds, *range(middle, head_dim))
+    return () if order == tuple(range(head_dim)) else order
 
 
 class RotaryTable:
@@ -95,13 +133,16 @@ class RotaryTable:
         self, rope: RopeConfig, head_dim: int, max_model_len: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Compute the table on the CPU in float32, then move it: (max_model_len, 2, 1, head_dim)."""
-        frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+        rotary_dim = head_dim if rope.rotary_dim is None else rope.rotary_dim
+        frequencies = 1.0 / (rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / max(rotary_dim, 1)))
         factor = 1.0
         if rope.scaling is not None:
             frequencies = rope.scaling.scale(frequencies, rope.theta)
             factor = rope.scaling.attention_factor
         angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * factor, angles.sin() * factor
+        others = (0, (head_dim - rotary_dim) // 2)  # a turn by nothing leaves a value as it is
+        cos, sin = torch.nn.functional.pad(cos, others, value=1.0), torch.nn.functional.pad(sin, others)
         # Rotating by half a head negates the first half; the table holds that sign.
         rows = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
         self._rows = rows.unsqueeze(2).to(device, dtype)

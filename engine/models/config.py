@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from weft.engine.layers.gated import ACTIVATIONS
-from weft.engine.layers.rotary import RopeConfig, YarnScaling
+from weft.engine.layers.gated import ACTIVATIONS, ALIASES
+from weft.engine.layers.rotary import RopeConfig
 from weft.engine.models.facts import ModelFacts
 from weft.engine.models.families.family import FamilySwitches
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import Identity, identify
-from weft.engine.models.rope import read_rope
+from weft.engine.models.rope import longest_context, read_ropes
 from weft.engine.shared.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -31,18 +31,23 @@ class ModelConfig(ModelFacts):
 
     Attributes:
         max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
-        sliding_windows: One entry per layer; None is full attention.
+        ropes, sliding_windows: One entry per layer; None is full attention.
         activation: Of the feed-forward layers, a key of `weft.engine.layers.gated.ACTIVATIONS`.
         switches: What else differs between families. Where a field above has the same meaning, that one counts.
     """
 
     num_layers: int
     rms_norm_eps: float
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]
     sliding_windows: tuple[int | None, ...]
     activation: str
     tie_word_embeddings: bool
     switches: FamilySwitches
+
+    @property
+    def distinct_ropes(self) -> tuple[RopeConfig, ...]:
+        """Every rotary embedding of the model once."""
+        return tuple(dict.fromkeys(self.ropes))
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -58,8 +63,9 @@ def load_model_config(folder: Path) -> ModelConfig:
 
 def native_config(folder: Path, identity: Identity) -> ModelConfig:
     """`load_model_config` of a folder whose family is known."""
-    fields, switches = identity.fields, identity.switches
+    switches = identity.switches
     assert switches is not None
+    fields = identity.fields.with_defaults(switches.defaults)
     vocab_size = fields.integer("vocab_size")
     num_layers = fields.integer("num_hidden_layers")
     hidden_size = fields.integer("hidden_size")
@@ -71,7 +77,8 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
             f"attention cannot have {num_heads} heads of {head_dim} values over {num_kv_heads} key-value heads"
         )
     max_position_embeddings = fields.integer("max_position_embeddings")
-    rope = read_rope(fields, max_position_embeddings)
+    windows = switches.sliding_windows or (None,) * num_layers
+    ropes = read_ropes(fields, switches, windows, head_dim, max_position_embeddings)
     return ModelConfig(
         architecture=identity.architecture,
         vocab_size=vocab_size,
@@ -81,10 +88,10 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size"),
-        max_position_embeddings=_longest_context(rope, max_position_embeddings),
+        max_position_embeddings=longest_context(ropes, max_position_embeddings),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=rope,
-        sliding_windows=switches.sliding_windows or (None,) * num_layers,
+        ropes=ropes,
+        sliding_windows=windows,
         activation=_read_activation(fields, switches),
         tie_word_embeddings=fields.flag("tie_word_embeddings", switches.ties_embeddings),
         dtype=read_dtype(fields),
@@ -95,17 +102,10 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
 
 def _read_activation(fields: Fields, switches: FamilySwitches) -> str:
     activation = switches.activation or fields.optional_text("hidden_act") or "silu"
+    activation = ALIASES.get(activation, activation)
     if activation not in ACTIVATIONS:
         raise ModelError(f"activation {activation} is not supported (supported: {', '.join(ACTIVATIONS)})")
     return activation
-
-
-def _longest_context(rope: RopeConfig, max_position_embeddings: int) -> int:
-    """Published YaRN recipes leave max_position_embeddings at its value before the extension."""
-    if isinstance(rope.scaling, YarnScaling):
-        extended = int(rope.scaling.factor * rope.scaling.original_max_position_embeddings)
-        return max(max_position_embeddings, extended)
-    return max_position_embeddings
 
 
 def read_dtype(fields: Fields) -> torch.dtype:

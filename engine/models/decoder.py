@@ -12,7 +12,7 @@ import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec
-from weft.engine.layers.block import Block, BlockStep, run_blocks
+from weft.engine.layers.block import Block, BlockStep, run_blocks, unchanged
 from weft.engine.layers.parts import Layer, Linear
 from weft.engine.layers.rotary import RotaryTable
 from weft.engine.layers.step_caches import StepCaches
@@ -46,24 +46,33 @@ class Decoder(Model):
 
     Attributes:
         blocks: A kit may have fused several layers into one block.
+        norm: Behind the last block.
+        rotaries: Every rotary embedding of the model; blocks name them by index.
         cache_specs: What each cache keeps.
         weights_bytes: Memory that the weights take.
+        positions: A learned embedding of positions; None for none.
+        embedding_norm: Of the sum of embeddings.
     """
 
     embedding: Layer
     blocks: Sequence[Block]
     norm: Layer
     head: Linear
-    rotary: RotaryTable
+    rotaries: tuple[RotaryTable, ...]
     cache_specs: tuple[CacheSpec, ...]
     weights_bytes: int
+    positions: Layer | None = None
+    embedding_norm: Layer = unchanged
 
     @override
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        step = BlockStep(self.rotary.gather(positions), caches, rows)
-        hidden = run_blocks(self.blocks, self.embedding(token_ids), step)
+        step = BlockStep(tuple(rotary.gather(positions) for rotary in self.rotaries), caches, rows)
+        hidden = self.embedding(token_ids)
+        if self.positions is not None:
+            hidden = hidden + self.positions(positions)
+        hidden = run_blocks(self.blocks, self.embedding_norm(hidden), step)
         return self.norm(hidden) if hidden.size(0) else hidden  # an empty launch is an error on CUDA
 
     @override

@@ -9,12 +9,13 @@ from typing import Literal
 
 import torch
 
-from weft.engine.layers.chained import ChainedLinear, scaled, soft_cap
+from weft.engine.layers.block import unchanged
+from weft.engine.layers.chained import ChainedLinear, scaled, shifted, soft_cap
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.rotary import RotaryTable
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.decoder import Decoder
-from weft.engine.models.specs import DecoderSpec
+from weft.engine.models.specs import DecoderSpec, build_norm
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.weights.formats import DenseReader, Progress, TensorSource, WeightReader
 from weft.engine.weights.tensor_files import RandomSource, SafetensorsSource
@@ -53,27 +54,54 @@ def load_weights(
     spec = decoder_spec(config)
     with torch.inference_mode():
         reader = DenseReader(source, device, dtype, spec.file_bytes(dtype), progress)
-        rotary = RotaryTable(config.rope, config.head_dim, max_model_len, dtype, device)
-        decoder = build_decoder(spec, config, kit, reader, rotary, dtype)
+        rotaries = make_rotaries(config, max_model_len, dtype, device)
+        decoder = build_decoder(spec, config, kit, reader, rotaries, dtype)
     source.close()
     return decoder
 
 
+def make_rotaries(
+    config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
+) -> tuple[RotaryTable, ...]:
+    """The tables of all rotary embeddings of a model."""
+    return tuple(RotaryTable(rope, config.head_dim, max_model_len, dtype, device) for rope in config.distinct_ropes)
+
+
 def build_decoder(
-    spec: DecoderSpec, config: ModelConfig, kit: LayerKit, reader: WeightReader, rotary: RotaryTable, dtype: torch.dtype
+    spec: DecoderSpec,
+    config: ModelConfig,
+    kit: LayerKit,
+    reader: WeightReader,
+    rotaries: tuple[RotaryTable, ...],
+    dtype: torch.dtype,
 ) -> Decoder:
-    """Load the parts of a spec; config says only how embeddings are scaled and logits are capped."""
+    """Load the parts of a spec; config says only how embeddings and logits are scaled and capped."""
+    switches = config.switches
     if spec.head is None:
         embedding, head = kit.tied(spec.embedding, reader)
     else:
         embedding, head = kit.embedding(spec.embedding, reader), kit.linear(spec.head, reader)
-    if config.switches.embedding_scale != 1.0:
-        embedding = scaled(embedding, torch.tensor(config.switches.embedding_scale, dtype=dtype).item())
-    if config.switches.logit_soft_cap is not None:
-        head = ChainedLinear(head, soft_cap(config.switches.logit_soft_cap))
+    if switches.embedding_scale != 1.0:
+        embedding = scaled(embedding, torch.tensor(switches.embedding_scale, dtype=dtype).item())
+    if switches.logit_scale != 1.0:
+        head = ChainedLinear(head, scaled(unchanged, switches.logit_scale))
+    if switches.logit_soft_cap is not None:
+        head = ChainedLinear(head, soft_cap(switches.logit_soft_cap))
+    positions = kit.embedding(spec.positions, reader) if spec.positions else None
+    if positions is not None and switches.num_positions_skipped:
+        positions = shifted(positions, switches.num_positions_skipped)
     blocks, num_caches = [], 0
     for block in spec.blocks:
         blocks.append(block.build(kit, reader, num_caches))
         num_caches += len(block.caches)
-    norm = spec.norm.build(kit, reader)
-    return Decoder(embedding, kit.fuse(blocks), norm, head, rotary, spec.caches, spec.weights_bytes(kit, dtype))
+    return Decoder(
+        embedding,
+        kit.fuse(blocks),
+        build_norm(spec.norm, kit, reader),
+        head,
+        rotaries,
+        spec.caches,
+        spec.weights_bytes(kit, dtype),
+        positions,
+        build_norm(spec.embedding_norm, kit, reader),
+    )

@@ -5,31 +5,88 @@ name.
 """
 
 import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from weft.engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling
+from weft.engine.layers.rotary import (
+    NO_ROPE,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+)
+from weft.engine.models.families.family import FamilySwitches
 from weft.engine.models.families.fields import Fields
 from weft.engine.shared.errors import ModelError
 
 _DEFAULT_THETA = 10_000.0
 
 
-def read_rope(fields: Fields, max_position_embeddings: int) -> RopeConfig:
-    """The rotary embedding that config.json asks for; raises ModelError for a type that is not supported."""
-    section = fields.section("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
-    partial = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise ModelError(f"partial_rotary_factor {partial} is not supported (rotary embedding of a part of each head)")
+def read_ropes(
+    fields: Fields, switches: FamilySwitches, windows: Sequence[int | None], head_dim: int, longest: int
+) -> tuple[RopeConfig, ...]:
+    """The rotary embedding of every layer.
+
+    Args:
+        windows: Of every layer.
+        longest: Longest context, before it is extended.
+
+    Raises:
+        ModelError: config.json asks for a type that is not supported.
+    """
+    kinds = {None: "full_attention"} | {window: "sliding_attention" for window in windows if window is not None}
+    by_kind = {}
+    if switches.has_rope:
+        for window, kind in kinds.items():
+            by_kind[window] = read_rope(fields, head_dim, longest, kind)
+            if window is not None and switches.local_rope_theta is not None and not _sections(fields)[kind].names():
+                by_kind[window] = replace(by_kind[window], theta=switches.local_rope_theta, scaling=None)
+    return tuple(
+        NO_ROPE if layer in switches.ropeless else by_kind.get(window, NO_ROPE) for layer, window in enumerate(windows)
+    )
+
+
+def read_rope(fields: Fields, head_dim: int, longest: int, kind: str = "full_attention") -> RopeConfig:
+    """The rotary embedding that config.json asks for in layers of a kind, for heads of head_dim values."""
+    by_kind = _sections(fields)
+    section = by_kind[kind] if by_kind[kind].names() else by_kind[""]
     theta = section.number("rope_theta", fields.number("rope_theta", _DEFAULT_THETA))
-    if {"full_attention", "sliding_attention"} & set(section.names()):
-        raise ModelError("rope_parameters that differ between layer types are not supported")
-    original = fields.integer("original_max_position_embeddings", max_position_embeddings)
-    return RopeConfig(theta, _read_scaling(section, original, max_position_embeddings))
+    share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    rotary_dim = fields.integer("rotary_dim", int(head_dim * share))
+    if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
+        raise ModelError(f"rotary embedding of {rotary_dim} values in heads of {head_dim} is not supported")
+    original = fields.integer("original_max_position_embeddings", longest)
+    scaling = _read_scaling(section, original, longest, rotary_dim)
+    return RopeConfig(theta, scaling, None if rotary_dim == head_dim else rotary_dim)
 
 
-def _read_scaling(section: Fields, original: int, longest: int) -> RopeScaling | None:
+def _sections(fields: Fields) -> dict[str, Fields]:
+    """The parameters by kind of layer; under "" what stands for all kinds."""
+    section = fields.section("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
+    kinds = {kind: section.section(kind) for kind in ("full_attention", "sliding_attention")}
+    return {**kinds, "": section}
+
+
+def longest_context(ropes: Iterable[RopeConfig], longest: int) -> int:
+    """How far positions reach.
+
+    Published YaRN recipes leave max_position_embeddings at its value before the extension. The second set of
+    frequencies of LongRoPE would change the keys of all tokens when a context outgrows the first one.
+    """
+    for rope in ropes:
+        if isinstance(rope.scaling, YarnScaling):
+            longest = max(longest, int(rope.scaling.factor * rope.scaling.original_max_position_embeddings))
+        elif isinstance(rope.scaling, LongScaling):
+            longest = min(longest, rope.scaling.original_max_position_embeddings)
+    return longest
+
+
+def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int) -> RopeScaling | None:
     original = section.integer("original_max_position_embeddings", original)
     match rope_type := section.optional_text("rope_type") or section.optional_text("type") or "default":
-        case "default":
+        case "default" | "dynamic":  # which changes the frequencies of contexts beyond the longest
             return None
         case "linear":
             return LinearScaling(section.number("factor"))
@@ -46,7 +103,16 @@ def _read_scaling(section: Fields, original: int, longest: int) -> RopeScaling |
                 beta_slow=section.number("beta_slow", 1.0),
                 truncate=section.flag("truncate", True),
             )
-    raise ModelError(f"rope type {rope_type} is not supported (supported: default, linear, llama3, yarn)")
+        case "longrope" | "su":
+            factors = section.numbers("short_factor")
+            if len(factors) != rotary_dim // 2:
+                raise section.wrong("short_factor", f"a list of {rotary_dim // 2} numbers")
+            extension = section.number("factor", longest / original)
+            factor = math.sqrt(1 + math.log(extension) / math.log(original)) if extension > 1 else 1.0
+            return LongScaling(factors, original, section.number("attention_factor", factor))
+    raise ModelError(
+        f"rope type {rope_type} is not supported (supported: default, linear, dynamic, llama3, longrope, yarn)"
+    )
 
 
 def _read_attention_factor(section: Fields, factor: float) -> float:

@@ -1,7 +1,7 @@
 """Descriptions of a model before it is loaded: its blocks, the weights they read, the caches they keep.
 
 Memory is planned from a description, and the model is built from it. A new kind of block is a new class here. The
-fields of a part declare what it needs: a `WeightRef` or `VectorRef` is read, a `CacheSpec` is kept, and the fields of
+fields of a part declare what it needs: a `WeightRef` or `TensorRef` is read, a `CacheSpec` is kept, and the fields of
 nested parts count as its own.
 """
 
@@ -14,13 +14,24 @@ import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
-from weft.engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock
-from weft.engine.layers.chained import ChainedLinear
+from weft.engine.layers.block import (
+    Attention,
+    Block,
+    FeedForward,
+    GatedFeedForward,
+    Mixer,
+    ParallelBlock,
+    PreNormBlock,
+    unchanged,
+)
+from weft.engine.layers.chained import ChainedLinear, clamped, scaled
+from weft.engine.layers.gated import ungated
+from weft.engine.layers.heads import NormedHeads, over_all_heads
 from weft.engine.layers.kit import LayerKit
-from weft.engine.layers.norm import HeadNorm
-from weft.engine.layers.parts import Layer, Linear
+from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
+from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import VectorRef, WeightRef
+from weft.engine.weights.refs import TensorRef, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +39,9 @@ class PartSpec:
     """A part that is still to be built."""
 
     @property
-    def weights(self) -> tuple[WeightRef | VectorRef, ...]:
+    def weights(self) -> tuple[WeightRef | TensorRef, ...]:
         """Everything it reads, in the order of its fields."""
-        return tuple(value for value in _values(self) if isinstance(value, WeightRef | VectorRef))
+        return tuple(value for value in _values(self) if isinstance(value, WeightRef | TensorRef))
 
     @property
     def caches(self) -> tuple[CacheSpec, ...]:
@@ -75,49 +86,120 @@ class FeedForwardSpec(PartSpec, ABC):
 
 @dataclass(frozen=True, slots=True)
 class NormSpec(PartSpec):
-    """RMSNorm with these weights."""
+    """RMSNorm or LayerNorm.
 
-    weight: VectorRef
+    Attributes:
+        weight, bias: None leaves one out.
+        is_layer_norm: Whether the mean is subtracted.
+    """
+
+    weight: TensorRef | None
     eps: float
+    bias: TensorRef | None = None
+    is_layer_norm: bool = False
 
     def build(self, kit: LayerKit, reader: WeightReader) -> Layer:
-        """Load it."""
-        return kit.norm(reader.vector(self.weight), self.eps)
+        """Load it; kits have RMSNorm with weights."""
+        if self.weight is None or self.is_layer_norm:
+            return self.build_by_torch(reader)
+        return kit.norm(reader.tensor(self.weight), self.eps)
+
+    def build_by_torch(self, reader: WeightReader) -> Layer:
+        """Load it for inputs of any shape."""
+        weight = None if self.weight is None else reader.tensor(self.weight)
+        if self.is_layer_norm:
+            return LayerNorm(weight, None if self.bias is None else reader.tensor(self.bias), self.eps)
+        return RMSNorm(weight, self.eps)
+
+
+def build_norm(norm: NormSpec | None, kit: LayerKit, reader: WeightReader) -> Layer:
+    """Load a norm; None leaves hidden states as they are."""
+    return norm.build(kit, reader) if norm else unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec(PartSpec):
-    """The matrix that leads from a half of a block back to the hidden states, and the norm after it, if any."""
+    """The matrix that leads from a half of a block back to the hidden states.
+
+    Attributes:
+        norm: Of what the matrix makes; None for none.
+        scale: Factor on the outcome.
+    """
 
     matrix: WeightRef
     norm: NormSpec | None = None
+    scale: float = 1.0
 
     def build(self, kit: LayerKit, reader: WeightReader) -> Linear:
         """Load it."""
         linear = kit.linear(self.matrix, reader)
-        return linear if self.norm is None else ChainedLinear(linear, self.norm.build(kit, reader))
+        if self.norm is not None:
+            linear = ChainedLinear(linear, self.norm.build(kit, reader))
+        return linear if self.scale == 1.0 else ChainedLinear(linear, scaled(unchanged, self.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNormsSpec(PartSpec):
+    """Norms of queries and keys (QK-norm).
+
+    Attributes:
+        over_all: Whether the heads of a token are normalised together, not each by itself.
+        is_last: Whether the norms come behind the rotary embedding.
+    """
+
+    queries: NormSpec
+    keys: NormSpec
+    over_all: bool = False
+    is_last: bool = False
+
+    def build(self, kit: LayerKit, reader: WeightReader, num_heads: int, num_kv_heads: int) -> HeadLayer:
+        """Load norms and rotation."""
+        if self._is_uniform:
+            assert self.queries.weight is not None and self.keys.weight is not None
+            weights = reader.tensor(self.queries.weight), reader.tensor(self.keys.weight)
+            norm = HeadNorm(*weights, num_heads, num_kv_heads, self.queries.eps)
+            return kit.heads(norm, num_heads, num_kv_heads)
+        layers = [norm.build_by_torch(reader) for norm in (self.queries, self.keys)]
+        queries, keys = map(over_all_heads, layers) if self.over_all else layers
+        return NormedHeads(
+            kit.heads(None, num_heads, num_kv_heads), queries, keys, num_heads, num_kv_heads, self.is_last
+        )
+
+    @property
+    def _is_uniform(self) -> bool:
+        """Whether a kit's `heads` computes it: RMSNorm of every head with the same weights, before the rotation."""
+        weight = self.queries.weight
+        is_plain = weight is not None and len(weight.shape) == 1 and not weight.offset
+        return is_plain and not (self.over_all or self.is_last or self.queries.is_layer_norm)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec(MixerSpec):
-    """`weft.engine.layers.block.Attention`; head_norms are those of queries and keys, None without QK-norm."""
+    """`weft.engine.layers.block.Attention`.
+
+    Attributes:
+        head_norms: None without QK-norm.
+        rotation: Index of the rotary embedding among those of the model.
+        clip: Bound on the values of queries, keys and values; None for none.
+    """
 
     qkv: WeightRef
-    head_norms: tuple[NormSpec, NormSpec] | None
+    head_norms: HeadNormsSpec | None
     output: OutputSpec
     num_heads: int
     cache: PagedKV
+    rotation: int = 0
+    clip: float | None = None
 
     @override
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
-        num_kv_heads, norm = self.cache.num_kv_heads, None
-        if self.head_norms is not None:
-            queries, keys = self.head_norms
-            weights = reader.vector(queries.weight), reader.vector(keys.weight)
-            norm = HeadNorm(*weights, self.num_heads, num_kv_heads, queries.eps)
+        heads = (self.num_heads, self.cache.num_kv_heads)
+        prepare = self.head_norms.build(kit, reader, *heads) if self.head_norms else kit.heads(None, *heads)
         qkv = kit.linear(self.qkv, reader)
-        heads = kit.heads(norm, self.num_heads, num_kv_heads)
-        return Attention(qkv, heads, self.output.build(kit, reader), self.cache.head_dim, first_cache)
+        if self.clip is not None:
+            qkv = ChainedLinear(qkv, clamped(unchanged, self.clip))
+        output = self.output.build(kit, reader)
+        return Attention(qkv, prepare, output, self.cache.head_dim, first_cache, self.rotation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,32 +217,73 @@ class GatedSpec(FeedForwardSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class PreNormSpec(BlockSpec):
-    """`PreNormBlock`."""
+class UngatedSpec(FeedForwardSpec):
+    """`GatedFeedForward` whose first step is activation(up(x))."""
 
-    mixer_norm: NormSpec
-    mixer: MixerSpec
-    feed_forward_norm: NormSpec
-    feed_forward: FeedForwardSpec
+    up: WeightRef
+    activation: str
+    output: OutputSpec
+
+    @override
+    def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
+        return GatedFeedForward(ungated(kit.linear(self.up, reader), self.activation), self.output.build(kit, reader))
+
+
+@dataclass(frozen=True, slots=True)
+class PreNormSpec(BlockSpec):
+    """`PreNormBlock`; None for a norm or a half that there is not."""
+
+    mixer_norm: NormSpec | None
+    mixer: MixerSpec | None
+    feed_forward_norm: NormSpec | None
+    feed_forward: FeedForwardSpec | None
 
     @override
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
         return PreNormBlock(
+            build_norm(self.mixer_norm, kit, reader),
+            self.mixer.build(kit, reader, first_cache) if self.mixer else None,
+            build_norm(self.feed_forward_norm, kit, reader),
+            self.feed_forward.build(kit, reader) if self.feed_forward else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSpec(BlockSpec):
+    """`ParallelBlock`; feed_forward_norm is None if both halves share a norm."""
+
+    mixer_norm: NormSpec
+    mixer: MixerSpec
+    feed_forward_norm: NormSpec | None
+    feed_forward: FeedForwardSpec
+
+    @override
+    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
+        return ParallelBlock(
             self.mixer_norm.build(kit, reader),
             self.mixer.build(kit, reader, first_cache),
-            self.feed_forward_norm.build(kit, reader),
+            self.feed_forward_norm.build(kit, reader) if self.feed_forward_norm else None,
             self.feed_forward.build(kit, reader),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec(PartSpec):
-    """A whole decoder; head is None if the output head shares the matrix of the embedding."""
+    """A whole decoder.
+
+    Attributes:
+        norm: Behind the last block; None for none.
+        head: None if the output head shares the matrix of the embedding.
+        positions: A learned embedding of positions; None for none.
+        embedding_norm: Of the embeddings; None for none.
+    """
 
     embedding: WeightRef
     blocks: tuple[BlockSpec, ...]
-    norm: NormSpec
+    norm: NormSpec | None
     head: WeightRef | None
+    positions: WeightRef | None = None
+    embedding_norm: NormSpec | None = None
 
     @property
     def matrices(self) -> tuple[WeightRef, ...]:
@@ -169,9 +292,9 @@ class DecoderSpec(PartSpec):
         return (*inner, self.head or self.embedding)
 
     @property
-    def vectors(self) -> tuple[VectorRef, ...]:
-        """The weights of all norms."""
-        return tuple(weight for weight in self.weights if isinstance(weight, VectorRef))
+    def tensors(self) -> tuple[TensorRef, ...]:
+        """The small tensors of all parts."""
+        return tuple(weight for weight in self.weights if isinstance(weight, TensorRef))
 
     @property
     def num_parameters(self) -> int:
@@ -186,7 +309,9 @@ class DecoderSpec(PartSpec):
         """Bytes in memory, from the shapes alone."""
         *inner, last = self.matrices
         num_bytes = sum(kit.linear_bytes(matrix, dtype) for matrix in inner)
-        num_bytes += sum(vector.num_bytes(dtype) for vector in self.vectors)
+        num_bytes += sum(tensor.num_bytes(dtype) for tensor in self.tensors)
+        if self.positions is not None:
+            num_bytes += self.positions.num_values * dtype.itemsize
         if self.head is None:
             return num_bytes + kit.tied_bytes(last, dtype)
         return num_bytes + kit.linear_bytes(last, dtype) + self.embedding.num_values * dtype.itemsize

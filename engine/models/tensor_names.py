@@ -1,54 +1,98 @@
-"""The parts and tensor names of the model that a configuration describes.
+"""The parts and tensor names of the model that a configuration describes."""
 
-The names are those of Llama, which all supported families share.
-"""
+from dataclasses import replace
+from math import prod
 
 from weft.engine.cache.specs import PagedKV
+from weft.engine.layers.rotary import head_order
 from weft.engine.models.config import ModelConfig
-from weft.engine.models.specs import AttentionSpec, DecoderSpec, GatedSpec, NormSpec, OutputSpec, PreNormSpec
-from weft.engine.weights.refs import Split, VectorRef, WeightRef
+from weft.engine.models.families.family import Fused, Norm, Norms, QKNorm
+from weft.engine.models.specs import (
+    AttentionSpec,
+    BlockSpec,
+    DecoderSpec,
+    FeedForwardSpec,
+    GatedSpec,
+    HeadNormsSpec,
+    MixerSpec,
+    NormSpec,
+    OutputSpec,
+    ParallelSpec,
+    PreNormSpec,
+    UngatedSpec,
+)
+from weft.engine.weights.refs import RowOrder, Split, TensorRef, WeightRef
 
 
 def decoder_spec(config: ModelConfig) -> DecoderSpec:
     """The parts of the model."""
-    hidden, vocabulary = config.hidden_size, (config.vocab_size,)
-    head = None if config.tie_word_embeddings else WeightRef(("lm_head",), vocabulary, hidden, split=Split.COLUMN)
+    hidden, vocabulary, switches = config.hidden_size, (config.vocab_size,), config.switches
+    names, head = switches.names, None
+    if not config.tie_word_embeddings:
+        head = WeightRef((names.head,), vocabulary, hidden, switches.head_bias, split=Split.COLUMN)
+    positions = None
+    if names.positions:
+        num_positions = config.max_position_embeddings + switches.num_positions_skipped
+        positions = WeightRef((names.positions,), (num_positions,), hidden)
     return DecoderSpec(
-        embedding=WeightRef(("model.embed_tokens",), vocabulary, hidden, split=Split.COLUMN),
+        embedding=WeightRef((names.embedding,), vocabulary, hidden, split=Split.COLUMN),
         blocks=tuple(_block(config, index) for index in range(config.num_layers)),
-        norm=_norm(config, "model.norm"),
+        norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
         head=head,
+        positions=positions,
+        embedding_norm=norm_spec(config, names.embedding_norm) if names.embedding_norm else None,
     )
 
 
-def _block(config: ModelConfig, index: int) -> PreNormSpec:
-    layer = f"model.layers.{index}"
-    first, second, third, fourth = (
-        _norm(config, f"{layer}.{name}_layernorm")
-        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    )
-    has_post_norms = config.switches.has_post_norms  # otherwise the second norm comes before the feed-forward layer
-    return PreNormSpec(
-        mixer_norm=first,
-        mixer=_attention(config, f"{layer}.self_attn", index, second if has_post_norms else None),
-        feed_forward_norm=third if has_post_norms else second,
-        feed_forward=_feed_forward(config, f"{layer}.mlp", fourth if has_post_norms else None),
-    )
+def norm_spec(config: ModelConfig, name: str) -> NormSpec:
+    """A norm of hidden states, of the kind that the family has."""
+    return _norm(config.switches.norm, name, (config.hidden_size,), config.rms_norm_eps, config.switches.norm_offset)
 
 
-def _attention(config: ModelConfig, prefix: str, index: int, post_norm: NormSpec | None) -> AttentionSpec:
-    switches = config.switches
-    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    names, sizes = tuple(f"{prefix}.{part}_proj" for part in "qkv"), (query_size, kv_size, kv_size)
-    output = WeightRef((f"{prefix}.o_proj",), (config.hidden_size,), query_size, switches.o_bias, Split.ROW)
-    # `norm_offset` is for norms over hidden states, not for those over heads.
-    queries, keys = (
-        NormSpec(VectorRef(f"{prefix}.{part}_norm", config.head_dim), config.rms_norm_eps) for part in "qk"
+def output_spec(config: ModelConfig, matrix: WeightRef, norm: NormSpec | None) -> OutputSpec:
+    """What a half of a block ends with."""
+    return OutputSpec(matrix, norm, config.switches.residual_scale)
+
+
+def _block(config: ModelConfig, index: int) -> BlockSpec:
+    switches, layer = config.switches, f"{config.switches.names.layers}.{index}"
+    names, norms = switches.names, switches.norms
+    before = norms is not Norms.AFTER
+    after = norms in (Norms.AFTER, Norms.AROUND)
+    first = norm_spec(config, f"{layer}.{names.mixer_norm}") if before else None
+    second = norm_spec(config, f"{layer}.{names.feed_forward_norm}") if before and names.feed_forward_norm else None
+    mixer = _mixer(config, layer, index, norm_spec(config, f"{layer}.{names.mixer_post_norm}") if after else None)
+    post_norm = norm_spec(config, f"{layer}.{names.feed_forward_post_norm}") if after else None
+    feed_forward = _feed_forward(config, layer, index, post_norm)
+    if norms is Norms.PARALLEL:
+        assert first is not None
+        return ParallelSpec(first, mixer, second, feed_forward)
+    return PreNormSpec(first, mixer, second, feed_forward)
+
+
+def _mixer(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> MixerSpec:
+    chosen = config.switches.mixers[index] if config.switches.mixers else None
+    return chosen.spec(config, layer, post_norm) if chosen else attention_spec(config, layer, index, post_norm)
+
+
+def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> AttentionSpec:
+    """Softmax attention of the layer of this name."""
+    switches, rope = config.switches, config.ropes[index]
+    rotary_dim = config.head_dim if rope.rotary_dim is None else rope.rotary_dim
+    order = head_order(config.head_dim, rotary_dim, switches.is_interleaved)
+    names = tuple(f"{layer}.{name}" for name in switches.names.qkv)
+    output = WeightRef(
+        (f"{layer}.{switches.names.output}",),
+        (config.hidden_size,),
+        config.num_heads * config.head_dim,
+        switches.o_bias,
+        Split.ROW,
+        is_transposed=switches.is_transposed,
     )
     return AttentionSpec(
-        qkv=WeightRef(names, sizes, config.hidden_size, switches.qkv_bias, Split.COLUMN),
-        head_norms=(queries, keys) if switches.qk_norm else None,
-        output=OutputSpec(output, post_norm),
+        qkv=_qkv(config, names, order),
+        head_norms=_head_norms(config, switches.qk_norm, layer, order) if switches.qk_norm else None,
+        output=output_spec(config, output, post_norm),
         num_heads=config.num_heads,
         cache=PagedKV(
             config.num_kv_heads,
@@ -57,18 +101,75 @@ def _attention(config: ModelConfig, prefix: str, index: int, post_norm: NormSpec
             switches.attention_scale,
             switches.attention_soft_cap,
         ),
+        rotation=config.distinct_ropes.index(rope),
+        clip=switches.clip,
     )
 
 
-def _feed_forward(config: ModelConfig, prefix: str, post_norm: NormSpec | None) -> GatedSpec:
-    inner, hidden, has_bias = config.intermediate_size, config.hidden_size, config.switches.mlp_bias
-    names = (f"{prefix}.gate_proj", f"{prefix}.up_proj")
-    return GatedSpec(
-        gate_up=WeightRef(names, (inner, inner), hidden, has_bias, Split.COLUMN),
-        activation=config.activation,
-        output=OutputSpec(WeightRef((f"{prefix}.down_proj",), (hidden,), inner, has_bias, Split.ROW), post_norm),
+def _qkv(config: ModelConfig, names: tuple[str, ...], order: tuple[int, ...]) -> WeightRef:
+    switches, dim, num_kv_heads = config.switches, config.head_dim, config.num_kv_heads
+    num_shared = config.num_heads // num_kv_heads
+    num_rotated = config.num_heads + num_kv_heads
+    rows = RowOrder(head=order, num_heads=num_rotated if order else 0)
+    if len(names) == 1 and switches.fused is Fused.HEADS:
+        rows = RowOrder(config.num_heads, (dim, dim, dim), head=order, num_heads=rows.num_heads)
+    elif len(names) == 1 and switches.fused is Fused.GROUPS:
+        rows = RowOrder(num_kv_heads, (num_shared * dim, dim, dim), head=order, num_heads=rows.num_heads)
+    sizes = config.num_heads * dim, num_kv_heads * dim, num_kv_heads * dim
+    return WeightRef(
+        names,
+        sizes,
+        config.hidden_size,
+        switches.qkv_bias,
+        Split.COLUMN,
+        rows if rows != RowOrder() else None,
+        switches.is_transposed,
     )
 
 
-def _norm(config: ModelConfig, name: str) -> NormSpec:
-    return NormSpec(VectorRef(name, config.hidden_size, config.switches.norm_offset), config.rms_norm_eps)
+def _head_norms(config: ModelConfig, qk_norm: QKNorm, layer: str, order: tuple[int, ...]) -> HeadNormsSpec:
+    def norm(name: str, num_heads: int) -> NormSpec:
+        shape: tuple[int, ...] = (config.head_dim,)
+        if qk_norm.over_all or qk_norm.per_head:
+            shape = (num_heads * config.head_dim,) if qk_norm.over_all else (num_heads, config.head_dim)
+        rows = RowOrder(head=order, num_heads=prod(shape) // config.head_dim) if order else None
+        spec = _norm(qk_norm.norm, f"{layer}.{name}", shape, config.rms_norm_eps, qk_norm.offset, rows)
+        return spec if qk_norm.has_weight else replace(spec, weight=None, bias=None)
+
+    names = config.switches.names
+    queries, keys = norm(names.query_norm, config.num_heads), norm(names.key_norm, config.num_kv_heads)
+    return HeadNormsSpec(queries, keys, qk_norm.over_all, qk_norm.is_last)
+
+
+def _norm(
+    kind: Norm, name: str, shape: tuple[int, ...], eps: float, offset: float = 0.0, order: RowOrder | None = None
+) -> NormSpec:
+    weight = TensorRef(f"{name}.weight", shape, offset, order=order)
+    bias = TensorRef(f"{name}.bias", shape, order=order)
+    return NormSpec(
+        weight if kind is not Norm.PLAIN_LAYER_NORM else None,
+        eps,
+        bias if kind is Norm.LAYER_NORM else None,
+        kind is not Norm.RMS,
+    )
+
+
+def _feed_forward(config: ModelConfig, layer: str, index: int, post_norm: NormSpec | None) -> FeedForwardSpec:
+    chosen = config.switches.feed_forwards[index] if config.switches.feed_forwards else None
+    return chosen.spec(config, layer, post_norm) if chosen else dense_spec(config, layer, post_norm)
+
+
+def dense_spec(config: ModelConfig, layer: str, post_norm: NormSpec | None) -> FeedForwardSpec:
+    """The dense feed-forward layer of the layer of this name."""
+    inner, hidden, switches = config.intermediate_size, config.hidden_size, config.switches
+    has_bias, is_transposed = switches.mlp_bias, switches.is_transposed
+    names = tuple(f"{layer}.{name}" for name in switches.names.gate_up)
+    sizes = (inner, inner) if switches.is_gated else (inner,)
+    first = WeightRef(names, sizes, hidden, has_bias, Split.COLUMN, is_transposed=is_transposed)
+    down = WeightRef(
+        (f"{layer}.{switches.names.down}",), (hidden,), inner, has_bias, Split.ROW, is_transposed=is_transposed
+    )
+    output = output_spec(config, down, post_norm)
+    if switches.is_gated:
+        return GatedSpec(first, config.activation, output)
+    return UngatedSpec(first, config.activation, output)

@@ -288,7 +288,7 @@ def _attention_text(model: ModelConfig) -> str:
         more = {"window": spec.sliding_window, "scale": spec.scale, "soft cap": spec.soft_cap}
         parts = [f"{name} {value:g}" for name, value in more.items() if value is not None]
         kinds.append(" ".join([f"{spec.num_kv_heads} x {spec.head_dim}", *parts]))
-    return f"{model.num_heads} heads over {' and '.join(kinds)}{' with norms' * model.switches.qk_norm}"
+    return f"{model.num_heads} heads over {' and '.join(kinds)}{' with norms' * (model.switches.qk_norm is not None)}"
 
 
 def _block_text(model: ModelConfig, config: EngineConfig) -> str:

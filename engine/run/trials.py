@@ -23,8 +23,9 @@ from weft.engine.layers.block import BlockStep, run_blocks
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer
-from weft.engine.layers.rotary import RotaryTable
 from weft.engine.models.config import ModelConfig
+from weft.engine.models.families.family import QKNorm
+from weft.engine.models.loading import make_rotaries
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.dummy_batch import dummy_batch
@@ -81,11 +82,12 @@ class _Steps:
             for shape in shapes
         ]
         self.num_blocks = max(int(g.block_tables.max()) for batch in self.batches for g in batch.groups) + 1
-        self._rotary = RotaryTable(model.rope, model.head_dim, capacity, config.dtype, config.device)
+        self._rotaries = make_rotaries(model, capacity, config.dtype, config.device)
 
-    def rotation(self, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
-        """Of every token, see `RotaryTable.gather`."""
-        return self._rotary.gather(to_device(batch.positions, self._device)).to(dtype)
+    def rotations(self, batch: Batch, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """See `BlockStep`."""
+        positions = to_device(batch.positions, self._device)
+        return tuple(rotary.gather(positions).to(dtype) for rotary in self._rotaries)
 
     def random(self, *sizes: int) -> list[torch.Tensor]:
         """Normal values for each step: (num_tokens, *sizes) in the model's dtype."""
@@ -128,10 +130,10 @@ class AttentionTrials(Trials):
             attended = []
             for batch, qkv in zip(self._steps.batches, self._inputs, strict=True):
                 last[:] = [backend.begin(batch)]
-                attended += self._attend(last[0], heads, qkv, self._steps.rotation(batch, dtype), rounded)
+                attended += self._attend(last[0], heads, qkv, self._steps.rotations(batch, dtype)[0], rounded)
             return attended
 
-        rotation = self._steps.rotation(self._steps.batches[-1], dtype)
+        rotation = self._steps.rotations(self._steps.batches[-1], dtype)[0]
         return Trial(outputs, lambda: self._attend(last[0], heads, self._inputs[-1], rotation, rounded))
 
     @cached_property
@@ -145,7 +147,7 @@ class AttentionTrials(Trials):
     def _heads(self, kit: LayerKit, dtype: torch.dtype) -> HeadLayer:
         model = self._model
         norm = None
-        if model.switches.qk_norm:
+        if model.switches.qk_norm == QKNorm():  # others are torch's, whatever is settled
             generator = torch.Generator().manual_seed(0)
             weights = 1 + torch.randn(2, model.head_dim, generator=generator) / 8
             queries, keys = weights.to(self._config.dtype).to(self._config.device, dtype).unbind(0)
@@ -200,7 +202,7 @@ class BlockTrials(Trials):
         def outputs() -> list[torch.Tensor]:
             changes = []
             for batch, inputs in zip(self._steps.batches, self._inputs, strict=True):
-                step = BlockStep(self._steps.rotation(batch, config.dtype), next(caches).begin(batch))
+                step = BlockStep(self._steps.rotations(batch, config.dtype), next(caches).begin(batch))
                 hidden = inputs.to(config.dtype, copy=True)
                 changes.append(run_blocks(blocks, hidden, step).float() - inputs.float())
                 timed.append((inputs, step))

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from typing_extensions import override
 
-from weft.engine.weights.refs import VectorRef, WeightRef
+from weft.engine.weights.refs import RowOrder, TensorRef, WeightRef
 
 # Called with the bytes loaded so far and the bytes in total, counted as they are on the device.
 Progress = Callable[[int, int], None]
@@ -26,8 +26,8 @@ class WeightReader(Protocol):
             ModelError: The checkpoint has no such tensor of this shape.
         """
 
-    def vector(self, ref: VectorRef) -> torch.Tensor:
-        """The values (size,) with the offset added; raises as `dense` does."""
+    def tensor(self, ref: TensorRef) -> torch.Tensor:
+        """The values with the offset added; raises as `dense` does."""
 
 
 class TensorSource(Protocol):
@@ -62,19 +62,30 @@ class DenseReader(WeightReader):
     def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight = self._empty(ref.out_features, ref.in_features)
         bias = self._empty(ref.out_features) if ref.has_bias else None
+        sizes = ref.sizes if len(ref.names) > 1 else (ref.out_features,)
         start = 0
-        for name, size in zip(ref.names, ref.sizes, strict=True):
-            self._fill(f"{name}.weight", weight[start : start + size])
+        for name, size in zip(ref.names, sizes, strict=True):
+            rows = weight[start : start + size]
+            if ref.is_transposed:
+                stored = self._empty(ref.in_features, size)
+                self._fill(f"{name}.weight", stored)
+                rows.copy_(stored.T)
+            else:
+                self._fill(f"{name}.weight", rows)
             if bias is not None:
                 self._fill(f"{name}.bias", bias[start : start + size])
             start += size
-        return weight, bias
+        return self._ordered(weight, ref.order), None if bias is None else self._ordered(bias, ref.order)
 
     @override
-    def vector(self, ref: VectorRef) -> torch.Tensor:
-        values = self._empty(ref.size)
-        self._fill(f"{ref.name}.weight", values)
+    def tensor(self, ref: TensorRef) -> torch.Tensor:
+        values = torch.empty(ref.shape, dtype=ref.dtype or self._dtype, device=self._device)
+        self._fill(ref.name, values)
+        values = self._ordered(values.view(-1), ref.order).view(ref.shape)
         return values.float() + ref.offset if ref.offset else values
+
+    def _ordered(self, rows: torch.Tensor, order: RowOrder | None) -> torch.Tensor:
+        return rows if order is None else rows[order.indices(len(rows)).to(self._device)]
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

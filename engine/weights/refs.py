@@ -6,6 +6,7 @@ the kit decides.
 
 import enum
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -23,14 +24,51 @@ class Split(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class RowOrder:
+    """Where a checkpoint has the rows of a matrix, or the values of a vector, that a model wants in another order.
+
+    The checkpoint has num_groups groups, and in each of them the parts one after another. The model wants the first
+    part of all groups, then the second part, and so on. Then rows within heads are put in order.
+
+    Attributes:
+        num_groups: Such as the heads of a fused projection; 1 if all is in place.
+        parts: Rows of each part of a group; empty for one part.
+        picks: Which part of a group comes first, second, ...; empty for their own order.
+        head: For each row of a head, the place that it has in the checkpoint; empty if heads are in order.
+        num_heads: Heads at the beginning that `head` is for.
+    """
+
+    num_groups: int = 1
+    parts: tuple[int, ...] = ()
+    picks: tuple[int, ...] = ()
+    head: tuple[int, ...] = ()
+    num_heads: int = 0
+
+    def indices(self, num_rows: int) -> torch.Tensor:
+        """(num_rows,) int64: for each row of the model, the row of the checkpoint."""
+        rows = torch.arange(num_rows)
+        if self.parts:
+            groups = rows.view(self.num_groups, sum(self.parts))
+            parts = torch.split(groups, list(self.parts), 1)
+            rows = torch.cat([parts[pick].flatten() for pick in self.picks or range(len(parts))])
+        if self.head:
+            num_ordered = self.num_heads * len(self.head)
+            heads = rows[:num_ordered].view(self.num_heads, len(self.head))
+            rows = torch.cat((heads[:, torch.tensor(self.head)].flatten(), rows[num_ordered:]))
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
 class WeightRef:
     """A matrix: one projection, or several that share their input, stacked along the outputs.
 
     Attributes:
-        names: Names of the projections in the checkpoint, without `.weight` and `.bias`.
+        names: Names of the projections in the checkpoint, without `.weight` and `.bias`; one if it has them stacked.
         sizes: Outputs of each projection.
         in_features: Inputs, the same for all.
         has_bias: Whether each projection has a bias.
+        order: Where the checkpoint has the rows of the stacked matrix; None if they are in order.
+        is_transposed: Whether the checkpoint has (in_features, out_features).
     """
 
     names: tuple[str, ...]
@@ -38,6 +76,8 @@ class WeightRef:
     in_features: int
     has_bias: bool = False
     split: Split = Split.NONE
+    order: RowOrder | None = None
+    is_transposed: bool = False
 
     @property
     def out_features(self) -> int:
@@ -51,23 +91,27 @@ class WeightRef:
 
 
 @dataclass(frozen=True, slots=True)
-class VectorRef:
-    """The weights of a norm.
+class TensorRef:
+    """A small tensor that no product reads as a matrix, such as the weights of a norm.
 
     Attributes:
-        name: Name in the checkpoint, without `.weight`.
-        offset: Added to the stored values.
+        name: Full name in the checkpoint.
+        offset: Added to the stored values, which are then kept in float32: 16-bit types are less precise near 1.
+        dtype: Dtype in memory; None for the model's.
+        order: Where the checkpoint has the values, flattened; None if they are in order.
     """
 
     name: str
-    size: int
+    shape: tuple[int, ...]
     offset: float = 0.0
+    dtype: torch.dtype | None = None
+    order: RowOrder | None = None
 
     @property
     def num_values(self) -> int:
         """Values in the checkpoint."""
-        return self.size
+        return prod(self.shape)
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes in memory; with an offset float32, because 16-bit types are less precise near 1 than near 0."""
-        return self.size * (torch.float32 if self.offset else dtype).itemsize
+        """Bytes in memory for a model of this dtype."""
+        return self.num_values * (torch.float32 if self.offset else self.dtype or dtype).itemsize

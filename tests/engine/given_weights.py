@@ -2,7 +2,7 @@
 
 import torch
 
-from weft.engine.weights.refs import VectorRef, WeightRef
+from weft.engine.weights.refs import TensorRef, WeightRef
 
 
 class Given:
@@ -19,7 +19,7 @@ class Given:
     def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self._weight, self._bias
 
-    def vector(self, ref: VectorRef) -> torch.Tensor:
+    def tensor(self, ref: TensorRef) -> torch.Tensor:
         raise NotImplementedError
 
 

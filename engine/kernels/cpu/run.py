@@ -32,7 +32,7 @@ class _Layer(ctypes.Structure):
         *((name, _Matrix) for name in ("qkv", "o", "gated", "down")),
         *((name, _POINTER) for name in ("input_norm", "mlp_norm", "head_norm")),
         *((name, ctypes.c_double) for name in ("norm_eps", "head_norm_eps")),
-        *((name, _POINTER) for name in ("plan", "cache")),
+        *((name, _POINTER) for name in ("plan", "cache", "rotation")),
     )
 
 
@@ -45,6 +45,7 @@ class _NativeParts:
     feed_forward_norm: NativeNorm
     matrices: tuple[NativeLinear, ...]
     cache: int
+    rotation: int
 
     @property
     def shape(self) -> object:
@@ -65,11 +66,11 @@ def _native_parts(block: Block) -> _NativeParts | None:
     match block:
         case PreNormBlock(
             NativeNorm() as norm,
-            Attention(NativeLinear() as qkv, NativeHeads() as heads, NativeLinear() as o, _, cache),
+            Attention(NativeLinear() as qkv, NativeHeads() as heads, NativeLinear() as o, _, cache, rotation),
             NativeNorm() as second_norm,
             GatedFeedForward(NativeLinear() as gated, NativeLinear() as down),
         ):
-            return _NativeParts(norm, heads, second_norm, (qkv, o, gated, down), cache)
+            return _NativeParts(norm, heads, second_norm, (qkv, o, gated, down), cache, rotation)
     return None
 
 
@@ -97,18 +98,21 @@ class NativeRun(Block):
         self._blocks = blocks
         self._table = (_Layer * len(parts))(*(part.described() for part in parts))
         self._places = [(part.cache, part.heads.num_heads) for part in parts]
-        self._run_layers = library.function("weft_run_layers", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER)
+        self._rotations = [part.rotation for part in parts]
+        self._run_layers = library.function("weft_run_layers", _POINTER, _SIZE, _SIZE, _POINTER)
 
     @override
     def forward(self, hidden: torch.Tensor, step: BlockStep) -> torch.Tensor:
         attention = step.caches.attention
         if not isinstance(attention, NativeStep):
             return run_blocks(self._blocks, hidden, step)
-        assert hidden.is_contiguous() and step.rotation.is_contiguous()
+        assert hidden.is_contiguous() and all(rotation.is_contiguous() for rotation in step.rotations)
+        rotations = [rotation.data_ptr() for rotation in step.rotations]
         # If only some rows of the last block are wanted, its parts run one by one.
         num_blocks = len(self._table) if step.rows is None else len(self._table) - 1
-        for layer, place in zip(self._table[:num_blocks], self._places, strict=False):
+        for layer, place, rotation in zip(self._table[:num_blocks], self._places, self._rotations, strict=False):
             layer.plan, layer.cache = attention.addresses(*place)
+            layer.rotation = rotations[rotation]
         sizes = num_blocks, hidden.size(0)
-        self._run_layers(ctypes.addressof(self._table), *sizes, hidden.data_ptr(), step.rotation.data_ptr())
+        self._run_layers(ctypes.addressof(self._table), *sizes, hidden.data_ptr())
         return run_blocks(self._blocks[num_blocks:], hidden, step)

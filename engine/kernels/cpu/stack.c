@@ -19,6 +19,7 @@ typedef struct {
     double norm_eps, head_norm_eps;
     const Plan *plan; /* of this step */
     bf16 *cache;
+    const bf16 *rotation; /* (num_tokens, 2, head_dim), of this step: see `weft_prepare_heads` */
 } Layer;
 
 static void multiply(const Matrix *matrix, const bf16 *inputs, int64_t rows, bf16 *outputs, Epilogue epilogue) {
@@ -32,9 +33,8 @@ static void multiply(const Matrix *matrix, const bf16 *inputs, int64_t rows, bf1
 /* Size of a buffer of rows in values, rounded up so that the next buffer starts on a cache line. */
 static int64_t buffer_values(int64_t rows, int64_t size) { return (rows * size + 31) / 32 * 32; }
 
-/* Run num_layers layers of the same shape on hidden (num_tokens, hidden size), in place.
- * rotation (num_tokens, 2, head_dim): see `weft_prepare_heads`. */
-void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens, bf16 *hidden, const bf16 *rotation) {
+/* Run num_layers layers of the same shape on hidden (num_tokens, hidden size), in place. */
+void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens, bf16 *hidden) {
     static Scratch scratch;
     const int64_t size = layers->qkv.inputs, stride = layers->qkv.outputs, inner = layers->gated.outputs;
     const int64_t normed_values = buffer_values(num_tokens, size), qkv_values = buffer_values(num_tokens, stride);
@@ -48,7 +48,7 @@ void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens
         const bf16 *keys = qkv + plan->num_heads * dim, *new_values = keys + plan->num_kv_heads * dim;
         weft_rms_norm(hidden, size, num_tokens, size, layer->input_norm, (float)layer->norm_eps, normed);
         multiply(&layer->qkv, normed, num_tokens, qkv, STORE_BF16);
-        weft_prepare_heads(qkv, stride, num_tokens, num_rotated, dim, rotation, layer->head_norm,
+        weft_prepare_heads(qkv, stride, num_tokens, num_rotated, dim, layer->rotation, layer->head_norm,
                            (float)layer->head_norm_eps);
         weft_attend(plan, layer->cache, qkv, stride, keys, stride, new_values, stride, attended);
         multiply(&layer->o, attended, num_tokens, hidden, ADD_BF16);

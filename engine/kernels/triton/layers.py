@@ -8,6 +8,9 @@ from weft.engine.kernels.triton.dependent_launch import launch_options
 
 _ACTIVATION_BLOCK = 1024
 
+OWN_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+"""Those that the kernels know."""
+
 
 class TritonNorm:
     """RMSNorm of rows."""
@@ -36,7 +39,7 @@ class GatedActivation:
     """activation(gate) * up."""
 
     def __init__(self, activation: str, is_dependent: bool) -> None:
-        """Take a key of `ACTIVATIONS`; see `dependent_launch`."""
+        """Take one of `OWN_ACTIVATIONS`; see `dependent_launch`."""
         self.name = activation
         self._options = launch_options(is_dependent)
 

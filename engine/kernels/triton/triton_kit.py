@@ -20,7 +20,7 @@ from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.kernels.triton import layer_kernels as kernels
 from weft.engine.kernels.triton.dependent_launch import launch_options
 from weft.engine.kernels.triton.few_rows import FewRowsGated, FewRowsLinear, fuse_norms
-from weft.engine.kernels.triton.layers import GatedActivation, TritonNorm
+from weft.engine.kernels.triton.layers import OWN_ACTIVATIONS, GatedActivation, TritonNorm
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.block import Block
 from weft.engine.layers.norm import HeadNorm
@@ -81,7 +81,7 @@ class TritonKit(TorchKit):
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
-        if not self._has_own_norms:
+        if not self._has_own_norms or activation not in OWN_ACTIVATIONS:
             return super().gated(ref, reader, activation)
         gate_up = self._matrix(*reader.dense(ref))
         activate = GatedActivation(activation, self._is_dependent)

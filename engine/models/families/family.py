@@ -1,10 +1,87 @@
 """The switches in which families of models differ; each family's file maps a config.json to them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.names import LLAMA, TensorNames
 from weft.engine.shared.errors import ModelError
+
+if TYPE_CHECKING:
+    from weft.engine.models.config import ModelConfig
+    from weft.engine.models.specs import FeedForwardSpec, MixerSpec, NormSpec
+
+
+class UseModule(ModelError):
+    """The family's parts cannot compute this checkpoint, and transformers' module may be able to."""
+
+
+class MixerSwitches(Protocol):
+    """How a layer mixes tokens, if not by softmax attention as `FamilySwitches` describes it."""
+
+    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
+        """The mixer of the layer of this name; output_norm is that of what it adds, None for none."""
+
+
+class FeedForwardSwitches(Protocol):
+    """How a layer computes each token by itself, if not by the dense layer that `FamilySwitches` describes."""
+
+    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
+        """The feed-forward layer of the layer of this name; output_norm is that of what it adds, None for none."""
+
+
+class Norm(enum.Enum):
+    """Norms of hidden states. PLAIN_LAYER_NORM has no weights."""
+
+    RMS = "RMSNorm"
+    LAYER_NORM = "LayerNorm"
+    LAYER_NORM_WITHOUT_BIAS = "LayerNorm without bias"
+    PLAIN_LAYER_NORM = "LayerNorm without weights"
+
+
+class Norms(enum.Enum):
+    """Where the norms of a block are.
+
+    BEFORE: before each half. AFTER: behind what each half makes, before it is added. AROUND: both. PARALLEL: before the
+    halves, which read the same hidden states.
+    """
+
+    BEFORE = "before"
+    AFTER = "after"
+    AROUND = "around"
+    PARALLEL = "parallel"
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """Norm of queries and keys.
+
+    Attributes:
+        over_all: Over all heads of a token, not over each.
+        per_head: Each head has weights of its own.
+        has_weight: Whether values are multiplied by weights.
+        is_last: Behind the rotary embedding, not before it.
+    """
+
+    norm: Norm = Norm.RMS
+    over_all: bool = False
+    per_head: bool = False
+    has_weight: bool = True
+    is_last: bool = False
+    offset: float = 0.0
+
+
+class Fused(enum.Enum):
+    """How a checkpoint stacks queries, keys and values in one matrix: by kind, by head, or by key-value head.
+
+    Each key-value head of GROUPS comes behind the query heads that read it.
+    """
+
+    STACKED = "stacked"
+    HEADS = "heads"
+    GROUPS = "groups"
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,32 +89,67 @@ class FamilySwitches:
     """The part of a `ModelConfig` that is read differently from family to family.
 
     Attributes:
-        qkv_bias, o_bias, mlp_bias: Whether these projections have a bias.
-        qk_norm: RMSNorm over each head of queries and keys before the rotary embedding.
+        names: Of tensors.
+        defaults: Values of fields that config.json may leave out, as transformers has them.
+        norm: Kind of all norms of hidden states.
+        norms: Where they are.
+        has_final_norm: Whether there is one behind the last block.
+        qkv_bias, o_bias, mlp_bias, head_bias: Whether these projections have a bias.
+        qk_norm: Norm of queries and keys; None for none.
+        fused: How the checkpoint stacks queries, keys and values, if it has them in one matrix.
+        is_transposed: Whether the checkpoint has its matrices as (inputs, outputs).
+        is_interleaved: Whether the rotary embedding turns pairs of neighbours.
+        has_rope: Whether there is a rotary embedding.
+        ropeless: Layers without one, by index.
+        local_rope_theta: Base of the rotary embedding of layers with a window, never scaled; None for none.
+        num_positions_skipped: Rows at the beginning of the embedding of positions that are never used.
+        clip: Bound on the values of queries, keys and values; None for none.
         sliding_windows: Per layer the window in tokens, None for full attention; empty means full attention everywhere.
+        mixers: Per layer what stands in place of attention, None for attention; empty means attention everywhere.
+        feed_forwards: Per layer what stands in place of the dense layer, None for that; empty means it everywhere.
         head_dim: Default if config.json gives none; None means hidden_size / num_attention_heads.
         norm_offset: Added to the stored weights of norms over hidden states.
-        has_post_norms: Also RMSNorm over the outputs of attention and feed-forward layer, before they are added.
         embedding_scale: Multiplier of embeddings, in the model's dtype.
+        residual_scale: Multiplier of what each half of a block adds.
+        logit_scale: Multiplier of logits.
         attention_scale: Multiplier of scores; None means head_dim ** -0.5.
         attention_soft_cap, logit_soft_cap: Scores or logits become cap * tanh(x / cap); None means no cap.
         activation: Of the feed-forward layers; None means hidden_act of config.json, else SiLU.
+        is_gated: Whether feed-forward layers have a gate.
         ties_embeddings: Default of tie_word_embeddings: the output head shares the matrix of the embedding.
     """
 
+    names: TensorNames = LLAMA
+    defaults: Mapping[str, float | bool] = field(default_factory=dict)
+    norm: Norm = Norm.RMS
+    norms: Norms = Norms.BEFORE
+    has_final_norm: bool = True
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    head_bias: bool = False
+    qk_norm: QKNorm | None = None
+    fused: Fused = Fused.STACKED
+    is_transposed: bool = False
+    is_interleaved: bool = False
+    has_rope: bool = True
+    ropeless: frozenset[int] = frozenset()
+    local_rope_theta: float | None = None
+    num_positions_skipped: int = 0
+    clip: float | None = None
     sliding_windows: tuple[int | None, ...] = ()
+    mixers: tuple[MixerSwitches | None, ...] = ()
+    feed_forwards: tuple[FeedForwardSwitches | None, ...] = ()
     head_dim: int | None = None
     norm_offset: float = 0.0
-    has_post_norms: bool = False
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     attention_scale: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     activation: str | None = None
+    is_gated: bool = True
     ties_embeddings: bool = False
 
 

@@ -91,6 +91,23 @@ class Fields:
             return tuple(items)
         raise self.wrong(name, "an integer or a list of integers")
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of numbers; empty if absent."""
+        items = self._typed(name, list, "a list of numbers") or []
+        if all(_is_a(item, (int, float)) for item in items):
+            return tuple(map(float, items))
+        raise self.wrong(name, "a list of numbers")
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> "Fields":
+        """The same with values for fields that are absent or null."""
+        given = {name: value for name, value in self._values.items() if value is not None}
+        return Fields({**self._values, **defaults, **given}, self._where)
+
+    def with_aliases(self, aliases: Mapping[str, str]) -> "Fields":
+        """The same with further names (values of aliases) for fields that have them and are not there."""
+        more = {name: self._values[alias] for alias, name in aliases.items() if self.has(alias) and not self.has(name)}
+        return self.with_defaults(more) if more else self
+
     def section(self, name: str) -> "Fields":
         """A nested object; empty if absent."""
         return Fields(self._typed(name, dict, "an object") or {}, f"{self._where}: {name}")

@@ -5,8 +5,9 @@ Published configurations omit fields that have a default in transformers; the de
 
 from dataclasses import replace
 
-from weft.engine.models.families.family import FamilySwitches, read_window, windows_by_type
+from weft.engine.models.families.family import FamilySwitches, Norms, read_window, windows_by_type
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.names import GEMMA2
 from weft.engine.shared.errors import ModelError
 
 _ACTIVATION = "gelu_pytorch_tanh"
@@ -36,7 +37,8 @@ def gemma2(fields: Fields) -> FamilySwitches:
     alternating = tuple(None if layer % 2 else window for layer in range(num_layers))
     return replace(
         gemma(fields),
-        has_post_norms=True,
+        names=GEMMA2,
+        norms=Norms.AROUND,
         sliding_windows=windows_by_type(fields, window) or alternating,
         attention_scale=_positive(fields, "query_pre_attn_scalar", 256.0) ** -0.5,
         attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", 50.0),

@@ -1,6 +1,6 @@
 """Qwen3, dense: QK-norm, and a head size that is independent of the hidden size."""
 
-from weft.engine.models.families.family import FamilySwitches, read_layer_windows
+from weft.engine.models.families.family import FamilySwitches, QKNorm, read_layer_windows
 from weft.engine.models.families.fields import Fields
 
 
@@ -10,7 +10,7 @@ def qwen3(fields: Fields) -> FamilySwitches:
     return FamilySwitches(
         qkv_bias=attention_bias,
         o_bias=attention_bias,
-        qk_norm=True,
+        qk_norm=QKNorm(),
         sliding_windows=read_layer_windows(fields),
         head_dim=128,
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.engine.models.families.family import Family, FamilySwitches
+from weft.engine.models.families.family import Family, FamilySwitches, UseModule
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.gemma import gemma, gemma2
 from weft.engine.models.families.llama import llama
@@ -20,6 +20,29 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen3ForCausalLM": qwen3,
     "GemmaForCausalLM": gemma,
     "Gemma2ForCausalLM": gemma2,
+}
+
+
+# Names that some configurations have for fields of this meaning.
+_ALIASES = {
+    "n_embd": "hidden_size",
+    "d_model": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "num_layers": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "ffn_dim": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "max_seq_len": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "layer_norm_eps": "rms_norm_eps",
+    "norm_epsilon": "rms_norm_eps",
+    "norm_eps": "rms_norm_eps",
+    "rotary_pct": "partial_rotary_factor",
+    "rotary_emb_base": "rope_theta",
 }
 
 
@@ -48,10 +71,16 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
     architectures = fields.texts("architectures")
     if not architectures:
         raise ModelError(f"{folder / 'config.json'}: names no architecture")
+    fields = fields.with_aliases(_ALIASES)
     family = FAMILIES.get(architectures[0]) if model_impl != "transformers" else None
     if family is None and model_impl == "native":
         raise ModelError(f"architecture {architectures[0]} is not supported (supported: {', '.join(FAMILIES)})")
-    switches = family(fields) if family else None
+    try:
+        switches = family(fields) if family else None
+    except UseModule:
+        if model_impl == "native":
+            raise
+        switches = None
     quantization = fields.section("quantization_config")
     if quantization.names():
         method = quantization.optional_text("quant_method") or "unnamed"

@@ -7,6 +7,7 @@ import torch
 
 from weft.engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 from weft.engine.models.config import load_model_config
+from weft.engine.models.families.family import Norms, QKNorm
 from weft.engine.shared.errors import ModelError
 
 SIZES: dict[str, object] = {
@@ -43,13 +44,16 @@ def test_llama_2_as_published(tmp_path: Path) -> None:
     values = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
     config = load_model_config(write(tmp_path, values | {"torch_dtype": "float16", "eos_token_id": 2}))
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 8, 8)
-    assert config.rope == RopeConfig(10_000.0)
+    assert config.ropes[0] == RopeConfig(10_000.0)
     assert config.dtype == torch.float16
     assert config.eos_token_ids == (2,)
     assert config.sliding_windows == (None,) * 4
-    assert (config.switches.qkv_bias, config.switches.o_bias, config.switches.mlp_bias, config.switches.qk_norm) == (
-        False,
-    ) * 4
+    assert (
+        config.switches.qkv_bias,
+        config.switches.o_bias,
+        config.switches.mlp_bias,
+        config.switches.qk_norm is not None,
+    ) == (False,) * 4
     assert (config.activation, config.tie_word_embeddings) == ("silu", False)
     assert (config.max_position_embeddings, config.rms_norm_eps) == (4096, 1e-5)
 
@@ -65,17 +69,17 @@ def test_llama_2_as_published(tmp_path: Path) -> None:
 def test_llama_3_in_both_dialects(tmp_path: Path, dialect: dict[str, object]) -> None:
     write(tmp_path, {"eos_token_id": [128001, 128008, 128009]}, "generation_config.json")
     config = load_model_config(write(tmp_path, LLAMA | dialect | {"vocab_size": 128256, "eos_token_id": 128001}))
-    assert config.rope == RopeConfig(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+    assert config.ropes[0] == RopeConfig(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
     assert config.dtype == torch.bfloat16
     assert config.eos_token_ids == (128001, 128008, 128009)
 
 
 def test_other_rope_scalings(tmp_path: Path) -> None:
     linear = load_model_config(write(tmp_path, LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}}))
-    assert linear.rope == RopeConfig(10_000.0, LinearScaling(2.0))
+    assert linear.ropes[0] == RopeConfig(10_000.0, LinearScaling(2.0))
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     yarn = load_model_config(write(tmp_path, QWEN2 | {"rope_theta": 1e6, "rope_scaling": scaling}))
-    assert yarn.rope == RopeConfig(1e6, YarnScaling(4.0, 4096, 0.1 * math.log(4.0) + 1.0))
+    assert yarn.ropes[0] == RopeConfig(1e6, YarnScaling(4.0, 4096, 0.1 * math.log(4.0) + 1.0))
     # The recipe in Qwen2.5's model card leaves max_position_embeddings as it was.
     assert yarn.max_position_embeddings == 16384
 
@@ -93,8 +97,8 @@ def test_other_rope_scalings(tmp_path: Path) -> None:
 def test_attention_factor_of_yarn(tmp_path: Path, changes: dict[str, object], attention_factor: float) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0} | changes
     config = load_model_config(write(tmp_path, LLAMA | {"rope_scaling": scaling}))
-    assert config.rope.scaling is not None
-    assert config.rope.scaling.attention_factor == pytest.approx(attention_factor)
+    assert config.ropes[0].scaling is not None
+    assert config.ropes[0].scaling.attention_factor == pytest.approx(attention_factor)
 
 
 def test_biases_of_llama(tmp_path: Path) -> None:
@@ -138,14 +142,14 @@ def test_switches_of_qwen(tmp_path: Path) -> None:
     assert (qwen2.switches.qkv_bias, qwen2.switches.o_bias, qwen2.switches.qk_norm, qwen2.head_dim) == (
         True,
         False,
-        False,
+        None,
         8,
     )
     qwen3 = load_model_config(write(tmp_path, QWEN3 | {"tie_word_embeddings": True}))
     assert (qwen3.switches.qkv_bias, qwen3.switches.o_bias, qwen3.switches.qk_norm, qwen3.head_dim) == (
         False,
         False,
-        True,
+        QKNorm(),
         128,
     )
     assert qwen3.tie_word_embeddings
@@ -163,9 +167,9 @@ def test_switches_of_qwen(tmp_path: Path) -> None:
 def test_gemma_as_published(tmp_path: Path, changes: dict[str, object], activation: str) -> None:
     config = load_model_config(write(tmp_path, GEMMA | changes))
     assert (config.activation, config.head_dim, config.tie_word_embeddings) == (activation, 256, True)
-    assert (config.switches.norm_offset, config.switches.has_post_norms, config.switches.embedding_scale) == (
+    assert (config.switches.norm_offset, config.switches.norms, config.switches.embedding_scale) == (
         1.0,
-        False,
+        Norms.BEFORE,
         8.0,
     )
     assert (config.switches.attention_scale, config.switches.attention_soft_cap, config.switches.logit_soft_cap) == (
@@ -180,9 +184,9 @@ def test_gemma_2_as_published(tmp_path: Path) -> None:
     """What is left out is what transformers takes for granted."""
     config = load_model_config(write(tmp_path, GEMMA2))
     assert (config.activation, config.head_dim, config.tie_word_embeddings) == ("gelu_pytorch_tanh", 256, True)
-    assert (config.switches.norm_offset, config.switches.has_post_norms, config.switches.embedding_scale) == (
+    assert (config.switches.norm_offset, config.switches.norms, config.switches.embedding_scale) == (
         1.0,
-        True,
+        Norms.AROUND,
         8.0,
     )
     assert (config.switches.attention_scale, config.switches.attention_soft_cap, config.switches.logit_soft_cap) == (
@@ -228,7 +232,7 @@ def test_activation_of_gemma_2(tmp_path: Path, changes: dict[str, object], activ
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_activation": "relu"}, "activation relu is not supported"),
+        ({"hidden_activation": "tanh"}, "activation tanh is not supported"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a number above 0, got 0"),
         ({"attn_logit_softcapping": -50.0}, r"attn_logit_softcapping must be a number above 0, got -50\.0"),
         ({"final_logit_softcapping": "30"}, 'final_logit_softcapping must be a number, got "30"'),
@@ -262,15 +266,14 @@ def test_no_eos_and_no_dtype(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported .*LlamaForCausalLM, Mistral.*Qwen3"),
+        ({"architectures": ["NoSuchModel"]}, "NoSuchModel is not supported .*LlamaForCausalLM, Mistral.*Qwen3"),
         ({"architectures": None}, "names no architecture"),
         ({"architectures": "LlamaForCausalLM"}, "architectures must be a list of strings"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type longrope is not supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type dynamic is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, r"short_factor must be a list of 4 numbers, got null"),
+        ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "rope type spiral is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: no factor"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layer types"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"hidden_act": "relu"}, "activation relu is not supported .*silu"),
+        ({"partial_rotary_factor": 0.2}, "rotary embedding of 1 values in heads of 8"),
+        ({"hidden_act": "tanh"}, "activation tanh is not supported .*silu"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized checkpoints are not supported .*fp8"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn is not supported"),
         ({"hidden_size": None}, "no hidden_size"),

@@ -18,14 +18,13 @@ from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.block import Block, BlockStep
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer, Linear
-from weft.engine.layers.rotary import RotaryTable
 from weft.engine.models.config import load_model_config
 from weft.engine.models.decoder import Decoder
-from weft.engine.models.loading import build_decoder
+from weft.engine.models.loading import build_decoder, make_rotaries
 from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.weights.formats import DenseReader, WeightReader
-from weft.engine.weights.refs import Split, VectorRef, WeightRef
+from weft.engine.weights.refs import Split, TensorRef, WeightRef
 from weft.engine.weights.tensor_files import SafetensorsSource
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
@@ -35,9 +34,9 @@ PROMPTS = [list(range(3, 20)), list(range(30, 35))]
 
 def build(folder: Path, kit: LayerKit, reader: WeightReader | None = None, spec: DecoderSpec | None = None) -> Decoder:
     config = load_model_config(folder)
-    rotary = RotaryTable(config.rope, config.head_dim, MAX_MODEL_LEN, FLOAT, CPU)
+    rotaries = make_rotaries(config, MAX_MODEL_LEN, FLOAT, CPU)
     reader = reader or DenseReader(SafetensorsSource(folder, CPU), CPU, FLOAT, 1)
-    return build_decoder(spec or decoder_spec(config), config, kit, reader, rotary, FLOAT)
+    return build_decoder(spec or decoder_spec(config), config, kit, reader, rotaries, FLOAT)
 
 
 @torch.inference_mode()
@@ -106,7 +105,7 @@ class Int8Format:
 
     def __init__(self, folder: Path, spec: DecoderSpec) -> None:
         plain = DenseReader(SafetensorsSource(folder, CPU), CPU, FLOAT, 1)
-        self._vectors = {vector: plain.vector(vector) for vector in spec.vectors}
+        self._tensors = {tensor: plain.tensor(tensor) for tensor in spec.tensors}
         self._packed = {}
         for ref in {spec.embedding, *spec.matrices}:
             weight, bias = plain.dense(ref)
@@ -117,8 +116,8 @@ class Int8Format:
         weight, scales, bias = self._packed[ref]
         return weight * scales, bias
 
-    def vector(self, ref: VectorRef) -> torch.Tensor:
-        return self._vectors[ref]
+    def tensor(self, ref: TensorRef) -> torch.Tensor:
+        return self._tensors[ref]
 
 
 class PackingKit(TorchKit):
@@ -182,7 +181,7 @@ def test_a_block_that_caches_nothing_stands_between_others(
     assert len(spec.blocks) == 3
     size = spec.embedding.in_features
     other = ConvolutionSpec(
-        NormSpec(VectorRef("model.norm", size), 1e-6),
+        NormSpec(TensorRef("model.norm.weight", (size,)), 1e-6),
         WeightRef(("model.layers.0.self_attn.o_proj",), (size,), size, split=Split.ROW),
     )
     mixed = replace(spec, blocks=(*spec.blocks[:place], other, *spec.blocks[place:]))

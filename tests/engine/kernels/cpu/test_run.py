@@ -90,8 +90,8 @@ def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind
         hidden = torch.randn(batch.num_tokens, HIDDEN).bfloat16()
         rotation = rotary.gather(torch.from_numpy(batch.positions))
         steps = [backend.begin(batch) for backend in backends]
-        ours = run_blocks(fused, hidden.clone(), BlockStep(rotation, StepCaches(steps[0]), wanted))
-        parts = run_blocks(blocks, hidden.clone(), BlockStep(rotation, StepCaches(steps[1]), wanted))
+        ours = run_blocks(fused, hidden.clone(), BlockStep((rotation,), StepCaches(steps[0]), wanted))
+        parts = run_blocks(blocks, hidden.clone(), BlockStep((rotation,), StepCaches(steps[1]), wanted))
         assert ours.isfinite().all() and len(ours) == len(hidden if wanted is None else wanted)
         assert ours.equal(parts)
         for index in range(NUM_LAYERS):
@@ -123,5 +123,5 @@ def test_attention_of_another_kind_is_called_block_by_block(library: NativeLibra
     blocks = [make_block(kit, Kind(), index) for index in range(2)]
     assert not isinstance(Passing(), NativeStep)
     hidden, rotation = torch.randn(5, HIDDEN).bfloat16(), torch.randn(5, 2, HEAD_DIM).bfloat16()
-    step = BlockStep(rotation, StepCaches(Passing()))
+    step = BlockStep((rotation,), StepCaches(Passing()))
     assert run_blocks(kit.fuse(blocks), hidden.clone(), step).equal(run_blocks(blocks, hidden.clone(), step))

@@ -137,7 +137,7 @@ def check_block(device: torch.device, dtype: torch.dtype) -> None:
     assert kits[0].fuse([single]) == [single]
     rotation = source.draw(MAX_ROWS + 1, 2, 1, head_dim)
     for num_rows in numbers_of_rows(device, dtype)[::2]:
-        step = BlockStep(rotation[:num_rows], StepCaches(OwnValues(), None))
+        step = BlockStep((rotation[:num_rows],), StepCaches(OwnValues(), None))
         hidden = source.draw(num_rows, hidden_size)
         torch.testing.assert_close(
             fused.forward(hidden.clone(), step), single.forward(hidden.clone(), step), atol=0.06, rtol=0.02
