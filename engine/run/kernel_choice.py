@@ -120,7 +120,8 @@ def make_backend(
     """
     cache = (groups, num_blocks, config.block_size, config.dtype, config.device)
     by_torch = _is_attention_by_torch(config)
-    if has_triton(config.device) and not by_torch:
+    has_latents = any(group.spec.latent_dim is not None for group in groups)
+    if has_triton(config.device) and not by_torch and not has_latents:
         from weft.engine.kernels.triton.attention import TritonBackend  # not installed without CUDA
         from weft.engine.kernels.triton.attention_tuning import BatchLimits
 
