@@ -81,6 +81,10 @@ class BlockPool:
         """The block with this content, or None."""
         return self._index.get(block_hash)
 
+    def is_indexed(self, block: int) -> bool:
+        """Whether the block can be found by content."""
+        return self._hashes[block] is not None
+
     def index(self, block: int, block_hash: bytes) -> bool:
         """Index the block by content. Return False if it has a hash already, or another block has this one."""
         if self._hashes[block] is not None or block_hash in self._index:

@@ -4,8 +4,12 @@ There is one block table and one pool per cache group. The group's spec says how
 are indexed by a keyed, chained 128-bit hash when they are *scheduled*. Within a layer, writes precede reads, so a
 request of the same step may already read them. A failed step un-indexes them. If another running request is about to
 compute the next block of a prompt, the prompt waits for it. So requests that arrive together compute a common prefix
-once. Unverified tokens (drafts, placeholders) are never indexed. A model with a cache that cannot go back to an earlier
-token, such as a state, shares no prefixes.
+once. Unverified tokens (drafts, placeholders) are never indexed.
+
+A state is a block that stands for all tokens so far, and it is indexed where it is worth it (`state_stops.py`). An
+indexed state never changes: a request that goes on from it copies it first, be it the one that computed it. A model
+with states indexes the blocks of a step when the request is scheduled again or freed, since states are copied before a
+step, and others may begin with them in that step.
 """
 
 import hashlib
@@ -18,6 +22,7 @@ from dataclasses import dataclass, field
 from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool
 from weft.engine.cache.pins import Pins
 from weft.engine.cache.specs import CacheSpec
+from weft.engine.cache.state_stops import LEAST_TOKENS, is_stop, next_stop
 from weft.engine.cache.tier import BlockTier, CachedBlock, Offload
 from weft.engine.core.request import Request
 
@@ -26,9 +31,12 @@ _HASH_BYTES = 16
 
 @dataclass(slots=True)
 class StepBlocks:
-    """Block bookkeeping of one step: copies to make first, and index entries to undo if the step fails."""
+    """Block bookkeeping of one step: index entries to undo if it fails, and copies to make first.
 
-    copies: list[list[tuple[int, int]]]
+    Per cache group, `copies` has the source of each block that is copied to. Sources are read before any is written.
+    """
+
+    copies: list[dict[int, int]]
     indexed: list[CachedBlock] = field(default_factory=list)
 
 
@@ -47,25 +55,30 @@ class KVCacheManager:
         max_num_pinned_blocks: int = 0,
         num_states: int = 0,
         tier: BlockTier | None = None,
+        least_stop: int = LEAST_TOKENS,
     ) -> None:
         """Make one pool for each cache group.
 
         Args:
             num_blocks: Blocks in each group that has blocks of tokens, the null block included.
             specs: One entry per group.
-            num_states: Most requests that keep a state at a time.
+            num_states: States in each group of states, those for prefixes and before drafts included.
             tier: Keeps evicted content; without one (None) it is lost.
+            least_stop: Fewest tokens for which states are kept.
         """
         self.block_size = block_size
         self.specs = tuple(specs)
         self.can_rewind = all(spec.can_rewind for spec in specs)
-        self.prefix_caching = prefix_caching and self.can_rewind
+        self.prefix_caching = prefix_caching
         self.num_blocks = num_blocks - 1
         self.pools = tuple(BlockPool(spec.pool_size(num_blocks, num_states)) for spec in specs)
         self.pins = Pins(self.pools, max_num_pinned_blocks)
         self._block_sizes = tuple(spec.tokens_per_block(block_size) for spec in specs)
         self._paged = tuple(group for group, size in enumerate(self._block_sizes) if size == block_size)
         self._paged_pools = tuple(self.pools[group] for group in self._paged)
+        self._all_groups = tuple(range(len(self.specs)))
+        self._states = tuple(group for group in self._all_groups if group not in self._paged)
+        self._least_stop = least_stop
         self._windows = tuple(spec.sliding_window for spec in specs)
         self._has_windows = any(window is not None for window in self._windows)
         self._key = os.urandom(_HASH_BYTES)
@@ -73,7 +86,7 @@ class KVCacheManager:
         self._offload = Offload(tier, self.pools)
         self._leaders: dict[bytes, Request] = {}
         self.wake_followers: Callable[[bytes], object] = lambda block_hash: None
-        self._step_blocks = StepBlocks([[] for _ in self.pools])
+        self._step_blocks = StepBlocks([{} for _ in self.pools])
 
     @property
     def num_free_blocks(self) -> int:
@@ -87,7 +100,7 @@ class KVCacheManager:
 
     def take_step_blocks(self) -> StepBlocks:
         """Return the bookkeeping of the step that was just scheduled, and start that of the next one."""
-        step_blocks, self._step_blocks = self._step_blocks, StepBlocks([[] for _ in self.pools])
+        step_blocks, self._step_blocks = self._step_blocks, StepBlocks([{} for _ in self.pools])
         return step_blocks
 
     def cache_seed(self, cache_salt: str, adapter: str | None, extra_hash_keys: Sequence[str]) -> bytes:
@@ -111,7 +124,7 @@ class KVCacheManager:
         Looks only at hashed blocks. At least one token is left to compute, since its logits are needed. A request whose
         prompt is still to be scored finds nothing. O(blocks found).
         """
-        return self._num_found_blocks(request, self._lookups) * self.block_size
+        return self._num_found_blocks(request, self._lookups, self._all_groups) * self.block_size
 
     def bring_back(self, request: Request) -> bytes | None:
         """Begin to load the blocks of a waiting request's prefix that only the tier has. Needs a tier.
@@ -119,9 +132,9 @@ class KVCacheManager:
         Returns:
             The hash that `wake_followers` gets once the load has ended or failed; None when nothing is loaded.
         """
-        num_blocks = self._num_found_blocks(request, self._offload.lookups)
+        num_blocks = self._num_found_blocks(request, self._offload.lookups, self._all_groups)
         position = num_blocks * self.block_size
-        firsts = [self._first_visible_block(window, position) for window in self._windows]
+        firsts = [self._first_visible_block(group, position) for group in self._all_groups]
         return self._offload.begin([request.block_hashes[first:num_blocks] for first in firsts])
 
     def finish_loads(self) -> bool:
@@ -130,7 +143,9 @@ class KVCacheManager:
             self.wake_followers(block_hash)
         return self._offload.is_loading
 
-    def _num_found_blocks(self, request: Request, lookups: Sequence[Callable[[bytes], object]]) -> int:
+    def _num_found_blocks(
+        self, request: Request, lookups: Sequence[Callable[[bytes], object]], groups: Sequence[int]
+    ) -> int:
         """Longest prefix, in blocks, of which lookups (one per group) find all blocks that the next token sees."""
         if _is_unscored(request):
             return 0
@@ -138,14 +153,15 @@ class KVCacheManager:
         num_blocks = len(hashes) + 1
         while num_blocks != len(hashes):  # groups may differ; shorten until all agree
             num_blocks = len(hashes)
-            for lookup, window in zip(lookups, self._windows, strict=True):
-                hashes = hashes[: self._longest_run(lookup, hashes, window)]
+            for group in groups:
+                hashes = hashes[: self._longest_run(lookups[group], hashes, group)]
         return num_blocks
 
-    def _longest_run(self, lookup: Callable[[bytes], object], hashes: Sequence[bytes], window: int | None) -> int:
-        if window is None:
+    def _longest_run(self, lookup: Callable[[bytes], object], hashes: Sequence[bytes], group: int) -> int:
+        window = self._windows[group]
+        if window is None and group in self._paged:
             return next((i for i, block_hash in enumerate(hashes) if lookup(block_hash) is None), len(hashes))
-        num_needed = -(-(window - 1) // self.block_size)
+        num_needed = 1 if window is None else -(-(window - 1) // self.block_size)
         run = 0
         for block in reversed(range(len(hashes))):
             run = run + 1 if lookup(hashes[block]) is not None else 0
@@ -157,8 +173,11 @@ class KVCacheManager:
         """Hash of the last block that the request should wait for; None if there is none.
 
         Other running requests are about to compute this block and all blocks between it and the cached prefix. Looks
-        only at hashed blocks. `wake_followers` gets the hash once the block is computed, or will not be.
+        only at hashed blocks. `wake_followers` gets the hash once the block is computed, or will not be. Where there
+        are states, the request that computes the block is asked to keep them there.
         """
+        if self._states:
+            return self._awaited_stop(request, num_cached_tokens)
         awaited = None
         if not _is_unscored(request):
             first, end = num_cached_tokens // self.block_size, (request.num_tokens - 1) // self.block_size
@@ -167,6 +186,33 @@ class KVCacheManager:
                     break
                 awaited = block_hash
         return awaited
+
+    def _awaited_stop(self, request: Request, num_cached_tokens: int) -> bytes | None:
+        """See `awaited_hash`. The blocks before the last one are computed by the same request, or were."""
+        if _is_unscored(request) or self.num_unhashed_blocks(request):
+            return None  # of a prompt that is hashed in part, only a part of what is shared is known
+        hashes = request.block_hashes[: (request.num_tokens - 1) // self.block_size]
+        for num_blocks in range(len(hashes), num_cached_tokens // self.block_size, -1):
+            leader, stop = self._leaders.get(hashes[num_blocks - 1]), num_blocks * self.block_size
+            if leader is not None:
+                if stop - num_cached_tokens < self._least_stop or stop < leader.num_computed_tokens:
+                    return None
+                leader.state_stops.add(stop)
+                return hashes[num_blocks - 1]
+        return None
+
+    def plan_stops(self, request: Request, num_cached_tokens: int) -> None:
+        """Choose where the states of a waiting request will be kept, once all its blocks are hashed."""
+        if not self._states or not self._caches(request):
+            return
+        num_shared = self._num_found_blocks(request, self._lookups, self._paged) if self._paged else 0
+        ends = [
+            request.num_prompt_tokens - 1,
+            num_shared * self.block_size,
+            *(p.num_tokens for p in request.caching.pins),
+        ]
+        stops = {end // self.block_size * self.block_size for end in ends}
+        request.state_stops = {stop for stop in stops if stop - num_cached_tokens >= self._least_stop}
 
     def num_unhashed_blocks(self, request: Request) -> int:
         """Full blocks of known tokens that have no hash yet; 0 for a request that does not use the cache."""
@@ -199,10 +245,10 @@ class KVCacheManager:
         num_cached_blocks = num_cached_tokens // self.block_size
         hashes = request.block_hashes[:num_cached_blocks]
         tables = []
-        for pool, window in zip(self.pools, self._windows, strict=True):
-            first = self._first_visible_block(window, num_cached_tokens)
-            table = array("q", [NULL_BLOCK]) * min(first, num_cached_blocks)
-            for block_hash in hashes[len(table) :]:
+        for group, pool in enumerate(self.pools):
+            first = min(self._first_visible_block(group, num_cached_tokens), num_cached_blocks)
+            table = array("q", [NULL_BLOCK] * first if group in self._paged else [])
+            for block_hash in hashes[first:]:
                 block = pool.lookup(block_hash)
                 assert block is not None
                 pool.acquire(block)
@@ -210,15 +256,17 @@ class KVCacheManager:
             tables.append(table)
         request.block_tables = tables
         request.num_free_window_blocks = [
-            min(self._first_visible_block(window, num_cached_tokens), num_cached_blocks) for window in self._windows
+            min(self._first_visible_block(group, num_cached_tokens), num_cached_blocks) for group in self._all_groups
         ]
         request.num_computed_tokens = num_cached_tokens
         request.num_indexed_blocks = request.first_new_block = num_cached_blocks
         if not self.allocate(request, num_tokens):
             self._release(request)
             return False
-        for block_hash in request.block_hashes[num_cached_blocks:]:
-            self._leaders.setdefault(block_hash, request)
+        for block, block_hash in enumerate(request.block_hashes[num_cached_blocks:], num_cached_blocks + 1):
+            leader = self._leaders.get(block_hash)
+            if leader is None or leader.num_computed_tokens > block * self.block_size:  # its state is beyond
+                self._leaders[block_hash] = request
         for pin in request.caching.pins:
             self.pins.add(request.block_hashes[: pin.num_tokens // self.block_size], time.monotonic() + pin.ttl_s)
         return True
@@ -229,33 +277,43 @@ class KVCacheManager:
         Others hold these blocks, or no coming token sees them. The least over the groups. O(blocks of the prefix).
         """
         hashes = request.block_hashes[: num_cached_tokens // self.block_size]
-        found = ([pool.lookup(block_hash) for block_hash in hashes] for pool in self.pools)
-        return min(
+        found = ([pool.lookup(block_hash) for block_hash in hashes] for pool in self._paged_pools)
+        counts = (
             sum(block is None or pool.references(block) > 0 for block in blocks)
-            for pool, blocks in zip(self.pools, found, strict=True)
+            for pool, blocks in zip(self._paged_pools, found, strict=True)
         )
+        return min(counts, default=0)
 
     def num_available_tokens(self, request: Request) -> int:
         """Most tokens for which `allocate` can succeed now, once it has freed the blocks that left the window."""
         num_blocks = self._num_held(request) + self.num_free_blocks
-        return num_blocks * self.block_size - request.num_computed_tokens
+        num_tokens = num_blocks * self.block_size - request.num_computed_tokens
+        if not all(self.pools[group].num_free for group in self._states):
+            return min(num_tokens, request.num_new_tokens)  # no drafts, for lack of a second state
+        return num_tokens
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
         """Reserve slots for the next num_tokens (>= 1) tokens of a request.
 
         Appends block ids. An id already there changes only if the first of these tokens falls into a block that others
-        hold too. That block is then copied first. Under a sliding window, blocks that no coming token sees are freed
-        before. Returns False and changes nothing else when fewer blocks are free than needed. O(blocks).
+        hold too, or if an indexed state would change. That block is then copied first. The states before drafts are
+        kept until `accept`. Under a sliding window, blocks that no coming token sees are freed before. Returns False
+        and changes nothing else when fewer blocks are free than needed. O(blocks).
         """
         start = request.num_computed_tokens
+        if self._states:
+            self.index_computed_blocks(request)
         self._free_out_of_window(request)
         end = start + num_tokens
+        has_drafts = end > request.num_tokens
         plans = []
         groups = zip(self.pools, request.block_tables, self._block_sizes, strict=True)
         for group, (pool, table, block_size) in enumerate(groups):
             first = start // block_size
             num_needed = -(-end // block_size)
             is_shared = first < len(table) and pool.references(table[first]) > 1
+            if table and group in self._states:
+                is_shared |= has_drafts or self._must_stay(pool, table[0])
             num_new = max(0, num_needed - len(table))
             if pool.num_free < num_new + is_shared:
                 return False
@@ -265,12 +323,39 @@ class KVCacheManager:
             blocks = pool.allocate(num_new + is_shared)
             assert blocks is not None
             if is_shared:
-                copy = blocks.pop()
-                self._step_blocks.copies[group].append((table[first], copy))
-                pool.free(table[first])
+                copy, copies = blocks.pop(), self._step_blocks.copies[group]
+                copies[copy] = copies.get(table[first], table[first])  # a copy may be copied before it is made
+                if has_drafts and group in self._states:
+                    request.states_before_drafts.append(table[first])
+                else:
+                    pool.free(table[first])
                 table[first] = copy
             table.extend(blocks)
         return True
+
+    def _must_stay(self, pool: BlockPool, state: int) -> bool:
+        """Whether a state is indexed and so must not change. It is given up if there is no room for a copy."""
+        if pool.is_indexed(state) and not pool.num_free and pool.references(state) == 1:
+            pool.unindex(state)
+        return pool.is_indexed(state)
+
+    def accept(self, request: Request, start: int, num_tokens: int) -> None:
+        """Go back behind refused drafts, once those of the last step are verified.
+
+        A state goes back to where the step began, and the tokens are computed again.
+
+        Args:
+            start: num_computed_tokens before that step.
+            num_tokens: Computed tokens that are right, accepted drafts included.
+        """
+        is_whole = num_tokens == request.num_computed_tokens
+        request.num_computed_tokens = num_tokens if is_whole or self.can_rewind else start
+        for group, state in zip(self._states, request.states_before_drafts, strict=False):
+            table = request.block_tables[group]
+            if not is_whole:
+                table[0], state = state, table[0]
+            self.pools[group].free(state)
+        request.states_before_drafts = []
 
     def reserve(self, request: Request, num_tokens: int) -> int:
         """Reserve slots for up to num_tokens (>= 1) next tokens, written before a step is scheduled for them.
@@ -295,21 +380,35 @@ class KVCacheManager:
         self.hash_blocks(request)
         for block in range(request.num_indexed_blocks, num_full):
             block_hash = request.block_hashes[block]
-            for group, (pool, table) in enumerate(zip(self.pools, request.block_tables, strict=True)):
-                if table[block] != NULL_BLOCK and pool.index(table[block], block_hash):
-                    self._step_blocks.indexed.append(CachedBlock(group, block_hash, table[block]))
+            for group in self._paged:
+                self._index(group, request.block_tables[group][block], block_hash)
+            if (block + 1) * self.block_size == request.num_computed_tokens and self._is_stop(request):
+                for group in self._states:
+                    self._index(group, request.block_tables[group][0], block_hash)
             self._stop_leading(request, block_hash)
         request.num_indexed_blocks = num_full
 
-    def num_tokens_before_fork(self, request: Request, num_tokens: int) -> int:
-        """Cut the next num_tokens (>= 1) tokens of a request where it must be forked.
+    def _index(self, group: int, block: int, block_hash: bytes) -> None:
+        if block != NULL_BLOCK and self.pools[group].index(block, block_hash):
+            self._step_blocks.indexed.append(CachedBlock(group, block_hash, block))
 
-        Pending choices go on from the request's state, so it must stop before the last token of the prompt.
+    def _is_stop(self, request: Request) -> bool:
+        return is_stop(request, request.num_computed_tokens, self.block_size, self._least_stop)
+
+    def num_tokens_before_stop(self, request: Request, start: int, num_tokens: int) -> int:
+        """Cut the num_tokens (>= 1) tokens of a request from start on where its states are needed.
+
+        Pending choices go on from them, so it must stop before the last token of the prompt. And some are kept for
+        others.
         """
-        if self.can_rewind or not request.pending_indices:
+        if not self._states:
             return num_tokens
-        num_left = request.num_prompt_tokens - 1 - request.num_computed_tokens
-        return min(num_tokens, num_left) if num_left > 0 else num_tokens
+        num_left = request.num_prompt_tokens - 1 - start
+        if request.pending_indices and num_left > 0:
+            num_tokens = min(num_tokens, num_left)
+        if self._caches(request):
+            num_tokens = min(num_tokens, next_stop(request, start, self.block_size, self._least_stop) - start)
+        return num_tokens
 
     def must_fork(self, request: Request) -> bool:
         """Whether pending choices can go on from the request's present state, but not from its next one."""
@@ -341,7 +440,8 @@ class KVCacheManager:
         child.num_free_window_blocks = [min(n, num_blocks) for n in parent.num_free_window_blocks]
 
     def free(self, request: Request) -> None:
-        """Free all blocks of a request. Indexed ones stay findable until they are handed out again."""
+        """Index what a request has computed, and free its blocks. They stay findable until handed out again."""
+        self.index_computed_blocks(request)
         for block_hash in request.block_hashes[request.num_indexed_blocks :]:
             self._stop_leading(request, block_hash)
         self._release(request)
@@ -366,6 +466,9 @@ class KVCacheManager:
             for request in requests:
                 for block in request.block_tables[group] if request.block_tables else []:
                     counts[block] = counts.get(block, 0) + 1
+                if group in self._states and request.states_before_drafts:
+                    state = request.states_before_drafts[self._states.index(group)]
+                    counts[state] = counts.get(state, 0) + 1
             for block in self._offload.references(pool):
                 counts[block] = counts.get(block, 0) + 1
             counts.pop(NULL_BLOCK, None)
@@ -378,8 +481,11 @@ class KVCacheManager:
     def _caches(self, request: Request) -> bool:
         return self.prefix_caching and request.caching.is_used
 
-    def _first_visible_block(self, window: int | None, position: int) -> int:
-        """First block that the token at position (or any later one) sees."""
+    def _first_visible_block(self, group: int, position: int) -> int:
+        """First block that the token at position (or any later one) sees. Of states it sees the last one."""
+        if group in self._states:
+            return max(0, position - 1) // self.block_size
+        window = self._windows[group]
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def _num_held(self, request: Request) -> int:
@@ -397,9 +503,9 @@ class KVCacheManager:
         position = request.num_computed_tokens
         if request.pending_indices:
             position = min(position, request.num_prompt_tokens - 1)
-        for group, (pool, window) in enumerate(zip(self.pools, self._windows, strict=True)):
-            first = self._first_visible_block(window, position)
-            table = request.block_tables[group]
+        for group in self._paged:
+            pool, table = self.pools[group], request.block_tables[group]
+            first = self._first_visible_block(group, position)
             for block in range(request.num_free_window_blocks[group], min(first, len(table))):
                 if table[block] != NULL_BLOCK:
                     pool.free(table[block])
@@ -407,6 +513,9 @@ class KVCacheManager:
             request.num_free_window_blocks[group] = max(request.num_free_window_blocks[group], min(first, len(table)))
 
     def _release(self, request: Request) -> None:
+        for group, state in zip(self._states, request.states_before_drafts, strict=False):
+            self.pools[group].free(state)
+        request.states_before_drafts = []
         for pool, table in zip(self.pools, request.block_tables, strict=True):
             for block in reversed(table):  # the end of a prefix is evicted before its beginning
                 if block != NULL_BLOCK:

@@ -60,7 +60,7 @@ class PagedKV:
         return block_size
 
     def pool_size(self, num_blocks: int, num_states: int) -> int:
-        """Blocks of the pool, the null block included. num_states is the most states at a time."""
+        """Blocks of the pool, the null block included. num_states is the number of states."""
         return num_blocks
 
     def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
@@ -77,8 +77,9 @@ class PagedKV:
 class StateSpec:
     """A state of fixed size that every token of a request changes, as in recurrent layers.
 
-    Only the state after the last computed token exists. So no prefix of it can be shared later, and no draft can be
-    taken back. A fork copies the state at the token where it is.
+    Only the state after the last computed token exists, besides copies of earlier ones: a prefix can be shared where
+    there is one (`state_stops.py`), and refused drafts are taken back by going to the state before them. A fork copies
+    the state at the token where it is.
 
     Attributes:
         can_rewind: See `PagedKV`.

@@ -91,9 +91,9 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
         if (
             request.status is RequestStatus.RUNNING
             and request.num_preemptions == scheduled.num_preemptions
-            and num_accepted < len(scheduled.draft_token_ids)
+            and scheduled.draft_token_ids
         ):
-            request.num_computed_tokens = scheduled.num_context_tokens + num_accepted
+            scheduler.kv.accept(request, scheduled.start, scheduled.num_context_tokens + num_accepted)
         logprobs: list[TokenLogprobs] = []
         for row in rows[: num_accepted + 1]:
             _append(request, result.token_ids[row], output)

@@ -72,6 +72,8 @@ class Request:
         block_hashes: Hash of each full block of known tokens, as far as computed.
         num_indexed_blocks: Leading blocks that need no more indexing.
         num_free_window_blocks: Leading blocks freed under a sliding window, one count per cache group.
+        state_stops: Numbers of leading tokens after which its states are kept for others (`state_stops.py`).
+        states_before_drafts: States to go back to if drafts are refused, one per group of states; empty without drafts.
         first_new_block: Blocks before this index were there when the request was (re)admitted.
         pending_indices: Choices to be forked from this request once its prompt is computed.
         num_cached_tokens: Prompt tokens found in the prefix cache at first admission; None before.
@@ -112,6 +114,8 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     num_indexed_blocks: int = 0
     num_free_window_blocks: list[int] = field(default_factory=list)
+    state_stops: set[int] = field(default_factory=set)
+    states_before_drafts: list[int] = field(default_factory=list)
     first_new_block: int = 0
     pending_indices: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
@@ -199,6 +203,8 @@ class Request:
             block_tables=[],
             block_hashes=[],
             num_free_window_blocks=[],
+            state_stops=set(),
+            states_before_drafts=[],
             num_indexed_blocks=0,
             num_scored_tokens=self.num_prompt_tokens,
             grammar=self.grammar.copy() if self.grammar is not None else None,

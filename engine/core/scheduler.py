@@ -111,7 +111,6 @@ class Scheduler:
         """Like `finish`, but for a beam: its length does not count for the mean output length."""
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-            self.kv.index_computed_blocks(request)
             self.kv.free(request)
         else:
             self.waiting.remove(request)
@@ -271,7 +270,7 @@ class Scheduler:
         num_charged = int(request.has_computed_prompt)
         context = request.num_computed_tokens + num_charged
         chunk = num_charged + budget.grant(request.num_new_tokens - num_charged, context, share)
-        chunk = self.kv.num_tokens_before_fork(request, chunk)
+        chunk = self.kv.num_tokens_before_stop(request, request.num_computed_tokens, chunk)
         scheduled = self._schedule(step, request, min(chunk, self.token_budget.max_num_tokens - step.load.num_tokens))
         if scheduled > num_charged:
             budget.charge(scheduled - num_charged, context)
@@ -349,7 +348,8 @@ class Scheduler:
             self.counters.decode_tokens += num_tokens
         request.num_computed_tokens += num_tokens
         request.num_placeholders += num_rows > 0
-        self.kv.index_computed_blocks(request)
+        if self.kv.can_rewind:
+            self.kv.index_computed_blocks(request)
 
     # --- admission ------------------------------------------------------------------------------------------------
 
@@ -358,7 +358,8 @@ class Scheduler:
         growth = sum(map(self._expected_growth, self.running)) + sum(growth for _, growth in self._loading)
         for request, num_cached in candidates(self.waiting, self.kv, self.running):
             num_tokens = budget.grant(request.num_tokens - num_cached, num_cached)
-            num_tokens = self.kv.num_tokens_before_fork(request, num_tokens)
+            self.kv.plan_stops(request, num_cached)
+            num_tokens = self.kv.num_tokens_before_stop(request, num_cached, num_tokens)
             expected = growth + self._expected_growth(request) - self.kv.num_held_blocks(request, num_cached)
             if not num_tokens or ((self.running or self._loading) and expected > self.kv.num_free_blocks):
                 return

@@ -99,7 +99,7 @@ class DraftModel(Follower):
         self, requests: list[Request], offset: int, previous: ScheduledStep | None
     ) -> tuple[ScheduledStep, Batch]:
         """A step that computes one token of each request: the last known one, or the one that `previous` drafted."""
-        step = ScheduledStep(num_rows=len(requests), blocks=StepBlocks([[] for _ in self._kv.pools]))
+        step = ScheduledStep(num_rows=len(requests), blocks=StepBlocks([{} for _ in self._kv.pools]))
         step.requests = [
             ScheduledRequest(
                 request=request,

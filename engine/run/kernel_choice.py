@@ -96,13 +96,21 @@ def choose_linear_kit(config: EngineConfig) -> LayerKit | None:
 
 
 def make_caches(
-    groups: tuple[CacheGroup[CacheSpec], ...], num_blocks: int, config: EngineConfig, num_heads: int
+    groups: tuple[CacheGroup[CacheSpec], ...],
+    num_blocks: int,
+    config: EngineConfig,
+    num_heads: int,
+    num_states: int | None = None,
 ) -> Caches:
-    """A backend for each kind of cache that a model keeps; see `make_backend`."""
+    """A backend for each kind of cache that a model keeps; see `make_backend`.
+
+    Args:
+        num_states: States that there is room for; None means one for each request that may run.
+    """
     states = {index: CacheGroup(g.spec, g.layers) for index, g in enumerate(groups) if isinstance(g.spec, StateSpec)}
     return Caches(
         make_backend(paged_groups(groups), num_blocks, config, num_heads),
-        StateCache(states, config.max_num_seqs, config.device) if states else None,
+        StateCache(states, num_states or config.max_num_seqs, config.device) if states else None,
     )
 
 
@@ -120,8 +128,7 @@ def make_backend(
     """
     cache = (groups, num_blocks, config.block_size, config.dtype, config.device)
     by_torch = _is_attention_by_torch(config)
-    has_latents = any(group.spec.latent_dim is not None for group in groups)
-    if has_triton(config.device) and not by_torch and not has_latents:
+    if has_triton(config.device) and not by_torch:
         from weft.engine.kernels.triton.attention import TritonBackend  # not installed without CUDA
         from weft.engine.kernels.triton.attention_tuning import BatchLimits
 

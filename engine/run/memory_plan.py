@@ -5,10 +5,10 @@ prints it after weights are loaded and a step is measured. Allocates nothing.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV
+from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
 from weft.engine.shared.errors import ModelError
@@ -22,13 +22,26 @@ SHARE_OF_FREE_MEMORY = {"cpu": 0.4, "cuda": 0.92}
 # A CPU decodes too slowly to use more.
 MAX_CPU_CACHE_BYTES = 4 << 30
 
+# States may take this share of the memory of the KV cache before fewer requests run at once, unless told otherwise.
+_SHARE_OF_STATES = 0.5
+
+# Beside the states of running requests, others are kept for prefixes and before drafts: as many as this share of the
+# memory that is left holds, since a prefix needs blocks, too, and at most so many for each request.
+_SHARE_OF_KEPT_STATES = 0.25
+_MOST_KEPT_STATES = 4
+
 # Lengths of requests, in tokens, for which the plan says how many run at once.
 _LENGTHS = (1_024, 4_096, 16_384, 65_536)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose, and what the KV cache holds."""
+    """Bytes by purpose, and what the KV cache holds.
+
+    Attributes:
+        kv_cache_bytes: Of blocks and states.
+        num_kept_states: States beside those of running requests, for prefixes and before drafts.
+    """
 
     weights_bytes: int
     activations_bytes: int
@@ -36,6 +49,14 @@ class MemoryPlan:
     num_blocks: int
     block_size: int
     max_model_len: int
+    max_num_seqs: int
+    states_bytes: int = 0
+    num_kept_states: int = 0
+
+    @property
+    def num_states(self) -> int:
+        """States of a layer that keeps any."""
+        return self.max_num_seqs + self.num_kept_states
 
     @property
     def num_tokens(self) -> int:
@@ -46,21 +67,26 @@ class MemoryPlan:
         """Requests of num_tokens each that the KV cache holds at once, if they share no prefix."""
         return (self.num_blocks - 1) // -(-num_tokens // self.block_size)
 
-    def concurrency(self, max_num_seqs: int) -> str:
+    def concurrency(self) -> str:
         """A printable line: how many requests of each length run at once."""
         lengths = [n for n in _LENGTHS if n < self.max_model_len] + [self.max_model_len]
-        counts = [(min(self.num_requests(n), max_num_seqs), n) for n in lengths]
+        counts = [(min(self.num_requests(n), self.max_num_seqs), n) for n in lengths]
         listed = ", ".join(f"{count:,} with {n:,} tokens each" for count, n in counts)
-        return f"at once      {listed} (never more than {max_num_seqs} requests)"
+        return f"at once      {listed} (never more than {self.max_num_seqs} requests)"
 
     def lines(self) -> list[str]:
         """The plan as printable lines."""
         at_once = self.num_tokens / self.max_model_len
+        states = (
+            f"states       {format_size(self.states_bytes)} of the KV cache = {self.max_num_seqs:,} requests and "
+            f"{self.num_kept_states:,} for prefixes and drafts"
+        )
         return [
             f"weights      {format_size(self.weights_bytes)}",
             f"activations  {format_size(self.activations_bytes)}",
             f"KV cache     {format_size(self.kv_cache_bytes)} = {self.num_blocks:,} blocks of {self.block_size} = "
             f"{self.num_tokens:,} tokens = {at_once:.1f} requests of {self.max_model_len:,} tokens at once",
+            *([states] if self.states_bytes else []),
         ]
 
 
@@ -85,13 +111,13 @@ def make_plan(
     activations_bytes: int,
     free_bytes: int,
 ) -> MemoryPlan:
-    """Divide the memory: first the states of as many requests as may run at once, then blocks.
+    """Divide the memory: first the states of as many requests as may run at once, then kept states, then blocks.
 
     Raises:
         ModelError: Not even one request fits.
     """
     block_bytes = sum(group.block_bytes(config.block_size, config.kv_cache_dtype) for group in groups)
-    states_bytes = (config.max_num_seqs + 1) * sum(group.request_bytes for group in groups)
+    state_bytes = sum(group.request_bytes for group in groups)
     kv_bytes = config.options.kv_cache_memory
     if kv_bytes is None:
         kv_bytes = int(free_bytes * SHARE_OF_FREE_MEMORY[config.device.type])
@@ -101,13 +127,15 @@ def make_plan(
         raise ModelError(
             f"kv_cache_memory is {format_size(kv_bytes)}, but only {format_size(max(free_bytes, 0))} are free"
         )
+    max_num_seqs, num_kept_states = _divide_states(config, state_bytes, kv_bytes, has_blocks=block_bytes > 0)
+    states_bytes = (max_num_seqs + num_kept_states + 1) * state_bytes
     blocks_per_request = -(-config.max_model_len // config.block_size)
-    num_blocks = config.max_num_seqs * blocks_per_request + 1
+    num_blocks = max_num_seqs * blocks_per_request + 1
     paged_bytes = max(kv_bytes - states_bytes, 0)
     if block_bytes:
         num_blocks = min(paged_bytes // block_bytes, num_blocks)
     if num_blocks < 2 or kv_bytes < states_bytes:
-        states = f", the states of {config.max_num_seqs} requests {format_size(states_bytes)}" if states_bytes else ""
+        states = f", the states of {max_num_seqs} requests {format_size(states_bytes)}" if states_bytes else ""
         raise ModelError(
             f"no memory is left for the KV cache: {format_size(kv_bytes)}, a block takes {format_size(block_bytes)}"
             f"{states}"
@@ -127,25 +155,42 @@ def make_plan(
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        states_bytes=states_bytes,
+        num_kept_states=num_kept_states,
     )
 
 
-def estimate_activations_bytes(model: ModelFacts, config: EngineConfig, specs: Iterable[CacheSpec]) -> int:
+def _divide_states(config: EngineConfig, state_bytes: int, kv_bytes: int, *, has_blocks: bool) -> tuple[int, int]:
+    """How many requests run at once, and how many states are kept besides.
+
+    Args:
+        state_bytes: Of one request, over all layers.
+        kv_bytes: Of the whole cache.
+        has_blocks: Whether the cache needs memory for blocks, too.
+    """
+    max_num_seqs = config.max_num_seqs
+    if not state_bytes:
+        return max_num_seqs, 0
+    if config.options.max_num_seqs is None:
+        max_num_seqs = max(1, min(max_num_seqs, int(kv_bytes * _SHARE_OF_STATES) // state_bytes - 1))
+        if max_num_seqs < config.max_num_seqs:
+            size = format_size(state_bytes)
+            logger.warning("at most %d requests run at once, since the states of one take %s", max_num_seqs, size)
+    left = max(kv_bytes - (max_num_seqs + 1) * state_bytes, 0) * (_SHARE_OF_KEPT_STATES if has_blocks else 1.0)
+    return max_num_seqs, min(int(left) // state_bytes, _MOST_KEPT_STATES * max_num_seqs)
+
+
+def estimate_activations_bytes(model: ModelFacts, config: EngineConfig) -> int:
     """Bytes of the largest step, from the shapes alone: the widest layer for all tokens, and logits in float32.
 
-    On a CPU a matrix may also keep its inputs in float32. specs are those of the model's caches.
+    On a CPU a matrix may also keep its inputs in float32.
     """
-    heads = max((_head_values(spec, model.num_heads) for spec in specs if isinstance(spec, PagedKV)), default=0)
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     per_token = 4 * model.hidden_size + heads + 3 * model.intermediate_size
     logits = 3 * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size * 4
     widened = max(model.intermediate_size, model.num_heads * model.head_dim) * 4 if config.device.type == "cpu" else 0
     return config.max_num_batched_tokens * (per_token * config.dtype.itemsize + widened) + logits
-
-
-def _head_values(spec: PagedKV, num_heads: int) -> int:
-    """Values of a token's queries, keys, values and results; queries of latents are put together of two parts."""
-    copies = 1 if spec.latent_dim is None else 2
-    return num_heads * (copies * spec.head_dim + spec.value_dim) + 2 * spec.num_kv_heads * spec.head_dim
 
 
 def format_size(num_bytes: float) -> str:

@@ -26,7 +26,7 @@ def main() -> int:
         config = engine_config.resolve(options, model)
         chosen = plan_model(model, config)
         weights_bytes = chosen.weights_bytes
-        activations_bytes = estimate_activations_bytes(model, config, chosen.cache_specs)
+        activations_bytes = estimate_activations_bytes(model, config)
         groups = group_layers(chosen.cache_specs)
         draft = find_draft_checkpoint(config, model.vocab_size, chosen)
         if draft:
@@ -53,7 +53,7 @@ def main() -> int:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
     print(f"free memory  {format_size(free_bytes)}")
     print("\n".join(plan.lines()))
-    print(plan.concurrency(config.max_num_seqs))
+    print(plan.concurrency())
     return 0
 
 

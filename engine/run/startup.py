@@ -43,7 +43,6 @@ from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
-from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineInfo, EngineOptions
 from weft.engine.speculation.drafters import NgramDrafter, PredictionDrafter
 
@@ -87,7 +86,7 @@ def start(
     groups = group_layers(model.cache_specs)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
     plan = _plan_memory(model, model_config, config, groups, draft)
-    caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads)
+    caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
     kv = _cache_manager(config, plan, groups)
     sampling = choose_sampling(config)
@@ -102,7 +101,7 @@ def start(
     scheduler = Scheduler(
         kv,
         cost,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         itl_target_s=config.itl_target_s,
         is_ahead=config.overlap,
@@ -118,7 +117,7 @@ def start(
         overlap=config.overlap,
         grammars=PendingGrammars(GrammarCompiler(vocabulary)),
         masks=MaskComputer(model_config.vocab_size),
-        drafters=_drafters(config, kv.can_rewind),
+        drafters=_drafters(config),
         draft_model=draft_model,
         before_launch=before_launch,
     )
@@ -132,7 +131,7 @@ def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen)
     check_fit(
         weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
-        activations_bytes=estimate_activations_bytes(model_config, config, chosen.cache_specs),
+        activations_bytes=estimate_activations_bytes(model_config, config),
         free_bytes=engine_config.available_memory_bytes(config.device),
     )
 
@@ -153,9 +152,9 @@ def _cache_manager(config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGr
         plan.num_blocks,
         config.block_size,
         [group.spec for group in groups],
-        config.options.prefix_caching,
+        config.options.prefix_caching and (plan.num_kept_states > 0 or not plan.states_bytes),
         max_num_pinned_blocks=int(config.options.pin_share * (plan.num_blocks - 1)),
-        num_states=config.max_num_seqs,
+        num_states=plan.num_states,
     )
 
 
@@ -176,16 +175,8 @@ def _graphs(
     )
 
 
-def _drafters(config: EngineConfig, can_rewind: bool) -> list[Drafter]:
-    """Sources of drafts, the best first: a grammar's ids are certain, and callers know more than repetition.
-
-    Raises:
-        ModelError: Drafts are asked for, but the model's caches cannot go back behind a refused one.
-    """
-    if not can_rewind:
-        if config.is_ngram:
-            raise ModelError("speculative ngram needs caches that can go back behind a refused draft; a state cannot")
-        return []
+def _drafters(config: EngineConfig) -> list[Drafter]:
+    """Sources of drafts, the best first: a grammar's ids are certain, and callers know more than repetition."""
     sources = [f"draft model {config.draft_model.name}"] if config.draft_model else ["ngram"] * config.is_ngram
     logger.info("speculation: %s", ", ".join(["predictions of the callers", *sources]))
     return [ForcedTokens(), PredictionDrafter(), *([NgramDrafter()] if config.is_ngram else [])]
@@ -210,7 +201,7 @@ def _info(
         attention_backend=attention,
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )
 
@@ -246,10 +237,10 @@ def _measure_activations(
     also compiles kernels that only some rows need. On the CPU it would take seconds, so the shapes give an estimate.
     """
     if config.device.type != "cuda":
-        return estimate_activations_bytes(model_config, config, [group.spec for group in groups])
+        return estimate_activations_bytes(model_config, config)
     batch = largest_batch(config, [group.spec for group in groups])
     num_blocks = max(int(group.block_tables.max()) for group in batch.groups) + 1
-    caches = make_caches(groups, num_blocks, config, model_config.num_heads)
+    caches = make_caches(groups, num_blocks, config, model_config.num_heads, batch.num_requests)
     runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config))
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)

@@ -1,9 +1,11 @@
 """A runner over a fake model: the next id is a function of the whole context, read through the block tables.
 
 The cache holds token ids in place of keys and values, so a block that is shared, copied, freed or overwritten wrongly
-changes the output. Launched steps run at once, but their ids reach the host only at `collect`, as on a device.
+changes the output. A state is the ids of all tokens so far. Launched steps run at once, but their ids reach the host
+only at `collect`, as on a device.
 """
 
+import itertools
 import random
 import zlib
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ import torch
 from tests.engine.cache.host_tier import HostTier
 from tests.engine.paged import paged_specs
 from weft.engine.cache.manager import KVCacheManager
+from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.scheduler import Scheduler
@@ -50,8 +53,11 @@ class FakeLaunched:
 class FakeRunner:
     """Checks, besides, that no step exceeds the token budget and that no slot is written twice in a step."""
 
-    def __init__(self, windows: list[int | None], num_blocks: int, block_size: int, max_num_tokens: int) -> None:
+    def __init__(
+        self, windows: list[int | None], num_blocks: int, block_size: int, max_num_tokens: int, num_states: int = 0
+    ) -> None:
         self._windows = windows
+        self._states: list[list[int]] = [[] for _ in range(num_states + 1)]
         self._caches = [np.full(num_blocks * block_size, -1) for _ in windows]
         self._block_size = block_size
         self._max_num_tokens = max_num_tokens
@@ -73,13 +79,14 @@ class FakeRunner:
         token_ids = batch.token_ids.copy()
         for target, row in zip(batch.placeholders.targets, batch.placeholders.rows, strict=True):
             token_ids[target] = self._previous[row]
-        for group, cache in zip(batch.groups, self._caches, strict=True):
+        states = self._compute_states(batch, token_ids.tolist()) if len(self._states) > 1 else None
+        for group, cache in zip(batch.groups, self._caches, strict=False):
             sources = group.block_copies[:, 0]
             copied = cache.reshape(-1, self._block_size)[sources]
             cache.reshape(-1, self._block_size)[group.block_copies[:, 1]] = copied
             assert len(set(group.slot_mapping.tolist())) == batch.num_tokens
             cache[group.slot_mapping] = token_ids
-        contexts = [self._context(batch, row) for row in range(len(batch.row_indices))]
+        contexts = [self._context(batch, row, states) for row in range(len(batch.row_indices))]
         uniforms, temperatures = batch.sampling.uniforms.tolist(), batch.sampling.temperatures.tolist()
         self._previous = list(map(next_id, contexts, uniforms, temperatures))
         counts = enumerate(batch.sampling.num_logprobs.tolist())
@@ -89,8 +96,11 @@ class FakeRunner:
     def collect(self, launched: FakeLaunched) -> StepResult:
         if self.fails_at_collect:
             self.fails_at_collect = False
-            for group, cache in zip(launched.batch.groups, self._caches, strict=True):
+            for group, cache in zip(launched.batch.groups, self._caches, strict=False):
                 cache[group.slot_mapping] = -1  # it was never computed, so nobody may find it
+            if len(self._states) > 1:
+                for slot in launched.batch.groups[-1].block_tables[:, 0]:
+                    self._states[slot] = [-1]
             raise self.error
         return StepResult(launched.token_ids, launched.logprobs, launched.scores)
 
@@ -109,12 +119,28 @@ class FakeRunner:
         pairs = zip(batch.scores.target_ids.tolist(), batch.scores.token_indices.tolist(), strict=True)
         return [TokenLogprobs(float(target), [int(token_ids[index])], []) for target, index in pairs]
 
-    def _context(self, batch: Batch, row: int) -> list[int]:
+    def _compute_states(self, batch: Batch, token_ids: list[int]) -> list[list[int]]:
+        """The state of each request after this step."""
+        group = batch.groups[-1]
+        copied = [list(self._states[source]) for source in group.block_copies[:, 0]]
+        targets = group.block_copies[:, 1].tolist()
+        assert len(set(targets)) == len(targets)
+        for target, state in zip(targets, copied, strict=True):
+            self._states[target] = state
+        slots, bounds = group.block_tables[:, 0].tolist(), itertools.pairwise(batch.query_start_locs.tolist())
+        assert len(set(slots)) == len(slots) and 0 not in slots
+        for slot, (first, last), length in zip(slots, bounds, batch.seq_lens.tolist(), strict=True):
+            before = self._states[slot] if length > last - first else []
+            assert len(before) == length - (last - first), "a state is not where its request is"
+            self._states[slot] = before + token_ids[first:last]
+        return [self._states[slot] for slot in slots]
+
+    def _context(self, batch: Batch, row: int, states: list[list[int]] | None) -> list[int]:
         index = int(batch.row_indices[row])
         request = int(np.searchsorted(batch.query_start_locs, index, side="right")) - 1
         length = int(batch.positions[index]) + 1
-        contexts = []
-        for group, window, cache in zip(batch.groups, self._windows, self._caches, strict=True):
+        contexts = [] if states is None else [states[request][:length]]
+        for group, window, cache in zip(batch.groups, self._windows, self._caches, strict=False):
             positions = np.arange(0 if window is None else max(0, length - window), length)
             blocks = group.block_tables[request][positions // self._block_size]
             contexts.append(cache[blocks * self._block_size + positions % self._block_size].tolist())
@@ -151,8 +177,24 @@ def make_engine(
     drafter: object = None,
     tier: HostTier | None = None,
     adapters: tuple[str, ...] = (),
+    num_kept_states: int | None = None,
+    least_stop: int = 4,
 ) -> FakeEngine:
-    kv = KVCacheManager(num_blocks, block_size, paged_specs(*windows), prefix_caching, max_num_pinned_blocks, tier=tier)
+    """A model with states keeps so many beside those of running requests; None makes one without."""
+    specs: list[CacheSpec] = list(paged_specs(*windows))
+    num_states = 0 if num_kept_states is None else max_num_seqs + num_kept_states
+    if num_states:
+        specs.append(StateSpec((1,), torch.float32))
+    kv = KVCacheManager(
+        num_blocks,
+        block_size,
+        specs,
+        prefix_caching,
+        max_num_pinned_blocks,
+        num_states=num_states,
+        tier=tier,
+        least_stop=least_stop,
+    )
     scheduler = Scheduler(
         kv,
         StepCostModel(),
@@ -160,7 +202,7 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         itl_target_s=itl_target_s,
     )
-    runner = FakeRunner(list(windows), num_blocks, block_size, max_num_batched_tokens)
+    runner = FakeRunner(list(windows), num_blocks, block_size, max_num_batched_tokens, num_states)
     if tier is not None:
         tier.caches = [[torch.from_numpy(cache.reshape(num_blocks, -1))] for cache in runner._caches]
     engine = Engine(
@@ -174,4 +216,4 @@ def make_engine(
         overlap=overlap,
         drafters=(drafter,) if drafter else (),  # type: ignore[arg-type]
     )
-    return FakeEngine(engine, runner, list(windows))
+    return FakeEngine(engine, runner, [*windows, *([None] if num_states else [])])

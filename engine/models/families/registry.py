@@ -8,11 +8,9 @@ from weft.engine.models.families.family import Family, FamilySwitches, UseModule
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.gemma import gemma, gemma2
 from weft.engine.models.families.llama import llama
-from weft.engine.models.families.minicpm3 import minicpm3
 from weft.engine.models.families.mistral import mistral
 from weft.engine.models.families.qwen2 import qwen2
 from weft.engine.models.families.qwen3 import qwen3
-from weft.engine.models.families.youtu import youtu
 from weft.engine.shared.errors import ModelError
 
 FAMILIES: Mapping[str, Family] = {
@@ -22,8 +20,6 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen3ForCausalLM": qwen3,
     "GemmaForCausalLM": gemma,
     "Gemma2ForCausalLM": gemma2,
-    "MiniCPM3ForCausalLM": minicpm3,
-    "YoutuForCausalLM": youtu,
 }
 
 

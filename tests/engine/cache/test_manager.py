@@ -110,7 +110,7 @@ def test_slots_are_reserved_as_far_as_there_are_blocks_and_none_in_a_shared_bloc
     child = request(PROMPT, 1)
     kv.fork(r, child)
     assert kv.reserve(r, 2) == 0
-    assert kv.take_step_blocks().copies == [[]]
+    assert kv.take_step_blocks().copies == [{}]
     kv.check_integrity([r, child])
 
 
@@ -238,10 +238,10 @@ def test_fork_shares_whole_blocks_and_copies_the_partial_one_on_write() -> None:
     assert [kv.pools[0].references(block) for block in (1, 2, 3)] == [2, 2, 2]
     assert kv.allocate(child, 1)
     assert tables(child) == [[1, 2, 4]]
-    assert kv.take_step_blocks().copies == [[(3, 4)]]
+    assert kv.take_step_blocks().copies == [{4: 3}]
     assert kv.allocate(parent, 1)  # the parent is alone on its block again
     assert tables(parent) == [[1, 2, 3]]
-    assert kv.take_step_blocks().copies == [[]]
+    assert kv.take_step_blocks().copies == [{}]
     kv.check_integrity([parent, child])
 
 
@@ -253,7 +253,7 @@ def test_fork_of_a_prompt_that_ends_behind_a_block_copies_nothing() -> None:
     assert tables(child) == [[1, 2]]
     assert kv.allocate(child, 1)
     assert tables(child) == [[1, 2, 4]]
-    assert kv.take_step_blocks().copies == [[]]
+    assert kv.take_step_blocks().copies == [{}]
 
 
 def test_a_fork_without_room_for_its_copy_leaves_no_trace() -> None:
@@ -264,7 +264,7 @@ def test_a_fork_without_room_for_its_copy_leaves_no_trace() -> None:
     assert not kv.allocate(child, 1)
     kv.free(child)
     kv.check_integrity([parent])
-    assert kv.take_step_blocks().copies == [[]]
+    assert kv.take_step_blocks().copies == [{}]
 
 
 def test_a_sliding_window_gives_blocks_back() -> None:
@@ -356,23 +356,140 @@ def test_what_ends_in_a_failed_step_is_forgotten_though_indexed_later() -> None:
     assert find_prefix(kv, request(PROMPT, 1)) == 4
 
 
-def manager_of_states(num_states: int = 3) -> KVCacheManager:
-    """A state beside keys and values, the state first."""
-    return KVCacheManager(20, 4, (StateSpec((8,), torch.float32), *paged_specs(None)), num_states=num_states)
+def manager_of_states(num_states: int = 6, least_stop: int = 8) -> KVCacheManager:
+    """A state beside keys and values, the state first. It is kept after 8, 16, 32... tokens, and at ends of prompts."""
+    specs = (StateSpec((8,), torch.float32), *paged_specs(None))
+    return KVCacheManager(20, 4, specs, num_states=num_states, least_stop=least_stop)
+
+
+def admit_to_stop(kv: KVCacheManager, r: Request) -> tuple[int, int]:
+    """Admit a request and compute its first chunk; returns how many tokens were cached, and how many it has then."""
+    num_cached = find_prefix(kv, r)
+    kv.plan_stops(r, num_cached)
+    assert kv.admit(r, num_cached, kv.num_tokens_before_stop(r, num_cached, r.num_tokens - num_cached))
+    r.num_computed_tokens += kv.num_tokens_before_stop(r, num_cached, r.num_tokens - num_cached)
+    return num_cached, r.num_computed_tokens
+
+
+def go_on(kv: KVCacheManager, r: Request) -> int:
+    """Compute the next chunk; returns how many tokens the request has then."""
+    chunk = kv.num_tokens_before_stop(r, r.num_computed_tokens, r.num_new_tokens)
+    assert kv.allocate(r, chunk)
+    r.num_computed_tokens += chunk
+    return r.num_computed_tokens
 
 
 def test_a_request_has_one_state_however_long_it_is() -> None:
-    kv = manager_of_states()
+    kv = manager_of_states(least_stop=100)
     first, second = request(PROMPT, 0), request(PROMPT, 1)
-    assert (admit(kv, first), admit(kv, second)) == (0, 0)  # no prefix is shared
+    assert (admit(kv, first), admit(kv, second)) == (0, 0)  # too short to keep a state
     assert tables(first) == [[1], [1, 2, 3]]
     assert tables(second) == [[2], [4, 5, 6]]
     assert (kv.num_free_blocks, kv.num_available_tokens(first)) == (13, 16 * 4 - 10)
+    first.token_ids += range(70, 82)
     assert kv.allocate(first, 12)
     assert tables(first) == [[1], [1, 2, 3, 7, 8, 9]]
     kv.free(first)
     kv.check_integrity([second])
     assert find_prefix(kv, request(PROMPT, 2)) == 0
+
+
+def test_a_chunk_ends_where_a_state_is_kept_and_later_requests_begin_there() -> None:
+    kv = manager_of_states()
+    first, later = request(range(30), 0), request([*range(20), 70, 71], 1)
+    assert [admit_to_stop(kv, first)[1], *(go_on(kv, first) for _ in range(3))] == [8, 16, 28, 30]
+    assert tables(first)[0] == [4]  # a copy for each stop, since a kept state never changes
+    assert [kv.pools[0].is_indexed(state) for state in (1, 2, 3, 4)] == [True, True, True, False]
+    assert find_prefix(kv, request(range(30), 2)) == 28
+    kv.take_step_blocks()
+    assert admit_to_stop(kv, later) == (16, 22)  # keys and values of 20 tokens are there, but no state behind them
+    assert kv.take_step_blocks().copies[0] == {5: 2}
+    kv.check_integrity([first, later])
+
+
+def test_the_second_request_that_parts_from_a_prompt_keeps_the_state_there() -> None:
+    kv = manager_of_states()
+    requests = [request([*range(28), *([70 + number] * 8)], number) for number in range(3)]
+    assert admit_to_stop(kv, requests[0]) == (0, 8)
+    while requests[0].num_new_tokens:
+        go_on(kv, requests[0])
+    assert admit_to_stop(kv, requests[1]) == (16, 28)
+    assert go_on(kv, requests[1]) == 32
+    assert admit_to_stop(kv, requests[2])[0] == 28
+    kv.check_integrity(requests)
+
+
+def test_followers_wait_for_a_state_that_the_leader_keeps_for_them() -> None:
+    kv = manager_of_states()
+    leader, follower, early = request(range(40), 0), request([*range(28), 70], 1), request([*range(7), 70], 2)
+    woken: list[bytes] = []
+    kv.wake_followers = woken.append
+    assert admit_to_stop(kv, leader) == (0, 8)
+    assert find_prefix(kv, follower) == find_prefix(kv, early) == 0
+    assert kv.awaited_hash(early, 0) is None  # 4 tokens are not worth a stop
+    assert kv.awaited_hash(follower, 0) == leader.block_hashes[6]
+    assert [go_on(kv, leader), go_on(kv, leader)] == [16, 28]
+    assert leader.block_hashes[6] not in woken
+    assert find_prefix(kv, follower) == 16  # the step that computes the state is not launched yet
+    assert go_on(kv, leader) == 32
+    assert leader.block_hashes[6] in woken
+    assert find_prefix(kv, follower) == 28
+    assert kv.awaited_hash(follower, 28) is None
+    later = request([*range(28), 71], 3)
+    kv.pools[0].unindex(next(b for b in range(1, 7) if kv.pools[0]._hashes[b] == leader.block_hashes[6]))
+    assert find_prefix(kv, later) == 16
+    assert kv.awaited_hash(later, 16) is None  # the leader is beyond it
+    kv.check_integrity([leader])
+
+
+def test_nobody_waits_for_a_state_of_a_request_that_has_gone() -> None:
+    kv = manager_of_states()
+    leader, follower = request(range(40), 0), request([*range(28), 70], 1)
+    woken: list[bytes] = []
+    kv.wake_followers = woken.append
+    admit_to_stop(kv, leader)
+    find_prefix(kv, follower)
+    awaited = kv.awaited_hash(follower, 0)
+    kv.free(leader)
+    assert awaited in woken
+    assert find_prefix(kv, follower) == 8  # it had come to a stop
+    assert kv.awaited_hash(follower, 8) is None
+    kv.check_integrity([])
+
+
+def test_a_kept_state_is_given_up_where_there_is_no_room_for_a_copy() -> None:
+    kv = manager_of_states(num_states=1)
+    r = request(range(30), 0)
+    assert [admit_to_stop(kv, r)[1], go_on(kv, r)] == [8, 16]
+    assert tables(r)[0] == [1] and kv.take_step_blocks().copies[0] == {}
+    kv.free(r)
+    assert find_prefix(kv, request(range(30), 1)) == 16
+
+
+def test_the_state_before_drafts_is_kept_until_they_are_verified() -> None:
+    kv = manager_of_states(num_states=2)
+    r = request(PROMPT, 0)
+    admit(kv, r)
+    r.append(70)
+    for num_tokens, expected in [(14, (14, [2])), (12, (10, [2]))]:  # all are right; then two of three are refused
+        assert kv.allocate(r, 4)
+        r.num_computed_tokens += 4
+        assert r.states_before_drafts and kv.pools[0].num_free == 0
+        kv.check_integrity([r])
+        kv.accept(r, 10, num_tokens)
+        assert (r.num_computed_tokens, tables(r)[0]) == expected and kv.pools[0].num_free == 1
+        r.num_computed_tokens = 10
+    assert kv.take_step_blocks().copies[0] == {2: 1, 1: 1}
+
+
+def test_without_a_second_state_there_are_no_drafts() -> None:
+    kv = manager_of_states(num_states=1)
+    r = request(PROMPT, 0)
+    admit(kv, r)
+    r.append(70)
+    assert not kv.allocate(r, 4)
+    assert kv.num_available_tokens(r) == 1
+    assert kv.allocate(r, 1) and not r.states_before_drafts
 
 
 def test_a_fork_copies_a_state_where_it_is_and_none_that_is_beyond() -> None:
@@ -383,23 +500,24 @@ def test_a_fork_copies_a_state_where_it_is_and_none_that_is_beyond() -> None:
     assert (beyond.num_computed_tokens, tables(beyond)) == (0, [[], []])
     kv.fork(parent, at)
     assert (at.num_computed_tokens, tables(at)) == (10, [[1], [1, 2, 3]])
+    parent.append(71)
     assert kv.allocate(at, 1) and kv.allocate(parent, 1)
     assert (tables(parent), tables(at)) == ([[1], [1, 2, 3]], [[2], [1, 2, 4]])
-    assert kv.take_step_blocks().copies == [[(1, 2)], [(3, 4)]]
+    assert kv.take_step_blocks().copies == [{2: 1}, {4: 3}]
     kv.check_integrity([parent, at])
 
 
 def test_a_prompt_with_pending_choices_stops_before_its_last_token() -> None:
-    kv = manager_of_states()
+    kv = manager_of_states(least_stop=100)
     parent = request(PROMPT, 0)
-    assert kv.num_tokens_before_fork(parent, 10) == 10
+    assert kv.num_tokens_before_stop(parent, 0, 10) == 10
     parent.pending_indices = [1, 2]
-    assert [kv.num_tokens_before_fork(parent, n) for n in (4, 9, 10)] == [4, 9, 9]
+    assert [kv.num_tokens_before_stop(parent, 0, n) for n in (4, 9, 10)] == [4, 9, 9]
     assert not kv.must_fork(parent)
     parent.num_computed_tokens = 9
-    assert kv.must_fork(parent) and kv.num_tokens_before_fork(parent, 1) == 1
+    assert kv.must_fork(parent) and kv.num_tokens_before_stop(parent, 9, 1) == 1
     shortest = request([5], 1)
     shortest.pending_indices = [1]
-    assert kv.num_tokens_before_fork(shortest, 1) == 1 and not kv.must_fork(shortest)
+    assert kv.num_tokens_before_stop(shortest, 0, 1) == 1 and not kv.must_fork(shortest)
     plain = manager()
-    assert plain.num_tokens_before_fork(parent, 10) == 10 and not plain.must_fork(parent)
+    assert plain.num_tokens_before_stop(parent, 9, 10) == 10 and not plain.must_fork(parent)

@@ -129,11 +129,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         overlap=st.booleans(),
         drafts=st.booleans(),
         offloads=st.booleans(),
+        num_kept_states=st.sampled_from([None, None, 0, 1, 4]),
     )
     def start(self, drafts: bool, offloads: bool, **options: object) -> None:
+        offloads = (
+            offloads and options["num_kept_states"] is None
+        )  # the tier of these tests moves blocks of tokens only
         self.tier = HostTier()
         drafter = GuessingDrafter()
-        drafter.windows = list(options["windows"])  # type: ignore[call-overload]
         self.eos = (11,)
         self.fake = make_engine(
             **options,  # type: ignore[arg-type]
@@ -141,6 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tier=self.tier if offloads else None,
             eos_token_ids=self.eos,
         )
+        drafter.windows = self.fake.windows
         self.max_model_len = self.fake.engine._max_model_len
         self.adds: dict[int, AddRequest] = {}
         self.outputs: dict[tuple[int, int], list[int]] = {}

@@ -89,11 +89,13 @@ def test_a_length_that_does_not_fit_is_lowered_and_said(caplog: pytest.LogCaptur
 def test_concurrency_is_by_length_and_no_more_than_run_at_once() -> None:
     result = plan(1 << 40, max_model_len=20_000, max_num_seqs=40, kv_cache_memory=2_501 * BLOCK_BYTES)
     assert [result.num_requests(n) for n in (16, 17, 20_000)] == [2500, 1250, 2]
-    assert result.concurrency(40) == (
+    assert result.concurrency() == (
         "at once      39 with 1,024 tokens each, 9 with 4,096 tokens each, 2 with 16,384 tokens each, "
         "2 with 20,000 tokens each (never more than 40 requests)"
     )
-    assert plan(1 << 40).concurrency(3) == "at once      3 with 256 tokens each (never more than 3 requests)"
+    assert plan(1 << 40, max_num_seqs=3).concurrency() == (
+        "at once      3 with 256 tokens each (never more than 3 requests)"
+    )
 
 
 def test_the_plan_reads_well() -> None:
@@ -115,18 +117,35 @@ def test_cached_files_of_a_container_count_as_free(tmp_path: Path, monkeypatch: 
     assert available_memory_bytes(torch.device("cpu")) > 600_000
 
 
-def test_states_of_all_requests_that_may_run_come_first() -> None:
-    """Four requests and the null slot, in two layers; the rest is blocks."""
-    states = group_layers((StateSpec((3, 8), torch.float32),) * 2)
-    states_bytes = 5 * 2 * 3 * 8 * 4
-    config = with_cache_memory(states_bytes + 9 * BLOCK_BYTES)
+STATES = group_layers((StateSpec((3, 8), torch.float32),) * 2)
+STATE_BYTES = 2 * 3 * 8 * 4
+
+
+def plan_with_states(num_bytes: int, *, has_blocks: bool = True, max_num_seqs: int | None = None) -> MemoryPlan:
+    options = EngineOptions(model="model", kv_cache_memory=num_bytes, max_num_seqs=max_num_seqs)
+    groups = (*GROUPS, *STATES) if has_blocks else STATES
     sizes = {"weights_bytes": 0, "activations_bytes": 0, "free_bytes": 1 << 30}
-    result = make_plan(config, (*GROUPS, *states), **sizes)
-    assert (result.num_blocks, result.kv_cache_bytes) == (9, states_bytes + 9 * BLOCK_BYTES)
-    alone = make_plan(config, states, **sizes)
-    assert (alone.num_blocks, alone.max_model_len, alone.kv_cache_bytes) == (65, 256, states_bytes)
-    config = with_cache_memory(states_bytes - 1)
+    return make_plan(dataclasses.replace(CONFIG, options=options), groups, **sizes)
+
+
+def test_states_of_requests_come_first_and_a_share_of_the_rest_keeps_others() -> None:
+    """Four requests and the null slot, in two layers; a quarter of what is left holds 12 more."""
+    result = plan_with_states(5 * STATE_BYTES + 4 * 12 * STATE_BYTES)
+    assert (result.max_num_seqs, result.num_kept_states, result.states_bytes) == (4, 12, 17 * STATE_BYTES)
+    assert result.num_blocks == 36 * STATE_BYTES // BLOCK_BYTES == 2
+    assert result.kv_cache_bytes == 17 * STATE_BYTES + 2 * BLOCK_BYTES
+    assert result.lines()[-1] == "states       3.26 kB of the KV cache = 4 requests and 12 for prefixes and drafts"
+    alone = plan_with_states(30 * STATE_BYTES, has_blocks=False)
+    assert (alone.num_kept_states, alone.num_blocks, alone.max_model_len) == (16, 65, 256)
+    assert alone.kv_cache_bytes == alone.states_bytes == 21 * STATE_BYTES
+
+
+def test_fewer_requests_run_at_once_if_their_states_are_large(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        result = plan_with_states(6 * STATE_BYTES, has_blocks=False)
+    assert (result.max_num_seqs, result.num_kept_states, result.states_bytes) == (2, 3, 6 * STATE_BYTES)
+    assert caplog.messages == ["at most 2 requests run at once, since the states of one take 192 B"]
     with pytest.raises(
-        ModelError, match="no memory is left for the KV cache: 959 B, a block takes 0 B, the states of 4"
+        ModelError, match="no memory is left for the KV cache: 959 B, a block takes 0 B, the states of 4 requests 960 B"
     ):
-        make_plan(config, states, **sizes)
+        plan_with_states(5 * STATE_BYTES - 1, has_blocks=False, max_num_seqs=4)

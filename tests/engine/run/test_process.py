@@ -49,7 +49,7 @@ class FakeStarted:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.info = INFO
-        self.plan = MemoryPlan(1, 1, 1, 64, 4, 128)
+        self.plan = MemoryPlan(1, 1, 1, 64, 4, 128, 8)
 
 
 @pytest.fixture

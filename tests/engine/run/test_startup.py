@@ -254,7 +254,11 @@ def test_graphs_are_recorded_before_the_engine_is_ready(
 
 
 def static_caches(
-    groups: tuple[CacheGroup[CacheSpec], ...], num_blocks: int, config: EngineConfig, num_heads: int
+    groups: tuple[CacheGroup[CacheSpec], ...],
+    num_blocks: int,
+    config: EngineConfig,
+    num_heads: int,
+    num_states: int | None = None,
 ) -> Caches:
     return Caches(StaticBackend(paged_groups(groups), num_blocks, config.block_size, config.max_num_batched_tokens))
 
