@@ -83,8 +83,12 @@ class Attention(Mixer):
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
-        num_tokens, attention = normed.size(0), step.caches.attention
-        qkv = self.qkv(normed).view(num_tokens, -1, self.head_dim)
+        return self.attend(self.qkv(normed), step)
+
+    def attend(self, qkv: torch.Tensor, step: BlockStep) -> torch.Tensor:
+        """`mix` of what the projections made; may change it."""
+        num_tokens, attention = qkv.size(0), step.caches.attention
+        qkv = qkv.view(num_tokens, -1, self.head_dim)
         heads = self.heads(qkv, step.rotations[self.rotation], attention.cache(self.cache))
         return attention.attend(self.cache, *heads).reshape(num_tokens, -1)
 

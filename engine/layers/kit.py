@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from weft.engine.layers.block import Block
+from weft.engine.layers.delta_rule import DeltaRule
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.weights.formats import WeightReader
@@ -44,6 +45,9 @@ class LayerKit(Protocol):
 
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """Norm of queries and keys, unless norm is None, then rotary embedding."""
+
+    def delta_rule(self) -> DeltaRule:
+        """Linear attention."""
 
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """The same computation in fewer blocks, if this kit, which made them, can run several in one call."""

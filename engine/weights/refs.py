@@ -28,7 +28,8 @@ class RowOrder:
     """Where a checkpoint has the rows of a matrix, or the values of a vector, that a model wants in another order.
 
     The checkpoint has num_groups groups, and in each of them the parts one after another. The model wants the first
-    part of all groups, then the second part, and so on. Then rows within heads are put in order.
+    part of all groups, then the rows behind the groups, then the second part of all groups, and so on. Then rows within
+    heads are put in order.
 
     Attributes:
         num_groups: Such as the heads of a fused projection; 1 if all is in place.
@@ -48,9 +49,10 @@ class RowOrder:
         """(num_rows,) int64: for each row of the model, the row of the checkpoint."""
         rows = torch.arange(num_rows)
         if self.parts:
-            groups = rows.view(self.num_groups, sum(self.parts))
-            parts = torch.split(groups, list(self.parts), 1)
-            rows = torch.cat([parts[pick].flatten() for pick in self.picks or range(len(parts))])
+            grouped, others = rows.tensor_split((self.num_groups * sum(self.parts),))
+            parts = torch.split(grouped.view(self.num_groups, sum(self.parts)), list(self.parts), 1)
+            first, *more = (parts[pick].flatten() for pick in self.picks or range(len(parts)))
+            rows = torch.cat((first, others, *more))
         if self.head:
             num_ordered = self.num_heads * len(self.head)
             heads = rows[:num_ordered].view(self.num_heads, len(self.head))

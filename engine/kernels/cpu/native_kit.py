@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import torch
 from typing_extensions import override
 
+from weft.engine.kernels.cpu.delta import NativeDeltaRule
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE
 from weft.engine.kernels.cpu.run import fuse
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.block import Block
+from weft.engine.layers.delta_rule import DeltaRule
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.models.config import ModelConfig
@@ -68,6 +70,10 @@ class NativeKit(TorchKit):
     @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
         return NativeHeads(self._library, norm, num_heads, num_kv_heads)
+
+    @override
+    def delta_rule(self) -> DeltaRule:
+        return NativeDeltaRule(self._library)
 
     @override
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:

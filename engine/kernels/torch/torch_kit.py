@@ -10,6 +10,7 @@ from typing_extensions import override
 from weft.engine.kernels.torch.linear import OnednnLinear, TiledLinear, TorchLinear, forbid_split_sums
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.block import Block
+from weft.engine.layers.delta_rule import DeltaRule, delta_rule
 from weft.engine.layers.gated import gated
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm, RMSNorm
@@ -76,6 +77,10 @@ class TorchKit(LayerKit):
             return queries, keys, values
 
         return prepare
+
+    @override
+    def delta_rule(self) -> DeltaRule:
+        return delta_rule
 
     @override
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:

@@ -7,10 +7,12 @@ from pathlib import Path
 from weft.engine.models.families.family import Family, FamilySwitches, UseModule
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.gemma import gemma, gemma2
+from weft.engine.models.families.lfm2 import lfm2
 from weft.engine.models.families.llama import llama
 from weft.engine.models.families.mistral import mistral
 from weft.engine.models.families.qwen2 import qwen2
 from weft.engine.models.families.qwen3 import qwen3
+from weft.engine.models.families.qwen3_next import qwen3_5
 from weft.engine.shared.errors import ModelError
 
 FAMILIES: Mapping[str, Family] = {
@@ -20,6 +22,8 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen3ForCausalLM": qwen3,
     "GemmaForCausalLM": gemma,
     "Gemma2ForCausalLM": gemma2,
+    "Qwen3_5ForCausalLM": qwen3_5,
+    "Lfm2ForCausalLM": lfm2,
 }
 
 

@@ -10,12 +10,13 @@ import torch
 
 from tests.checkpoints import CHECKPOINTS, MAX_POSITION_EMBEDDINGS, VOCAB_SIZE, load_reference
 from tests.engine.paged import PagedRequest, PagedRequests
-from weft.engine.cache.specs import PagedKV, group_layers, paged_groups
+from weft.engine.cache.specs import CacheGroup, PagedKV, StateSpec, group_layers, paged_groups
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.kernels.cpu.native_kit import supports as has_native_layers
 from weft.engine.kernels.torch.sdpa import SdpaBackend
+from weft.engine.kernels.torch.states import StateCache
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import load_model_config
@@ -41,7 +42,9 @@ class Runner:
             folder, config, kit or TorchKit(), device=CPU, dtype=dtype, max_model_len=MAX_POSITION_EMBEDDINGS
         )
         groups = group_layers(self.decoder.cache_specs)
-        self.caches = Caches(SdpaBackend(paged_groups(groups), NUM_BLOCKS, BLOCK_SIZE, dtype, CPU))
+        states = {i: CacheGroup(g.spec, g.layers) for i, g in enumerate(groups) if isinstance(g.spec, StateSpec)}
+        attention = SdpaBackend(paged_groups(groups), NUM_BLOCKS, BLOCK_SIZE, dtype, CPU)
+        self.caches = Caches(attention, StateCache(states, NUM_BLOCKS, CPU) if states else None)
         self.paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, tuple(group.spec.sliding_window for group in groups))
 
     def run(self, prompts: list[torch.Tensor], chunk_size: int) -> list[torch.Tensor]:

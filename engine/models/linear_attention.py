@@ -1,0 +1,208 @@
+"""Mixers before they are loaded: linear attention by the delta rule, short convolution, gated attention."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from typing_extensions import override
+
+from weft.engine.cache.specs import StateSpec
+from weft.engine.layers.block import Attention, Mixer
+from weft.engine.layers.convolution import CausalConvolution
+from weft.engine.layers.gated_attention import GatedAttention
+from weft.engine.layers.gated_delta import (
+    DeltaProjections,
+    DeltaSizes,
+    GatedDelta,
+    LowRankProjections,
+    SplitProjections,
+)
+from weft.engine.layers.kit import LayerKit
+from weft.engine.layers.short_convolution import ShortConvolution
+from weft.engine.models.config import ModelConfig
+from weft.engine.models.families.linear_attention import (
+    DeltaSwitches,
+    GatedAttentionSwitches,
+    ShortConvolutionSwitches,
+)
+from weft.engine.models.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec, PartSpec
+from weft.engine.models.tensor_names import attention_spec, output_spec
+from weft.engine.weights.formats import WeightReader
+from weft.engine.weights.refs import RowOrder, TensorRef, WeightRef
+
+_GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionSpec(PartSpec):
+    """`CausalConvolution`; weight (channels, 1, kernel), as checkpoints have it."""
+
+    weight: TensorRef
+    bias: TensorRef | None
+    cache: StateSpec
+    has_silu: bool
+
+    def build(self, reader: WeightReader) -> CausalConvolution:
+        """Load it."""
+        bias = reader.tensor(self.bias) if self.bias else None
+        return CausalConvolution(reader.tensor(self.weight).squeeze(1), bias, has_silu=self.has_silu)
+
+
+def convolution_spec(name: str, channels: int, kernel: int, has_bias: bool, has_silu: bool) -> ConvolutionSpec:
+    """A depthwise convolution of this name; its state is float32, whatever the model's dtype."""
+    return ConvolutionSpec(
+        TensorRef(f"{name}.weight", (channels, 1, kernel)),
+        TensorRef(f"{name}.bias", (channels,)) if has_bias else None,
+        StateSpec((channels, kernel - 1), torch.float32),
+        has_silu,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaSpec(MixerSpec):
+    """`GatedDelta`.
+
+    Attributes:
+        projections: See `SplitProjections`.
+        splits: Its sizes.
+        low_rank: The second matrices of gate and decays; empty if there are none.
+        decay_log: Logarithm of the decay rate of each head.
+        decay_bias: Of all decays.
+        activation: Of the gate, silu or sigmoid.
+    """
+
+    projections: tuple[WeightRef, ...]
+    splits: tuple[tuple[int, ...], ...]
+    low_rank: tuple[WeightRef, ...]
+    convolution: ConvolutionSpec
+    decay_log: TensorRef
+    decay_bias: TensorRef
+    norm: TensorRef
+    eps: float
+    output: OutputSpec
+    sizes: DeltaSizes
+    rate_scale: float
+    activation: str
+    state: StateSpec
+
+    @override
+    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
+        projections: DeltaProjections
+        projections = SplitProjections(tuple(kit.linear(ref, reader) for ref in self.projections), self.splits)
+        if self.low_rank:
+            projections = LowRankProjections(projections, *(kit.linear(ref, reader) for ref in self.low_rank))
+        return GatedDelta(
+            projections,
+            self.convolution.build(reader),
+            kit.delta_rule(),
+            self.output.build(kit, reader),
+            self.sizes,
+            -reader.tensor(self.decay_log).exp().view(-1, 1),
+            reader.tensor(self.decay_bias),
+            self.rate_scale,
+            reader.tensor(self.norm),
+            self.eps,
+            _GATES[self.activation],
+            first_cache,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolutionSpec(MixerSpec):
+    """`ShortConvolution`."""
+
+    inputs: WeightRef
+    convolution: ConvolutionSpec
+    output: OutputSpec
+
+    @override
+    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
+        inputs = kit.linear(self.inputs, reader)
+        return ShortConvolution(inputs, self.convolution.build(reader), self.output.build(kit, reader), first_cache)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedAttentionSpec(MixerSpec):
+    """`GatedAttention`; the matrix of attention makes the gate, too."""
+
+    attention: AttentionSpec
+    gate_size: int
+
+    @override
+    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
+        attention = self.attention.build(kit, reader, first_cache)
+        assert isinstance(attention, Attention)
+        return GatedAttention(attention, self.attention.num_heads, self.gate_size)
+
+
+def gated_delta_spec(
+    switches: DeltaSwitches, config: ModelConfig, prefix: str, output_norm: NormSpec | None
+) -> GatedDeltaSpec:
+    """Linear attention whose tensors have this prefix."""
+    sizes = DeltaSizes(switches.num_key_heads, switches.num_heads, switches.key_dim, switches.value_dim)
+    channels = 2 * sizes.keys + sizes.values
+    projections, splits = _projections(switches, sizes, config.hidden_size, prefix)
+    output = WeightRef((f"{prefix}.{switches.output}",), (config.hidden_size,), sizes.values)
+    return GatedDeltaSpec(
+        projections=projections,
+        splits=splits,
+        low_rank=(),
+        convolution=convolution_spec(f"{prefix}.conv1d", channels, switches.kernel, has_bias=False, has_silu=True),
+        decay_log=TensorRef(f"{prefix}.A_log", (sizes.num_heads,), dtype=torch.float32),
+        decay_bias=TensorRef(f"{prefix}.dt_bias", (sizes.num_heads,), dtype=torch.float32),
+        norm=TensorRef(f"{prefix}.{switches.norm}.weight", (sizes.value_dim,)),
+        eps=config.rms_norm_eps if switches.eps is None else switches.eps,
+        output=output_spec(config, output, output_norm),
+        sizes=sizes,
+        rate_scale=switches.rate_scale,
+        activation="silu",
+        state=StateSpec((sizes.num_heads, sizes.key_dim, sizes.value_dim), torch.float32),
+    )
+
+
+def _projections(
+    switches: DeltaSwitches, sizes: DeltaSizes, hidden: int, prefix: str
+) -> tuple[tuple[WeightRef, ...], tuple[tuple[int, ...], ...]]:
+    """The matrices, and for each the sizes of what it makes."""
+    names = tuple(f"{prefix}.{name}" for name in switches.projections)
+    keys, values, heads = sizes.keys, sizes.values, sizes.num_heads
+    if not switches.is_grouped:
+        apart = (keys, keys, values, values, heads, heads)
+        split = (2 * keys + values, values, heads, heads)
+        return (WeightRef(names, apart if len(names) == len(apart) else split, hidden),), (split,)
+    groups, shared = sizes.num_key_heads, values // sizes.num_key_heads
+    order = RowOrder(groups, (sizes.key_dim, sizes.key_dim, shared, shared))
+    first = WeightRef(names[:1], (keys, keys, values, values), hidden, order=order)
+    second = WeightRef(names[1:], (heads, heads), hidden, order=RowOrder(groups, (heads // groups, heads // groups)))
+    return (first, second), ((2 * keys + values, values), (heads, heads))
+
+
+def short_convolution_spec(
+    switches: ShortConvolutionSwitches, config: ModelConfig, prefix: str, output_norm: NormSpec | None
+) -> ShortConvolutionSpec:
+    """A convolution whose tensors have this prefix."""
+    hidden, has_bias = config.hidden_size, switches.has_bias
+    output = WeightRef((f"{prefix}.out_proj",), (hidden,), hidden, has_bias)
+    return ShortConvolutionSpec(
+        WeightRef((f"{prefix}.in_proj",), (hidden,) * 3, hidden, has_bias),
+        convolution_spec(f"{prefix}.conv", hidden, switches.kernel, has_bias, has_silu=False),
+        output_spec(config, output, output_norm),
+    )
+
+
+def gated_attention_spec(
+    switches: GatedAttentionSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+) -> GatedAttentionSpec:
+    """Attention of the layer of this name."""
+    spec = attention_spec(config, layer, switches.index, output_norm)
+    num_heads, qkv = config.num_heads, spec.qkv
+    queries, keys, values = qkv.sizes
+    if switches.gate:
+        names = (*qkv.names, f"{layer}.{switches.gate}")
+        return GatedAttentionSpec(
+            replace(spec, qkv=replace(qkv, names=names, sizes=(*qkv.sizes, num_heads))), num_heads
+        )
+    order = replace(qkv.order or RowOrder(), num_groups=num_heads, parts=(config.head_dim, config.head_dim))
+    qkv = replace(qkv, sizes=(2 * queries, keys, values), order=order)
+    return GatedAttentionSpec(replace(spec, qkv=qkv), queries)

@@ -1,0 +1,27 @@
+"""Hybrids of linear attention, short convolutions and gated attention against a full forward pass of transformers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.architectures.checkpoints import load_reference, write
+from tests.engine.models.test_decoder import Runner, make_prompts
+from weft.engine.weights.refs import RowOrder
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2"])
+def test_logprobs_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    folder, prompts = write(name, tmp_path), make_prompts(90, 31, 1)
+    with torch.inference_mode():
+        expected = [load_reference(folder)(prompt[None]).logits[0].log_softmax(-1) for prompt in prompts]
+    for chunk_size in (1, 7, 90):
+        for logits, target in zip(Runner(folder).run(prompts, chunk_size), expected, strict=True):
+            torch.testing.assert_close(logits.log_softmax(-1), target, atol=1e-4, rtol=0)
+
+
+def test_rows_behind_groups_come_after_the_first_part() -> None:
+    """As in a matrix whose heads of queries have their gates behind them, and keys and values follow."""
+    order = RowOrder(num_groups=2, parts=(2, 1), head=(1, 0), num_heads=3)
+    assert order.indices(9).tolist() == [1, 0, 4, 3, 7, 6, 8, 2, 5]
