@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool
 from weft.engine.cache.pins import Pins
-from weft.engine.cache.specs import CacheSpec
+from weft.engine.cache.specs import CacheSpec, ModuleCache
 from weft.engine.cache.state_stops import LEAST_TOKENS, is_stop, next_stop
 from weft.engine.cache.tier import BlockTier, CachedBlock, Offload
 from weft.engine.core.request import Request
@@ -69,7 +69,8 @@ class KVCacheManager:
         self.block_size = block_size
         self.specs = tuple(specs)
         self.can_rewind = all(spec.can_rewind for spec in specs)
-        self.prefix_caching = prefix_caching
+        self.can_copy = not any(isinstance(spec, ModuleCache) for spec in specs)
+        self.prefix_caching = prefix_caching and self.can_copy
         self.num_blocks = num_blocks - 1
         self.pools = tuple(BlockPool(spec.pool_size(num_blocks, num_states)) for spec in specs)
         self.pins = Pins(self.pools, max_num_pinned_blocks)
@@ -423,7 +424,7 @@ class KVCacheManager:
         first token.
         """
         num_shared = min(parent.num_computed_tokens, len(child.token_ids) - 1)
-        if num_shared < parent.num_computed_tokens and not self.can_rewind:
+        if (num_shared < parent.num_computed_tokens and not self.can_rewind) or not self.can_copy:
             num_shared = 0
         num_blocks = self.num_blocks_for(num_shared)
         child.block_tables = []

@@ -111,7 +111,38 @@ class StateSpec:
         return prod(self.shape) * self.dtype.itemsize
 
 
-CacheSpec = PagedKV | StateSpec
+@dataclass(frozen=True, slots=True)
+class ModuleCache:
+    """A cache that a module of transformers keeps itself, one object for each request.
+
+    Blocks of tokens only count what the objects hold. An object belongs to one request, so nothing of it is shared,
+    and a fork begins at its first token.
+
+    Attributes:
+        can_rewind, sliding_window: See `StateSpec`.
+        bytes_per_token: What an object takes for each token, over all layers.
+        bytes_per_request: What it takes beside that.
+    """
+
+    can_rewind: ClassVar[bool] = False
+    sliding_window: ClassVar[None] = None
+    bytes_per_token: int
+    bytes_per_request: int
+
+    def tokens_per_block(self, block_size: int) -> int:
+        """See `PagedKV`."""
+        return block_size
+
+    def pool_size(self, num_blocks: int, num_states: int) -> int:
+        """See `PagedKV`."""
+        return num_blocks
+
+    def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
+        """See `PagedKV`; the objects decide their dtype."""
+        return block_size * self.bytes_per_token
+
+
+CacheSpec = PagedKV | StateSpec | ModuleCache
 """What one layer keeps, and of what size. Layers of equal specs form a group and share block tables."""
 
 SpecT = TypeVar("SpecT", bound=CacheSpec)

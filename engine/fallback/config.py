@@ -1,7 +1,7 @@
 """Reads the facts of a checkpoint whose architecture has no native family, from transformers' own classes.
 
 Builds the module on the meta device, which takes no memory. Refuses with a `ModelError` what is no causal language
-model of transformers, what brings code of its own, and what Weft's attention cannot compute.
+model of transformers, and what brings code of its own. What Weft's attention cannot compute runs request by request.
 """
 
 import copy
@@ -14,7 +14,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from weft.engine.cache.specs import PagedKV
+from weft.engine.cache.specs import CacheSpec, ModuleCache
 from weft.engine.fallback.attention_calls import RECORDING, RecordedCalls, record
 from weft.engine.fallback.packing import can_pack
 from weft.engine.models.config import read_dtype, read_eos_token_ids
@@ -22,6 +22,9 @@ from weft.engine.models.facts import ModelFacts
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import Identity
 from weft.engine.shared.errors import ModelError
+
+_UNNAMED_CONTEXT = 8192
+"""Longest context, in tokens, where config.json names none, as with ALiBi and recurrent layers."""
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -33,23 +36,29 @@ class FallbackConfig(ModelFacts):
     """A checkpoint that transformers' module computes.
 
     Attributes:
-        calls: How the module attends.
+        calls: How the module attends; None if it runs request by request, with an attention and caches of its own.
+        reason: Why it does.
         config: Of transformers, as config.json has it.
         model_class: Of transformers.
         num_values: Values of all weights; shared ones count once.
         is_linear: Whether every matrix is a linear layer or an embedding.
     """
 
-    calls: RecordedCalls
+    calls: RecordedCalls | None
+    reason: str
     config: PreTrainedConfig
     model_class: type[PreTrainedModel]
     num_values: int
     is_linear: bool
 
     @property
-    def cache_specs(self) -> tuple[PagedKV, ...]:
-        """What each layer keeps."""
-        return tuple(layer.cache for layer in self.calls.layers)
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """What each layer keeps; for a module that runs request by request what as many plain layers would keep."""
+        if self.calls is not None:
+            return tuple(layer.cache for layer in self.calls.layers)
+        num_layers = getattr(self.config.get_text_config(), "num_hidden_layers", 1)
+        per_layer = 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return (ModuleCache(num_layers * per_layer, 0),)
 
 
 def load_fallback_config(folder: Path, identity: Identity) -> FallbackConfig:
@@ -61,33 +70,61 @@ def load_fallback_config(folder: Path, identity: Identity) -> FallbackConfig:
     architecture, fields = identity.architecture, identity.fields
     config = _read_config(folder, architecture, fields)
     text = config.get_text_config()
+    longest_context = _longest_context(text)
     try:
-        _check_layer_types(text)
-        module = _meta_module(config)
-        if module._is_stateful:
-            raise ModelError("it keeps a recurrent state instead of keys and values")
-        longest_context = _longest_context(text)
-        calls = record(module, longest_context)
-        _check_layers(module, text, calls)
+        module, calls, reason = _inspect(config, text, longest_context)
     except ModelError as error:
         raise ModelError(f"architecture {architecture} is not supported: {error}") from None
+    heads = _heads(text, calls)
     return FallbackConfig(
         architecture=architecture,
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
-        num_heads=calls.layers[0].num_heads,
-        num_kv_heads=max(layer.cache.num_kv_heads for layer in calls.layers),
-        head_dim=max(layer.cache.head_dim for layer in calls.layers),
-        intermediate_size=_widest(module, text),
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=heads[2],
+        intermediate_size=_widest(module, text) + (0 if calls else text.vocab_size),  # logits of all tokens
         max_position_embeddings=longest_context,
         dtype=read_dtype(fields),
         eos_token_ids=read_eos_token_ids(folder, fields, text.vocab_size),
         calls=calls,
-        config=config,
+        reason=reason,
+        config=config if isinstance(config, type(module).config_class or PreTrainedConfig) else text,
         model_class=type(module),
         num_values=sum(parameter.numel() for parameter in module.parameters()),
-        is_linear=can_pack(module),
+        is_linear=calls is not None and can_pack(module),
     )
+
+
+def _inspect(
+    config: PreTrainedConfig, text: PreTrainedConfig, longest_context: int
+) -> tuple[PreTrainedModel, RecordedCalls | None, str]:
+    """The module without weights, and how it attends or why it runs request by request."""
+    try:
+        _check_layer_types(text)
+        module = _meta_module(config, RECORDING)
+        if module._is_stateful:
+            raise ModelError("it keeps a recurrent state instead of keys and values")
+        calls = record(module, longest_context)
+        _check_layers(module, text, calls)
+    except ModelError as error:
+        return _meta_module(config, "eager"), None, str(error)
+    return module, calls, ""
+
+
+def _heads(text: PreTrainedConfig, calls: RecordedCalls | None) -> tuple[int, int, int]:
+    """Query heads, key-value heads and the values of a head, of the largest layer."""
+    if calls is not None:
+        caches = [layer.cache for layer in calls.layers]
+        return calls.layers[0].num_heads, max(c.num_kv_heads for c in caches), max(c.head_dim for c in caches)
+    num_heads = _integer(text, "num_attention_heads") or 1
+    head_dim = _integer(text, "head_dim") or text.hidden_size // num_heads
+    return num_heads, _integer(text, "num_key_value_heads") or num_heads, head_dim
+
+
+def _integer(text: PreTrainedConfig, name: str) -> int | None:
+    value = getattr(text, name, None)
+    return value if isinstance(value, int) else None
 
 
 def _read_config(folder: Path, architecture: str, fields: Fields) -> PreTrainedConfig:
@@ -127,9 +164,8 @@ def _check_layer_types(text: PreTrainedConfig) -> None:
 
 def _longest_context(text: PreTrainedConfig) -> int:
     """Longest context for which the rotary frequencies of a request do not depend on its length, or on others."""
-    longest = getattr(text, "max_position_embeddings", None)
-    if not isinstance(longest, int) or longest < 2:
-        raise ModelError("config.json names no max_position_embeddings")
+    names = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
+    longest = next((value for name in names if (value := _integer(text, name))), _UNNAMED_CONTEXT)
     rope = getattr(text, "rope_parameters", None) or {}
     for section in (rope, *rope.values()):
         if isinstance(section, dict) and section.get("rope_type") == "longrope":  # two sets of frequencies
@@ -137,15 +173,15 @@ def _longest_context(text: PreTrainedConfig) -> int:
     return longest
 
 
-def _meta_module(config: PreTrainedConfig) -> PreTrainedModel:
-    """The module without weights, with an attention that records; experts in a way that needs no values."""
+def _meta_module(config: PreTrainedConfig, attention: str) -> PreTrainedModel:
+    """The module without weights, with a named attention; experts in a way that needs no values."""
     config = copy.deepcopy(config)
     config._experts_implementation = "batched_mm"
     try:
         with torch.device("meta"):
-            module: PreTrainedModel = _AUTO_MODEL.from_config(config, attn_implementation=RECORDING)
+            module: PreTrainedModel = _AUTO_MODEL.from_config(config, attn_implementation=attention)
     except Exception as error:  # whatever somebody else's module raises
-        if isinstance(error, KeyError) and error.args == (RECORDING,):  # it looks its attention up in a table
+        if isinstance(error, KeyError) and error.args == (attention,):  # it looks its attention up in a table
             raise ModelError("its attention does not go through transformers' AttentionInterface") from None
         fault = (str(error).splitlines() or [""])[0]
         raise ModelError(f"its module cannot be built ({type(error).__name__}: {fault})") from None

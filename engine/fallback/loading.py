@@ -19,6 +19,7 @@ from weft.engine.fallback.attention import PAGED
 from weft.engine.fallback.config import FallbackConfig
 from weft.engine.fallback.model import TransformersModel
 from weft.engine.fallback.packing import pack
+from weft.engine.fallback.request_model import RequestModel
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.loading import LoadFormat
 from weft.engine.shared.errors import ModelError
@@ -48,7 +49,7 @@ def load_fallback(
     kit: LayerKit | None = None,
     load_format: LoadFormat = "auto",
     progress: Progress = lambda done, total: None,
-) -> TransformersModel:
+) -> TransformersModel | RequestModel:
     """Build the module with the weights in folder.
 
     Args:
@@ -74,6 +75,8 @@ def load_fallback(
     module = _load(config, {name: _Promise(counted, name) for name in names}, dtype)
     torch.nn.Module.to(module, device)
     progress(total, total)
+    if config.calls is None:
+        return RequestModel(module)
     model = TransformersModel(module, config.calls, dtype)
     if kit is not None:
         pack(module, kit, dtype)
@@ -89,14 +92,18 @@ def _random(config: FallbackConfig, dtype: torch.dtype) -> tuple[Iterable[str], 
     source = RandomSource(0, dtype, torch.device("cpu"), norm_weight=1.0)
     with torch.device("meta"):
         module = config.model_class(config.config)
-    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    stored = module.state_dict()
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in stored}
+    tensors = dict(module.named_parameters()) | buffers
 
     def make(name: str) -> torch.Tensor:
-        tensor = torch.empty(shapes[name], dtype=dtype)
+        if not tensors[name].is_floating_point():
+            return torch.zeros(tensors[name].shape, dtype=tensors[name].dtype)
+        tensor = torch.empty(tensors[name].shape, dtype=dtype)
         source.fill(name, tensor)
         return tensor
 
-    return shapes, make
+    return tensors, make
 
 
 def _load(config: FallbackConfig, promises: Mapping[str, _Promise], dtype: torch.dtype) -> PreTrainedModel:
@@ -108,7 +115,7 @@ def _load(config: FallbackConfig, promises: Mapping[str, _Promise], dtype: torch
                 config=config.config,
                 state_dict=promises,
                 dtype=dtype,
-                attn_implementation=PAGED,
+                attn_implementation="eager" if config.calls is None else PAGED,
                 ignore_mismatched_sizes=True,  # they are reported, and refused below
                 output_loading_info=True,
             )

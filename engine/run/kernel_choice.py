@@ -11,7 +11,8 @@ from importlib.util import find_spec
 
 import torch
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV, StateSpec, paged_groups
+from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedKV, StateSpec, paged_groups
+from weft.engine.fallback.contexts import ContextBackend
 from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.attention import NativeBackend
@@ -108,8 +109,11 @@ def make_caches(
         num_states: States that there is room for; None means one for each request that may run.
     """
     states = {index: CacheGroup(g.spec, g.layers) for index, g in enumerate(groups) if isinstance(g.spec, StateSpec)}
+    is_of_module = any(isinstance(group.spec, ModuleCache) for group in groups)
     return Caches(
-        make_backend(paged_groups(groups), num_blocks, config, num_heads),
+        ContextBackend(num_blocks)
+        if is_of_module
+        else make_backend(paged_groups(groups), num_blocks, config, num_heads),
         StateCache(states, num_states or config.max_num_seqs, config.device) if states else None,
     )
 

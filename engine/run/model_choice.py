@@ -27,6 +27,7 @@ from weft.engine.weights.formats import Progress
 if TYPE_CHECKING:
     from weft.engine.fallback.config import FallbackConfig
     from weft.engine.fallback.model import TransformersModel
+    from weft.engine.fallback.request_model import RequestModel
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _MAX_COMPARED_BYTES = {"cpu": 32_000_000_000, "cuda": 160_000_000_000}
 """Above this size of the weights the comparison at start-up is left out: it reads them four times."""
 
 
-LoadedModel: TypeAlias = "Decoder | TransformersModel"
+LoadedModel: TypeAlias = "Decoder | TransformersModel | RequestModel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     assert isinstance(model, FallbackConfig)
     linear_kit = choose_linear_kit(config) if model.is_linear else None
     return ModelPlan(
-        f"transformers, {linear_kit.name if linear_kit else 'torch'}",
+        f"transformers, {linear_kit.name if linear_kit else 'torch'}{', request by request' * (model.calls is None)}",
         linear_kit,
         model.cache_specs,
         model.num_values * config.dtype.itemsize,
@@ -125,9 +126,10 @@ def _load_native(model: ModelConfig, config: EngineConfig, kit: LayerKit, folder
 
 def _load_fallback(
     model: "FallbackConfig", config: EngineConfig, kit: LayerKit | None, folder: Path, progress: Progress
-) -> "TransformersModel":
+) -> "TransformersModel | RequestModel":
     """Load transformers' module, and compare it with itself over Weft's cache."""
     from weft.engine.fallback.loading import load_fallback
+    from weft.engine.fallback.request_model import RequestModel
     from weft.engine.run import parity
 
     loaded = load_fallback(
@@ -139,11 +141,15 @@ def _load_fallback(
         load_format=config.options.load_format,
         progress=progress,
     )
-    if loaded.weights_bytes > _MAX_COMPARED_BYTES[config.device.type]:
+    is_compared = loaded.weights_bytes <= _MAX_COMPARED_BYTES[config.device.type]
+    if not is_compared:
         size = format_size(loaded.weights_bytes)
-        logger.warning("transformers' module is not compared with itself over Weft's cache, since it takes %s", size)
-        return loaded
-    config = replace(config, is_kv_cache_fp8=False)
-    caches = make_caches(group_layers(loaded.cache_specs), parity.num_blocks(config), config, model.num_heads)
-    parity.compare(loaded, caches, config, model.vocab_size)
+        logger.warning("transformers' module is not compared with itself over its cache, since it takes %s", size)
+    if isinstance(loaded, RequestModel):
+        logger.warning("%s runs request by request, which is slow: %s", model.architecture, model.reason)
+        parity.prepare_requests(loaded, config, model.vocab_size, is_compared)
+    elif is_compared:
+        config = replace(config, is_kv_cache_fp8=False)
+        caches = make_caches(group_layers(loaded.cache_specs), parity.num_blocks(config), config, model.num_heads)
+        parity.compare(loaded, caches, config, model.vocab_size)
     return loaded

@@ -4,13 +4,17 @@ A module may do what no recording shows, such as ignoring positions, and a new v
 Both would give wrong answers without an error.
 """
 
+import contextlib
 import dataclasses
 import logging
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
+from weft.engine.fallback.contexts import Context
 from weft.engine.fallback.model import TransformersModel
+from weft.engine.fallback.request_model import GoingOn, RequestModel
 from weft.engine.kernels.caches import Caches
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.dummy_batch import dummy_batch
@@ -21,6 +25,12 @@ logger = logging.getLogger(__name__)
 
 _NUM_TOKENS = 16
 """Tokens of each prompt, at most."""
+
+_NUM_TOKENS_OF_REQUEST = 64
+"""The same of the prompt of a module that runs request by request, whose layers may be of any kind."""
+
+_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError)
+"""What somebody else's module may raise."""
 
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.4}
 """Bounds on the root mean square of the error, in standard deviations of a row of logits. In bfloat16 and with random
@@ -42,18 +52,86 @@ def compare(model: TransformersModel, caches: Caches, config: EngineConfig, voca
     Raises:
         ModelError: They differ by more than the dtype explains, or an id that is clearly the best one differs.
     """
-    try:
+    with _module_faults():
         _compare(model, caches, config, vocab_size)
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+
+
+def prepare_requests(model: RequestModel, config: EngineConfig, vocab_size: int, is_compared: bool) -> None:
+    """Choose how a module that runs request by request goes on with a context, and measure what that keeps.
+
+    Prompts in parts are compared with whole ones. Chunks must be as exact as single tokens, not only within the bound:
+    in 16 bits, what a module forgets between chunks may be smaller than that.
+
+    Args:
+        is_compared: False takes the way of transformers' generate, without a comparison.
+
+    Raises:
+        ModelError: No way is right, or the module does not run.
+    """
+    with _module_faults(), torch.inference_mode():
+        if is_compared:
+            _choose_way(model, config, vocab_size)
+        model.measure()
+    logger.info("requests go on %s", model.going_on.value)
+
+
+@contextlib.contextmanager
+def _module_faults() -> Iterator[None]:
+    try:
+        yield
+    except _FAULTS as error:
         fault = (str(error).splitlines() or [""])[0]
         raise ModelError(f"transformers' module does not run ({type(error).__name__}: {fault})") from error
+
+
+def _choose_way(model: RequestModel, config: EngineConfig, vocab_size: int) -> None:
+    length = min(_NUM_TOKENS_OF_REQUEST, config.max_model_len)
+    token_ids = _token_ids(2, length, config, vocab_size)
+    expected = model.plain_logits(token_ids)  # (2, length, vocab_size)
+    ends = sorted({length * 3 // 8, length * 5 // 8, length - 2, length - 1, length} - {-1, 0})
+    parts = list(zip([0, *ends], ends, strict=False))
+    tolerance, errors = _TOLERANCES[config.dtype], {}
+    for way in GoingOn:
+        model.going_on = way
+        errors[way] = _error_of_parts(model, token_ids, parts, expected)
+    exact = errors[GoingOn.ONE_BY_ONE]
+    if errors[GoingOn.CHUNKS] <= min(2 * exact + _TOLERANCES[torch.float32], tolerance):
+        model.going_on = GoingOn.CHUNKS
+    elif exact <= tolerance:
+        model.going_on = GoingOn.ONE_BY_ONE
+    elif not errors[GoingOn.AGAIN] <= tolerance:
+        raise ModelError(
+            f"transformers' module answers differently in parts: logits by {errors[GoingOn.AGAIN]:.2g} standard "
+            f"deviations (bound: {tolerance})"
+        )
+
+
+def _error_of_parts(
+    model: RequestModel, token_ids: torch.Tensor, parts: list[tuple[int, int]], expected: torch.Tensor
+) -> float:
+    """The error of the present way, infinite if the module cannot go this way.
+
+    The prompts take turns, since a module may keep states in itself, where all requests share them.
+    """
+    contexts = [Context() for _ in token_ids]
+    got = torch.empty_like(expected)
+    try:
+        for start, stop in parts:
+            for prompt, context in enumerate(contexts):
+                logits = model.go_on(context, token_ids[prompt : prompt + 1, start:stop], stop - start)
+                got[prompt, start:stop] = logits[start - stop :]
+    except _FAULTS:
+        if model.going_on is GoingOn.AGAIN:
+            raise
+        return float("inf")
+    return _error(got, expected)
 
 
 def _compare(model: TransformersModel, caches: Caches, config: EngineConfig, vocab_size: int) -> None:
     length = min(_NUM_TOKENS, config.max_model_len)
     whole = dummy_batch(2 * length, list(dict.fromkeys(model.cache_specs)), config.block_size, 1, length)
     with torch.inference_mode():
-        token_ids = (torch.arange(2 * length, device=config.device).view(2, -1) + 1) * 7919 % vocab_size
+        token_ids = _token_ids(2, length, config, vocab_size)
         expected = model.plain_logits(token_ids)  # (2, length, vocab_size)
         got = torch.empty_like(expected)
         ends = sorted({length // 2, length - 1, length} - {0})
@@ -66,8 +144,7 @@ def _compare(model: TransformersModel, caches: Caches, config: EngineConfig, voc
 
 
 def _check(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    spread = expected.std(-1, keepdim=True)
-    error = float(((got - expected) / spread).square().mean().sqrt())
+    error, spread = _error(got, expected), expected.std(-1, keepdim=True)
     best = expected.topk(2).values
     is_clear = best[..., 0] - best[..., 1] > 4 * tolerance * spread[..., 0]
     differ = int((is_clear & (got.argmax(-1) != expected.argmax(-1))).sum())
@@ -77,6 +154,15 @@ def _check(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
             f"{error:.2g} standard deviations (bound: {tolerance})"
         )
     logger.info("transformers' module answers the same over Weft's cache: logits differ by %.2g deviations", error)
+
+
+def _token_ids(num_prompts: int, length: int, config: EngineConfig, vocab_size: int) -> torch.Tensor:
+    return (torch.arange(num_prompts * length, device=config.device).view(num_prompts, -1) + 1) * 7919 % vocab_size
+
+
+def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root mean square, in standard deviations of a row."""
+    return float(((got - expected) / expected.std(-1, keepdim=True)).square().mean().sqrt())
 
 
 def _part(whole: Batch, start: int, stop: int) -> Batch:

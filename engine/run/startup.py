@@ -43,6 +43,7 @@ from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
+from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineInfo, EngineOptions
 from weft.engine.speculation.drafters import NgramDrafter, PredictionDrafter
 
@@ -117,7 +118,7 @@ def start(
         overlap=config.overlap,
         grammars=PendingGrammars(GrammarCompiler(vocabulary)),
         masks=MaskComputer(model_config.vocab_size),
-        drafters=_drafters(config),
+        drafters=_drafters(config, kv.can_copy),
         draft_model=draft_model,
         before_launch=before_launch,
     )
@@ -175,8 +176,16 @@ def _graphs(
     )
 
 
-def _drafters(config: EngineConfig) -> list[Drafter]:
-    """Sources of drafts, the best first: a grammar's ids are certain, and callers know more than repetition."""
+def _drafters(config: EngineConfig, can_draft: bool) -> list[Drafter]:
+    """Sources of drafts, the best first: a grammar's ids are certain, and callers know more than repetition.
+
+    Raises:
+        ModelError: Drafts are asked for, but the cache is an object of a module, which cannot go back behind them.
+    """
+    if not can_draft:
+        if config.is_ngram:
+            raise ModelError("speculative ngram needs caches that can go back behind a refused draft")
+        return []
     sources = [f"draft model {config.draft_model.name}"] if config.draft_model else ["ngram"] * config.is_ngram
     logger.info("speculation: %s", ", ".join(["predictions of the callers", *sources]))
     return [ForcedTokens(), PredictionDrafter(), *([NgramDrafter()] if config.is_ngram else [])]

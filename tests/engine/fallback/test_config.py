@@ -6,6 +6,7 @@ import torch
 
 from tests.checkpoints import MAX_POSITION_EMBEDDINGS, VOCAB_SIZE
 from tests.engine.fallback.checkpoints import write
+from weft.engine.cache.specs import ModuleCache
 from weft.engine.fallback.config import FallbackConfig, load_fallback_config
 from weft.engine.models.families.registry import identify
 from weft.engine.shared.errors import ModelError
@@ -52,7 +53,6 @@ def test_a_context_is_as_long_as_one_set_of_frequencies(phi3: Path) -> None:
             "NewForCausalLM comes with code of its own, and Weft runs no code of checkpoints",
         ),
         ({"num_attention_heads": "four"}, "num_attention_heads"),
-        ({"num_attention_heads": 5, "num_key_value_heads": 5}, "its module"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized checkpoints are not supported"),
     ],
 )
@@ -63,19 +63,22 @@ def test_refusals_name_the_fault(phi3: Path, changes: dict[str, object], fault: 
 
 
 @pytest.mark.parametrize(
-    ("architecture", "model_type", "fault"),
+    ("architecture", "model_type", "reason"),
     [
-        ("MambaForCausalLM", "mamba", "it has layers of type linear_attention"),
+        ("DogeForCausalLM", "doge", "model.layers.0.self_attn changes its attention mask"),
         ("RwkvForCausalLM", "rwkv", "it keeps a recurrent state instead of keys and values"),
         ("Qwen3NextForCausalLM", "qwen3_next", "it has layers of type linear_attention"),
-        ("BloomForCausalLM", "bloom", "does not go through"),
+        ("BloomForCausalLM", "bloom", "its attention does not go through transformers' AttentionInterface"),
     ],
 )
-def test_other_kinds_of_memory_are_refused(tmp_path: Path, architecture: str, model_type: str, fault: str) -> None:
+def test_what_weft_s_attention_cannot_do_runs_request_by_request(
+    tmp_path: Path, architecture: str, model_type: str, reason: str
+) -> None:
     values = {"architectures": [architecture], "model_type": model_type, "max_position_embeddings": 128}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ModelError, match=f"^architecture {architecture} is not supported: .*{fault}"):
-        load(tmp_path)
+    config = load_fallback_config(tmp_path, identify(tmp_path, "transformers"))
+    assert (config.calls, config.reason) == (None, reason)
+    assert [type(spec) for spec in config.cache_specs] == [ModuleCache]
 
 
 def test_code_in_a_checkpoint_is_not_needed_for_what_transformers_has(phi3: Path) -> None:

@@ -105,15 +105,13 @@ def test_weights_of_a_model_that_the_engine_does_not_have_are_not_downloaded(
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    (folder / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
-    with pytest.raises(
-        StartError, match=r"^model: architecture MambaForCausalLM is not supported: it has layers of type"
-    ):
+    (folder / "config.json").write_text('{"architectures": ["NewForCausalLM"], "model_type": "new"}')
+    with pytest.raises(StartError, match=r"^model: architecture NewForCausalLM is not supported: it has no native"):
         checkpoint.resolve("org/not-cached")
-    with pytest.raises(StartError, match=r"^model: architecture MambaForCausalLM is not supported \(supported: Llama"):
+    with pytest.raises(StartError, match=r"^model: architecture NewForCausalLM is not supported \(supported: Llama"):
         checkpoint.resolve("org/not-cached", model_impl="native")
     assert asked == [checkpoint.CONFIG_PATTERNS] * 2
-    with pytest.raises(StartError, match=r"^speculative: architecture MambaForCausalLM"):
+    with pytest.raises(StartError, match=r"^speculative: architecture NewForCausalLM"):
         checkpoint.resolve_draft("org/not-cached", model_impl="native")
 
 
