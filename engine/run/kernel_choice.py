@@ -182,7 +182,8 @@ def _prompt_library(
     library, cache = make(), (config.dtype, config.kv_cache_dtype, config.block_size, config.device)
     if config.options.deterministic:
         raise ModelError(f"prefill_attention {library.name} is not deterministic")
-    if not all(map(library.supports, prompt_layers(groups, num_heads, *cache))):
+    has_latents = any(group.spec.latent_dim is not None for group in groups)
+    if has_latents or not all(map(library.supports, prompt_layers(groups, num_heads, *cache))):
         raise ModelError(f"prefill_attention {library.name} needs {library.needs}")
     return library
 

@@ -30,6 +30,7 @@ from weft.engine.kernels.triton.attention_tuning import (
     tune,
 )
 from weft.engine.kernels.triton.dependent_launch import launch_options
+from weft.engine.kernels.triton.latent_kernels import attend_latents_kernel, write_latents_kernel
 from weft.engine.kernels.triton.prompt_attention import PromptAttention, PromptStep, find_prompts, prompt_layers
 from weft.engine.layers.attention import AttentionBackend, AttentionStep, PagedCache
 from weft.engine.step.batch import Batch, Ints
@@ -78,7 +79,10 @@ class _GroupStep:
 
 
 class TritonBackend(AttentionBackend):
-    """Owns the cache: per layer (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values."""
+    """Owns the cache: per layer (num_blocks, 2, num_kv_heads, block_size, head_dim), with 2 for keys and values.
+
+    Latents have 1 in the place of 2.
+    """
 
     supports_graphs = True
 
@@ -123,7 +127,7 @@ class TritonBackend(AttentionBackend):
         self._options = launch_options(is_dependent)
         self._caches: dict[int, torch.Tensor] = {}
         for group in groups:
-            shape = (num_blocks, 2, group.spec.num_kv_heads, block_size, group.spec.head_dim)
+            shape = (num_blocks, group.spec.num_sides, group.spec.num_kv_heads, block_size, group.spec.head_dim)
             for layer in group.layers:
                 self._caches[layer] = torch.empty(shape, dtype=cache_dtype or dtype, device=device)
                 self._caches[layer][0].view(torch.uint8).zero_()
@@ -132,8 +136,8 @@ class TritonBackend(AttentionBackend):
         num_integers = most_integers(self._tunings, limits, block_size)
         self._metadata = torch.zeros(num_integers, dtype=torch.int32, device=device)
         num_rows = max((sum(launch.tiling.max_rows for launch in t.launches) for t in self._tunings), default=0)
-        head_dim = max((group.spec.head_dim for group in groups), default=0)
-        self._partials = torch.empty((num_rows, num_heads, head_dim), dtype=torch.float32, device=device)
+        value_dim = max((group.spec.value_dim for group in groups), default=0)
+        self._partials = torch.empty((num_rows, num_heads, value_dim), dtype=torch.float32, device=device)
         self._partial_sums = torch.empty((num_rows, num_heads), dtype=torch.float32, device=device)
 
     @override
@@ -188,7 +192,9 @@ class TritonBackend(AttentionBackend):
         self, step: _GroupStep, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
         """Attend, to prompts by the library if it took them; shapes as in `AttentionStep.attend`."""
-        outputs = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        outputs = queries.new_empty(*queries.shape[:2], values.shape[2])
+        if step.group.spec.latent_dim is not None:
+            self._write_latents(step, layer, keys)
         if step.prompts:
             at, cache = step.prompts.tokens, self._caches[layer]
             attended = step.prompts.attend(queries[at], keys[at], values[at], cache, step.prompt_starts)
@@ -203,14 +209,35 @@ class TritonBackend(AttentionBackend):
         self, spec: PagedKV, launch: _Launch, layer: int, queries: torch.Tensor, outputs: torch.Tensor
     ) -> None:
         """Compute the items of a launch."""
-        cache, tile = self._caches[layer], launch.tile
         num_heads, head_dim = queries.shape[1:]
         assert queries.stride()[1:] == (head_dim, 1), "the heads of a token must be contiguous"
-        sizes = {"HEAD_DIM": head_dim, "PADDED_DIM": padded(head_dim)}
-        cached = {"NUM_KV_HEADS": spec.num_kv_heads, "BLOCK_SIZE": self._block_size, **sizes}
+        if spec.latent_dim is None:
+            self._attend_heads(spec, launch, layer, queries, outputs)
+        else:
+            self._attend_latents(spec, launch, layer, queries, outputs)
+        if len(launch.merges):
+            merge_kernel[(len(launch.merges) * num_heads,)](
+                *(outputs, launch.merges, self._partials, self._partial_sums),
+                NUM_HEADS=num_heads,
+                TILE_PARTS=_MERGED_PARTS,
+                HEAD_DIM=spec.value_dim,
+                PADDED_DIM=padded(spec.value_dim),
+                **_OPTIONS,
+                **self._options,
+            )
+
+    def _attend_heads(
+        self, spec: PagedKV, launch: _Launch, layer: int, queries: torch.Tensor, outputs: torch.Tensor
+    ) -> None:
+        tile, (num_heads, head_dim) = launch.tile, queries.shape[1:]
         attend_kernel[(len(launch.items) * spec.num_kv_heads,)](
-            *(queries, outputs, cache, self._metadata, launch.items, self._partials, self._partial_sums),
+            *(queries, outputs, self._caches[layer], self._metadata, launch.items),
+            *(self._partials, self._partial_sums),
             queries.stride(0),
+            HEAD_DIM=head_dim,
+            PADDED_DIM=padded(head_dim),
+            NUM_KV_HEADS=spec.num_kv_heads,
+            BLOCK_SIZE=self._block_size,
             SCALE=spec.score_scale * _LOG2_E,
             SOFT_CAP=(spec.soft_cap or 0.0) * _LOG2_E,
             NUM_SHARED=num_heads // spec.num_kv_heads,
@@ -220,19 +247,43 @@ class TritonBackend(AttentionBackend):
             IS_UNIFORM=launch.is_uniform,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            **cached,
             **_OPTIONS,
             **self._options,
         )
-        if len(launch.merges):
-            merge_kernel[(len(launch.merges) * num_heads,)](
-                *(outputs, launch.merges, self._partials, self._partial_sums),
-                NUM_HEADS=num_heads,
-                TILE_PARTS=_MERGED_PARTS,
-                **sizes,
-                **_OPTIONS,
-                **self._options,
-            )
+
+    def _attend_latents(
+        self, spec: PagedKV, launch: _Launch, layer: int, queries: torch.Tensor, outputs: torch.Tensor
+    ) -> None:
+        tile, num_heads, rotary_dim = launch.tile, queries.shape[1], spec.head_dim - spec.value_dim
+        num_tiles = -(-num_heads // tile.rows)
+        attend_latents_kernel[(len(launch.items) * num_tiles,)](
+            *(queries, outputs, self._caches[layer], self._metadata, launch.items),
+            *(self._partials, self._partial_sums),
+            queries.stride(0),
+            SCALE=spec.score_scale * _LOG2_E,
+            NUM_HEADS=num_heads,
+            NUM_TILES=num_tiles,
+            LATENT_DIM=spec.value_dim,
+            ROTARY_DIM=rotary_dim,
+            BLOCK_SIZE=self._block_size,
+            PADDED_LATENT=padded(spec.value_dim),
+            PADDED_ROTARY=padded(rotary_dim),
+            TILE_ROWS=tile.rows,
+            TILE_KEYS=tile.keys,
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            **_OPTIONS,
+            **self._options,
+        )
+
+    def _write_latents(self, step: _GroupStep, layer: int, latents: torch.Tensor) -> None:
+        num_tokens, _, key_dim = latents.shape
+        write_latents_kernel[(num_tokens,)](
+            *(latents, self._caches[layer], step.slots, latents.stride(0)),
+            KEY_DIM=key_dim,
+            PADDED_DIM=padded(key_dim),
+            **self._options,
+        )
 
     def _send(self, batch: Batch, plans: list[_Plan]) -> Iterator[torch.Tensor]:
         """Fill the metadata in one copy.
@@ -286,8 +337,9 @@ class TritonStep(AttentionStep):
         self._steps = steps
 
     @override
-    def cache(self, layer: int) -> PagedCache:
-        return PagedCache(self._backend.cache(layer), self._steps[layer].slots)
+    def cache(self, layer: int) -> PagedCache | None:
+        step = self._steps[layer]
+        return None if step.group.spec.latent_dim is not None else PagedCache(self._backend.cache(layer), step.slots)
 
     @override
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

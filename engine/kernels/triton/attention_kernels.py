@@ -65,7 +65,7 @@ def attend_kernel(
     attended = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
     heads_start = cache + kv_head * (BLOCK_SIZE * HEAD_DIM)
     masked_from = first_key  # before it, every row sees every key
-    blocks = _load_blocks(table, first_key, last_key, BLOCK_SIZE, TILE_KEYS)
+    blocks = load_blocks(table, first_key, last_key, BLOCK_SIZE, TILE_KEYS)
     if not IS_UNIFORM and WINDOW == 0:
         masked_from = tl.maximum(first_key, tl.minimum(last_key, first_position + 1) // TILE_KEYS * TILE_KEYS)
         maxima, sums, attended, blocks = _attend_keys(
@@ -88,7 +88,7 @@ def attend_kernel(
 
 
 @triton.jit
-def _load_blocks(table, start, last_key, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr):
+def load_blocks(table, start, last_key, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constexpr):
     """The block of each key from start on; after the last key block 0, which always exists."""
     keys = start + tl.arange(0, TILE_KEYS)
     return tl.load(table + keys // BLOCK_SIZE, mask=keys < last_key, other=0)
@@ -122,7 +122,7 @@ def _attend_keys(
     side: tl.constexpr = NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
     for first in range(start, stop, TILE_KEYS):
         # Look up blocks one tile ahead. Otherwise loads of keys would have to wait for their addresses.
-        next_blocks = _load_blocks(table, first + TILE_KEYS, last_key, BLOCK_SIZE, TILE_KEYS)
+        next_blocks = load_blocks(table, first + TILE_KEYS, last_key, BLOCK_SIZE, TILE_KEYS)
         keys = first + tl.arange(0, TILE_KEYS)
         # After the context there may be anything, NaN included, and a weight of 0 would not hide NaN.
         is_key = keys < last_key

@@ -49,11 +49,13 @@ class HeadShape:
         head_dim: Values per head.
         num_shared: Query heads that share a K/V head; one token's heads are in one tile.
         value_bytes: Bytes of a query's value; keys are converted to its type before the product.
+        is_latent: Whether the values are a part of the keys; then a token's heads may be in several tiles.
     """
 
     head_dim: int
     num_shared: int
     value_bytes: int
+    is_latent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ def gpu_of(device: torch.device) -> Gpu:
 
 def head_shape(spec: PagedKV, num_heads: int, dtype: torch.dtype) -> HeadShape:
     """The heads of a KV group's layers, which have num_heads query heads of this type."""
-    return HeadShape(spec.head_dim, num_heads // spec.num_kv_heads, dtype.itemsize)
+    num_shared = num_heads // spec.num_kv_heads
+    return HeadShape(spec.head_dim, num_shared, dtype.itemsize, spec.latent_dim is not None)
 
 
 def tile_names(
@@ -118,6 +121,8 @@ def decode_tiles(shape: HeadShape, gpu: Gpu) -> dict[str, Tile]:
     stages; three programs then share a multiprocessor of Hopper if heads have 128 values. Two warps instead of four
     would leave fewer warps on a multiprocessor, since shared memory bounds the programs.
     """
+    if shape.is_latent:
+        return {"triton-latent": latent_tile(shape, gpu, 16)}
     rows, keys = max(16, padded(shape.num_shared)), _num_keys(shape)
     tiles = {"triton-16k": _tile(shape, gpu, rows, keys, 4, max_stages=4, num_programs=2)}
     is_in_registers = rows == 16 and shape.value_bytes < 4
@@ -136,6 +141,8 @@ def prompt_tiles(shape: HeadShape, gpu: Gpu) -> dict[str, Tile]:
 
     Hopper begins with 64, because within a program nothing else runs while it computes a softmax; others with 128.
     """
+    if shape.is_latent:
+        return {"triton-latent": latent_tile(shape, gpu, 64)}
     keys = _num_keys(shape)
     if shape.value_bytes == 4:  # no matrix units: operands and scores of a tile must fit in registers
         tiles = [_tile(shape, gpu, max(32, padded(shape.num_shared)), keys, 4, max_stages=3)]
@@ -153,8 +160,23 @@ def prompt_tiles(shape: HeadShape, gpu: Gpu) -> dict[str, Tile]:
 
 def deterministic_tile(shape: HeadShape, gpu: Gpu) -> Tile:
     """The one tile for all steps, since another may sum in another order: the smallest with acceptable prefill."""
+    if shape.is_latent:
+        return latent_tile(shape, gpu, 64)
     rows = max(32 if shape.value_bytes == 4 else 64, padded(shape.num_shared))
     return _tile(shape, gpu, rows, _num_keys(shape), 4, max_stages=3)
+
+
+def latent_tile(shape: HeadShape, gpu: Gpu, rows: int) -> Tile:
+    """A tile for latents, whose results are up to 512 float32 a row in registers: fewer rows if memory has no room.
+
+    Queries and two tiles of latents are in shared memory, of which one is loaded while the other is used.
+    """
+    key_bytes, room = shape.head_dim * shape.value_bytes, gpu.shared_bytes - _SCRATCH_BYTES
+    keys = 32 if shape.value_bytes < 4 else 16
+    while rows > 16 and (rows + 2 * keys) * key_bytes > room:
+        rows //= 2
+    num_stages = 2 if (rows + 2 * keys) * key_bytes <= room else 1
+    return Tile(rows, keys, 8 if rows > 16 else 4, num_stages)
 
 
 def padded(number: int) -> int:

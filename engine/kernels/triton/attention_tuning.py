@@ -76,16 +76,16 @@ def tune(
     num_shared = shape.num_shared
     if is_deterministic:
         tile = deterministic_tile(shape, gpu)
-        tiling = Tiling(tile.rows // num_shared, tile.keys, max_num_seqs=limits.max_num_seqs)
+        tiling = Tiling(max(1, tile.rows // num_shared), tile.keys, max_num_seqs=limits.max_num_seqs)
         return GroupTuning(LaunchTuning(tile, tiling, True), None)
     num_parts = max(1, gpu.num_processors * _PROGRAMS_PER_PROCESSOR // group.spec.num_kv_heads)
     decode_tile = _named(tiles.decode, decode_tiles(shape, gpu))
     prompt_tile = _named(tiles.prompts, prompt_tiles(shape, gpu))
     short, others = (
         Tiling(
-            tokens=tile.rows // num_shared,
+            tokens=max(1, tile.rows // num_shared),
             keys=tile.keys,
-            num_parts=num_parts,
+            num_parts=max(1, num_parts // -(-num_shared // tile.rows)),
             least_part_keys=_ROW_KEYS * tile.rows,
             max_num_seqs=limits.max_num_seqs,
         )

@@ -46,6 +46,7 @@ class Case:
     scale: float | None = None
     soft_cap: float | None = None
     tiles: TileNames | None = None
+    latent_dim: int | None = None
 
     @property
     def num_heads(self) -> int:
@@ -53,7 +54,7 @@ class Case:
 
     @property
     def spec(self) -> PagedKV:
-        return PagedKV(self.num_kv_heads, self.head_dim, self.window, self.scale, self.soft_cap)
+        return PagedKV(self.num_kv_heads, self.head_dim, self.window, self.scale, self.soft_cap, self.latent_dim)
 
 
 @dataclass(eq=False)
@@ -100,7 +101,7 @@ class Harness:
         _, *parts = tokens.qkv[:stop].split_with_sizes(
             (self.case.num_heads, self.case.num_kv_heads, self.case.num_kv_heads), dim=1
         )
-        kept = torch.stack(parts, 1).to(self.cache.dtype)
+        kept = torch.stack(parts[: self.case.spec.num_sides], 1).to(self.cache.dtype)
         self.cache.view(torch.uint8)[blocks, :, :, places] = kept.view(torch.uint8)
         tokens.request.num_computed_tokens = stop
 
@@ -116,6 +117,10 @@ class Harness:
     def attend_with(self, step: TritonStep, qkv: torch.Tensor) -> torch.Tensor:
         """Write K/V as layers do, which here turn and scale nothing, and attend."""
         num_tokens, _, head_dim = qkv.shape
+        if self.case.latent_dim is not None:
+            queries, keys, _ = qkv.split_with_sizes((self.case.num_heads, 1, 1), 1)
+            with torch.inference_mode():
+                return step.attend(0, queries, keys, keys[..., : self.case.latent_dim])
         rotation = torch.tensor([1.0, 0.0])[:, None].expand(num_tokens, 2, head_dim).contiguous()
         heads = TritonKit().heads(None, self.case.num_heads, self.case.num_kv_heads)
         with torch.inference_mode():
@@ -161,7 +166,8 @@ class Harness:
         case = self.case
         queries, keys, values = tokens.qkv.split_with_sizes((case.num_heads, case.num_kv_heads, case.num_kv_heads), 1)
         if case.cache_dtype:
-            keys, values = self.kept(tokens, keys, values)
+            keys, values = [*self.kept(tokens, *(keys, values)[: case.spec.num_sides]), values][:2]
+        values = values if case.latent_dim is None else keys[..., : case.latent_dim]
         keys, values = (part.double().repeat_interleave(case.num_shared, 1) for part in (keys, values))
         at = torch.arange(len(queries), device=self.device)
         distances = at[:, None] - at[None, :]
@@ -357,6 +363,9 @@ MIXED = [
     Case(1, 4, 64, 16, cache_dtype=FP8),
     Case(1, 2, 64, 16, is_deterministic=True),
     Case(1, 2, 64, 16, scale=0.3, soft_cap=2.0, dtype=F32),
+    Case(1, 3, 80, 16, scale=0.3, dtype=F32, latent_dim=64),
+    Case(1, 20, 40, 32, latent_dim=32),  # a token's heads fill more than one tile
+    Case(1, 4, 48, 16, cache_dtype=FP8, latent_dim=32),
     Case(2, 2, 64, 16, 20, soft_cap=0.5),
     # Scores in the tens of thousands, whose exponentials are infinite and zero.
     Case(1, 2, 64, 16, scale=2e3, soft_cap=3.0, dtype=F32),
@@ -370,17 +379,23 @@ DECODES = [
     Case(1, 2, 64, 16, scale=0.2, soft_cap=1.0, lengths=(2, 600)),
     Case(1, 2, 256, 16, 300, soft_cap=1.0, dtype=F32, lengths=(2, 500)),
     Case(1, 2, 64, 16, 40, soft_cap=1.0, cache_dtype=FP8, lengths=(2, 300)),
+    Case(1, 20, 48, 16, dtype=F32, lengths=(2, 600), latent_dim=32),
 ]
 LIBRARIES = [Case(1), Case(1, 4, 128, 32, window=20)]
 TILED = [
     Case(1, 2, 128, tiles=TileNames(decode, prompts), lengths=(2, 150))
     for decode, prompts in (("triton-16k", "triton-128"), ("triton-32k", "triton-64"))
 ]
-COPIES = [Case(), Case(cache_dtype=FP8, block_size=32)]
+COPIES = [Case(), Case(cache_dtype=FP8, block_size=32), Case(1, latent_dim=48)]
 RECORDED = [
     Case(lengths=(24, 20, 70)),
     Case(1, 2, 64, 32, dtype=F32, lengths=(300, 20, 700)),  # both launches split contexts
     Case(1, 4, 64, 16, 150, F32, lengths=(24, 20, 500)),
     Case(1, 4, lengths=(24, 20, 100), is_deterministic=True),
+    Case(1, 4, 48, dtype=F32, lengths=(300, 20, 500), latent_dim=32),
 ]
-INVARIANT = [Case(1, lengths=(100,)), Case(1, 4, 64, 16, 30, F32, lengths=(60,))]
+INVARIANT = [
+    Case(1, lengths=(100,)),
+    Case(1, 4, 48, lengths=(60,), latent_dim=32),
+    Case(1, 4, 64, 16, 30, F32, lengths=(60,)),
+]

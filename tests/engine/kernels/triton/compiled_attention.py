@@ -67,6 +67,26 @@ def compile_for(
     )
 
 
+def compile_attend_latents(capability: int, num_heads: int, dtype: str, tile: Tile) -> Any:
+    """For the latents of DeepSeek V2 and V3."""
+    from weft.engine.kernels.triton.latent_kernels import attend_latents_kernel
+
+    sizes = {"LATENT_DIM": 512, "ROTARY_DIM": 64, "PADDED_LATENT": 512, "PADDED_ROTARY": 64, "BLOCK_SIZE": 16}
+    constants = {
+        "SCALE": 0.1,
+        "NUM_HEADS": num_heads,
+        "NUM_TILES": -(-num_heads // tile.rows),
+        "TILE_ROWS": tile.rows,
+        "TILE_KEYS": tile.keys,
+        "IS_DEPENDENT": False,
+        **sizes,
+    }
+    tensors = dict.fromkeys(("queries", "outputs", "cache"), dtype) | dict.fromkeys(("metadata", "items"), "i32")
+    tensors |= dict.fromkeys(("partials", "partial_sums"), "fp32")
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return compile_for(capability, attend_latents_kernel, tensors, ["query_stride"], constants, **options)
+
+
 def compile_attend(
     capability: int,
     head_dim: int,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.kernels.triton.compiled_attention import GPUS, compile_attend, machine_code
+from tests.engine.kernels.triton.compiled_attention import GPUS, compile_attend, compile_attend_latents, machine_code
 from tests.triton_interpreter import needs_triton
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention_tiles import (
@@ -130,3 +130,17 @@ def test_programs_share_a_multiprocessor_without_spills(
         assert code.programs(gpu) == 1, "too few registers for two"
     if (capability, head_dim, name) == (90, 128, "triton-32k"):
         assert code.programs(gpu) == 3
+
+
+@needs_triton
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("num_heads", [16, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=pytest.mark.slow)])
+def test_results_of_latents_stay_in_registers(capability: int, num_heads: int, tmp_path: Path) -> None:
+    gpu = GPUS[capability]
+    shape = HeadShape(576, num_heads, 2, is_latent=True)
+    for tiles in (decode_tiles, prompt_tiles):
+        (tile,) = tiles(shape, gpu).values()
+        code = machine_code(compile_attend_latents(capability, num_heads, "bf16", tile), tmp_path)
+        assert code.local_bytes <= 160, "a few words"
+        assert code.programs(gpu) >= (2 if tile.rows == 16 and capability == 90 else 1)
