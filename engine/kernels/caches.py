@@ -27,7 +27,15 @@ class Caches:
     @property
     def supports_graphs(self) -> bool:
         """See `AttentionBackend`."""
-        return self.states is None and self.attention.supports_graphs
+        return self.attention.supports_graphs
+
+    @property
+    def are_graphs_of_decodes(self) -> bool:
+        """Whether graphs can only hold steps in which each request computes one token.
+
+        Layers with states see on the host how many tokens each request has.
+        """
+        return self.states is not None
 
     @property
     def may_repeat(self) -> bool:

@@ -33,7 +33,7 @@ class StateStep(Protocol):
         """(num_slots, *shape): the states of all requests, contiguous. Only the slots of this step may be changed."""
 
     def slots(self, layer: int) -> torch.Tensor:
-        """(num_requests,) int64 on the device: the slot of each request, distinct."""
+        """(num_requests,) int64 on the device: the slot of each request, distinct except for slot 0 of padding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 A graph has a number of tokens, to which steps are padded, and there are two for a number. One computes a step in which
 every request has one token, and samples it. The other computes any step: prompts beside decodes, drafts to verify, the
-steps of a draft model; sampling follows it. A graph reads and writes memory that never moves: input ids, positions,
-what the attention backend keeps (`supports_graphs`), and the parameters of its rows if it samples. This module owns
-that memory, the graphs, and the ids that the previous step sampled.
+steps of a draft model; sampling follows it. If layers keep states, it also takes only steps of one token per request. A
+graph reads and writes memory that never moves: input ids, positions, what the attention backend keeps
+(`supports_graphs`), and the parameters of its rows if it samples. This module owns that memory, the graphs, and the ids
+that the previous step sampled.
 
 Nothing is recorded while requests run, since that takes as long as several steps. A step takes the smallest recorded
 graph that holds it, or runs eagerly. Only CUDA needs this, but with another `Capture` the logic runs on any device.
@@ -112,7 +113,8 @@ class StepGraphs:
         self._device = device
         self._sampler = sampler or GreedySampler()
         self._make_capture = make_capture
-        self._keys = graph_keys(max_num_seqs if samples else 0, max_num_batched_tokens)
+        longest = max_num_seqs if caches.are_graphs_of_decodes else max_num_batched_tokens
+        self._keys = graph_keys(max_num_seqs if samples else 0, longest)
         self._padding = _without_requests(dummy_batch(1, specs, 1, 1))
         self._sampled_ids = torch.zeros(max_num_batched_tokens, dtype=torch.int64, device=device)
         self._capture: Capture | None = None
@@ -169,8 +171,16 @@ class StepGraphs:
         """The smallest recorded graph for a batch. Graphs keep no scores, and would ignore adapters."""
         if batch.scores is not None or batch.adapters is not None:
             return None
-        is_decode = batch.num_tokens == batch.num_requests == len(batch.row_indices)
-        can_sample = may_sample and is_decode and is_plain(batch.sampling) and self._sampler.can_sample(batch.sampling)
+        is_decode = batch.num_tokens == batch.num_requests
+        if self._caches.are_graphs_of_decodes and not is_decode:
+            return None
+        can_sample = (
+            may_sample
+            and is_decode
+            and len(batch.row_indices) == batch.num_tokens
+            and is_plain(batch.sampling)
+            and self._sampler.can_sample(batch.sampling)
+        )
         largest = max(_MAX_PADDED_TOKENS, batch.num_tokens * 5 // 4)
         for samples in (True, False) if can_sample else (False,):
             kind = [key for key in self._graphs if key.samples == samples]

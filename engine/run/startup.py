@@ -87,6 +87,7 @@ def start(
     groups = group_layers(model.cache_specs)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
     plan = _plan_memory(model, model_config, config, groups, draft)
+    config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
     kv = _cache_manager(config, plan, groups)
@@ -102,7 +103,7 @@ def start(
     scheduler = Scheduler(
         kv,
         cost,
-        max_num_seqs=plan.max_num_seqs,
+        max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         itl_target_s=config.itl_target_s,
         is_ahead=config.overlap,
@@ -210,7 +211,7 @@ def _info(
         attention_backend=attention,
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
-        max_num_seqs=plan.max_num_seqs,
+        max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )
 

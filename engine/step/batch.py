@@ -138,7 +138,8 @@ class GraphKey(NamedTuple):
     Attributes:
         num_tokens: Tokens of the step, padding included.
         samples: Whether every request computes one token, which the graph samples. If not, the graph computes any step
-            of at most num_tokens tokens and leaves sampling to others.
+            of at most num_tokens tokens, or of one token for each request if layers keep states, and leaves sampling
+            to others.
     """
 
     num_tokens: int

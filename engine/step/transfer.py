@@ -10,7 +10,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Array = npt.NDArray[np.int64] | npt.NDArray[np.int32] | npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+Array = (
+    npt.NDArray[np.int64]
+    | npt.NDArray[np.int32]
+    | npt.NDArray[np.float32]
+    | npt.NDArray[np.uint8]
+    | npt.NDArray[np.bool_]
+)
 
 
 def to_device(array: Array, device: torch.device) -> Tensor:

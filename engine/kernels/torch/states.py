@@ -14,11 +14,15 @@ from typing_extensions import override
 from weft.engine.cache.specs import CacheGroup, StateSpec
 from weft.engine.layers.step_caches import StateStep
 from weft.engine.step.batch import Batch, Ints
-from weft.engine.step.transfer import to_device
+from weft.engine.step.transfer import fill, to_device
 
 
 class StateCache:
-    """Owns the states of all recurrent layers, each (num_slots, *shape); slot 0 is the null slot, for padding."""
+    """Owns the states of all recurrent layers, each (num_slots, *shape); slot 0 is the null slot, for padding.
+
+    A graph finds the slots of its requests in memory that never moves. Its padding counts as new requests, so that
+    nothing grows in the null slot.
+    """
 
     def __init__(self, groups: Mapping[int, CacheGroup[StateSpec]], num_states: int, device: torch.device) -> None:
         """Allocate num_states states and the null slot for each layer; keys of groups index `Batch.groups`."""
@@ -29,17 +33,30 @@ class StateCache:
             for group in groups.values()
             for layer in group.layers
         }
+        self._graph_slots = torch.zeros(len(groups) * num_states, dtype=torch.int64, device=device)
+        self._graph_is_new = torch.zeros(num_states, dtype=torch.bool, device=device)
 
     def begin(self, batch: Batch) -> "TorchStateStep":
         """Copy the states that the batch asks for, and look up those of its requests."""
-        slots: dict[int, torch.Tensor] = {}
-        for index, group in self.groups.items():
-            part = batch.groups[index]
-            self._copy(group.layers, part.block_copies)
-            tables = to_device(np.ascontiguousarray(part.block_tables[:, 0]), self._device)
-            slots.update(dict.fromkeys(group.layers, tables))
-        is_new = to_device(batch.seq_lens == np.diff(batch.query_start_locs), self._device)
-        return TorchStateStep(self.states, slots, is_new, batch.query_start_locs)
+        num_rows = batch.graph.num_tokens if batch.graph else batch.num_requests
+        on_host = np.zeros((len(self.groups), num_rows), np.int64)
+        is_new_on_host = np.ones(num_rows, np.bool_)
+        is_new_on_host[: batch.num_requests] = batch.seq_lens == np.diff(batch.query_start_locs)
+        for row, (index, group) in enumerate(self.groups.items()):
+            on_host[row, : batch.num_requests] = batch.groups[index].block_tables[:, 0]
+            self._copy(group.layers, batch.groups[index].block_copies)
+        starts = batch.query_start_locs
+        if batch.graph:
+            starts = np.arange(num_rows + 1)
+            slots, is_new = self._graph_slots[: on_host.size].view(on_host.shape), self._graph_is_new[:num_rows]
+            fill(slots, on_host)
+            fill(is_new, is_new_on_host)
+        else:
+            slots, is_new = to_device(on_host, self._device), to_device(is_new_on_host, self._device)
+        by_layer = {
+            layer: part for part, group in zip(slots, self.groups.values(), strict=True) for layer in group.layers
+        }
+        return TorchStateStep(self.states, by_layer, is_new, starts)
 
     def _copy(self, layers: tuple[int, ...], copies: Ints) -> None:
         if not len(copies):

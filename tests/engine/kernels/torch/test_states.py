@@ -8,6 +8,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,12 @@ import torch
 
 from tests.checkpoints import VOCAB_SIZE, load_reference
 from tests.engine.plain_beam_search import plain_beam_search
+from tests.engine.recording import RecordedCapture, StaticBackend
 from tests.engine.test_golden import PreemptingScheduler, greedy, run
-from weft.engine.cache.specs import CacheGroup, StateSpec
+from weft.engine.cache.specs import CacheGroup, CacheSpec, StateSpec, paged_groups
 from weft.engine.core.engine import Engine
 from weft.engine.core.scheduler import Scheduler
+from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.torch.states import StateCache
 from weft.engine.layers.block import Block, BlockStep
 from weft.engine.layers.kit import LayerKit
@@ -29,8 +32,10 @@ from weft.engine.models import loading
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.models.tensor_names import decoder_spec
-from weft.engine.run import model_choice, startup
+from weft.engine.run import model_choice, startup, warm_up
+from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.dummy_batch import dummy_batch
+from weft.engine.run.kernel_choice import make_caches
 from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
@@ -266,6 +271,36 @@ def test_beams_go_on_from_copies_of_the_state(
     )
     expected = plain_beam_search(best, prompt, 3, 6, (2, 3), options)
     assert [results[0, index].token_ids for index in range(3)] == expected
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_decodes_run_in_graphs(
+    make_engine: Callable[..., Engine], golden: Golden, place: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All steps in which each request has one token, whatever their number; others run eagerly between them."""
+    if place == "alone":
+        pytest.skip("the attention of these graphs has one group of layers")
+
+    def caches(groups: tuple[CacheGroup[CacheSpec], ...], num_blocks: int, *sizes: object) -> Caches:
+        made = make_caches(groups, num_blocks, *sizes)  # type: ignore[arg-type]
+        return replace(made, attention=StaticBackend(paged_groups(groups), num_blocks, 8, 64))
+
+    monkeypatch.setattr(startup, "StepGraphs", partial(StepGraphs, make_capture=RecordedCapture))
+    monkeypatch.setattr(startup, "make_caches", caches)
+    monkeypatch.setattr(warm_up, "_RECORDING_S", 60.0)
+    engine = make_engine(overlap=overlap, max_num_seqs=6, max_num_batched_tokens=64, kv_cache_memory=400_000)
+    forward, eager = ModelRunner.forward, []
+
+    def watched(runner: ModelRunner, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
+        eager.append(batch)
+        return forward(runner, token_ids, batch)
+
+    monkeypatch.setattr(ModelRunner, "forward", watched)
+    adds = [greedy(number, prompt) for number, prompt in enumerate(golden.prompts[:8])]
+    results = run(engine, [*adds, greedy(8, golden.prompts[1], logprobs=2)])
+    assert [results[number, 0].token_ids for number in range(9)] == [*golden.outputs, golden.outputs[1]]
+    assert eager and all(batch.num_tokens > batch.num_requests for batch in eager)
+    assert engine.scheduler.counters.num_steps > len(eager) + NUM_OUTPUT_TOKENS
 
 
 def test_a_step_is_not_launched_twice_over_a_state_that_it_may_have_changed(
