@@ -4,6 +4,7 @@ The plain weights are freed one after another. Nothing is replaced in a module w
 such as fused experts: those need torch's threads, which would take the cores from the kit's.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer, Linear
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import TensorRef, WeightRef
+from weft.engine.weights.refs import ExpertsRef, TensorRef, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,9 @@ class _Given(WeightReader):
 
     def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self.weight, self.bias
+
+    def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        raise NotImplementedError(ref.matrix.names)
 
     def tensor(self, ref: TensorRef) -> torch.Tensor:
         raise NotImplementedError(ref.name)

@@ -11,10 +11,12 @@ import torch
 
 from weft.engine.layers.block import Block
 from weft.engine.layers.delta_rule import DeltaRule
+from weft.engine.layers.experts import Experts
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
+from weft.engine.layers.routing import Gating
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import WeightRef
+from weft.engine.weights.refs import ExpertsRef, WeightRef
 
 
 class LayerKit(Protocol):
@@ -28,8 +30,17 @@ class LayerKit(Protocol):
     def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
         """Bytes of memory that the result of `tied` takes."""
 
+    def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
+        """Bytes of memory that a matrix of the result of `experts` takes."""
+
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
         """A matrix with its bias."""
+
+    def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """A matrix that stays as it is where others are quantized."""
+
+    def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+        """Gate and up projection, gate first, and down projection of all experts of a layer."""
 
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         """Two projections of one size, gate first -> activation(gate(x)) * up(x)."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from typing_extensions import override
 
 from weft.engine.layers.gated import ACTIVATIONS, ALIASES
 from weft.engine.layers.rotary import RopeConfig
@@ -43,6 +44,12 @@ class ModelConfig(ModelFacts):
     activation: str
     tie_word_embeddings: bool
     switches: FamilySwitches
+
+    @property
+    @override
+    def feed_forward_values(self) -> int:
+        inner = [switches.num_values(self.hidden_size) for switches in self.switches.feed_forwards if switches]
+        return max(self.intermediate_size, *inner, 0)
 
     @property
     def distinct_ropes(self) -> tuple[RopeConfig, ...]:

@@ -28,3 +28,8 @@ class ModelFacts:
     max_position_embeddings: int
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
+
+    @property
+    def feed_forward_values(self) -> int:
+        """Values of a token inside the widest feed-forward layer at once."""
+        return self.intermediate_size

@@ -31,7 +31,7 @@ from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import TensorRef, WeightRef
+from weft.engine.weights.refs import ExpertsRef, TensorRef, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class PartSpec:
     """A part that is still to be built."""
 
     @property
-    def weights(self) -> tuple[WeightRef | TensorRef, ...]:
+    def weights(self) -> tuple[WeightRef | ExpertsRef | TensorRef, ...]:
         """Everything it reads, in the order of its fields."""
-        return tuple(value for value in _values(self) if isinstance(value, WeightRef | TensorRef))
+        return tuple(value for value in _values(self) if isinstance(value, WeightRef | ExpertsRef | TensorRef))
 
     @property
     def caches(self) -> tuple[CacheSpec, ...]:
@@ -310,6 +310,7 @@ class DecoderSpec(PartSpec):
         *inner, last = self.matrices
         num_bytes = sum(kit.linear_bytes(matrix, dtype) for matrix in inner)
         num_bytes += sum(tensor.num_bytes(dtype) for tensor in self.tensors)
+        num_bytes += sum(kit.experts_bytes(ref, dtype) for ref in self.weights if isinstance(ref, ExpertsRef))
         if self.positions is not None:
             num_bytes += self.positions.num_values * dtype.itemsize
         if self.head is None:

@@ -187,9 +187,9 @@ def estimate_activations_bytes(model: ModelFacts, config: EngineConfig) -> int:
     On a CPU a matrix may also keep its inputs in float32.
     """
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_token = 4 * model.hidden_size + heads + 3 * model.intermediate_size
+    per_token = 4 * model.hidden_size + heads + 3 * model.feed_forward_values
     logits = 3 * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size * 4
-    widened = max(model.intermediate_size, model.num_heads * model.head_dim) * 4 if config.device.type == "cpu" else 0
+    widened = max(model.feed_forward_values, model.num_heads * model.head_dim) * 4 if config.device.type == "cpu" else 0
     return config.max_num_batched_tokens * (per_token * config.dtype.itemsize + widened) + logits
 
 

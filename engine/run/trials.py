@@ -237,7 +237,7 @@ class _RandomWeights(RandomSource):
     _POOL_SIZE = (1 << 18) + 1
 
     @override
-    def fill(self, name: str, target: torch.Tensor) -> None:
+    def fill(self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None) -> None:
         if name.endswith("norm.weight"):
             values = torch.empty(target.shape, dtype=self._pool.dtype, device=target.device)
             super().fill(name.removesuffix("norm.weight"), values)

@@ -4,13 +4,13 @@
 have none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
 from typing_extensions import override
 
-from weft.engine.weights.refs import RowOrder, TensorRef, WeightRef
+from weft.engine.weights.refs import ExpertsRef, RowOrder, TensorRef, WeightRef
 
 # Called with the bytes loaded so far and the bytes in total, counted as they are on the device.
 Progress = Callable[[int, int], None]
@@ -26,6 +26,9 @@ class WeightReader(Protocol):
             ModelError: The checkpoint has no such tensor of this shape.
         """
 
+    def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Weight and bias of one expert after another, each as from `dense`."""
+
     def tensor(self, ref: TensorRef) -> torch.Tensor:
         """The values with the offset added; raises as `dense` does."""
 
@@ -33,8 +36,11 @@ class WeightReader(Protocol):
 class TensorSource(Protocol):
     """A place that plain tensors come from."""
 
-    def fill(self, name: str, target: torch.Tensor) -> None:
-        """Copy the tensor into target; raises ModelError if it does not exist or has another shape."""
+    def fill(self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None) -> None:
+        """Copy the tensor into target; raises ModelError if it does not exist or has another shape.
+
+        Item is for a tensor of several that have the shape of target: the index of one, and how many there are.
+        """
 
     def close(self) -> None:
         """End loading; raises ModelError if the source has tensors that nobody asked for."""
@@ -60,20 +66,32 @@ class DenseReader(WeightReader):
 
     @override
     def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._matrix(ref, ref.names, (".weight", ".bias"))
+
+    @override
+    def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        is_stacked = not any("{}" in name for name in ref.matrix.names)
+        for index in range(ref.num_experts):
+            names = tuple(name.format(index) for name in ref.matrix.names)
+            yield self._matrix(ref.matrix, names, ref.suffixes, (index, ref.num_experts) if is_stacked else None)
+
+    def _matrix(
+        self, ref: WeightRef, names: tuple[str, ...], suffixes: tuple[str, str], item: tuple[int, int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight = self._empty(ref.out_features, ref.in_features)
         bias = self._empty(ref.out_features) if ref.has_bias else None
         sizes = ref.sizes if len(ref.names) > 1 else (ref.out_features,)
         start = 0
-        for name, size in zip(ref.names, sizes, strict=True):
+        for name, size in zip(names, sizes, strict=True):
             rows = weight[start : start + size]
             if ref.is_transposed:
                 stored = self._empty(ref.in_features, size)
-                self._fill(f"{name}.weight", stored)
+                self._fill(name + suffixes[0], stored, item)
                 rows.copy_(stored.T)
             else:
-                self._fill(f"{name}.weight", rows)
+                self._fill(name + suffixes[0], rows, item)
             if bias is not None:
-                self._fill(f"{name}.bias", bias[start : start + size])
+                self._fill(name + suffixes[1], bias[start : start + size], item)
             start += size
         return self._ordered(weight, ref.order), None if bias is None else self._ordered(bias, ref.order)
 
@@ -90,7 +108,7 @@ class DenseReader(WeightReader):
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def _fill(self, name: str, target: torch.Tensor) -> None:
-        self._source.fill(name, target)
+    def _fill(self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None) -> None:
+        self._source.fill(name, target, item)
         self._done_bytes += target.nbytes
         self._progress(self._done_bytes, self._total_bytes)

@@ -93,6 +93,26 @@ class WeightRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsRef:
+    """A matrix of each expert of a layer.
+
+    Attributes:
+        matrix: That of one expert. In its names `{}` stands for the expert's number. Without it a tensor of the
+            checkpoint holds all experts, along its first dimension.
+        suffixes: What follows a name in the name of a weight and in that of a bias.
+    """
+
+    matrix: WeightRef
+    num_experts: int
+    suffixes: tuple[str, str] = (".weight", ".bias")
+
+    @property
+    def num_values(self) -> int:
+        """Values in the checkpoint."""
+        return self.num_experts * self.matrix.num_values
+
+
+@dataclass(frozen=True, slots=True)
 class TensorRef:
     """A small tensor that no product reads as a matrix, such as the weights of a norm.
 

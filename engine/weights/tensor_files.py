@@ -34,10 +34,13 @@ class SafetensorsSource(TensorSource):
         return tuple(self._shards)
 
     @override
-    def fill(self, name: str, target: torch.Tensor) -> None:
+    def fill(self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None) -> None:
         tensor = self._mapped(name)
-        if tensor.shape != target.shape:
-            raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(target.shape)}")
+        shape = [*([item[1]] if item else []), *target.shape]
+        if list(tensor.shape) != shape:
+            raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {shape}")
+        if item:
+            tensor = tensor[item[0]]
         if self._upload is not None:
             self._upload.copy(tensor, target)
         else:
@@ -103,7 +106,7 @@ class RandomSource(TensorSource):
         self._norm_weight = norm_weight
 
     @override
-    def fill(self, name: str, target: torch.Tensor) -> None:
+    def fill(self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None) -> None:
         if name.endswith("norm.weight"):
             target.fill_(self._norm_weight)
             return

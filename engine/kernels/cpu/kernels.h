@@ -4,7 +4,21 @@
 
 #include "vectors.h"
 
-typedef enum { STORE_BF16, STORE_F32, ADD_BF16, GATED_SILU } Epilogue;
+typedef enum { STORE_BF16, STORE_F32, ADD_BF16, GATED_SILU, GATED_SWISH } Epilogue;
+
+/* What GATED_SWISH computes of gate and up, both limited from above and up also from below:
+ * gate * sigmoid(slope * (gate + cubic * gate^3)) * (up + offset). */
+typedef struct {
+    float slope, cubic, limit, offset;
+} Gate;
+
+/* Mirrored in engine/kernels/cpu/packed.py. */
+typedef struct {
+    const void *weights; /* packed; those of experts, or of gate and up, one after another */
+    const float *scales; /* of int8 weights, else NULL */
+    const bf16 *bias;    /* or NULL */
+    int64_t inputs, outputs; /* of one expert; outputs of gate times up */
+} Matrix;
 
 struct Plan;
 

@@ -87,7 +87,7 @@ class NativeLinear(Linear):
         # Kept: for a small model, the page faults of fresh memory for 64 rows of logits cost more than all other work.
         self._float32 = torch.empty(0)
         self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
-        self.matrix = pack(library, parts, is_int8=is_int8)
+        self.matrix = pack(library, parts, len(parts), (self.out_features, self.in_features), is_int8=is_int8)
         self._matrix = self.in_features, *self.matrix.pointers, self.out_features, self.bias_pointer
 
     @override

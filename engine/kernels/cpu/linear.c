@@ -93,7 +93,7 @@ static void multiply_1x4(const Job *job, const Unit *unit, float *sums) {
     store_row_of_sums(sums);
 }
 
-static void compute_unit(const Job *job, const Unit *unit, int thread) {
+void compute_unit(const Job *job, const Unit *unit, int thread) {
     (void)thread;
     if (job->rows > FEW_ROWS) {
         compute_blocks(job, unit, unit->panels);
@@ -106,7 +106,7 @@ static void compute_unit(const Job *job, const Unit *unit, int thread) {
 
 #else
 
-static void compute_unit(const Job *job, const Unit *unit, int thread) {
+void compute_unit(const Job *job, const Unit *unit, int thread) {
     (void)thread;
     compute_blocks(job, unit, unit->panels);
 }

@@ -137,7 +137,7 @@ static void multiply_and_widen_2x2(const bf16 *tiles, const char *const panels[2
     store_block_of_sums(sums);
 }
 
-static void compute_unit(const Job *job, const Unit *unit, int thread) {
+void compute_int8_unit(const Job *job, const Unit *unit, int thread) {
     _Alignas(64) float sums[BLOCK_ROWS * BLOCK_COLUMNS];
     if (unit->rows <= TILE_ROWS) {
         multiply_1x4(job, unit, sums);
@@ -159,7 +159,7 @@ static void compute_unit(const Job *job, const Unit *unit, int thread) {
 
 #else
 
-static void compute_unit(const Job *job, const Unit *unit, int thread) {
+void compute_int8_unit(const Job *job, const Unit *unit, int thread) {
     if (unit->rows <= ROWS_AT_ONCE) {
         compute_groups(job, unit, unit->panels, sizeof(int8_t));
         return;
@@ -176,6 +176,11 @@ static void compute_unit(const Job *job, const Unit *unit, int thread) {
 
 #endif
 
+/* Memory for the panels that `compute_int8_unit` widens; the largest job of a call says how much. */
+void reserve_wide_panels(const Job *job) {
+    scratch_reserve(&wide_scratch, (size_t)(num_threads() * UNIT_PANELS * 2 * job->panel_bytes));
+}
+
 /* Like `weft_linear`, with weights and scales from `weft_pack_linear_int8`. */
 void weft_linear_int8(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const int8_t *weights,
                       const float *scales, int64_t n, const bf16 *bias, void *outputs, int64_t output_stride,
@@ -183,6 +188,6 @@ void weft_linear_int8(const bf16 *inputs, int64_t input_stride, int64_t rows, in
     Job job = {.rows = rows, .input_stride = input_stride, .k = k, .weights = weights, .scales = scales,
                .bias = bias, .n = n, .outputs = outputs, .output_stride = output_stride, .epilogue = (Epilogue)epilogue};
     plan_job(&job, sizeof(int8_t));
-    scratch_reserve(&wide_scratch, (size_t)(num_threads() * UNIT_PANELS * 2 * job.panel_bytes));
-    run_job(&job, inputs, compute_unit);
+    reserve_wide_panels(&job);
+    run_job(&job, inputs, compute_int8_unit);
 }

@@ -29,9 +29,11 @@ typedef struct {
     void *outputs; /* (rows, output_stride) */
     int64_t output_stride;
     Epilogue epilogue;
+    Gate gate; /* of GATED_SWISH */
     int64_t columns, unit_columns; /* panels of outputs, in total and in a unit */
     int64_t column_step, unit_step; /* distance between the columns of a unit, and between units */
     int64_t units_per_chunk, chunk_rows, num_units;
+    int64_t first_unit; /* among those of all jobs of a call */
     int64_t tile_bytes, row_bytes; /* AMX: distance between the tiles of a row of inputs, and between rows of a tile */
 } Job;
 
@@ -46,7 +48,7 @@ static inline void plan_job(Job *job, int64_t value_bytes) {
     job->padded_k = (job->k + TILE_K - 1) / TILE_K * TILE_K;
     job->panel_bytes = PANEL * job->padded_k * value_bytes;
     job->columns = (job->n + PANEL - 1) / PANEL;
-    job->unit_columns = job->epilogue == GATED_SILU ? UNIT_PANELS / 2 : UNIT_PANELS;
+    job->unit_columns = job->epilogue >= GATED_SILU ? UNIT_PANELS / 2 : UNIT_PANELS;
     job->units_per_chunk = (job->columns + job->unit_columns - 1) / job->unit_columns;
     const int is_far = job->rows <= FEW_ROWS;
     job->column_step = is_far ? job->units_per_chunk : 1;
@@ -95,23 +97,38 @@ INLINE f32x16 scaled(const Job *job, f32x16 values, int64_t output) {
     return job->scales ? values * load_f32(job->scales + output) : values;
 }
 
+/* silu(gate) * up, or its variant; bias is that of the gate or NULL, and that of up lies n values behind it. */
+INLINE f32x16 join_gate(const Job *job, f32x16 gate, f32x16 up, const bf16 *bias) {
+    if (job->epilogue == GATED_SILU) return gate / (1.0f + vector_exp(-gate)) * up;
+    if (bias) {
+        gate += load_bf16(bias);
+        up += load_bf16(bias + job->n);
+    }
+    const f32x16 limit = splat(job->gate.limit);
+    gate = smaller(gate, limit);
+    up = larger(smaller(up, limit), -limit);
+    const f32x16 steepness = job->gate.slope * (1.0f + job->gate.cubic * gate * gate);
+    return gate / (1.0f + vector_exp(-steepness * gate)) * (up + job->gate.offset);
+}
+
 /* Write the sums (rows, BLOCK_COLUMNS) of a unit's rows from `row` on to the outputs. */
 static inline void finish_block(const Job *job, const Unit *unit, int64_t row, int64_t rows, const float *sums) {
     const int64_t size = job->epilogue == STORE_F32 ? sizeof(float) : sizeof(bf16);
     for (int64_t c = 0; c < unit->columns && c < job->unit_columns; c++) {
         const int64_t first = (unit->column + c * job->column_step) * PANEL, left = job->n - first;
-        const bf16 *bias = job->bias ? job->bias + first : NULL;
+        const bf16 *bias = job->bias ? job->bias + first : NULL, *bias_after = job->epilogue >= GATED_SILU ? NULL : bias;
         const float *from = sums + c * PANEL;
         char *to = (char *)job->outputs + (row * job->output_stride + first) * size;
         for (int64_t r = 0; r < rows; r++, from += BLOCK_COLUMNS, to += job->output_stride * size) {
             f32x16 values = scaled(job, load_f32(from), first);
-            if (job->epilogue == GATED_SILU)
-                values = values / (1.0f + vector_exp(-values)) *
-                         scaled(job, load_f32(from + UNIT_PANELS / 2 * PANEL), job->columns * PANEL + first);
+            if (job->epilogue >= GATED_SILU) {
+                const f32x16 up = load_f32(from + UNIT_PANELS / 2 * PANEL);
+                values = join_gate(job, values, scaled(job, up, job->columns * PANEL + first), bias);
+            }
             if (left >= PANEL)
-                finish_lanes(job->epilogue, values, bias, to);
+                finish_lanes(job->epilogue, values, bias_after, to);
             else
-                finish_some(job->epilogue, values, bias, to, (size_t)left);
+                finish_some(job->epilogue, values, bias_after, to, (size_t)left);
         }
     }
 }

@@ -1,4 +1,4 @@
-/* Rows times panels of bfloat16, and the loop in which threads compute the units of a job.
+/* Rows times panels of bfloat16.
  *
  * A file that includes this defines how a unit is computed from its weights. Each product here takes the pairs of inputs
  * one after another. So the order in which an output is summed over k does not depend on the number of rows.
@@ -6,7 +6,7 @@
 #ifndef WEFT_LINEAR_PRODUCT_H
 #define WEFT_LINEAR_PRODUCT_H
 
-#include "linear_job.h"
+#include "linear_run.h"
 
 enum { AHEAD_BYTES = 2048 }; /* prefetch distance in a panel */
 enum { NEAR_BYTES = 1024, FEW_AT_ONCE = 4 }; /* with more rows than this, products wait for the first-level cache */
@@ -186,70 +186,5 @@ static void compute_blocks(const Job *job, const Unit *unit, const char *const p
 }
 
 #endif
-
-typedef void ComputeUnit(const Job *job, const Unit *unit, int thread);
-
-typedef struct {
-    const Job *job;
-    ComputeUnit *compute_unit;
-} RunJob;
-
-static void run_units(void *context, int thread) {
-    const RunJob *call = context;
-    const Job *job = call->job;
-#if defined(__AMX_BF16__)
-    shape_tiles(job->rows <= FEW_ROWS ? job->rows : TILE_ROWS);
-#endif
-    for (int64_t index = take_piece(thread); index >= 0; index = take_piece(thread)) {
-        const Unit unit = unit_at(job, index);
-        call->compute_unit(job, &unit, thread);
-    }
-    close_tiles();
-}
-
-#if !defined(__AVX512BF16__)
-
-typedef struct {
-    const bf16 *inputs; /* (rows, stride) */
-    int64_t stride, k;
-    float *to; /* (rows, k) */
-} Widening;
-
-static void widen_rows(const void *context, int64_t first, int64_t end) {
-    const Widening *call = context;
-    for (int64_t row = first; row < end; row++)
-        copy_inputs(call->to + row * call->k, call->inputs + row * call->stride, call->k);
-}
-
-#endif
-
-/* Run a job that `plan_job` has divided; inputs are (job.rows, job.input_stride). */
-static void run_job(Job *job, const bf16 *inputs, ComputeUnit *compute_unit) {
-#if defined(__AMX_BF16__)
-    static Scratch scratch;
-    job->inputs = inputs;
-    const int64_t padded_rows = (job->rows + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
-    const int are_tiles = job->rows <= FEW_ROWS && job->k == job->padded_k; /* inputs can be loaded with a stride */
-    job->tile_bytes = are_tiles ? TILE_K * sizeof(bf16) : TILE_VALUES * sizeof(bf16);
-    job->row_bytes = (are_tiles ? job->input_stride : TILE_K) * (int64_t)sizeof(bf16);
-    if (!are_tiles) {
-        const TileInputs call = {job, scratch_reserve(&scratch, (size_t)(padded_rows * job->padded_k) * sizeof(bf16))};
-        run_loop((job->rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS, TILE_ROWS, tile_inputs, &call);
-        job->inputs = call.tiles;
-    }
-#elif defined(__AVX512BF16__)
-    job->inputs = inputs;
-#else
-    static Scratch scratch;
-    const size_t num_bytes = (size_t)(job->rows * job->k) * sizeof(float);
-    const Widening call = {inputs, job->input_stride, job->k, scratch_reserve(&scratch, num_bytes)};
-    run_loop(job->rows, 16, widen_rows, &call);
-    job->inputs = call.to;
-    job->input_stride = job->k;
-#endif
-    RunJob run = {job, compute_unit};
-    deal_pieces(job->num_units);
-    run_on_all(run_units, &run);
-}
 
 #endif

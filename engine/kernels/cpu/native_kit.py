@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from typing_extensions import override
 
+from weft.engine.kernels.cpu import experts
 from weft.engine.kernels.cpu.delta import NativeDeltaRule
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
@@ -17,11 +18,13 @@ from weft.engine.kernels.cpu.run import fuse
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.block import Block
 from weft.engine.layers.delta_rule import DeltaRule
+from weft.engine.layers.experts import Experts
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
+from weft.engine.layers.routing import Gating
 from weft.engine.models.config import ModelConfig
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import WeightRef
+from weft.engine.weights.refs import ExpertsRef, WeightRef
 
 
 def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -47,8 +50,22 @@ class NativeKit(TorchKit):
         return ref.out_features * (ref.in_features + torch.float32.itemsize + ref.has_bias * dtype.itemsize)
 
     @override
+    def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
+        return ref.num_experts * self.linear_bytes(ref.matrix, dtype)
+
+    @override
     def linear(self, ref: WeightRef, reader: WeightReader) -> NativeLinear:
         return NativeLinear(self._library, *reader.dense(ref), is_int8=self._is_int8)
+
+    @override
+    def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return NativeLinear(self._library, weight, bias)
+
+    @override
+    def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+        if not experts.supports(gate_up, gating):
+            return super().experts(gate_up, down, reader, gating)
+        return experts.NativeExperts(self._library, gate_up, down, reader, gating, is_int8=self._is_int8)
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:

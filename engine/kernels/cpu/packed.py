@@ -4,7 +4,7 @@ The plain weight is not kept. In int8 every output has a scale: its largest magn
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,18 @@ PANEL, TILE = 16, 32
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
+class Matrix(ctypes.Structure):
+    """`Matrix` of kernels.h."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("weights", "scales", "bias")),
+        *((name, _SIZE) for name in ("inputs", "outputs")),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """One matrix, or the two halves of a gated one; owns the memory.
+    """One matrix, the two halves of a gated one, or those of all experts of a layer; owns the memory.
 
     Attributes:
         multiply, gather: The kernels; both take `pointers` in place of the matrix.
@@ -32,16 +41,23 @@ class PackedMatrix:
     tensors: tuple[torch.Tensor, ...]
     pointers: tuple[int, ...]
 
+    def described(self, bias_pointer: int | None, shape: tuple[int, int]) -> Matrix:
+        """The matrix as C sees it; shape: outputs and inputs of a part."""
+        weights, *scales = self.pointers
+        return Matrix(weights, *(scales or (None,)), bias_pointer, shape[1], shape[0])
 
-def pack(library: NativeLibrary, parts: Sequence[torch.Tensor], *, is_int8: bool) -> PackedMatrix:
-    """Pack parts (out_features, in_features) of bfloat16, one after another; is_int8 quantizes them."""
-    out_features, in_features = parts[0].shape
+
+def pack(
+    library: NativeLibrary, parts: Iterable[torch.Tensor], num_parts: int, shape: tuple[int, int], *, is_int8: bool
+) -> PackedMatrix:
+    """Pack num_parts parts of this shape, (out_features, in_features), one after another; is_int8 quantizes them."""
+    out_features, in_features = shape
     padded = -(-out_features // PANEL) * PANEL
     num_values = padded * (-(-in_features // TILE) * TILE)
-    weights = allocate(len(parts) * num_values, torch.int8 if is_int8 else torch.bfloat16)
-    tensors: tuple[torch.Tensor, ...] = (weights.view(len(parts), num_values),)
+    weights = allocate(num_parts * num_values, torch.int8 if is_int8 else torch.bfloat16)
+    tensors: tuple[torch.Tensor, ...] = (weights.view(num_parts, num_values),)
     if is_int8:
-        tensors += (torch.zeros(len(parts), padded),)
+        tensors += (torch.zeros(num_parts, padded),)
     suffix, matrix = "_int8" if is_int8 else "", (_POINTER,) * len(tensors)
     pack_part = library.function(f"weft_pack_linear{suffix}", _POINTER, _SIZE, _SIZE, *matrix)
     for part, *targets in zip(parts, *tensors, strict=True):

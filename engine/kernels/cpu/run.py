@@ -11,25 +11,17 @@ from typing_extensions import override
 from weft.engine.kernels.cpu.attention import NativeStep
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.kernels.cpu.packed import Matrix
 from weft.engine.layers.block import Attention, Block, BlockStep, GatedFeedForward, PreNormBlock, run_blocks
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
-
-
-class _Matrix(ctypes.Structure):
-    """`Matrix` of stack.c."""
-
-    _fields_ = (
-        *((name, _POINTER) for name in ("weights", "scales", "bias")),
-        *((name, _SIZE) for name in ("inputs", "outputs")),
-    )
 
 
 class _Layer(ctypes.Structure):
     """`Layer` of stack.c."""
 
     _fields_ = (
-        *((name, _Matrix) for name in ("qkv", "o", "gated", "down")),
+        *((name, Matrix) for name in ("qkv", "o", "gated", "down")),
         *((name, _POINTER) for name in ("input_norm", "mlp_norm", "head_norm")),
         *((name, ctypes.c_double) for name in ("norm_eps", "head_norm_eps")),
         *((name, _POINTER) for name in ("plan", "cache", "rotation")),
@@ -74,9 +66,8 @@ def _native_parts(block: Block) -> _NativeParts | None:
     return None
 
 
-def _matrix(linear: NativeLinear) -> _Matrix:
-    weights, *scales = linear.matrix.pointers
-    return _Matrix(weights, *(scales or (None,)), linear.bias_pointer, linear.in_features, linear.out_features)
+def _matrix(linear: NativeLinear) -> Matrix:
+    return linear.matrix.described(linear.bias_pointer, (linear.out_features, linear.in_features))
 
 
 def fuse(library: NativeLibrary, blocks: Sequence[Block]) -> list[Block]:

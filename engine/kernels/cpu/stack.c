@@ -5,14 +5,6 @@
 
 /* Mirrored in engine/kernels/cpu/run.py. */
 typedef struct {
-    const void *weights; /* packed */
-    const float *scales; /* of int8 weights, else NULL */
-    const bf16 *bias;    /* or NULL */
-    int64_t inputs, outputs;
-} Matrix;
-
-/* Mirrored in engine/kernels/cpu/run.py. */
-typedef struct {
     Matrix qkv, o, gated, down; /* queries, keys and values stacked; gated.outputs is the size of gate times up */
     const bf16 *input_norm, *mlp_norm;
     const bf16 *head_norm; /* (num_heads + num_kv_heads, head_dim), or NULL */

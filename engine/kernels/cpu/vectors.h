@@ -109,6 +109,8 @@ INLINE f32x16 larger(f32x16 a, f32x16 b) {
 #endif
 }
 
+INLINE f32x16 smaller(f32x16 a, f32x16 b) { return -larger(-a, -b); }
+
 /* Sum and maximum of the lanes, always in the same order. */
 #define REDUCE(NAME, COMBINE)                                                                                          \
     INLINE float NAME(f32x16 values) {                                                                                 \

@@ -7,17 +7,20 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
+from weft.engine.kernels.torch.experts import TorchExperts
 from weft.engine.kernels.torch.linear import OnednnLinear, TiledLinear, TorchLinear, forbid_split_sums
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.block import Block
 from weft.engine.layers.delta_rule import DeltaRule, delta_rule
+from weft.engine.layers.experts import Experts
 from weft.engine.layers.gated import gated
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm, RMSNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.rotary import rotate
+from weft.engine.layers.routing import Gating
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import WeightRef
+from weft.engine.weights.refs import ExpertsRef, WeightRef
 
 _KIT_NAMES = {
     TorchLinear: "torch",
@@ -44,8 +47,20 @@ class TorchKit(LayerKit):
         return self.linear_bytes(ref, dtype) * (2 if self._linear is OnednnLinear else 1)
 
     @override
+    def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
+        return ref.num_values * dtype.itemsize
+
+    @override
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
         return self._linear(*reader.dense(ref))
+
+    @override
+    def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return self._linear(weight, bias)
+
+    @override
+    def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+        return TorchExperts(*stack(gate_up, reader), *stack(down, reader), gating)
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
@@ -85,6 +100,17 @@ class TorchKit(LayerKit):
     @override
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
         return blocks
+
+
+def stack(ref: ExpertsRef, reader: WeightReader) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """All experts in one tensor (num_experts, out_features, in_features), and their biases."""
+    stacked: list[torch.Tensor] = []
+    for index, expert in enumerate(reader.experts(ref)):
+        for part, values in enumerate(values for values in expert if values is not None):
+            if index == 0:
+                stacked.append(values.new_empty(ref.num_experts, *values.shape))
+            stacked[part][index] = values
+    return stacked[0], stacked[1] if ref.matrix.has_bias else None
 
 
 def torch_kit(device: torch.device, dtype: torch.dtype, is_deterministic: bool = False) -> TorchKit:

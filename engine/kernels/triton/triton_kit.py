@@ -16,17 +16,20 @@ import triton
 from typing_extensions import override
 
 from weft.engine.kernels.torch.linear import CublasLinear, TiledLinear, TorchLinear, forbid_split_sums
-from weft.engine.kernels.torch.torch_kit import TorchKit
+from weft.engine.kernels.torch.torch_kit import TorchKit, stack
 from weft.engine.kernels.triton import layer_kernels as kernels
 from weft.engine.kernels.triton.dependent_launch import launch_options
+from weft.engine.kernels.triton.experts import TritonExperts
 from weft.engine.kernels.triton.few_rows import FewRowsGated, FewRowsLinear, fuse_norms
 from weft.engine.kernels.triton.layers import OWN_ACTIVATIONS, GatedActivation, TritonNorm
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.block import Block
+from weft.engine.layers.experts import Experts
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
+from weft.engine.layers.routing import Gating
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import WeightRef
+from weft.engine.weights.refs import ExpertsRef, WeightRef
 
 # Values of heads per program: this gives many programs for a single token, each with few registers.
 _HEAD_VALUES = 2048
@@ -78,6 +81,18 @@ class TritonKit(TorchKit):
         if self._few_rows:
             return FewRowsLinear(weight, bias, self._few_rows, self._is_dependent)
         return self._linear(weight, bias)
+
+    @override
+    def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return self._matrix(weight, bias)
+
+    @override
+    def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
+        return TritonExperts(
+            *(*stack(gate_up, reader), *stack(down, reader), gating),
+            is_deterministic=self._linear is TiledLinear,
+            is_dependent=self._is_dependent,
+        )
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:

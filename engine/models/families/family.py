@@ -31,6 +31,10 @@ class FeedForwardSwitches(Protocol):
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
         """The feed-forward layer of the layer of this name; output_norm is that of what it adds, None for none."""
 
+    def num_values(self, hidden_size: int) -> int:
+        """Values of a token inside the layer at once; 0 if a dense layer has as many."""
+        return 0
+
 
 class Norm(enum.Enum):
     """Norms of hidden states. PLAIN_LAYER_NORM has no weights."""

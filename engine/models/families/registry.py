@@ -10,9 +10,11 @@ from weft.engine.models.families.gemma import gemma, gemma2
 from weft.engine.models.families.lfm2 import lfm2
 from weft.engine.models.families.llama import llama
 from weft.engine.models.families.mistral import mistral
+from weft.engine.models.families.mixtral import minimax_m2, mixtral, phimoe
 from weft.engine.models.families.qwen2 import qwen2
 from weft.engine.models.families.qwen3 import qwen3
 from weft.engine.models.families.qwen3_next import qwen3_5
+from weft.engine.models.families.qwen_moe import flex_olmo, olmoe, qwen2_moe, qwen3_moe
 from weft.engine.shared.errors import ModelError
 
 FAMILIES: Mapping[str, Family] = {
@@ -24,6 +26,13 @@ FAMILIES: Mapping[str, Family] = {
     "Gemma2ForCausalLM": gemma2,
     "Qwen3_5ForCausalLM": qwen3_5,
     "Lfm2ForCausalLM": lfm2,
+    "MixtralForCausalLM": mixtral,
+    "PhimoeForCausalLM": phimoe,
+    "MiniMaxM2ForCausalLM": minimax_m2,
+    "Qwen2MoeForCausalLM": qwen2_moe,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+    "OlmoeForCausalLM": olmoe,
+    "FlexOlmoForCausalLM": flex_olmo,
 }
 
 

@@ -1,0 +1,99 @@
+"""Native experts for the CPU; a wrapper of experts.c."""
+
+import ctypes
+from collections.abc import Iterator
+from math import inf
+
+import torch
+from typing_extensions import override
+
+from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.kernels.cpu.packed import PANEL, Matrix, PackedMatrix, pack
+from weft.engine.layers.experts import Experts
+from weft.engine.layers.routing import Gating
+from weft.engine.weights.formats import WeightReader
+from weft.engine.weights.refs import ExpertsRef
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+
+_SLOPES = {"silu": (1.0, 0.0), "quick_gelu": (1.702, 0.0), "gelu_pytorch_tanh": (1.5957691216057308, 0.044715)}
+"""Activations that are gate * sigmoid(slope * (gate + cubic * gate ** 3)): their slope and cubic."""
+
+
+class _Experts(ctypes.Structure):
+    """`Experts` of experts.c."""
+
+    _fields_ = (
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("num_experts", _SIZE),
+        *((name, ctypes.c_float) for name in ("slope", "cubic", "limit", "offset")),
+        ("is_plain", ctypes.c_int32),
+    )
+
+
+class NativeExperts(Experts):
+    """Packed experts. The bits of a token's outputs do not depend on the other tokens."""
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        gate_up: ExpertsRef,
+        down: ExpertsRef,
+        reader: WeightReader,
+        gating: Gating,
+        *,
+        is_int8: bool = False,
+    ) -> None:
+        """Read and pack one expert after another; `supports` has to be asked first."""
+        self._matrices = [
+            _PackedExperts(library, ref, num_parts, reader, is_int8=is_int8)
+            for ref, num_parts in ((gate_up, 2), (down, 1))
+        ]
+        slope, cubic = _SLOPES[gating.activation]
+        is_plain = gating == Gating() and not gate_up.matrix.has_bias
+        self._described = _Experts(
+            *(matrix.described for matrix in self._matrices),
+            gate_up.num_experts,
+            *(slope * gating.slope, cubic, inf if gating.limit is None else gating.limit, gating.up_offset),
+            is_plain,
+        )
+        sizes = _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE
+        self._function = library.function("weft_experts", _POINTER, *sizes)
+
+    @override
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
+        ids, shares = ids.contiguous(), shares.contiguous()
+        self._function(
+            ctypes.addressof(self._described),
+            *(inputs.data_ptr(), inputs.stride(0), inputs.size(0), ids.data_ptr(), shares.data_ptr(), ids.size(1)),
+            *(residual.data_ptr(), residual.stride(0)),
+        )
+
+
+class _PackedExperts:
+    """One matrix of all experts; owns its memory."""
+
+    def __init__(
+        self, library: NativeLibrary, ref: ExpertsRef, num_parts: int, reader: WeightReader, *, is_int8: bool
+    ) -> None:
+        expert, biases = ref.matrix, []
+
+        def parts() -> Iterator[torch.Tensor]:
+            for weight, bias in reader.experts(ref):
+                if bias is not None:
+                    biases.append(bias)
+                yield from weight.chunk(num_parts)
+
+        shape = expert.out_features // num_parts, expert.in_features
+        self._matrix: PackedMatrix = pack(library, parts(), num_parts * ref.num_experts, shape, is_int8=is_int8)
+        self._bias = torch.stack(biases) if biases else None
+        bias_pointer = None if self._bias is None else self._bias.data_ptr()
+        self.described = self._matrix.described(bias_pointer, shape)
+
+
+def supports(gate_up: ExpertsRef, gating: Gating) -> bool:
+    """Whether experts.c computes such experts."""
+    inner = gate_up.matrix.out_features // 2
+    sizes_fit = inner % 2 == 0 and (inner % PANEL == 0 or not gate_up.matrix.has_bias)
+    return gating.has_gate and gating.activation in _SLOPES and sizes_fit

@@ -1,0 +1,101 @@
+"""Experts for CUDA: one product for the rows of all experts of a layer.
+
+Nothing waits for the device, and all shapes follow from those of the inputs, so that a CUDA graph can hold a layer.
+"""
+
+from functools import partial
+
+import torch
+import triton
+from typing_extensions import override
+
+from weft.engine.kernels.torch.experts import TorchExperts
+from weft.engine.kernels.triton import experts_kernels as kernels
+from weft.engine.kernels.triton.layers import GatedActivation
+from weft.engine.layers.experts import join
+from weft.engine.layers.routing import Gating
+
+_CAPABILITY = 9, 0
+"""Of GPUs for which torch has a grouped product of its own."""
+
+_MANY_ROWS = 32
+"""Rows of an expert, on average, from which on a program computes 64 of them instead of 16."""
+
+_MIX_BLOCK = 1024
+
+
+class TritonExperts(TorchExperts):
+    """torch's grouped product or Weft's own, and Weft's kernels around it."""
+
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        gate_up_bias: torch.Tensor | None,
+        down: torch.Tensor,
+        down_bias: torch.Tensor | None,
+        gating: Gating,
+        *,
+        is_deterministic: bool,
+        is_dependent: bool,
+    ) -> None:
+        """See `TorchExperts`; is_deterministic: a row's bits do not depend on how many rows there are."""
+        super().__init__(gate_up, gate_up_bias, down, down_bias, gating)
+        self._activate = GatedActivation(gating.activation, is_dependent) if gating.is_plain else partial(join, gating)
+        self._is_deterministic = is_deterministic
+        self._numbers = torch.arange(len(gate_up), device=gate_up.device)
+
+    @override
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
+        num_chosen, size = ids.size(1), inputs.size(1)
+        experts, pairs = ids.flatten().sort(stable=True)
+        ends = torch.searchsorted(experts, self._numbers, right=True, out_int32=True)
+        places = pairs.argsort()
+        rows = inputs.index_select(0, pairs // num_chosen)
+        inner = self._activate(self._multiply(rows, self.gate_up, self.gate_up_bias, experts, ends))
+        outputs = self._multiply(inner, self.down, self.down_bias, experts, ends)
+        kernels.mix[(len(ids), triton.cdiv(size, _MIX_BLOCK))](
+            *(outputs, places, shares.contiguous(), residual, size, residual.stride(0)),
+            CHOSEN=num_chosen,
+            BLOCK=_MIX_BLOCK,
+        )
+
+    def _multiply(
+        self,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        experts: torch.Tensor,
+        ends: torch.Tensor,
+    ) -> torch.Tensor:
+        if not self._is_deterministic and supports_grouped(weight):
+            outputs: torch.Tensor = torch._grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+            return outputs if bias is None else outputs.add_(bias.index_select(0, experts))
+        return multiply_groups(rows, weight, bias, ends, self._is_deterministic)
+
+
+def supports_grouped(weight: torch.Tensor) -> bool:
+    """Whether torch's grouped product takes weight (num_experts, num_outs, columns)."""
+    if not weight.is_cuda or weight.dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm"):
+        return False
+    is_aligned = weight.size(1) % 8 == 0 and weight.size(2) % 8 == 0  # 16 bytes
+    return is_aligned and torch.cuda.get_device_capability(weight.device) >= _CAPABILITY
+
+
+def multiply_groups(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ends: torch.Tensor, is_deterministic: bool
+) -> torch.Tensor:
+    """Weft's grouped product: rows (num_rows, columns) in the order of their experts -> (num_rows, num_outs)."""
+    num_experts, num_outs, columns = weight.shape
+    block_rows = 64 if is_deterministic or len(rows) >= _MANY_ROWS * num_experts else 16
+    outputs = rows.new_empty(len(rows), num_outs)
+    num_blocks = min(len(rows), len(rows) // block_rows + num_experts)
+    kernels.multiply_groups[(num_blocks, triton.cdiv(num_outs, 64))](
+        *(rows, weight, rows if bias is None else bias, outputs, ends, num_experts, num_outs, columns),
+        HAS_BIAS=bias is not None,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        ROWS=block_rows,
+        OUTS=64,
+        BLOCK=64,
+        num_warps=4,
+    )
+    return outputs

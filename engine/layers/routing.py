@@ -1,0 +1,137 @@
+"""Experts as data: which of them compute a token, how much each counts, and what one computes between its matrices.
+
+Routing is float32 and stays on the device. A token's choice depends on no other token. Imports no torch, so that
+families may name these.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+Function = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """What an expert computes between its matrices: activation(gate) * (up + up_offset).
+
+    Attributes:
+        activation: A key of `weft.engine.layers.gated.ACTIVATIONS`.
+        has_gate: Without it, activation(up) alone.
+        limit: Gate is at most that, and up between minus that and that; None for no limit.
+        slope: SiLU becomes gate * sigmoid(slope * gate).
+    """
+
+    activation: str = "silu"
+    has_gate: bool = True
+    limit: float | None = None
+    slope: float = 1.0
+    up_offset: float = 0.0
+
+    @property
+    def num_parts(self) -> int:
+        """Projections of the inputs: gate and up, or up alone."""
+        return 2 if self.has_gate else 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is activation(gate) * up."""
+        return self == Gating(self.activation)
+
+
+class Routing(Protocol):
+    """Chooses experts."""
+
+    @property
+    def num_chosen(self) -> int:
+        """Experts of a token."""
+
+    def choose(self, logits: "torch.Tensor", bias: "torch.Tensor | None") -> tuple["torch.Tensor", "torch.Tensor"]:
+        """Choose num_chosen experts for each token.
+
+        Args:
+            logits: (num_tokens, num_experts), float32.
+            bias: (num_experts,), added to scores where experts are compared, and only there; None for nothing.
+
+        Returns:
+            Ids, int64, and shares, float32, both (num_tokens, num_chosen).
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The experts with the best scores.
+
+    Attributes:
+        scores: What is made of logits before the choice, over all experts; None for nothing.
+        shares: What is made of the scores of the chosen, before they are shares; None for nothing.
+        divides: Whether shares are then divided by their sum, to which epsilon is added.
+        num_groups: Neighbouring experts are groups of one size; those of the best num_best_groups may be chosen.
+        num_in_rank: A group counts as much as this many of its best experts together.
+        scale: Multiplier of shares.
+    """
+
+    num_chosen: int
+    scores: Function | None = "softmax"
+    shares: Function | None = None
+    divides: bool = False
+    epsilon: float = 1e-20
+    num_groups: int = 1
+    num_best_groups: int = 1
+    num_in_rank: int = 1
+    scale: float = 1.0
+
+    def choose(self, logits: "torch.Tensor", bias: "torch.Tensor | None") -> tuple["torch.Tensor", "torch.Tensor"]:
+        """See `Routing`."""
+        scores = _apply(self.scores, logits)
+        ranks = scores if bias is None else scores + bias
+        if self.num_best_groups < self.num_groups:
+            ranks = self._within_groups(ranks)
+        ids = ranks.topk(self.num_chosen).indices
+        shares = _apply(self.shares, scores.gather(1, ids))
+        if self.divides:
+            shares = shares / (shares.sum(1, keepdim=True) + self.epsilon)
+        return ids, shares * self.scale if self.scale != 1.0 else shares
+
+    def _within_groups(self, ranks: "torch.Tensor") -> "torch.Tensor":
+        """Ranks with those outside of the best groups at minus infinity."""
+        groups = ranks.view(ranks.size(0), self.num_groups, -1)
+        best = groups.topk(self.num_in_rank).values.sum(-1).topk(self.num_best_groups).indices
+        penalties = ranks.new_full(groups.shape[:2], -inf).scatter(1, best, 0.0)
+        return (groups + penalties.unsqueeze(-1)).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseMixer:
+    """The best expert, then the best of the rest, each with its softmax among those nearly as good (Liu et al., 2024).
+
+    Attributes:
+        tolerance: Relative distance up to which a logit is nearly as good.
+    """
+
+    num_chosen: int
+    tolerance: float
+
+    def choose(self, logits: "torch.Tensor", bias: "torch.Tensor | None") -> tuple["torch.Tensor", "torch.Tensor"]:
+        """See `Routing`; there is no bias."""
+        ids = logits.topk(self.num_chosen).indices
+        left, shares = logits, logits.new_empty(ids.shape)
+        for index in range(self.num_chosen):
+            chosen = ids[:, index : index + 1]
+            best = left.gather(1, chosen)
+            is_far = (best - logits) / logits.abs().maximum(best) > self.tolerance
+            shares[:, index] = left.masked_fill(is_far, -inf).softmax(-1).gather(1, chosen).squeeze(1)
+            left = left.scatter(1, chosen, -inf)
+        return ids, shares
+
+
+def _apply(function: Function | None, values: "torch.Tensor") -> "torch.Tensor":
+    match function:
+        case "softmax":
+            return values.softmax(-1)
+        case "sigmoid":
+            return values.sigmoid()
+    return values
