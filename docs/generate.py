@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.compare.report import format_value
 from docs.architectures import render_architectures
+from docs.formats import render_formats
 from docs.structure import render_modules, render_reading_path
 from weft.server.request.fields_table import render_table as render_parameters
 from weft.server.terminal.settings_table import render_table as render_settings
@@ -45,6 +46,7 @@ def render_figures(run: Path) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "formats": render_formats,
     "parameters": render_parameters,
     "settings": render_settings,
     "reading-path": partial(render_reading_path, ROOT),

@@ -78,8 +78,9 @@ def _each(pattern: str, meaning: str) -> AfterValidator:
 
 # fmt: off
 ToolFormatName = Literal[
-    "auto", "hermes", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "granite", "phi4", "qwen3_coder", "glm",
-    "pythonic", "harmony",
+    "auto", "hermes", "llama3_json", "llama4_json", "mistral", "deepseek_v3", "deepseek_v31", "granite", "phi4",
+    "kimi_k2", "cohere", "nemotron", "hunyuan", "apertus", "qwen3_coder", "glm", "seed", "minimax_m2", "step3",
+    "pythonic", "lfm2", "olmo3", "harmony",
 ]
 # fmt: on
 Size = Annotated[int, BeforeValidator(_parse_size), Field(gt=0)]

@@ -16,9 +16,8 @@ logger = logging.getLogger(__name__)
 
 TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
     harmony.HARMONY,
-    xml_calls.QWEN3_CODER,
-    xml_calls.GLM,
-    pythonic_calls.PYTHONIC,
+    *xml_calls.ALL,
+    *pythonic_calls.ALL,
     *json_calls.ALL,
 )
 """In order of preference: the first format whose signs are in the template is used."""

@@ -154,6 +154,7 @@ class Harmony(ToolFormat):
 
 HARMONY = Harmony(
     name="harmony",
+    models="gpt-oss",
     markers=(_START, _END, _MESSAGE, _CHANNEL, _CONSTRAIN, _RETURN, _CALL),
     present=(r"<\|start\|>", r"<\|channel\|>final<\|message\|>"),
 )

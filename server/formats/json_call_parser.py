@@ -10,8 +10,9 @@ from weft.server.formats.parser import Kind, Tool
 from weft.server.formats.scanner import Scanner, Steps
 
 _ID = re.compile(r"[A-Za-z0-9_-]*")
+_NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
-_KEYS = ("name", *_ARGUMENT_KEYS, "id", "type")
+_KEYS = (*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "tool_call_id", "type")
 _NO_ARGUMENTS = ("null", '""')
 
 
@@ -25,6 +26,7 @@ class Syntax:
         before_name, after_name: What may come around a name that stands outside of JSON; None: it never does.
         id_marker: What comes after such a name and before an id, which is ignored.
         is_bare: The output may begin with a call, without an opener.
+        name_is_key: A call is an object with one member: its name, and its arguments.
     """
 
     openers: tuple[str, ...]
@@ -33,6 +35,7 @@ class Syntax:
     after_name: tuple[str, ...] = ()
     id_marker: str | None = None
     is_bare: bool = False
+    name_is_key: bool = False
 
 
 class _NoCallError(Exception):
@@ -94,14 +97,15 @@ class JsonCallParser(Scanner):
                 raise _NoCallError
             if key in _ARGUMENT_KEYS and name and not self._is_told:
                 yield from self._read_arguments(name)
+            elif self._syntax.name_is_key and not self._is_told:
+                name = self._known(key)
+                yield from self._read_arguments(name)
             elif key not in _KEYS and not self._is_told:
                 raise _NoCallError  # so that content that looks like a call is not held until its end
             else:
                 value = yield from self._read_value()
-                if key == "name" and not name:
-                    name = _string(value)
-                    if name not in self._names:
-                        raise _NoCallError
+                if key in _NAME_KEYS and not name:
+                    name = self._known(_string(value))
                 elif key in _ARGUMENT_KEYS and not arguments:
                     arguments = _object_text(value)
                 if name and arguments and not self._is_told:
@@ -112,6 +116,11 @@ class JsonCallParser(Scanner):
             raise _NoCallError
         if not self._is_told:
             self._tell_call(name, "{}")
+
+    def _known(self, name: str) -> str:
+        if name not in self._names:
+            raise _NoCallError
+        return name
 
     def _read_name_and_arguments(self) -> Steps[None]:
         """Read a name that stands in markup, and the arguments after it."""

@@ -1,9 +1,6 @@
 """Tool formats whose calls have JSON arguments: tables of the signs in templates and the texts around calls.
 
-Sources: the chat templates of the checkpoints. Hermes 2 Pro, Qwen 2.5, Qwen 3 (`hermes`); Llama 3.1 to 3.3
-(`llama3_json`); Mistral 7B v0.3 to Small 3.1 write a list, Devstral, Magistral and Ministral 3 name and arguments with
-`[ARGS]` (`mistral`); DeepSeek V3 and R1 (`deepseek_v3`), V3.1 (`deepseek_v31`); Granite 3 (`granite`; Granite 4 writes
-as Hermes does); Phi-4-mini (`phi4`).
+Sources: the chat templates of the checkpoints.
 """
 
 from collections.abc import Sequence
@@ -15,6 +12,9 @@ from typing_extensions import override
 from weft.server.formats import lark
 from weft.server.formats.json_call_parser import JsonCallParser, Syntax
 from weft.server.formats.parser import AnswerRules, OutputParser, Tool, ToolFormat
+
+INDEX = "\0"
+"""Stands in a layout for the number of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,11 @@ class JsonCalls(ToolFormat):
 
     def _calls(self, index: int, layout: Layout, wanted: AnswerRules) -> list[str]:
         """Rules for the calls of one layout, after its trigger."""
-        spell = partial(lark.spell, markers=self.markers, mark=wanted.mark)
+
+        def mark(text: str) -> str:
+            return "/[0-9]{1,4}/" if text == INDEX else wanted.mark(text)
+
+        spell = partial(lark.spell, markers=(*self.markers, INDEX), mark=mark)
         if layout.trigger is None:  # the answer may be other JSON
             calls = [lark.json_lexemes(layout.before + tool.name + layout.middle) for tool in wanted.tools]
             first, between = "", spell(layout.between)
@@ -101,6 +105,7 @@ def _objects(
 
 HERMES = JsonCalls(
     name="hermes",
+    models="Hermes 2 Pro and 3, Qwen 2.5, Qwen 3, QwQ, Granite 4, Ernie 4.5, SmolLM 3, Exaone 4",
     markers=("<tool_call>", "</tool_call>"),
     present=("<tool_call>", "</tool_call>", r"\barguments\b"),
     absent=("<function=", "<arg_key>", "<parameter", "<tool_calls>"),
@@ -112,6 +117,7 @@ HERMES = JsonCalls(
 
 LLAMA3_JSON = JsonCalls(
     name="llama3_json",
+    models="Llama 3.1 to 3.3",
     markers=("<|python_tag|>",),
     present=(r"<\|start_header_id\|>", r'\{\\?"name\\?": ', r'\\?"parameters\\?": '),
     absent=("<tool_call>", "<function="),
@@ -123,6 +129,7 @@ LLAMA3_JSON = JsonCalls(
 
 MISTRAL = JsonCalls(
     name="mistral",
+    models="Mistral 7B v0.3 to Small 3.1 (a list); Devstral, Magistral, Ministral 3 (with `[ARGS]`)",
     markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     present=(r"\[TOOL_CALLS\]",),
     syntax=Syntax(
@@ -143,6 +150,7 @@ _BEFORE_V3, _MIDDLE_V3, _AFTER_V3 = f"{_CALL_BEGIN}function{_SEPARATOR}", "\n```
 
 DEEPSEEK_V3 = JsonCalls(
     name="deepseek_v3",
+    models="DeepSeek V3, R1",
     markers=_DEEPSEEK_MARKERS,
     present=(_CALL_BEGIN, "```json"),
     syntax=Syntax(
@@ -156,6 +164,7 @@ DEEPSEEK_V3 = JsonCalls(
 
 DEEPSEEK_V31 = JsonCalls(
     name="deepseek_v31",
+    models="DeepSeek V3.1",
     markers=_DEEPSEEK_MARKERS,
     present=(_CALL_BEGIN,),
     absent=("```json",),
@@ -167,6 +176,7 @@ DEEPSEEK_V31 = JsonCalls(
 
 GRANITE = JsonCalls(
     name="granite",
+    models="Granite 3",
     markers=("<|tool_call|>", "<tool_call>"),
     present=(r"<\|start_of_role\|>", r"<\|tool_call\|>|<tool_call>"),
     absent=("</tool_call>",),
@@ -176,6 +186,7 @@ GRANITE = JsonCalls(
 
 PHI4 = JsonCalls(
     name="phi4",
+    models="Phi-4-mini",
     markers=("<|tool_call|>", "<|/tool_call|>"),
     present=(r"<\|/tool\|>|<\|/tool_call\|>|functools\[",),
     absent=(r"<\|start_of_role\|>",),
@@ -186,4 +197,94 @@ PHI4 = JsonCalls(
     ),
 )
 
-ALL = (HERMES, LLAMA3_JSON, MISTRAL, DEEPSEEK_V3, DEEPSEEK_V31, GRANITE, PHI4)
+KIMI_K2 = JsonCalls(
+    name="kimi_k2",
+    models="Kimi K2",
+    markers=(
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    ),
+    present=(r"<\|im_middle\|>", "tool_declare"),
+    syntax=Syntax(
+        openers=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        fillers=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        before_name=("functions.",),
+        after_name=("<|tool_call_argument_begin|>",),
+        id_marker=":",
+    ),
+    layouts=(
+        Layout(
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>functions.",
+            f":{INDEX}<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            between="",
+            closing="<|tool_calls_section_end|>",
+        ),
+    ),
+)
+
+COHERE = JsonCalls(
+    name="cohere",
+    models="Command R7B, Command A",
+    markers=("<|START_ACTION|>", "<|END_ACTION|>"),
+    present=(r"<\|START_ACTION\|>",),
+    syntax=Syntax(openers=("<|START_ACTION|>",), fillers=(",", "]", "<|END_ACTION|>")),
+    layouts=(
+        Layout(
+            "<|START_ACTION|>",
+            "<|START_ACTION|>[\n    ",
+            f'{{"tool_call_id": "{INDEX}", "tool_name": "',
+            '", "parameters": ',
+            "}",
+            between=",\n    ",
+            closing="\n]<|END_ACTION|>",
+        ),
+    ),
+)
+
+LLAMA4_JSON = JsonCalls(
+    name="llama4_json",
+    models="Llama 4",
+    markers=("<|python_start|>", "<|python_end|>"),
+    present=(r"<\|header_start\|>", r'\{\\?"name\\?": ', r'\\?"parameters\\?": '),
+    syntax=Syntax(openers=("<|python_start|>", "<|python_end|>"), fillers=(";", "<|python_end|>"), is_bare=True),
+    layouts=(
+        _objects(None, "", between="; ", key="parameters"),
+        _objects("<|python_start|>", "<|python_start|>", "<|python_end|>", "; ", "parameters"),
+    ),
+)
+
+
+def _tagged_list(name: str, models: str, begin: str, end: str) -> JsonCalls:
+    """A format of calls that are one JSON list between two tags, which are its sign, too."""
+    return JsonCalls(
+        name=name,
+        models=models,
+        markers=(begin, end),
+        present=(begin,),
+        syntax=Syntax(openers=(begin,), fillers=(",", "]", end)),
+        layouts=(_objects(begin, f"{begin}[", f"]{end}"),),
+    )
+
+
+NEMOTRON = _tagged_list("nemotron", "Nemotron Nano 2, Llama Nemotron Super 1.5", "<TOOLCALL>", "</TOOLCALL>")
+HUNYUAN = _tagged_list("hunyuan", "Hunyuan A13B, Jamba", "<tool_calls>", "</tool_calls>")
+
+APERTUS = JsonCalls(
+    name="apertus",
+    models="Apertus",
+    markers=("<|tools_prefix|>", "<|tools_suffix|>"),
+    present=(r"<\|tools_prefix\|>",),
+    syntax=Syntax(openers=("<|tools_prefix|>",), fillers=(",", "]", "<|tools_suffix|>"), name_is_key=True),
+    layouts=(Layout("<|tools_prefix|>", "<|tools_prefix|>[", '{"', '": ', "}", ", ", "]<|tools_suffix|>"),),
+)
+
+ALL = (
+    *(HERMES, LLAMA3_JSON, LLAMA4_JSON, MISTRAL, DEEPSEEK_V3, DEEPSEEK_V31, GRANITE, PHI4),
+    *(KIMI_K2, COHERE, NEMOTRON, HUNYUAN, APERTUS),
+)

@@ -96,6 +96,7 @@ class ToolFormat(ABC):
 
     Attributes:
         name: For `--tool-format` and the log.
+        models: The models that write it, for the documentation.
         markers: Texts that begin or end something. They are control tokens in most vocabularies of the family. The
             parser has to see them, so they stay in the text even where control tokens are left out of it.
         present: Patterns that all occur in the chat templates of the family.
@@ -103,6 +104,7 @@ class ToolFormat(ABC):
     """
 
     name: str
+    models: str
     markers: tuple[str, ...]
     present: tuple[str, ...]
     absent: tuple[str, ...] = ()

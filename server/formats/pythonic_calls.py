@@ -1,15 +1,17 @@
-"""Calls written as a Python list, as Llama 3.2 and Llama 4 do with suitable templates and system prompts.
+"""Calls written as Python: Llama 3.2, Llama 4 and Gemma 3 with suitable templates; LFM2; OLMo 3.
 
     [get_weather(city="Paris", days=3), get_time()]
 
-A call opens with `[NAME(` of a declared tool, or with that after `<|python_start|>`, which Llama 4 writes. Arguments
-are keywords, their values Python literals: strings in single, double or triple quotes, numbers, `True`, `False`,
-`None`, lists and dicts. The words of JSON are accepted as well. Arguments are told as JSON while they come. A call that
-breaks off or is malformed is left as it stands.
+A call opens with `[NAME(` of a declared tool, or with that after a marker, which Llama 4 and LFM2 write. OLMo 3 writes
+calls without brackets, each on a line of its own, between two tags. Arguments are keywords, their values Python
+literals: strings in single, double or triple quotes, numbers, `True`, `False`, `None`, lists and dicts. The words of
+JSON are accepted as well. Arguments are told as JSON while they come. A call that breaks off or is malformed is left as
+it stands.
 """
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
@@ -19,7 +21,6 @@ from weft.server.formats.parser import AnswerRules, OutputParser, Tool, ToolForm
 from weft.server.formats.raw_values import resolve, types_of, values_of
 from weft.server.formats.scanner import Scanner, Steps, json_text
 
-_START, _END = "<|python_start|>", "<|python_end|>"
 _QUOTES = ('"""', "'''", '"', "'")
 _CLOSERS = {"[": "]", "{": "}"}
 _KEY = re.compile(r"\s*([\w.$-]{0,256})")
@@ -30,19 +31,22 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 class _PythonicParser(Scanner):
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, format: "Pythonic", tools: Sequence[Tool]) -> None:
+        self._format = format
         self._names = {f"{tool.name}(": tool.name for tool in tools}
-        self._openings = tuple(f"[{head}" for head in self._names)
+        self._openings = {format.before.strip() + head: name for head, name in self._names.items()}
         super().__init__()
 
     def _read(self) -> Steps[None]:
-        yield from self._read_content((_START, *self._openings), self._read_calls)
+        openings = (self._format.begin, *(self._openings if self._format.is_bare else ()))
+        yield from self._read_content(openings, self._read_calls)
 
     def _read_calls(self, opening: str) -> Steps[bool]:
         """Read what follows the opening; False: it is no call, and nothing has been told."""
-        if opening == _START:
+        bracket, end = self._format.after.strip(), self._format.end
+        if opening == self._format.begin:
             opening = (yield from self._next(*self._openings)) or ""
-        name = self._names.get(opening[1:])
+        name = self._openings.get(opening)
         has_called = False
         while name is not None and (key := (yield from self._read_key())) is not None:
             self._begin_call(name)
@@ -60,13 +64,14 @@ class _PythonicParser(Scanner):
             if key is None:
                 return True
             self._tell_arguments("}")
-            if (yield from self._next(",", "]")) != ",":
-                yield from self._next(_END)
+            sign = yield from self._next(",", bracket or end)
+            if sign != "," and (sign or bracket):  # without brackets, nothing stands between calls
+                yield from self._next(end)
                 return True
             self._hold()
             name = self._names.get((yield from self._next(*self._names)) or "")
         if has_called:
-            self._give_back()  # what follows the comma
+            self._give_back()  # what follows the call
         return has_called
 
     def _read_key(self) -> Steps[str | None]:
@@ -157,29 +162,45 @@ def _number(word: str) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pythonic(ToolFormat):
-    """Calls as a Python list."""
+    """A format of calls as Python.
+
+    Attributes:
+        begin, end: The markers around all calls.
+        before, between, after: What is written around calls and between them, inside the markers.
+        is_bare: The markers may be missing.
+    """
+
+    begin: str
+    end: str
+    before: str = "["
+    between: str = ", "
+    after: str = "]"
+    is_bare: bool = False
 
     @override
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
-        return _PythonicParser(tools)
+        return _PythonicParser(self, tools)
 
     @override
     def grammar(self, wanted: AnswerRules) -> str:
         # Keywords come in the order of the schema; lists and dicts are written as in JSON.
-        tools, mark = wanted.tools, wanted.mark
-        more = '(", " call)* "]"' if wanted.allows_many else '"]"'
-        listed = f'"[" call {more}'
+        tools, mark, after = wanted.tools, wanted.mark, lark.literal(self.after)
+        more = f"({lark.literal(self.between)} call)* {after}" if wanted.allows_many else after
+        listed = f"{lark.literal(self.before)} call {more}"
+        end = f"{mark(self.end)}{'?' if self.is_bare else ''}"
         rules: list[str] = []
         if wanted.is_required or wanted.content is not None:
-            content = "" if wanted.is_required else f"{wanted.content} | "
-            rules.append(f"answer: {content}{mark(_START)} {listed} {mark(_END)}? | {listed}\n")
+            answers = [] if wanted.is_required else [str(wanted.content)]
+            answers += [f"{mark(self.begin)} {listed} {end}", *([listed] if self.is_bare else ())]
+            rules.append(f"answer: {' | '.join(answers)}\n")
         else:
-            openings = [f"[{tool.name}(" for tool in tools]
-            begun = " | ".join(f"before_{i} arguments_{i}" for i in range(len(tools)))
-            rules.append(f"answer: PLAIN | ({begun}) {more} | started {listed} {mark(_END)}?\n")
-            rules.append(f"PLAIN: {lark.text_without([_START, *openings])}\n")
-            rules.append(lark.text_up_to("started", _START, mark, openings))
+            openings = [f"{self.before}{tool.name}(" for tool in tools] if self.is_bare else []
+            begun = "".join(f" | before_{i} arguments_{i} {more}" for i in range(len(openings)))
+            rules.append(f"answer: PLAIN{begun} | started {listed} {end}\n")
+            rules.append(f"PLAIN: {lark.text_without([self.begin, *openings])}\n")
+            rules.append(lark.text_up_to("started", self.begin, mark, openings))
             rules += [f"before_{i}[lazy]: PLAIN {lark.literal(opening)}\n" for i, opening in enumerate(openings)]
         rules.append(f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}\n")
         for i, tool in enumerate(tools):
@@ -222,5 +243,32 @@ def _value(schema: Any, tool: Tool) -> str:
     return f"({' | '.join(options)})"
 
 
-PYTHONIC = Pythonic(name="pythonic", markers=(_START, _END), present=(r"\[func_name1\(",))
-"""The templates of the same models for calls in JSON have no such instruction."""
+PYTHONIC = Pythonic(
+    name="pythonic",
+    models="Llama 3.2, Llama 4 and Gemma 3 with templates that ask for it",
+    markers=("<|python_start|>", "<|python_end|>"),
+    present=(r"\[func_name1\(",),  # templates of the same models for calls in JSON have no such instruction
+    begin="<|python_start|>",
+    end="<|python_end|>",
+    is_bare=True,
+)
+LFM2 = Pythonic(
+    name="lfm2",
+    models="LFM2",
+    markers=("<|tool_call_start|>", "<|tool_call_end|>"),
+    present=(r"<\|tool_list_start\|>|<\|tool_call_start\|>",),
+    begin="<|tool_call_start|>",
+    end="<|tool_call_end|>",
+)
+OLMO3 = Pythonic(
+    name="olmo3",
+    models="OLMo 3",
+    markers=("<function_calls>", "</function_calls>"),
+    present=("<function_calls>",),
+    begin="<function_calls>",
+    end="</function_calls>",
+    before="\n",
+    between="\n",
+    after="\n",
+)
+ALL = (PYTHONIC, LFM2, OLMO3)

@@ -1,5 +1,6 @@
 """JSON types of schemas, and raw text of models as JSON of these types."""
 
+import ast
 import json
 from collections.abc import Sequence
 from types import NoneType
@@ -16,6 +17,7 @@ _CLASSES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "string": (str,),
 }
+_MAX_LITERAL = 2**16  # characters; Python's parser takes memory and stack
 _MAX_REFERENCES = 32  # in a row; more is a circle
 
 
@@ -59,14 +61,26 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 0) -> list[str]:
 def raw_to_json(text: str, types: Sequence[str]) -> str:
     """Write a whole raw value as JSON of the first of `types` that it fits, else as a string.
 
-    Without types, text that is JSON is taken as JSON, because templates write everything but strings so. `True`,
-    `False` and `None` count as their JSON, because some templates write those.
+    Without types, text that is JSON is taken as JSON, because templates write everything but strings so. Literals of
+    Python count as their JSON, because some templates write those.
     """
-    word = text.strip()
     try:
-        value = json.loads({"True": "true", "False": "false", "None": "null"}.get(word, word))
+        value = _value(text.strip())
         written = json_text(value)
     except (ValueError, RecursionError):
         return json_text(text)
     fits = next((name for name in types if name == "string" or type(value) in _CLASSES[name]), "string")
     return json_text(text) if types and fits == "string" else written
+
+
+def _value(word: str) -> Any:
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(word, word))
+    except ValueError:
+        if word[:1] not in ("{", "[") or len(word) > _MAX_LITERAL:
+            raise
+    try:
+        # Back from JSON, in which keys are strings and there are no other types.
+        return json.loads(json_text(ast.literal_eval(word)))
+    except (SyntaxError, TypeError, MemoryError) as error:
+        raise ValueError(word) from error

@@ -2,7 +2,10 @@
 
 A reasoning block lies between two markers; the newlines around the markers belong to them. It stands at the beginning
 of the output, unless the rendered prompt has already opened it (templates that end in `<think>`) or closed it (Qwen 3
-with `enable_thinking=False`). If a block is never closed, the whole output is reasoning.
+with `enable_thinking=False`). If a block is never closed, the whole output is reasoning. Some families put markers
+around the answer as well, with reasoning or without. They are no part of the answer.
+
+Sources: the chat templates of the checkpoints.
 """
 
 import enum
@@ -41,12 +44,14 @@ class ReasoningFormat:
     """How one family of models writes its reasoning.
 
     Attributes:
+        models: The models that write it, for the documentation.
         sign: Occurs in the chat templates of the family; "" stands for `end`.
         answer_begin, answer_end: Markers around the answer, which are not part of it; "" where there are none.
         behind_begin: What a template may write after `begin` besides newlines; the block is open then, too.
     """
 
     name: str
+    models: str
     begin: str
     end: str
     sign: str = ""
@@ -64,34 +69,58 @@ class ReasoningFormat:
         tail = prompt.rstrip()
         if tail.removesuffix(self.behind_begin).endswith(self.begin):
             return ReasoningBlock.OPEN
-        return ReasoningBlock.CLOSED if tail.endswith(self.end) else ReasoningBlock.NOT_BEGUN
+        is_closed = tail.endswith(tuple(filter(None, (self.end, self.answer_begin))))
+        return ReasoningBlock.CLOSED if is_closed else ReasoningBlock.NOT_BEGUN
+
+    def reads(self, block: ReasoningBlock) -> bool:
+        """Tell whether there is anything to read besides the answer."""
+        return block is not ReasoningBlock.CLOSED or bool(self.answer_end)
 
     def parser(self, block: ReasoningBlock, answer: OutputParser) -> OutputParser:
         """Make a parser that tells reasoning and hands everything after it to the parser of the answer."""
-        return answer if block is ReasoningBlock.CLOSED else ReasoningParser(self, block is ReasoningBlock.OPEN, answer)
+        return ReasoningParser(self, block, answer) if self.reads(block) else answer
 
     def grammar(self, block: ReasoningBlock, mark: Mark) -> str:
-        """Write rules in Lark: `reasoning` is what comes before the answer, newlines after the block included.
+        """Write rules in Lark: `reasoning` comes before the answer, newlines included, and `closing` after it.
 
-        The model may leave out a block that has not begun.
+        The model may leave out a block that has not begun, and the markers of the answer.
         """
+        opening = f" ({mark(self.answer_begin)} /\\n?/)?" if self.answer_begin else ""
+        closing = f" (/\\n?/ {mark(self.answer_end)})?" if self.answer_end else ""
+        around = f"{opening}\nclosing:{closing}\n"
         if block is ReasoningBlock.CLOSED:
-            return "reasoning:\n"
+            return f"reasoning:{around}"
         rules = f"thinking: thought /\\n{{0,2}}/\n{lark.text_up_to('thought', self.end, mark)}"
         begun = "thinking" if block is ReasoningBlock.OPEN else f"(/\\n?/ {mark(self.begin)} thinking)?"
-        return f"reasoning: {begun}\n{rules}"
+        return f"reasoning: {begun}{around}{rules}"
 
 
-THINK = ReasoningFormat("think", "<think>", "</think>")
-MISTRAL = ReasoningFormat("mistral", "[THINK]", "[/THINK]")
-SEED = ReasoningFormat("seed", "<seed:think>", "</seed:think>", behind_begin="<seed:cot_budget_reflect>")
-GRANITE = ReasoningFormat(
-    "granite", "<think>", "</think>", sign="<response></response>", answer_begin="<response>", answer_end="</response>"
+_TAGS = "<think>", "</think>"
+THINK = ReasoningFormat(
+    "think", "DeepSeek, Qwen 3, GLM, Kimi, MiniMax, Nemotron, Step, OLMo 3, Exaone 4, SmolLM 3", *_TAGS
 )
+MISTRAL = ReasoningFormat("mistral", "Magistral, Ministral 3, Mistral Small 4", "[THINK]", "[/THINK]")
+SEED = ReasoningFormat("seed", "Seed-OSS", "<seed:think>", "</seed:think>", behind_begin="<seed:cot_budget_reflect>")
+_RESPONSE = "<response>", "</response>"
+GRANITE = ReasoningFormat("granite", "Granite 3.3", *_TAGS, "<response></response>", *_RESPONSE)
+ERNIE = ReasoningFormat("ernie", "Ernie 4.5", *_TAGS, "<response>", *_RESPONSE)
+HUNYUAN = ReasoningFormat("hunyuan", "Hunyuan", *_TAGS, "<answer>", "<answer>", "</answer>")
 GRANITE_PHRASES = ReasoningFormat(
-    "granite_phrases", "Here is my thought process:", "Here is my response:", sign="'Here is my thought process:'"
+    "granite_phrases",
+    "Granite 3.2",
+    "Here is my thought process:",
+    "Here is my response:",
+    sign="'Here is my thought process:'",
 )
-ALL = (GRANITE_PHRASES, GRANITE, SEED, MISTRAL, THINK)
+_THINKING = "<|START_THINKING|>", "<|END_THINKING|>"
+COHERE = ReasoningFormat(
+    "cohere", "Command R7B, Command A", *_THINKING, "<|START_RESPONSE|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"
+)
+COHERE_TEXT = ReasoningFormat(
+    "cohere_text", "Command A Plus", *_THINKING, "<|START_TEXT|>", "<|START_TEXT|>", "<|END_TEXT|>"
+)
+APERTUS = ReasoningFormat("apertus", "Apertus", "<|inner_prefix|>", "<|inner_suffix|>")
+ALL = (GRANITE_PHRASES, GRANITE, COHERE_TEXT, COHERE, HUNYUAN, ERNIE, SEED, MISTRAL, APERTUS, THINK)
 """From the most specific to the least; the first whose sign occurs in a template is taken."""
 
 
@@ -103,6 +132,7 @@ def reasoning_format(template: str) -> ReasoningFormat | None:
 _SWITCHES: tuple[tuple[str, object, object], ...] = (
     ("enable_thinking", True, False),
     ("thinking", True, False),
+    ("reasoning", True, False),
     ("thinking_budget", -1, 0),
     ("reasoning_effort", "high", "none"),
 )
@@ -123,9 +153,11 @@ def _reads(tokens: list[tuple[int, str, str]], name: str) -> bool:
     """Tell whether the template reads a variable before it sets it."""
     for at, (_, kind, value) in enumerate(tokens):
         if kind == "name" and value == name and tokens[at - 1][2] != ".":
-            is_assigned = tokens[at + 1][2] == "="
-            if not is_assigned or tokens[at - 1][2] == "set":
-                return not is_assigned
+            if tokens[at + 1][2] != "=":
+                return True
+            if tokens[at - 1][2] == "set":  # to its own value, perhaps: `set name = name | default(true)`
+                end = next(end for end in range(at, len(tokens)) if tokens[end][1] == "block_end")
+                return any(tokens[i][1:] == ("name", name) and tokens[i - 1][2] != "." for i in range(at + 2, end))
     return False
 
 
@@ -146,33 +178,41 @@ class ContentParser(OutputParser):
 class ReasoningParser(Scanner):
     """Reads reasoning and hands what follows it to the parser of the answer."""
 
-    def __init__(self, format: ReasoningFormat, is_open: bool, answer: OutputParser) -> None:
+    def __init__(self, format: ReasoningFormat, block: ReasoningBlock, answer: OutputParser) -> None:
         self._format = format
-        self._is_open = is_open
+        self._block = block
         self._answer = answer
         super().__init__()
 
     def _read(self) -> Steps[None]:
         format = self._format
         self._hold()
-        if self._is_open or (yield from self._next(format.begin)):
+        if not (yield from self._read_reasoning()):
+            return
+        if format.answer_begin and (yield from self._next(format.answer_begin, skips_blanks=False)):
             self._release()
-            self.region = Kind.REASONING
-            self._drop_blanks()  # newlines at the beginning are markup
-            if (yield from self._until((format.end,), self._tell_reasoning)) is None:
-                self._tell_blanks(Kind.REASONING)
-                return
-            self._drop_blanks()
             yield from self._run(_NEWLINES)
-            if format.answer_begin and (yield from self._next(format.answer_begin, skips_blanks=False)):
-                yield from self._run(_NEWLINES)
         self._feed_answer(self._release())
         if format.answer_end:
-            while (yield from self._until((format.answer_end,), self._feed_answer)):
-                pass
+            while (yield from self._until((f"\n{format.answer_end}", format.answer_end), self._feed_answer)):
+                yield from self._run(_NEWLINES)
         else:
             yield from self._run(_ANYTHING, self._feed_answer)
         self._pieces += self._answer.finish()
+
+    def _read_reasoning(self) -> Steps[bool]:
+        """Read the block, if there is one; False: the output ended in it."""
+        is_open = self._block is ReasoningBlock.OPEN
+        if is_open or (self._block is ReasoningBlock.NOT_BEGUN and (yield from self._next(self._format.begin))):
+            self._release()
+            self.region = Kind.REASONING
+            self._drop_blanks()  # newlines at the beginning are markup
+            if (yield from self._until((self._format.end,), self._tell_reasoning)) is None:
+                self._tell_blanks(Kind.REASONING)
+                return False
+            self._drop_blanks()
+            yield from self._run(_NEWLINES)
+        return True
 
     def _tell_reasoning(self, text: str) -> None:
         self._tell_trimmed(Kind.REASONING, text, "\n")

@@ -1,6 +1,7 @@
-"""Calls whose arguments are raw text between tags, as Qwen3-Coder and GLM 4.5 and later write them.
+"""Calls whose arguments are raw text between tags: Qwen3-Coder, GLM 4.5 and later, MiniMax M2, Seed-OSS, Step 3.
 
-Qwen3-Coder (its chat template; vLLM and SGLang read it likewise, also without the outer tag, which it may forget):
+Qwen3-Coder (its chat template; vLLM and SGLang read it likewise, also without the outer tag, which it may forget; Qwen
+3.5, Nemotron 3 and Step 3.5 write the same):
 
     <tool_call>
     <function=NAME>
@@ -16,6 +17,14 @@ GLM (line breaks until 4.6, none from 4.7 on):
     <arg_key>KEY</arg_key>
     <arg_value>VALUE</arg_value>
     </tool_call>
+
+MiniMax M2 and Step 3 put all calls into one section:
+
+    <minimax:tool_call>
+    <invoke name="NAME">
+    <parameter name="KEY">VALUE</parameter>
+    </invoke>
+    </minimax:tool_call>
 
 A value ends at the first end tag: nothing is escaped. One line break at either end of a Qwen value belongs to the
 format. A call that breaks off or is malformed is left as it stands: no argument is made up to close it.
@@ -46,7 +55,7 @@ class _XmlParser(Scanner):
 
     def _read_call(self, opening: str) -> Steps[bool]:
         """Read what follows the opening; False: it is no call, and nothing has been told."""
-        before_name, before_value = self._format.name_tags[0], self._format.value_tags[0]
+        before_name, before_value = self._format.name_tags[0], self._format.value_tags[0].strip()
         before_key, after_key = self._format.key_tags
         ends = self._format.ends
         if before_name and opening == self._format.openings[0] and not (yield from self._next(before_name)):
@@ -98,9 +107,10 @@ class XmlFormat(ToolFormat):
     Attributes:
         line_break: Between the parts, in Lark.
         openings: A call begins with any of these; the first is the one that grammars ask for.
-        name_tags, key_tags, value_tags: The tags before and after these; "" for none. A line break before the tag that
-            ends a value may be missing.
+        name_tags, key_tags, value_tags: The tags before and after these; "" for none. A line break around a value may
+            be missing.
         ends: What closes a call; of several, the last may be missing.
+        is_section: The first opening and the last end are around all calls together, not around each.
     """
 
     line_break: str
@@ -109,6 +119,7 @@ class XmlFormat(ToolFormat):
     key_tags: tuple[str, str]
     value_tags: tuple[str, str]
     ends: tuple[str, ...]
+    is_section: bool = False
 
     @override
     def parser(self, tools: Sequence[Tool]) -> OutputParser:
@@ -119,7 +130,10 @@ class XmlFormat(ToolFormat):
         # Parameters come in the order of the schema; a string is text up to its end tag.
         tools, mark, content, is_required = wanted.tools, wanted.mark, wanted.content, wanted.is_required
         opening, *others = self.openings
-        calls = f"call (BREAKS? {mark(opening)} call)*" if wanted.allows_many else "call"
+        again = "call" if self.is_section else f"BREAKS? {mark(opening)} call"
+        calls = f"call ({again})*" if wanted.allows_many else "call"
+        if self.is_section:
+            calls += " " + self._spell("\n" + self.ends[-1], mark)
         rules = ["BREAKS: /\\n{1,2}/\n"]
         if is_required or content is not None:
             rules.append(f"answer: {'' if is_required else f'{content} | '}BREAKS? {mark(opening)} {calls}\n")
@@ -138,7 +152,7 @@ class XmlFormat(ToolFormat):
         parts = [self._spell(begin + tool.name.join(self.name_tags), mark)]
         rules = []
         for i, (key, schema) in enumerate((tool.parameters.get("properties") or {}).items()):
-            head = self._spell(f"\n{key.join(self.key_tags)}\n{self.value_tags[0]}", mark)
+            head = self._spell(f"\n{key.join(self.key_tags)}{self.value_tags[0]}", mark)
             is_optional = key not in (tool.parameters.get("required") or ())
             value = self._value(schema, tool, mark)
             within = lark.string_of(resolve(schema, tool.parameters)) if value == "text" else None
@@ -146,7 +160,8 @@ class XmlFormat(ToolFormat):
                 value = f"{rule}_{i}"
                 rules.append(self._text(value, mark, within))
             parts.append(f"({head} {value}){'?' if is_optional else ''}")
-        parts.append(self._spell("".join(f"\n{end}" for end in self.ends), mark))
+        ends = self.ends[:-1] if self.is_section else self.ends
+        parts.append(self._spell("".join(f"\n{end}" for end in ends), mark))
         return [f"{rule}: {' '.join(parts)}\n", *rules]
 
     def _text(self, rule: str, mark: Mark, within: str | None = None) -> str:
@@ -174,22 +189,66 @@ class XmlFormat(ToolFormat):
 
 QWEN3_CODER = XmlFormat(
     name="qwen3_coder",
+    models="Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5",
     markers=("<tool_call>", "</tool_call>"),
     present=("<tool_call>", "<function=", "<parameter="),
     line_break='"\\n"',
     openings=("<tool_call>", "<function="),
     name_tags=("<function=", ">"),
     key_tags=("<parameter=", ">"),
-    value_tags=("", "\n</parameter>"),
+    value_tags=("\n", "\n</parameter>"),
     ends=("</function>", "</tool_call>"),
 )
 GLM = XmlFormat(
     name="glm",
+    models="GLM 4.5 and later",
     markers=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     present=("<tool_call>", "<arg_key>", "<arg_value>"),
     line_break='"\\n"?',
     openings=("<tool_call>",),
     key_tags=("<arg_key>", "</arg_key>"),
-    value_tags=("<arg_value>", "</arg_value>"),
+    value_tags=("\n<arg_value>", "</arg_value>"),
     ends=("</tool_call>",),
 )
+SEED = XmlFormat(
+    name="seed",
+    models="Seed-OSS",
+    markers=("<seed:tool_call>", "</seed:tool_call>"),
+    present=("<seed:tool_call>", "<function="),
+    line_break='"\\n"',
+    openings=("<seed:tool_call>",),
+    name_tags=("<function=", ">"),
+    key_tags=("<parameter=", ">"),
+    value_tags=("", "</parameter>"),
+    ends=("</function>", "</seed:tool_call>"),
+)
+MINIMAX_M2 = XmlFormat(
+    name="minimax_m2",
+    models="MiniMax M2",
+    markers=("<minimax:tool_call>", "</minimax:tool_call>"),
+    present=("<minimax:tool_call>", "<invoke name="),
+    line_break='"\\n"',
+    openings=("<minimax:tool_call>", '<invoke name="'),
+    name_tags=('<invoke name="', '">'),
+    key_tags=('<parameter name="', '">'),
+    value_tags=("", "</parameter>"),
+    ends=("</invoke>", "</minimax:tool_call>"),
+    is_section=True,
+)
+_STEP_CALL, _STEP_SEPARATOR = "<｜tool_call_begin｜>", "<｜tool_sep｜>"  # noqa: RUF001 (as Step writes it)
+_STEP_END, _STEP_CALLS = "<｜tool_call_end｜>", ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")  # noqa: RUF001
+_STEP_HEAD = f'{_STEP_CALL}function{_STEP_SEPARATOR}<steptml:invoke name="'
+STEP3 = XmlFormat(
+    name="step3",
+    models="Step 3",
+    markers=(*_STEP_CALLS, _STEP_CALL, _STEP_SEPARATOR, _STEP_END),
+    present=("<steptml:invoke",),
+    line_break='"\\n"?',
+    openings=(_STEP_CALLS[0], _STEP_HEAD),
+    name_tags=(_STEP_HEAD, '">'),
+    key_tags=('<steptml:parameter name="', '">'),
+    value_tags=("", "</steptml:parameter>"),
+    ends=("</steptml:invoke>", _STEP_END, _STEP_CALLS[1]),
+    is_section=True,
+)
+ALL = (QWEN3_CODER, GLM, SEED, MINIMAX_M2, STEP3)

@@ -74,7 +74,7 @@ def plan_output(task: Task, prompt_token_ids: list[int], prediction_token_ids: t
             "use_beam_search can follow neither a grammar nor a budget for reasoning", param="use_beam_search"
         )
     # After closed reasoning all text is content. But only a parser can tell what tokens without text belong to.
-    is_parsed = tools or (reasoning and (block is not ReasoningBlock.CLOSED or task.text.tracks_tokens))
+    is_parsed = tools or (reasoning and (reasoning.reads(block) or task.text.tracks_tokens))
     return OutputPlan(
         guidance=guidance,
         new_parser=new_parser if is_parsed else None,
@@ -99,7 +99,7 @@ def _grammar(
 
     if structure and not (reasoning or tools):
         return json.dumps({"grammars": [structure.grammar]})
-    rules = [f"start: {'reasoning ' if reasoning else ''}answer"]
+    rules = ["start: reasoning answer closing" if reasoning else "start: answer"]
     if reasoning:
         rules.append(reasoning.grammar(block, mark))
     if tools:

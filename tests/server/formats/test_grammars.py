@@ -213,6 +213,19 @@ def test_reasoning_before_an_answer(kind: str, format: ReasoningFormat) -> None:
     assert not takes(ReasoningBlock.NOT_BEGUN, f"{format.begin}{thought}7")
 
 
+@pytest.mark.parametrize("format", [format for format in REASONING.values() if format.answer_end], ids=lambda f: f.name)
+@pytest.mark.parametrize("block", ReasoningBlock)
+def test_an_answer_may_have_its_markers(kind: str, format: ReasoningFormat, block: ReasoningBlock) -> None:
+    grammar = f'start: reasoning answer closing\n{format.grammar(block, marker_of(kind))}answer: %json {{"const": 7}}\n'
+    thought = {ReasoningBlock.NOT_BEGUN: f"{format.begin}a{format.end}\n", ReasoningBlock.OPEN: f"a{format.end}\n"}
+    before = thought.get(block, "")
+    assert accepts(kind, grammar, f"{before}7")
+    assert accepts(kind, grammar, f"{before}{format.answer_begin}7{format.answer_end}")
+    assert accepts(kind, grammar, f"{before}{format.answer_begin}\n7\n{format.answer_end}")
+    assert not accepts(kind, grammar, f"{before}{format.answer_begin}8{format.answer_end}")
+    assert not accepts(kind, grammar, f"{before}{format.answer_begin}")
+
+
 def test_reasoning_before_calls(kind: str) -> None:
     for is_required in (True, False):
         wanted = AnswerRules(TOOLS, marker_of(kind), is_required=is_required)

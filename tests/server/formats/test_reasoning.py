@@ -46,6 +46,27 @@ def test_outputs_without_the_whole_block(format: ReasoningFormat) -> None:
     assert_told(lambda: parser(format, ReasoningBlock.CLOSED), closed, [("CONTENT", closed)])
 
 
+@pytest.mark.parametrize("format", [format for format in FORMATS.values() if format.answer_end], ids=lambda f: f.name)
+def test_markers_of_an_answer_without_reasoning(format: ReasoningFormat) -> None:
+    """Command and Hunyuan write them where no reasoning came before, or the prompt has closed it."""
+    for block in (ReasoningBlock.NOT_BEGUN, ReasoningBlock.CLOSED):
+        for text in ("{}Yes.\n <b{}", "{}\nYes.\n <b\n{}\n"):
+            written = text.format(format.answer_begin, format.answer_end)
+            assert_told(lambda block=block: parser(format, block), written, [("CONTENT", "Yes.\n <b")])
+    assert format.block(f"<|CHATBOT_TOKEN|>{format.answer_begin}") is ReasoningBlock.CLOSED
+    assert_told(lambda: parser(format, ReasoningBlock.CLOSED), f"Yes{format.answer_end}", [("CONTENT", "Yes")])
+
+
+def test_a_call_may_stand_inside_of_the_answer() -> None:
+    call = '<tool_calls>[{"name": "f", "arguments": {"a": 1}}]</tool_calls>'
+    for text in (f"<think>\nHm\n</think>\n<answer>\n{call}\n</answer>", f"<think>\nHm\n</think>\n{call}"):
+        assert_told(
+            lambda: reasoning.HUNYUAN.parser(ReasoningBlock.NOT_BEGUN, json_calls.HUNYUAN.parser(TOOLS)),
+            text,
+            [("REASONING", "Hm"), ("CALL", "f"), ("ARGUMENTS", '{"a": 1}')],
+        )
+
+
 def test_calls_behind_reasoning() -> None:
     """Calls inside the block are reasoning, those after it are calls."""
     call = '<tool_call>\n{"name": "f", "arguments": {"a": "</think>"}}\n</tool_call>'
@@ -171,6 +192,35 @@ TEMPLATES: dict[str, tuple[str, str | None, Switch | None]] = {
         "{%- set think_end_token = '</seed:think>' -%}{% if not thinking_budget is defined %}{% endif %}",
         "seed",
         Switch(on={"thinking_budget": -1}, off={"thinking_budget": 0}),
+    ),
+    "command a reasoning": (
+        "{% set reasoning = reasoning | default(true) %}{% if not reasoning %}<|START_THINKING|><|END_THINKING|>"
+        "{% endif %}<|START_RESPONSE|>{{ message.content }}<|END_RESPONSE|>",
+        "cohere",
+        Switch(on={"reasoning": True}, off={"reasoning": False}),
+    ),
+    "command a plus": (
+        "<|START_THINKING|>{{ m.thinking }}<|END_THINKING|><|START_TEXT|>{{ m.content }}<|END_TEXT|>",
+        "cohere_text",
+        None,
+    ),
+    "hunyuan": (
+        "{% if '<answer>' in content %}{% set content = content.split('<answer>')[-1] %}{% endif %}"
+        "{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n' }}{% endif %}",
+        "hunyuan",
+        Switch(on={"enable_thinking": True}, off={"enable_thinking": False}),
+    ),
+    "ernie": (
+        "{% set reasoning = m.reasoning %}{{ '<think>\\n' + reasoning + '\\n</think>\\n' }}"
+        "{{ '<response>\\n' + content + '\\n</response>\\n' }}",
+        "ernie",
+        None,
+    ),
+    "apertus": (
+        "{% set inner_token, outer_token = '<|inner_prefix|>', '<|inner_suffix|>' %}"
+        "{% if enable_thinking is defined and enable_thinking %}enabled{% endif %}",
+        "apertus",
+        Switch(on={"enable_thinking": True}, off={"enable_thinking": False}),
     ),
     "granite 3.3": (
         "{% elif thinking %}{% set s = 'Write your thoughts between <think></think> and your response between"

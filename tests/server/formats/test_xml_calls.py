@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 (the bars of Step)
 import json
 
 import pytest
@@ -5,7 +6,7 @@ from llguidance import LLMatcher
 
 from tests.server.formats.text_calls_for_tests import TOOLS, Said, parse, tokenizer
 from weft.server.formats.parser import AnswerRules, Kind, Tool
-from weft.server.formats.xml_calls import GLM, QWEN3_CODER, XmlFormat
+from weft.server.formats.xml_calls import ALL, GLM, MINIMAX_M2, QWEN3_CODER, SEED, STEP3, XmlFormat
 
 QWEN3_CODER_TEMPLATE = r"""
 {{- 'If you choose to call a function ONLY reply in the following format with NO suffix:\n\n<tool_call>\n' }}
@@ -33,16 +34,34 @@ HERMES_TEMPLATE = r"""
 SEED_TEMPLATE = (
     "<seed:tool_call>\n<function=example>\n<parameter=p>\nvalue\n</parameter>\n</function>\n</seed:tool_call>"
 )
+MINIMAX_TEMPLATE = r"""
+{%- set toolcall_begin_token = '<minimax:tool_call>' -%}
+{{- '\n' ~ toolcall_begin_token }}
+<invoke name="tool-name-1">
+<parameter name="param-key-1">param-value-1</parameter>
+</invoke>
+"""
+STEP_TEMPLATE = """
+{{- '<｜tool_calls_begin｜>' }}
+{{- '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="' + call.name + '">' }}
+"""
 
 UNTYPED = (Tool("f", {"type": "object", "properties": {"a": {}, "b": {"type": ["null", "string"]}}}),)
 
 
 @pytest.mark.parametrize(
     ("template", "format"),
-    [(QWEN3_CODER_TEMPLATE, QWEN3_CODER), (GLM_TEMPLATE, GLM), (HERMES_TEMPLATE, None), (SEED_TEMPLATE, None)],
+    [
+        (QWEN3_CODER_TEMPLATE, QWEN3_CODER),
+        (GLM_TEMPLATE, GLM),
+        (HERMES_TEMPLATE, None),
+        (SEED_TEMPLATE, SEED),
+        (MINIMAX_TEMPLATE, MINIMAX_M2),
+        (STEP_TEMPLATE, STEP3),
+    ],
 )
 def test_templates_tell_the_format(template: str, format: XmlFormat | None) -> None:
-    assert [known for known in (QWEN3_CODER, GLM) if known.is_used_by(template)] == ([format] if format else [])
+    assert [known for known in ALL if known.is_used_by(template)] == ([format] if format else [])
 
 
 def _both_ways(format: XmlFormat, tools: tuple[Tool, ...], text: str) -> Said:

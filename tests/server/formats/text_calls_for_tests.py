@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 (the bars of Step)
 """Outputs in the formats whose calls are not JSON, written as the models' templates write them, and what they say."""
 
 import json
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from tests.tokenizers_for_tests import byte_level
+from weft.server.formats import xml_calls
 from weft.server.formats.harmony import HARMONY
 from weft.server.formats.parser import AnswerRules, Kind, OutputParser, Piece, Tool, ToolFormat
-from weft.server.formats.pythonic_calls import PYTHONIC
-from weft.server.formats.xml_calls import GLM, QWEN3_CODER
+from weft.server.formats.pythonic_calls import LFM2, OLMO3, PYTHONIC
+from weft.server.formats.xml_calls import GLM, MINIMAX_M2, QWEN3_CODER, SEED, STEP3
 
 _DEMO = Path(__file__).parents[3] / "server" / "demo_model" / "tokenizer.json"
 
@@ -124,6 +126,37 @@ def write_glm_4_7(calls: Sequence[Call]) -> str:
     )
 
 
+def write_seed(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<seed:tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>{_raw(value)}</parameter>\n" for key, value in arguments.items())
+        + "</function>\n</seed:tool_call>"
+        for name, arguments in calls
+    )
+
+
+def write_minimax_m2(calls: Sequence[Call]) -> str:
+    written = (
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{key}">{_raw(value)}</parameter>\n' for key, value in arguments.items())
+        + "</invoke>\n"
+        for name, arguments in calls
+    )
+    return f"<minimax:tool_call>\n{''.join(written)}</minimax:tool_call>"
+
+
+def write_step3(calls: Sequence[Call]) -> str:
+    written = (
+        f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">'
+        + "".join(
+            f'<steptml:parameter name="{key}">{_raw(value)}</steptml:parameter>' for key, value in arguments.items()
+        )
+        + "</steptml:invoke><｜tool_call_end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool_calls_begin｜>{''.join(written)}<｜tool_calls_end｜>"
+
+
 def write_pythonic(calls: Sequence[Call], literal: Callable[[Any], str] = repr) -> str:
     written = (
         f"{name}({', '.join(f'{key}={literal(value)}' for key, value in arguments.items())})"
@@ -134,6 +167,15 @@ def write_pythonic(calls: Sequence[Call], literal: Callable[[Any], str] = repr) 
 
 def write_llama_4(calls: Sequence[Call]) -> str:
     return f"<|python_start|>{write_pythonic(calls, json_literal)}<|python_end|>"
+
+
+def write_lfm2(calls: Sequence[Call]) -> str:
+    return f"<|tool_call_start|>{write_pythonic(calls, json_literal)}<|tool_call_end|>"
+
+
+def write_olmo3(calls: Sequence[Call]) -> str:
+    lines = "\n".join(write_pythonic([call], json_literal)[1:-1] for call in calls)
+    return f"<function_calls>\n{lines}\n</function_calls>"
 
 
 def write_harmony(calls: Sequence[Call]) -> str:
@@ -178,6 +220,11 @@ WRITERS = {
     "qwen3_coder": Writer(QWEN3_CODER, write_qwen3_coder, "</parameter>"),
     "glm_4_6": Writer(GLM, write_glm_4_6, "</arg_value>"),
     "glm_4_7": Writer(GLM, write_glm_4_7, "</arg_value>"),
+    "seed": Writer(SEED, write_seed, "</parameter>"),
+    "minimax_m2": Writer(MINIMAX_M2, write_minimax_m2, "</parameter>"),
+    "step3": Writer(STEP3, write_step3, "</steptml:parameter>"),
+    "lfm2": Writer(LFM2, write_lfm2),
+    "olmo3": Writer(OLMO3, write_olmo3),
     "pythonic": Writer(PYTHONIC, write_pythonic),
     "llama_4": Writer(PYTHONIC, write_llama_4),
     "harmony": Writer(HARMONY, write_harmony),
@@ -213,8 +260,9 @@ def tokenizer(name: str) -> tuple[tokenizers.Tokenizer, LLTokenizer]:
     if name == "demo":
         backend = tokenizers.Tokenizer.from_file(str(_DEMO))
     else:
-        backend = byte_level(("<|endoftext|>", "<|im_end|>", *HARMONY.markers, *PYTHONIC.markers))
-        backend.add_tokens([tokenizers.AddedToken(marker, special=False) for marker in GLM.markers])
+        backend = byte_level(("<|endoftext|>", "<|im_end|>", *HARMONY.markers, *PYTHONIC.markers, *LFM2.markers))
+        markers = dict.fromkeys(marker for format in (*xml_calls.ALL, OLMO3) for marker in format.markers)
+        backend.add_tokens([tokenizers.AddedToken(marker, special=False) for marker in markers])
     return backend, LLTokenizer(backend.to_str(), eos_token=backend.token_to_id("<|im_end|>"))
 
 
