@@ -40,7 +40,7 @@ async def create_chat_completion(
     wishes = await workers.run_light(size, _read_wishes, body, model.formats)
     breakpoints = find_breakpoints(body.messages, body.prompt_cache_options)
     options = template_options(body, model.tokenizer, wishes.variables)
-    messages = await workers.run_light(size, template_messages, body.messages)
+    messages = await workers.run_light(size, template_messages, body.messages, model.formats.tools)
     task = await read_task(
         body,
         request,

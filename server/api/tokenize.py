@@ -76,7 +76,7 @@ async def _chat_ids(
     use = await workers.run_light(size, tool_use, chat)
     variables = {**checked_kwargs(body.chat_template_kwargs), **({"tools": use.shown} if use else {})}
     end = prompt_end(body.add_generation_prompt, body.continue_final_message, variables)
-    shown = await workers.run_light(size, template_messages, messages)
+    shown = await workers.run_light(size, template_messages, messages, model.formats.tools)
     token_ids, _ = await workers.run(size, encode_chat, model.tokenizer, Chat(shown, end), room)
     return token_ids
 

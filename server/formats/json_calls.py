@@ -132,6 +132,8 @@ MISTRAL = JsonCalls(
     models="Mistral 7B v0.3 to Small 3.1 (a list); Devstral, Magistral, Ministral 3 (with `[ARGS]`)",
     markers=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     present=(r"\[TOOL_CALLS\]",),
+    call_id="{index:09}",
+    call_id_pattern="[a-zA-Z0-9]{9}",
     syntax=Syntax(
         openers=("[TOOL_CALLS]",), fillers=(",", "]"), before_name=(), after_name=("[ARGS]",), id_marker="[CALL_ID]"
     ),
@@ -208,6 +210,8 @@ KIMI_K2 = JsonCalls(
         "<|tool_calls_section_end|>",
     ),
     present=(r"<\|im_middle\|>", "tool_declare"),
+    call_id="functions.{name}:{index}",
+    call_id_pattern=r"functions\..+:[0-9]+",
     syntax=Syntax(
         openers=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
         fillers=("<|tool_call_end|>", "<|tool_calls_section_end|>"),

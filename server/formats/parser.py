@@ -101,6 +101,8 @@ class ToolFormat(ABC):
             parser has to see them, so they stay in the text even where control tokens are left out of it.
         present: Patterns that all occur in the chat templates of the family.
         absent: Patterns of which none occurs in them.
+        call_id: The id of a call as the templates want it, with `{index}` and `{name}`; "": any id will do.
+        call_id_pattern: What such ids match.
     """
 
     name: str
@@ -108,6 +110,8 @@ class ToolFormat(ABC):
     markers: tuple[str, ...]
     present: tuple[str, ...]
     absent: tuple[str, ...] = ()
+    call_id: str = ""
+    call_id_pattern: str = ""
 
     def is_used_by(self, template: str) -> bool:
         """Tell from the source of its chat template whether a model writes calls in this format."""

@@ -1,7 +1,8 @@
 """Converts the messages of a chat body to the dictionaries that a chat template takes.
 
 Content becomes one string. Parts that this server cannot show to a model are refused. Templates expect the arguments of
-earlier calls as objects, so their JSON text is parsed. Whether calls can be written is up to the template.
+earlier calls as objects, so their JSON text is parsed. Whether calls can be written is up to the template. Ids of calls
+that it would not take are replaced.
 """
 
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import msgspec
 
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
+from weft.server.formats.parser import ToolFormat
+from weft.server.request.call_ids import fit_call_ids
 from weft.server.request.tool_use import CUSTOM_INPUT
 from weft.server.request.validation import required
 from weft.server.schemas.chat_completions import ContentPart, FunctionCall, Message, ToolCall
@@ -18,8 +21,11 @@ PART_SEPARATOR = "\n"
 _UNSEEN_PARTS = frozenset({"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"})
 
 
-def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+def template_messages(messages: list[Message], tools: ToolFormat | None = None) -> list[dict[str, Any]]:
     """Every message as a dictionary for the template, without fields that were not sent.
+
+    Args:
+        tools: How the model writes calls; None: it has no tools.
 
     Raises:
         InvalidRequestError: There is no message, or a message does not fit its role.
@@ -28,9 +34,11 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
     if not messages:
         raise InvalidRequestError("messages must hold at least one message, got none", param="messages")
     try:
-        return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        shown = [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
     except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
         raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
+    fit_call_ids(shown, tools)
+    return shown
 
 
 def _template_message(message: Message, at: str) -> dict[str, Any]:

@@ -46,10 +46,11 @@ def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
         InvalidRequestError: A budget is negative, or two budgets differ.
     """
     max_tokens = _budget(body)
+    tells_budget = bool(re.search(r"\bthinking_budget\b", formats.template))
     ignored = [
         name
         for name in ("thinking_token_budget", "reasoning_budget_tokens")
-        if getattr(body, name) is not None and formats.reasoning_ids is None
+        if getattr(body, name) is not None and formats.reasoning_ids is None and not tells_budget
     ]
     effort = body.reasoning_effort
     kwargs: Mapping[str, Any] = {}
@@ -63,6 +64,8 @@ def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
             ignored.append("reasoning_effort")
         elif max_tokens is None and not (effort == "none" and switch):
             max_tokens = _BUDGETS[effort]
+    if tells_budget and max_tokens is not None:
+        kwargs = {**kwargs, "thinking_budget": max_tokens}
     return Thinking(kwargs, max_tokens, body.include_reasoning is not False, ignored)
 
 

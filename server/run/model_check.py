@@ -10,7 +10,8 @@ import msgspec
 
 from weft.engine.models.families.registry import identify
 from weft.server.settings import StartError
-from weft.server.text.chat_template import NO_TEMPLATE, read_chat_templates
+from weft.server.text.chat_template import NO_TEMPLATE, ChatTemplateError
+from weft.server.text.template_files import read_chat_templates
 
 
 class _Vocabulary(msgspec.Struct):
@@ -42,7 +43,7 @@ def check_tokenizer(folder: pathlib.Path) -> list[str]:
         config_file = folder / "tokenizer_config.json"
         config = msgspec.json.decode(config_file.read_bytes(), type=dict[str, object]) if config_file.exists() else {}
         has_template = bool(read_chat_templates(folder, config))
-    except (OSError, msgspec.DecodeError, LookupError, TypeError, ValueError):
+    except (OSError, msgspec.DecodeError, ChatTemplateError, LookupError, TypeError, ValueError):
         return []
     notes = [] if vocab_size is None else _compare(tokenizer, vocab_size)
     return notes if has_template else [*notes, NO_TEMPLATE]

@@ -1,4 +1,4 @@
-"""Chat templates: finds, compiles and renders them with Jinja2 as `transformers` does.
+"""Chat templates: compiles and renders them with Jinja2 as `transformers` does.
 
 Owns the sandboxed environment, the compiled templates and the names that a template sees. Invariant: for the same
 messages the text equals that of `apply_chat_template`. A template is foreign code: it runs in Jinja's immutable
@@ -11,13 +11,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 
 import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from weft.server.text.template_forms import MessageForms, wanted_forms
 
 DEFAULT_NAME = "default"
 TOOL_NAME = "tool_use"
@@ -26,9 +27,7 @@ TOOL_NAME = "tool_use"
 RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
 """Names that callers cannot set as variables, because each has a parameter of its own."""
 
-_TEMPLATE_FILE = "chat_template.jinja"
-NO_TEMPLATE = f"this model has no chat template: use /v1/completions, or put a {_TEMPLATE_FILE} into its folder"
-_TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
+NO_TEMPLATE = "this model has no chat template: use /v1/completions, or put a chat_template.jinja into its folder"
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -132,8 +131,12 @@ class ChatTemplate:
         except Exception as error:  # foreign code raises what it likes
             raise ChatTemplateError(f"the chat template refuses these messages: {error}") from error
 
+    @functools.cached_property
+    def _forms(self) -> MessageForms:
+        return wanted_forms(self._template)
+
     def _adapt(self, message: Mapping[str, object]) -> dict[str, object]:
-        """Use the template's name of the system role, and both names of an earlier answer's reasoning.
+        """Use the template's name of the system role, its forms, and both names of an earlier answer's reasoning.
 
         A key without a value is left out, because templates test whether it is there.
         """
@@ -144,7 +147,7 @@ class ChatTemplate:
         if reasoning is not None:
             adapted["reasoning_content"] = reasoning
             adapted.setdefault("thinking", reasoning)
-        return adapted
+        return self._forms.applied(adapted)
 
 
 def _names(tree: nodes.Template) -> frozenset[str]:
@@ -190,24 +193,3 @@ class ChatTemplates:
         if self._named:
             raise ChatTemplateError(f"this model has no default chat template, only {', '.join(sorted(self._named))}")
         raise ChatTemplateError(NO_TEMPLATE)
-
-
-def read_chat_templates(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
-    """Read name -> source, from files if there are any, else from tokenizer_config.json.
-
-    Args:
-        config: The tokenizer_config.json, whose `chat_template` is a source or a list of {name, template}.
-
-    Returns:
-        The sources; none if the checkpoint has no template.
-    """
-    files = [(DEFAULT_NAME, folder / _TEMPLATE_FILE)] if (folder / _TEMPLATE_FILE).is_file() else []
-    files += [(file.stem, file) for name in _TEMPLATE_FOLDERS for file in sorted((folder / name).glob("*.jinja"))]
-    if files:
-        return {name: file.read_text(encoding="utf-8") for name, file in files}
-    declared = config.get("chat_template")
-    if isinstance(declared, str):
-        return {DEFAULT_NAME: declared}
-    if isinstance(declared, list):
-        return {str(entry["name"]): str(entry["template"]) for entry in declared}
-    return dict(declared) if isinstance(declared, dict) else {}

@@ -20,12 +20,12 @@ from weft.server.text.chat_template import (
     ChatTemplateError,
     ChatTemplates,
     TemplateOptions,
-    read_chat_templates,
 )
 from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer
 from weft.server.text.long_text import Room, fitted
 from weft.server.text.memory import return_free_memory
 from weft.server.text.shield import Shield
+from weft.server.text.template_files import read_chat_templates
 from weft.server.text.text_tokenizer import Detokenizer
 from weft.server.text.token_bytes import read_token_table
 

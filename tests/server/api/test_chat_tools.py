@@ -163,6 +163,25 @@ def test_how_much_a_model_thinks(
         assert (budget.begin_token_id, budget.end_token_id) == (300, 301)
 
 
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ({"thinking_token_budget": 512}, {"thinking_budget": 512}),
+        ({"reasoning_effort": "none"}, {"thinking_budget": 0}),
+        ({"reasoning_effort": "high"}, {"thinking_budget": -1}),
+    ],
+)
+def test_a_template_is_told_the_budget(make_site: Any, fields: dict[str, Any], variables: dict[str, Any]) -> None:
+    """Seed-OSS counts its reasoning itself."""
+    site = make_site()
+    site.tokenizer.template = "{% if thinking_budget == 0 %}<seed:think></seed:think>{% endif %}"
+    site.rebuild()
+    reply = site.chat(**fields)
+    assert reply.status == 200
+    assert site.tokenizer.variables == variables
+    assert "x-ignored-params" not in reply.headers
+
+
 def test_effort_without_effect_is_reported(make_site: Any) -> None:
     reply = make_site().chat(reasoning_effort="low", thinking_token_budget=3)
     assert reply.status == 200

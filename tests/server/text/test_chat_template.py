@@ -7,7 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests import chat_templates_for_tests as templates
 from tests.tokenizers_for_tests import EVERY_SPECIAL, byte_level, encode_chat, sentencepiece, write_checkpoint
-from weft.server.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplates, read_chat_templates
+from weft.server.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplates
+from weft.server.text.template_files import read_chat_templates
 from weft.server.text.tokenizer import Tokenizer
 
 _SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -214,6 +215,48 @@ def test_templates_are_found_where_either_version_of_transformers_puts_them(tmp_
     (tmp_path / "chat_template.jinja").write_text("file")
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
     assert read_chat_templates(tmp_path, {"chat_template": "a"}) == {"default": "file", "tool_use": "tools"}
+
+
+def test_a_processor_brings_the_template_if_the_tokenizer_has_none(tmp_path: Path) -> None:
+    (tmp_path / "processor_config.json").write_text('{"chat_template": "p", "image_seq_length": 256}')
+    assert read_chat_templates(tmp_path, {}) == {"default": "p"}
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "j"}')
+    assert read_chat_templates(tmp_path, {}) == {"default": "j"}
+    assert read_chat_templates(tmp_path, {"chat_template": "a"}) == {"default": "a"}
+    (tmp_path / "chat_template.json").write_text("{")
+    with pytest.raises(ChatTemplateError, match=r"^chat_template.json is not valid JSON: "):
+        read_chat_templates(tmp_path, {})
+    with pytest.raises(ChatTemplateError, match="every template of a list must have a name and a template"):
+        read_chat_templates(tmp_path, {"chat_template": [{"name": "default"}]})
+
+
+# In the manner of LLaVA and SmolVLM; Gemma 3 and Llama 4 take both.
+_PARTS_ONLY = (
+    "{% for m in messages %}{{ bos_token + m.role }}:{% for part in m.content %}{% if part.type == 'text' %}"
+    "{{ part.text }}{% endif %}{% endfor %};{% endfor %}"
+)
+_EITHER = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %};{% endfor %}"
+)
+
+
+def test_a_template_that_wants_parts_gets_parts() -> None:
+    """A template that goes through parts shows nothing of a string: the prompt was empty."""
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant"}]
+    assert _render(_PARTS_ONLY, messages, bos_token="<s>") == "<s>system:a;<s>user:b;<s>assistant:;"
+    assert _render(_EITHER, messages[:2]) == "system:a;user:b;"
+
+
+def test_a_template_that_wants_arguments_as_text_gets_text() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": ["é", None]}}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    shown = "{% for m in messages %}{% for c in m.tool_calls %}{{ WHAT }}{% endfor %}{% endfor %}"
+    as_text, as_object = "'=' + c.function.arguments", "c.function.arguments | tojson"
+    assert _render(shown.replace("WHAT", as_text), messages) == '={"a": ["é", null]}'
+    assert _render(shown.replace("WHAT", as_object), messages) == '{"a": ["é", null]}'
+    messages[1]["tool_calls"][0]["function"]["arguments"] = "no json"  # type: ignore[index]
+    assert _render(shown.replace("WHAT", as_text), messages) == "=no json"
 
 
 def test_a_message_without_content_has_no_such_key() -> None:

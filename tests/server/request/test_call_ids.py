@@ -1,0 +1,36 @@
+import pytest
+
+from weft.server.formats.json_calls import HERMES, KIMI_K2, MISTRAL
+from weft.server.formats.parser import ToolFormat
+from weft.server.request.messages import template_messages
+from weft.server.schemas.chat_completions import FunctionCall, Message, ToolCall
+
+
+def _chat(*ids: str) -> list[Message]:
+    function = FunctionCall(name="f", arguments="{}")
+    turns = []
+    for call_id in ids:
+        turns.append(Message(role="assistant", tool_calls=[ToolCall(id=call_id, type="function", function=function)]))
+        turns.append(Message(role="tool", tool_call_id=call_id, content="4"))
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("tools", "given", "shown"),
+    [
+        (KIMI_K2, ("call_1", "call_2"), ("functions.f:0", "functions.f:1")),
+        (KIMI_K2, ("call_1", "call_1"), ("functions.f:0", "functions.f:1")),
+        (KIMI_K2, ("functions.f:3", "functions.f:7"), ("functions.f:3", "functions.f:7")),
+        (MISTRAL, ("call_1", "a1B2c3D4e"), ("000000000", "000000001")),
+        (MISTRAL, ("a1B2c3D4e",), ("a1B2c3D4e",)),
+        (HERMES, ("call_1",), ("call_1",)),
+        (None, ("call_1",), ("call_1",)),
+    ],
+)
+def test_ids_of_calls_are_as_the_family_wants_them(
+    tools: ToolFormat | None, given: tuple[str, ...], shown: tuple[str, ...]
+) -> None:
+    """Templates of Mistral refuse other ids, so the second turn of a chat with tools failed."""
+    messages = template_messages(_chat(*given), tools)
+    assert tuple(message["tool_calls"][0]["id"] for message in messages[::2]) == shown
+    assert tuple(message["tool_call_id"] for message in messages[1::2]) == shown
