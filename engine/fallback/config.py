@@ -38,6 +38,7 @@ class FallbackConfig(ModelFacts):
     Attributes:
         calls: How the module attends; None if it runs request by request, with an attention and caches of its own.
         reason: Why it does.
+        is_half: Whether only the text half of a checkpoint is served, by the module of that half.
         config: Of transformers, as config.json has it.
         model_class: Of transformers.
         num_values: Values of all weights; shared ones count once.
@@ -46,6 +47,7 @@ class FallbackConfig(ModelFacts):
 
     calls: RecordedCalls | None
     reason: str
+    is_half: bool
     config: PreTrainedConfig
     model_class: type[PreTrainedModel]
     num_values: int
@@ -68,8 +70,11 @@ def load_fallback_config(folder: Path, identity: Identity) -> FallbackConfig:
         ModelError: A file is malformed, or the model cannot be served.
     """
     architecture, fields = identity.architecture, identity.fields
-    config = _read_config(folder, architecture, fields)
+    config, is_half = _read_config(folder, architecture, fields)
     text = config.get_text_config()
+    for name in ("vocab_size", "hidden_size"):
+        if (_integer(text, name) or 0) < 1:
+            raise ModelError(f"{folder / 'config.json'}: {name} must be a positive integer, got {getattr(text, name)}")
     longest_context = _longest_context(text)
     try:
         module, calls, reason = _inspect(config, text, longest_context)
@@ -89,6 +94,7 @@ def load_fallback_config(folder: Path, identity: Identity) -> FallbackConfig:
         eos_token_ids=read_eos_token_ids(folder, fields, text.vocab_size),
         calls=calls,
         reason=reason,
+        is_half=is_half,
         config=config if isinstance(config, type(module).config_class or PreTrainedConfig) else text,
         model_class=type(module),
         num_values=sum(parameter.numel() for parameter in module.parameters()),
@@ -127,13 +133,16 @@ def _integer(text: PreTrainedConfig, name: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _read_config(folder: Path, architecture: str, fields: Fields) -> PreTrainedConfig:
+def _read_config(folder: Path, architecture: str, fields: Fields) -> tuple[PreTrainedConfig, bool]:
+    """The configuration to build a module with, and whether it is that of a text half."""
     model_type = fields.optional_text("model_type") or ""
     if model_type not in CONFIG_MAPPING and fields.has("auto_map"):
         raise ModelError(
             f"architecture {architecture} comes with code of its own, and Weft runs no code of checkpoints"
         )
-    if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) != architecture:
+    half_type = fields.section("text_config").optional_text("model_type")
+    is_whole = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) == architecture
+    if not is_whole and (model_type not in CONFIG_MAPPING or half_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         raise ModelError(
             f"architecture {architecture} is not supported: it has no native family, and transformers "
             f"{transformers.__version__} has no causal language model of this name for model_type {model_type!r}"
@@ -152,7 +161,7 @@ def _read_config(folder: Path, architecture: str, fields: Fields) -> PreTrainedC
             part.output_router_logits = False
     if config.is_encoder_decoder:
         raise ModelError(f"architecture {architecture} is not supported: it has an encoder")
-    return config
+    return (config if is_whole else config.get_text_config()), not is_whole
 
 
 def _check_layer_types(text: PreTrainedConfig) -> None:

@@ -5,6 +5,7 @@ are merged into one, such as the experts of a layer.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,9 +25,12 @@ from weft.engine.layers.kit import LayerKit
 from weft.engine.models.loading import LoadFormat
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import Progress
-from weft.engine.weights.tensor_files import RandomSource, SafetensorsSource, refuse_unexpected
+from weft.engine.weights.tensor_files import CheckpointSource, RandomSource, refuse_unexpected
 
 transformers_logging: Any = untyped_logging
+
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
+"""The name of a tensor that one expert has: its layer, its number, what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +67,17 @@ def load_fallback(
     """
     total, done = config.num_values * dtype.itemsize, 0
 
-    names, read = _random(config, dtype) if load_format == "dummy" else _stored(folder)
+    names, read = _random(config, dtype) if load_format == "dummy" else _stored(folder, config.is_half)
+
+    _check_experts(names)
+    shapes: dict[str, torch.Size] = {}
 
     def counted(name: str) -> torch.Tensor:
         nonlocal done
         tensor = read(name)
+        shape = shapes.setdefault(_EXPERT.sub(r"\1*\3", name), tensor.shape)  # experts that are stacked are alike
+        if shape != tensor.shape:
+            raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, others of its kind {list(shape)}")
         done = min(done + tensor.numel() * dtype.itemsize, total)  # a tied matrix may be stored twice
         progress(done, total)
         return tensor
@@ -83,8 +93,21 @@ def load_fallback(
     return model
 
 
-def _stored(folder: Path) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
-    source = SafetensorsSource(folder, torch.device("cpu"))
+def _check_experts(names: Iterable[str]) -> None:
+    """Name the tensor of an expert that is missing; transformers only says that it cannot stack them."""
+    stored, sizes, kinds = set(names), dict[str, int](), set[tuple[str, str]]()
+    for match in filter(None, map(_EXPERT.fullmatch, stored)):
+        experts, number, kind = match.groups()
+        sizes[experts] = max(sizes.get(experts, 0), int(number) + 1)
+        kinds.add((experts, kind))
+    for experts, kind in sorted(kinds):
+        for number in range(sizes[experts]):
+            if f"{experts}{number}{kind}" not in stored:
+                raise ModelError(f"tensor {experts}{number}{kind} is missing from the checkpoint")
+
+
+def _stored(folder: Path, is_half: bool) -> tuple[Iterable[str], Callable[[str], torch.Tensor]]:
+    source = CheckpointSource(folder, torch.device("cpu"), is_half=is_half)
     return source.names, source.read
 
 

@@ -73,17 +73,19 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
     switches = identity.switches
     assert switches is not None
     fields = identity.fields.with_defaults(switches.defaults)
-    vocab_size = fields.integer("vocab_size")
-    num_layers = fields.integer("num_hidden_layers")
-    hidden_size = fields.integer("hidden_size")
-    num_heads = fields.integer("num_attention_heads")
-    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
-    head_dim = fields.integer("head_dim", switches.head_dim or hidden_size // num_heads)
+    vocab_size = fields.size("vocab_size")
+    num_layers = fields.size("num_hidden_layers")
+    hidden_size = fields.size("hidden_size")
+    num_heads = fields.size("num_attention_heads")
+    num_kv_heads = fields.size("num_key_value_heads", num_heads)
+    head_dim = fields.size("head_dim", switches.head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads or head_dim % 2:
         raise ModelError(
             f"attention cannot have {num_heads} heads of {head_dim} values over {num_kv_heads} key-value heads"
         )
-    max_position_embeddings = fields.integer("max_position_embeddings")
+    if fields.integer("intermediate_size") < 0:
+        raise fields.wrong("intermediate_size", "no negative integer")
+    max_position_embeddings = fields.size("max_position_embeddings")
     windows = switches.sliding_windows or (None,) * num_layers
     ropes = read_ropes(fields, switches, windows, head_dim, max_position_embeddings)
     return ModelConfig(

@@ -18,7 +18,7 @@ from weft.engine.models.decoder import Decoder
 from weft.engine.models.specs import DecoderSpec, build_norm
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.weights.formats import DenseReader, Progress, TensorSource, WeightReader
-from weft.engine.weights.tensor_files import RandomSource, SafetensorsSource
+from weft.engine.weights.tensor_files import CheckpointSource, RandomSource
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -50,7 +50,7 @@ def load_weights(
     if load_format == "dummy":
         source = RandomSource(seed, dtype, device, norm_weight=1.0 - config.switches.norm_offset)
     else:
-        source = SafetensorsSource(folder, device)
+        source = CheckpointSource(folder, device)
     spec = decoder_spec(config)
     with torch.inference_mode():
         reader = DenseReader(source, device, dtype, spec.file_bytes(dtype), progress)

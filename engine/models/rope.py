@@ -86,7 +86,7 @@ def longest_context(ropes: Iterable[RopeConfig], longest: int) -> int:
 def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int) -> RopeScaling | None:
     original = section.integer("original_max_position_embeddings", original)
     match rope_type := section.optional_text("rope_type") or section.optional_text("type") or "default":
-        case "default" | "dynamic":  # which changes the frequencies of contexts beyond the longest
+        case "default" | "mrope" | "dynamic":  # which differ for images, and for contexts beyond the longest
             return None
         case "linear":
             return LinearScaling(section.number("factor"))

@@ -15,6 +15,7 @@ from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig, native_config
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.facts import ModelFacts
+from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import identify
 from weft.engine.models.loading import load_weights
 from weft.engine.models.tensor_names import decoder_spec
@@ -69,6 +70,9 @@ def read_model(folder: Path, model_impl: str) -> ModelFacts:
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder")
     identity = identify(folder, model_impl)
+    outer = Fields.read(folder / "config.json")
+    if any(outer.has(name) for name in ("text_config", "vision_config", "audio_config")):
+        logger.warning("only text is served: images and sounds are not read")
     if identity.switches is not None:
         return native_config(folder, identity)
     from weft.engine.fallback.config import load_fallback_config  # imports transformers

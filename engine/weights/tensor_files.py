@@ -1,7 +1,8 @@
-"""Sources of plain tensors: safetensors files, or random values of the right shapes."""
+"""Sources of plain tensors: the files of a checkpoint, or random values of the right shapes."""
 
 from collections.abc import Iterable
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,26 +13,53 @@ from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import TensorSource
 from weft.engine.weights.upload import PinnedUpload
 
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_FORMATS = (
+    ("model.safetensors.index.json", "model.safetensors"),
+    ("pytorch_model.bin.index.json", "pytorch_model.bin"),
+)
+"""Of each format the index of a checkpoint in shards, and the only file of another. The first there is counts."""
+
+_CHECKED = {torch.float32, torch.float16, torch.bfloat16}
+
+_HALF_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
+
+_HARMLESS = (  # of old checkpoints: constants, and the output head of tied ones a second time
+    "rotary_emb.inv_freq",
+    "attn.bias",
+    "attn.masked_bias",
+    "attention.bias",
+    "attention.masked_bias",
+    "lm_head.weight",
+)
 
 
-class SafetensorsSource(TensorSource):
-    """The shards of a checkpoint.
+_DRAFT_HEAD = "mtp."
+
+
+class CheckpointSource(TensorSource):
+    """The shards of a checkpoint, as safetensors or as files of torch, of which nothing but tensors is read.
 
     A shard is mapped only while one tensor is copied. Otherwise the mapped pages would add up to a second copy of the
-    weights in the process.
+    weights in the process. A checkpoint may leave out the first part of all names, as GPT-2's does.
     """
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        """Find the tensors of a model folder in Hugging Face layout; for CUDA they are copied through pinned memory."""
-        self._shards = _locate_tensors(folder)
+    def __init__(self, folder: Path, device: torch.device, *, is_half: bool = True) -> None:
+        """Find the tensors of a model folder in Hugging Face layout; for CUDA they are copied through pinned memory.
+
+        Args:
+            is_half: Only the text half is wanted, under the names that it has alone; False leaves names as they are.
+        """
+        shards = _locate_tensors(folder)
+        self._stored = _text_half(shards) if is_half else {name: name for name in shards}
+        self._shards = shards
         self._upload = PinnedUpload(device) if device.type == "cuda" else None
-        self._unread = set(self._shards)
+        self._unread = set(self._stored)
+        self._pickled: tuple[Path, dict[str, torch.Tensor]] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All tensors of the checkpoint."""
-        return tuple(self._shards)
+        """All tensors that may be read."""
+        return tuple(self._stored)
 
     @override
     def fill(self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None) -> None:
@@ -45,22 +73,31 @@ class SafetensorsSource(TensorSource):
             self._upload.copy(tensor, target)
         else:
             target.copy_(tensor)
-        self._unread.discard(name)
+        self._unread -= {name, _shortened(name)}
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor in host memory, of the shape and dtype that the file has; the caller owns it."""
         return self._mapped(name).clone()
 
     def _mapped(self, name: str) -> torch.Tensor:
-        path = self._shards.get(name)
-        if path is None:
+        stored = self._stored.get(name) or self._stored.get(_shortened(name))
+        if stored is None:
             raise ModelError(f"tensor {name} is missing from the checkpoint")
+        path = self._shards[stored]
         try:
-            with safe_open(path, framework="pt") as shard:
-                tensor: torch.Tensor = shard.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{path}: tensor {name} is not readable ({error})") from None
+            tensor = self._unpickle(path)[stored] if path.suffix == ".bin" else _map(path, stored)
+        except (OSError, SafetensorError, RuntimeError, ValueError, EOFError, LookupError, UnpicklingError) as error:
+            fault = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ModelError(f"{path}: tensor {stored} is not readable ({fault})") from None
+        if tensor.dtype in _CHECKED and tensor.numel() and tensor.max().isnan():  # four times as fast as copying it
+            raise ModelError(f"{path}: tensor {stored} holds values that are not numbers (NaN)")
         return tensor
+
+    def _unpickle(self, path: Path) -> dict[str, torch.Tensor]:
+        """All tensors of a file of torch, mapped, until another file is read. Runs none of its code."""
+        if self._pickled is None or self._pickled[0] != path:
+            self._pickled = path, torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return self._pickled[1]
 
     @override
     def close(self) -> None:
@@ -69,25 +106,63 @@ class SafetensorsSource(TensorSource):
 
 def refuse_unexpected(names: Iterable[str]) -> None:
     """Raise ModelError if the checkpoint has a tensor that no model needs."""
-    # Old checkpoints store the inverse frequencies. Tied ones may store the output head a second time.
-    unexpected = [name for name in names if not name.endswith(("rotary_emb.inv_freq", "lm_head.weight"))]
+    unexpected = [name for name in names if not name.endswith(_HARMLESS) and not name.startswith(_DRAFT_HEAD)]
     if unexpected:
         raise ModelError(f"tensor {min(unexpected)} of the checkpoint has no place in the model")
 
 
+def _shortened(name: str) -> str:
+    return name.partition(".")[2]
+
+
+def _map(path: Path, name: str) -> torch.Tensor:
+    with safe_open(path, framework="pt") as shard:
+        tensor: torch.Tensor = shard.get_tensor(name)
+    return tensor
+
+
+def _text_half(shards: Iterable[str]) -> dict[str, str]:
+    """Names of the text half alone -> names in the file; all names as they are if the checkpoint has no halves."""
+    names = tuple(shards)
+    half = {}
+    for stored in names:
+        prefix = next((prefix for prefix in _HALF_PREFIXES if stored.startswith(prefix)), None)
+        if prefix is not None:
+            rest = stored.removeprefix(prefix)
+            half[rest if rest.startswith("lm_head.") else f"model.{rest}"] = stored
+    if half and "lm_head.weight" in names:
+        half["lm_head.weight"] = "lm_head.weight"
+    if half or not any(name.startswith("visual.") for name in names):
+        return half or {name: name for name in names}
+    return {name: name for name in names if not name.startswith("visual.")}  # Qwen2-VL's first files
+
+
 def _locate_tensors(folder: Path) -> dict[str, Path]:
     """Tensor name -> the file that holds it."""
-    if (folder / _INDEX).exists():
-        weight_map = Fields.read(folder / _INDEX).section("weight_map")
-        return {name: folder / (weight_map.optional_text(name) or "") for name in weight_map.names()}
-    path = folder / _SINGLE
-    if not path.exists():
-        raise ModelError(f"{folder}: neither {_SINGLE} nor {_INDEX} (only safetensors are read)")
+    for index, single in _FORMATS:
+        if (folder / index).exists():
+            weight_map = Fields.read(folder / index).section("weight_map")
+            return {name: folder / (weight_map.optional_text(name) or "") for name in weight_map.names()}
+        if (path := folder / single).exists():
+            return dict.fromkeys(_names_in(path), path)
+    if any(folder.glob("consolidated*")) or (folder / "original").is_dir():
+        raise ModelError(
+            f"{folder}: holds the weights in their maker's own format only (consolidated files, original/). Fetch "
+            "model*.safetensors of the same repository, or convert them with the script in transformers' folder of "
+            "the model (convert_*_weights_to_hf.py)"
+        )
+    raise ModelError(f"{folder}: neither {_FORMATS[0][1]} nor {_FORMATS[0][0]} (nor pytorch_model.bin)")
+
+
+def _names_in(path: Path) -> tuple[str, ...]:
     try:
+        if path.suffix == ".bin":
+            return tuple(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
         with safe_open(path, framework="pt") as shard:
-            return dict.fromkeys(shard.keys(), path)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path}: not readable as safetensors ({error})") from None
+            return tuple(shard.keys())
+    except (OSError, SafetensorError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
+        fault = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{path}: not readable ({fault})") from None
 
 
 class RandomSource(TensorSource):

@@ -181,8 +181,9 @@ def windows_by_type(fields: Fields, window: int | None) -> tuple[int | None, ...
 def read_layer_windows(fields: Fields) -> tuple[int | None, ...]:
     """Sliding windows of Qwen checkpoints: if switched on, by layer_types, else in layers from max_window_layers on."""
     window = fields.optional_integer("sliding_window")
+    by_type = windows_by_type(fields, window)
     if window is None or not fields.flag("use_sliding_window", False):
         return ()
     first = fields.integer("max_window_layers", 28)
     by_index = tuple(window if layer >= first else None for layer in range(fields.integer("num_hidden_layers")))
-    return windows_by_type(fields, window) or by_index
+    return by_type or by_index

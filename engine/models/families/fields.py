@@ -5,7 +5,7 @@ field counts as absent, because published checkpoints use it so.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -54,6 +54,13 @@ class Fields:
         """An integer; required if there is no default."""
         value = self.optional_integer(name)
         return self._required(name, default) if value is None else value
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive integer; required if there is no default."""
+        value = self.integer(name, default)
+        if value < 1:
+            raise self.wrong(name, "a positive integer")
+        return value
 
     def optional_number(self, name: str) -> float | None:
         """A number, or None if absent."""
@@ -107,6 +114,10 @@ class Fields:
         """The same with further names (values of aliases) for fields that have them and are not there."""
         more = {name: self._values[alias] for alias, name in aliases.items() if self.has(alias) and not self.has(name)}
         return self.with_defaults(more) if more else self
+
+    def inheriting(self, outer: "Fields", names: Iterable[str]) -> "Fields":
+        """The same with those of the named fields of another object that are not here."""
+        return self.with_defaults({name: outer._values[name] for name in names if outer.has(name)})
 
     def section(self, name: str) -> "Fields":
         """A nested object; empty if absent."""

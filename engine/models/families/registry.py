@@ -15,6 +15,7 @@ from weft.engine.models.families.qwen2 import qwen2
 from weft.engine.models.families.qwen3 import qwen3
 from weft.engine.models.families.qwen3_next import qwen3_5
 from weft.engine.models.families.qwen_moe import flex_olmo, olmoe, qwen2_moe, qwen3_moe
+from weft.engine.models.families.wrappers import text_half
 from weft.engine.shared.errors import ModelError
 
 FAMILIES: Mapping[str, Family] = {
@@ -63,6 +64,8 @@ _ALIASES = {
 class Identity:
     """What `identify` found: the architecture, its family's switches, and all fields of config.json.
 
+    Those of the text half, where Weft serves that half of a checkpoint alone.
+
     Without switches, transformers' own module computes the model.
     """
 
@@ -84,18 +87,23 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
     architectures = fields.texts("architectures")
     if not architectures:
         raise ModelError(f"{folder / 'config.json'}: names no architecture")
-    fields = fields.with_aliases(_ALIASES)
-    family = FAMILIES.get(architectures[0]) if model_impl != "transformers" else None
+    architecture, family = architectures[0], None
+    if model_impl != "transformers":
+        half = text_half(architecture, fields)
+        name, own = half if half and half[0] in FAMILIES else (architecture, fields)
+        family = FAMILIES.get(name)
     if family is None and model_impl == "native":
-        raise ModelError(f"architecture {architectures[0]} is not supported (supported: {', '.join(FAMILIES)})")
-    try:
-        switches = family(fields) if family else None
-    except UseModule:
-        if model_impl == "native":
-            raise
-        switches = None
+        raise ModelError(f"architecture {architecture} is not supported (supported: {', '.join(FAMILIES)})")
+    switches = None
+    if family:
+        try:
+            switches = family(own := own.with_aliases(_ALIASES))
+            architecture, fields = name, own
+        except UseModule:
+            if model_impl == "native":
+                raise
     quantization = fields.section("quantization_config")
     if quantization.names():
         method = quantization.optional_text("quant_method") or "unnamed"
         raise ModelError(f"quantized checkpoints are not supported (quantization_config: {method})")
-    return Identity(architectures[0], switches, fields)
+    return Identity(architecture, switches, fields)

@@ -81,13 +81,36 @@ def test_refusals_name_the_tensor(
         load(folder)
 
 
+_GATE = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (lambda t: t.pop(_GATE), r"tensor .*\.layers\.1\..*experts\.2\.w1\.weight is missing"),
+        (
+            lambda t: t.update({_GATE: t[_GATE][:-1].clone()}),
+            r"experts\.2\.w1\.weight has shape \[79, 48\], others .* \[80,",
+        ),
+        (lambda t: t[_GATE].fill_(float("nan")), r"safetensors: tensor .*experts\.2\.w1\.weight holds .* not numbers"),
+    ],
+)
+def test_an_expert_that_cannot_be_stacked_is_named(
+    tmp_path: Path, changes: Callable[[dict[str, torch.Tensor]], object], message: str
+) -> None:
+    folder = write("mixtral", tmp_path)
+    change(folder, changes)
+    with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
 def test_broken_files_are_named(tmp_path: Path) -> None:
     path = write("olmo2", tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ModelError, match="not readable as safetensors"):
+    with pytest.raises(ModelError, match=r"model\.safetensors: not readable"):
         load(tmp_path)
     path.unlink()
-    with pytest.raises(ModelError, match="only safetensors are read"):
+    with pytest.raises(ModelError, match=r"nor pytorch_model\.bin"):
         load(tmp_path)
 
 

@@ -316,3 +316,27 @@ def test_folders_without_a_readable_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match="expected a JSON object"):
         load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 0}, r"config\.json: num_attention_heads must be a positive integer, got 0"),
+        ({"vocab_size": -1}, "vocab_size must be a positive integer, got -1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
+        ({"intermediate_size": -5}, "intermediate_size must be no negative integer, got -5"),
+    ],
+)
+def test_sizes_are_positive(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    values = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "max_position_embeddings": 8,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values | changes))
+    with pytest.raises(ModelError, match=message):
+        load_model_config(tmp_path)

@@ -166,10 +166,10 @@ def test_files_that_are_missing_or_broken(folder: Path) -> None:
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:1000])
-    with pytest.raises(ModelError, match="not readable as safetensors"):
+    with pytest.raises(ModelError, match=r"model\.safetensors: not readable"):
         load(folder)
     path.unlink()
-    with pytest.raises(ModelError, match="only safetensors are read"):
+    with pytest.raises(ModelError, match=r"nor pytorch_model\.bin"):
         load(folder)
     names = {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))

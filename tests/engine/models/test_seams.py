@@ -25,7 +25,7 @@ from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.weights.formats import DenseReader, WeightReader
 from weft.engine.weights.refs import Split, TensorRef, WeightRef
-from weft.engine.weights.tensor_files import SafetensorsSource
+from weft.engine.weights.tensor_files import CheckpointSource
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 40, 4, 64
@@ -35,7 +35,7 @@ PROMPTS = [list(range(3, 20)), list(range(30, 35))]
 def build(folder: Path, kit: LayerKit, reader: WeightReader | None = None, spec: DecoderSpec | None = None) -> Decoder:
     config = load_model_config(folder)
     rotaries = make_rotaries(config, MAX_MODEL_LEN, FLOAT, CPU)
-    reader = reader or DenseReader(SafetensorsSource(folder, CPU), CPU, FLOAT, 1)
+    reader = reader or DenseReader(CheckpointSource(folder, CPU), CPU, FLOAT, 1)
     return build_decoder(spec or decoder_spec(config), config, kit, reader, rotaries, FLOAT)
 
 
@@ -104,7 +104,7 @@ class Int8Format:
     """A checkpoint format of one byte a value with a scale an output: it keeps weights packed until they are read."""
 
     def __init__(self, folder: Path, spec: DecoderSpec) -> None:
-        plain = DenseReader(SafetensorsSource(folder, CPU), CPU, FLOAT, 1)
+        plain = DenseReader(CheckpointSource(folder, CPU), CPU, FLOAT, 1)
         self._tensors = {tensor: plain.tensor(tensor) for tensor in spec.tensors}
         self._packed = {}
         for ref in {spec.embedding, *spec.matrices}:
