@@ -20,7 +20,6 @@ from weft.engine.layers.block import (
     FeedForward,
     GatedFeedForward,
     Mixer,
-    ParallelBlock,
     PreNormBlock,
     unchanged,
 )
@@ -29,6 +28,7 @@ from weft.engine.layers.gated import ungated
 from weft.engine.layers.heads import NormedHeads, over_all_heads
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
+from weft.engine.layers.parallel_block import ParallelBlock
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, TensorRef, WeightRef

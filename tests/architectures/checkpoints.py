@@ -53,18 +53,23 @@ def names() -> list[str]:
     return [name for name, outcome in OUTCOMES.items() if outcome == BUILT]
 
 
-def tiny_config(name: str) -> PreTrainedConfig:
-    """The default configuration of a model type, shrunk."""
+def tiny_config(name: str, changes: Mapping[str, Any] | None = None) -> PreTrainedConfig:
+    """The default configuration of a model type, shrunk, then changed."""
     config_class = CONFIG_MAPPING[name]
-    config: PreTrainedConfig = config_class(**_merge(shrink(config_class()), CHANGES.get(name, {})))
+    fields = _merge(shrink(config_class()), CHANGES.get(name, {}))
+    config: PreTrainedConfig = config_class(**_merge(fields, changes or {}))
     return config
 
 
-def write(name: str, folder: Path) -> Path:
-    """Write config.json, generation_config.json and safetensors; the same bytes whenever it is called."""
+def write(name: str, folder: Path, changes: Mapping[str, Any] | None = None) -> Path:
+    """Write config.json, generation_config.json and safetensors; the same bytes whenever it is called.
+
+    Args:
+        changes: Fields of the configuration, None for none.
+    """
     load_reference.cache_clear()
     torch.manual_seed(SEEDS.get(name, 0))
-    config = tiny_config(name)
+    config = tiny_config(name, changes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     stored = model.state_dict()
     biases = [(key, value) for key, value in model.named_buffers() if key in stored and not value.any()]  # of experts

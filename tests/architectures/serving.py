@@ -13,7 +13,7 @@ from tests.architectures.checkpoints import NUM_OUTPUT_TOKENS, Golden, golden
 from tests.engine.test_golden import PreemptingScheduler, run
 from weft.engine.core.engine import Engine
 from weft.engine.core.scheduler import Scheduler
-from weft.engine.models.families.registry import FAMILIES
+from weft.engine.models.families.registry import identify
 from weft.engine.run.model_runner import LaunchedStep
 from weft.engine.run.startup import Started, start
 from weft.engine.shared.errors import ModelError
@@ -63,7 +63,7 @@ def serve(folder: Path, expected: Golden | None = None) -> Served:
     _check(narrow, expected, "in chunks, preempted and ahead")
     _check(narrow, expected, "in chunks, two choices", num_choices=2)
     assert narrow.scheduler.counters.num_preemptions > 0, "nothing was preempted"
-    outcome = NATIVE if wide.info.architecture in FAMILIES else TRANSFORMERS
+    outcome = TRANSFORMERS if identify(folder).switches is None else NATIVE
     return Served(outcome, "prefix cache" if is_found else "no prefix cache")
 
 

@@ -124,7 +124,7 @@ class FamilySwitches:
     """
 
     names: TensorNames = LLAMA
-    defaults: Mapping[str, float | bool] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
     norm: Norm = Norm.RMS
     norms: Norms = Norms.BEFORE
     has_final_norm: bool = True
@@ -176,6 +176,19 @@ def windows_by_type(fields: Fields, window: int | None) -> tuple[int | None, ...
     if layer_types and len(layer_types) != num_layers:
         raise fields.wrong("layer_types", f"a list of {num_layers} layer types")
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
+
+
+def windows_by_pattern(fields: Fields, window: int | None, period: int) -> tuple[int | None, ...]:
+    """The window for each layer by layer_types, else full attention in the last layer of every period layers."""
+    num_layers = fields.integer("num_hidden_layers")
+    period = fields.integer("sliding_window_pattern", period)
+    by_index = tuple(window if (layer + 1) % period else None for layer in range(num_layers))
+    return windows_by_type(fields, window) or by_index
+
+
+def windowless(windows: tuple[int | None, ...]) -> frozenset[int]:
+    """Indices of the layers with full attention."""
+    return frozenset(layer for layer, window in enumerate(windows) if window is None)
 
 
 def read_layer_windows(fields: Fields) -> tuple[int | None, ...]:

@@ -1,11 +1,18 @@
-"""Gemma (scaled embeddings, norm weights minus 1, tanh GELU) and Gemma 2 (soft caps, post-norms).
+"""Gemma (scaled embeddings, norm weights minus 1, tanh GELU), Gemma 2 (soft caps, post-norms), Gemma 3, VaultGemma.
 
 Published configurations omit fields that have a default in transformers; the defaults here are the same.
 """
 
 from dataclasses import replace
 
-from weft.engine.models.families.family import FamilySwitches, Norms, read_window, windows_by_type
+from weft.engine.models.families.family import (
+    FamilySwitches,
+    Norms,
+    QKNorm,
+    read_window,
+    windows_by_pattern,
+    windows_by_type,
+)
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import GEMMA2
 from weft.engine.shared.errors import ModelError
@@ -47,12 +54,32 @@ def gemma2(fields: Fields) -> FamilySwitches:
     )
 
 
-def _soft_cap(fields: Fields, name: str, default: float) -> float | None:
+def gemma3(fields: Fields) -> FamilySwitches:
+    """QK-norm; five of six layers have a window, and a rotary embedding with another base that is not scaled."""
+    return replace(
+        gemma2(fields),
+        sliding_windows=windows_by_pattern(fields, read_window(fields, 4096), 6),
+        qk_norm=QKNorm(offset=1.0),
+        local_rope_theta=fields.number("rope_local_base_freq", 1e4),
+        attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", None),
+        logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", None),
+        defaults={"num_key_value_heads": 4, "rope_theta": 1e6, "max_position_embeddings": 131_072},
+    )
+
+
+def vaultgemma(fields: Fields) -> FamilySwitches:
+    """Gemma 2 with norms before each half alone."""
+    return replace(gemma2(fields), norms=Norms.BEFORE)
+
+
+def _soft_cap(fields: Fields, name: str, default: float | None) -> float | None:
     """A soft cap: null means none, an absent field means the default."""
+    if default is None and not fields.has(name):
+        return None
     return None if fields.mentions(name) and not fields.has(name) else _positive(fields, name, default)
 
 
-def _positive(fields: Fields, name: str, default: float) -> float:
+def _positive(fields: Fields, name: str, default: float | None) -> float:
     value = fields.number(name, default)
     if not value > 0:
         raise fields.wrong(name, "a number above 0")

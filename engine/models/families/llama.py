@@ -1,10 +1,121 @@
-"""Llama 2, 3 and 3.x, and other models with the same architecture name."""
+"""Llama 2, 3 and 3.x, other models with the same architecture name, and families with small differences."""
 
-from weft.engine.models.families.family import FamilySwitches
+from dataclasses import replace
+
+from weft.engine.models.families.family import FamilySwitches, Norm, read_window, windows_by_type
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.names import LLAMA
 
 
 def llama(fields: Fields) -> FamilySwitches:
     """Biases only where config.json asks for them."""
     attention_bias = fields.flag("attention_bias", False)
-    return FamilySwitches(qkv_bias=attention_bias, o_bias=attention_bias, mlp_bias=fields.flag("mlp_bias", False))
+    is_other = fields.optional_text("model_type") in ("internlm3", "iquestcoder")  # under the same architecture
+    return FamilySwitches(
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+        defaults=_EPS_5 if is_other else {},
+    )
+
+
+def arcee(fields: Fields) -> FamilySwitches:
+    """Feed-forward layers without a gate."""
+    names = replace(LLAMA, gate_up=("mlp.up_proj",))
+    return replace(llama(fields), names=names, is_gated=False, activation=_activation(fields, "relu2"), defaults=_EPS_5)
+
+
+def cwm(fields: Fields) -> FamilySwitches:
+    """Windows in three of four layers."""
+    window = read_window(fields, 8192)
+    by_index = tuple(window if layer % 4 else None for layer in range(fields.integer("num_hidden_layers")))
+    return FamilySwitches(
+        mlp_bias=fields.flag("mlp_bias", False),
+        sliding_windows=windows_by_type(fields, window) or by_index,
+        head_dim=128,
+        defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_parameters": _CWM_ROPE},
+    )
+
+
+def ernie4_5(fields: Fields) -> FamilySwitches:
+    """ERNIE 4.5, dense: neighbours are rotated."""
+    has_bias = fields.flag("use_bias", False)
+    return FamilySwitches(
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+        mlp_bias=has_bias,
+        is_interleaved=True,
+        head_dim=128,
+        ties_embeddings=True,
+        defaults={"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+    )
+
+
+def helium(fields: Fields) -> FamilySwitches:
+    """Neighbours are rotated; the output of attention has no bias."""
+    return replace(
+        llama(fields),
+        o_bias=False,
+        is_interleaved=True,
+        head_dim=128,
+        defaults={"rms_norm_eps": 1e-8, "rope_theta": 1e5},
+    )
+
+
+def jais2(fields: Fields) -> FamilySwitches:
+    """LayerNorm, and feed-forward layers without a gate."""
+    attention_bias = fields.flag("attention_bias", True)
+    return FamilySwitches(
+        names=replace(LLAMA, gate_up=("mlp.up_proj",)),
+        norm=Norm.LAYER_NORM,
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=fields.flag("mlp_bias", True),
+        is_gated=False,
+        activation=_activation(fields, "relu2"),
+        defaults=_EPS_5,
+    )
+
+
+def seed_oss(fields: Fields) -> FamilySwitches:
+    """Biases of queries, keys and values are on unless config.json says otherwise."""
+    return FamilySwitches(
+        qkv_bias=fields.flag("attention_bias", True),
+        o_bias=fields.flag("attention_out_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+        head_dim=128,
+        defaults={"num_key_value_heads": 8},
+    )
+
+
+def smollm3(fields: Fields) -> FamilySwitches:
+    """Every fourth layer has no rotary embedding; no_rope_layers holds 1 for those that have it."""
+    num_layers = fields.integer("num_hidden_layers")
+    interval = fields.integer("no_rope_layer_interval", 4)
+    has_rope = fields.integers("no_rope_layers") or tuple((layer + 1) % interval for layer in range(num_layers))
+    if len(has_rope) != num_layers:
+        raise fields.wrong("no_rope_layers", f"a list of {num_layers} numbers")
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
+    by_index = tuple(None if layer_has_rope else window for layer_has_rope in has_rope)
+    return replace(
+        llama(fields),
+        ropeless=frozenset(layer for layer, layer_has_rope in enumerate(has_rope) if not layer_has_rope),
+        sliding_windows=windows_by_type(fields, window) or by_index,
+        ties_embeddings=True,
+        defaults={"num_key_value_heads": 4, "rope_theta": 2e6},
+    )
+
+
+_CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
+_EPS_5 = {"rms_norm_eps": 1e-5}
+
+
+def _activation(fields: Fields, default: str) -> str:
+    return fields.optional_text("hidden_act") or default

@@ -1,9 +1,18 @@
 """Mistral: Llama's layers; in the first release all have the same sliding window."""
 
-from weft.engine.models.families.family import FamilySwitches, read_window
+from weft.engine.models.families.family import FamilySwitches, read_window, windows_by_type
 from weft.engine.models.families.fields import Fields
 
 
 def mistral(fields: Fields) -> FamilySwitches:
     """The default window is that of the first release."""
     return FamilySwitches(sliding_windows=(read_window(fields, 4096),) * fields.integer("num_hidden_layers"))
+
+
+def ministral(fields: Fields) -> FamilySwitches:
+    """Layers may differ in their windows."""
+    window = read_window(fields, 4096)
+    everywhere = (window,) * fields.integer("num_hidden_layers")
+    return FamilySwitches(
+        sliding_windows=windows_by_type(fields, window) or everywhere, defaults={"num_key_value_heads": 8}
+    )

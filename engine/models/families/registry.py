@@ -4,13 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.engine.models.families.cohere import cohere, cohere2
+from weft.engine.models.families.exaone import exaone4
 from weft.engine.models.families.family import Family, FamilySwitches, UseModule
 from weft.engine.models.families.fields import Fields
-from weft.engine.models.families.gemma import gemma, gemma2
+from weft.engine.models.families.gemma import gemma, gemma2, gemma3, vaultgemma
+from weft.engine.models.families.glm import glm, glm4
+from weft.engine.models.families.gpt2 import biogpt, gpt2, gpt_bigcode, opt, starcoder2
+from weft.engine.models.families.gpt_neox import falcon, gpt_neox, gptj, nemotron, persimmon, phi, stablelm
+from weft.engine.models.families.granite import granite, hyperclovax
+from weft.engine.models.families.hunyuan import hunyuan_v1_dense
 from weft.engine.models.families.lfm2 import lfm2
-from weft.engine.models.families.llama import llama
-from weft.engine.models.families.mistral import mistral
+from weft.engine.models.families.llama import arcee, cwm, ernie4_5, helium, jais2, llama, seed_oss, smollm3
+from weft.engine.models.families.mistral import ministral, mistral
 from weft.engine.models.families.mixtral import minimax_m2, mixtral, phimoe
+from weft.engine.models.families.olmo import olmo, olmo2, olmo3
+from weft.engine.models.families.phi3 import phi3
 from weft.engine.models.families.qwen2 import qwen2
 from weft.engine.models.families.qwen3 import qwen3
 from weft.engine.models.families.qwen3_next import qwen3_5
@@ -19,21 +28,55 @@ from weft.engine.models.families.wrappers import text_half
 from weft.engine.shared.errors import ModelError
 
 FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": llama,
-    "MistralForCausalLM": mistral,
-    "Qwen2ForCausalLM": qwen2,
-    "Qwen3ForCausalLM": qwen3,
-    "GemmaForCausalLM": gemma,
-    "Gemma2ForCausalLM": gemma2,
-    "Qwen3_5ForCausalLM": qwen3_5,
-    "Lfm2ForCausalLM": lfm2,
-    "MixtralForCausalLM": mixtral,
-    "PhimoeForCausalLM": phimoe,
-    "MiniMaxM2ForCausalLM": minimax_m2,
-    "Qwen2MoeForCausalLM": qwen2_moe,
-    "Qwen3MoeForCausalLM": qwen3_moe,
-    "OlmoeForCausalLM": olmoe,
+    "ArceeForCausalLM": arcee,
+    "BioGptForCausalLM": biogpt,
+    "Cohere2ForCausalLM": cohere2,
+    "CohereForCausalLM": cohere,
+    "CwmForCausalLM": cwm,
+    "Ernie4_5ForCausalLM": ernie4_5,
+    "Exaone4ForCausalLM": exaone4,
+    "FalconForCausalLM": falcon,
     "FlexOlmoForCausalLM": flex_olmo,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "GemmaForCausalLM": gemma,
+    "Glm4ForCausalLM": glm4,
+    "GlmForCausalLM": glm,
+    "GPT2LMHeadModel": gpt2,
+    "GPTBigCodeForCausalLM": gpt_bigcode,
+    "GPTJForCausalLM": gptj,
+    "GPTNeoXForCausalLM": gpt_neox,
+    "GraniteForCausalLM": granite,
+    "HeliumForCausalLM": helium,
+    "HunYuanDenseV1ForCausalLM": hunyuan_v1_dense,
+    "HyperCLOVAXForCausalLM": hyperclovax,
+    "Jais2ForCausalLM": jais2,
+    "Lfm2ForCausalLM": lfm2,
+    "LlamaForCausalLM": llama,
+    "MiniMaxM2ForCausalLM": minimax_m2,
+    "MinistralForCausalLM": ministral,
+    "MistralForCausalLM": mistral,
+    "MixtralForCausalLM": mixtral,
+    "NemotronForCausalLM": nemotron,
+    "Olmo2ForCausalLM": olmo2,
+    "Olmo3ForCausalLM": olmo3,
+    "OlmoeForCausalLM": olmoe,
+    "OlmoForCausalLM": olmo,
+    "OPTForCausalLM": opt,
+    "PersimmonForCausalLM": persimmon,
+    "Phi3ForCausalLM": phi3,
+    "PhiForCausalLM": phi,
+    "PhimoeForCausalLM": phimoe,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen2MoeForCausalLM": qwen2_moe,
+    "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+    "SeedOssForCausalLM": seed_oss,
+    "SmolLM3ForCausalLM": smollm3,
+    "StableLmForCausalLM": stablelm,
+    "Starcoder2ForCausalLM": starcoder2,
+    "VaultGemmaForCausalLM": vaultgemma,
 }
 
 

@@ -1,0 +1,45 @@
+"""Cohere's Command R (halves side by side, LayerNorm without bias) and Command R7B and A (windows)."""
+
+from dataclasses import replace
+
+from weft.engine.models.families.family import (
+    FamilySwitches,
+    Norm,
+    Norms,
+    QKNorm,
+    read_window,
+    windowless,
+    windows_by_pattern,
+)
+from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.names import LLAMA
+
+
+def cohere(fields: Fields) -> FamilySwitches:
+    """Both halves share a norm; in Command R+ every head has a norm of its own."""
+    attention_bias = fields.flag("attention_bias", False)
+    head_norm = QKNorm(Norm.LAYER_NORM_WITHOUT_BIAS, per_head=True)
+    return FamilySwitches(
+        names=replace(LLAMA, feed_forward_norm=""),
+        norm=Norm.LAYER_NORM_WITHOUT_BIAS,
+        norms=Norms.PARALLEL,
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        qk_norm=head_norm if fields.flag("use_qk_norm", False) else None,
+        is_interleaved=True,
+        logit_scale=fields.number("logit_scale", 0.0625),
+        ties_embeddings=True,
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5},
+    )
+
+
+def cohere2(fields: Fields) -> FamilySwitches:
+    """Layers with full attention have no rotary embedding."""
+    windows = windows_by_pattern(fields, read_window(fields, 4096), 4)
+    return replace(
+        cohere(fields),
+        qk_norm=None,
+        sliding_windows=windows,
+        ropeless=windowless(windows),
+        defaults={"rms_norm_eps": 1e-5},
+    )

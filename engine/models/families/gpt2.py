@@ -1,0 +1,126 @@
+"""GPT-2, GPTBigCode, OPT, BioGPT and StarCoder 2: LayerNorm, biases, feed-forward layers without a gate."""
+
+from dataclasses import replace
+
+from weft.engine.models.families.family import FamilySwitches, Fused, Norm, UseModule
+from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.names import LLAMA, TensorNames
+
+_BASE = FamilySwitches(
+    norm=Norm.LAYER_NORM,
+    qkv_bias=True,
+    o_bias=True,
+    mlp_bias=True,
+    is_gated=False,
+    has_rope=False,
+    ties_embeddings=True,
+    defaults={"rms_norm_eps": 1e-5},
+)
+
+_GPT2 = TensorNames(
+    embedding="transformer.wte",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    positions="transformer.wpe",
+    mixer_norm="ln_1",
+    feed_forward_norm="ln_2",
+    qkv=("attn.c_attn",),
+    output="attn.c_proj",
+    gate_up=("mlp.c_fc",),
+    down="mlp.c_proj",
+)
+
+_OPT = TensorNames(
+    embedding="model.decoder.embed_tokens",
+    layers="model.decoder.layers",
+    norm="model.decoder.final_layer_norm",
+    positions="model.decoder.embed_positions",
+    mixer_norm="self_attn_layer_norm",
+    feed_forward_norm="final_layer_norm",
+    output="self_attn.out_proj",
+    gate_up=("fc1",),
+    down="fc2",
+)
+
+
+def gpt2(fields: Fields) -> FamilySwitches:
+    """Learned positions; matrices are stored as (inputs, outputs)."""
+    if fields.flag("scale_attn_by_inverse_layer_idx", False) or fields.flag("add_cross_attention", False):
+        raise UseModule("scale_attn_by_inverse_layer_idx and add_cross_attention are not supported")
+    return replace(
+        _BASE,
+        names=_GPT2,
+        is_transposed=True,
+        attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
+        activation=fields.optional_text("hidden_act") or "gelu_new",
+        defaults={"rms_norm_eps": 1e-5, "intermediate_size": 4 * fields.integer("hidden_size")},
+    )
+
+
+def gpt_bigcode(fields: Fields) -> FamilySwitches:
+    """SantaCoder and StarCoder: all heads share one pair of keys and values."""
+    is_multi_query = fields.flag("multi_query", True)
+    num_kv_heads = 1 if is_multi_query else fields.integer("num_attention_heads")
+    base = gpt2(fields)
+    return replace(
+        base,
+        is_transposed=False,
+        fused=Fused.STACKED if is_multi_query else Fused.HEADS,
+        activation=fields.optional_text("hidden_act") or "gelu_pytorch_tanh",
+        defaults={**base.defaults, "num_key_value_heads": num_kv_heads},
+    )
+
+
+def opt(fields: Fields) -> FamilySwitches:
+    """The first two rows of the embedding of positions are never used."""
+    size = fields.integer("hidden_size")
+    if fields.integer("word_embed_proj_dim", size) != size or not fields.flag("do_layer_norm_before", True):
+        raise UseModule("embeddings of another size and norms behind each half are not supported")
+    if not fields.flag("layer_norm_elementwise_affine", True) or fields.flag("_remove_final_layer_norm", False):
+        raise UseModule("norms without weights are not supported")
+    has_bias = fields.flag("enable_bias", True)
+    return replace(
+        _BASE,
+        names=_OPT,
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+        mlp_bias=has_bias,
+        num_positions_skipped=2,
+        activation=fields.optional_text("hidden_act") or "relu",
+    )
+
+
+def biogpt(fields: Fields) -> FamilySwitches:
+    """OPT's layers; embeddings are scaled."""
+    size = fields.integer("hidden_size")
+    return replace(
+        _BASE,
+        names=replace(
+            _OPT,
+            embedding="biogpt.embed_tokens",
+            layers="biogpt.layers",
+            norm="biogpt.layer_norm",
+            positions="biogpt.embed_positions",
+            head="output_projection",
+        ),
+        num_positions_skipped=2,
+        embedding_scale=size**0.5 if fields.flag("scale_embedding", True) else 1.0,
+        activation=fields.optional_text("hidden_act") or "gelu",
+        defaults={"rms_norm_eps": 1e-12},
+    )
+
+
+def starcoder2(fields: Fields) -> FamilySwitches:
+    """Llama's attention with biases."""
+    has_bias = fields.flag("use_bias", True)
+    return replace(
+        _BASE,
+        names=replace(LLAMA, gate_up=("mlp.c_fc",), down="mlp.c_proj"),
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+        mlp_bias=has_bias,
+        has_rope=True,
+        sliding_windows=(fields.optional_integer("sliding_window"),) * fields.integer("num_hidden_layers"),
+        activation=fields.optional_text("hidden_act") or "gelu_pytorch_tanh",
+        defaults={"num_key_value_heads": 2, "rms_norm_eps": 1e-5},
+    )

@@ -1,0 +1,32 @@
+"""Granite 3 and HyperCLOVA X: Llama's layers with multipliers of embeddings, residuals, scores and logits."""
+
+from dataclasses import replace
+
+from weft.engine.models.families.family import FamilySwitches, Norms
+from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.llama import llama
+from weft.engine.models.families.names import LLAMA
+
+
+def granite(fields: Fields) -> FamilySwitches:
+    """Logits are divided by logits_scaling."""
+    return replace(
+        llama(fields),
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        residual_scale=fields.number("residual_multiplier", 1.0),
+        attention_scale=fields.number("attention_multiplier", 1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", 1.0),
+    )
+
+
+def hyperclovax(fields: Fields) -> FamilySwitches:
+    """Logits are multiplied by logits_scaling, and each half may end with a norm."""
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
+    names = replace(LLAMA, mixer_post_norm="post_norm1", feed_forward_post_norm="post_norm2")
+    return replace(
+        granite(fields),
+        names=names,
+        norms=Norms.AROUND if fields.flag("use_post_norm", True) else Norms.BEFORE,
+        attention_scale=fields.number("attention_multiplier", head_dim**-0.5),
+        logit_scale=fields.number("logits_scaling", 1.0),
+    )

@@ -1,0 +1,41 @@
+"""OLMo (norms without weights), OLMo 2 (norms behind each half, QK-norm over all heads), OLMo 3 (windows)."""
+
+from dataclasses import replace
+
+from weft.engine.models.families.family import (
+    FamilySwitches,
+    Norm,
+    Norms,
+    QKNorm,
+    read_window,
+    windows_by_pattern,
+)
+from weft.engine.models.families.fields import Fields
+
+
+def olmo(fields: Fields) -> FamilySwitches:
+    """Queries, keys and values may be clipped."""
+    attention_bias = fields.flag("attention_bias", False)
+    return FamilySwitches(
+        norm=Norm.PLAIN_LAYER_NORM,
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        clip=fields.optional_number("clip_qkv"),
+        defaults={"rms_norm_eps": 1e-5},
+    )
+
+
+def olmo2(fields: Fields) -> FamilySwitches:
+    """No norm before a half."""
+    return replace(olmo(fields), norm=Norm.RMS, norms=Norms.AFTER, qk_norm=QKNorm(over_all=True), clip=None)
+
+
+def olmo3(fields: Fields) -> FamilySwitches:
+    """Three of four layers have a window, and only the others scale the rotary embedding."""
+    theta = fields.number("rope_theta", 5e5)
+    return replace(
+        olmo2(fields),
+        sliding_windows=windows_by_pattern(fields, read_window(fields, 4096), 4),
+        local_rope_theta=theta,
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": theta},
+    )

@@ -1,0 +1,150 @@
+"""Every native family computes what transformers computes, also in the variants that its published checkpoints have."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.architectures import table
+from tests.architectures.checkpoints import load_reference, write
+from tests.architectures.serving import NATIVE
+from weft.engine.cache.specs import group_layers
+from weft.engine.models.config import load_model_config
+from weft.engine.models.families.registry import identify
+from weft.engine.run.config import resolve
+from weft.engine.run.dummy_batch import dummy_batch
+from weft.engine.run.kernel_choice import make_caches
+from weft.engine.run.model_choice import plan_model
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineOptions
+
+pytestmark = pytest.mark.filterwarnings("default")  # what modules of transformers warn of is no failure here
+
+NUM_TOKENS, BLOCK_SIZE = 40, 8
+
+FAMILIES = [name for name, entry in table.load()["entries"].items() if entry["outcome"] == NATIVE]
+
+Variant = tuple[str, dict[str, Any]]
+
+SHORT_FACTORS = {"rope_type": "longrope", "short_factor": [1.5] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
+LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+VARIANTS: list[Variant] = [
+    ("arcee", {"attention_bias": True, "mlp_bias": True}),
+    ("cohere", {"use_qk_norm": True}),
+    ("ernie4_5", {"use_bias": True}),
+    ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "bias": True}),
+    ("falcon", {"multi_query": False, "num_kv_heads": 4, "parallel_attn": False}),
+    (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": LOCAL_ROPE,
+            }
+        },
+    ),
+    ("gpt2", {"scale_attn_weights": False}),
+    ("gpt_bigcode", {"multi_query": False}),
+    ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    (
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+            "attention_bias": True,
+        },
+    ),
+    ("hyperclovax", {"use_post_norm": False, "logits_scaling": 0.5, "attention_multiplier": 0.3}),
+    ("nemotron", {"attention_bias": True, "mlp_bias": True}),
+    ("olmo", {"clip_qkv": 0.3}),
+    ("opt", {"enable_bias": False}),
+    ("persimmon", {"qk_layernorm": False}),
+    ("phi3", {"rope_parameters": SHORT_FACTORS, "original_max_position_embeddings": 64}),
+    ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}}),
+    ("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
+    ("smollm3", {"use_sliding_window": True, "sliding_window": 12, "layer_types": None}),
+    ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    ("starcoder2", {"use_bias": False, "sliding_window": 12}),
+]
+"""What config.json may switch, beside what it has by default."""
+
+MODULES: list[Variant] = [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    ("opt", {"do_layer_norm_before": False}),
+    ("phi", {"qk_layernorm": True}),
+    ("stablelm", {"qk_layernorm": True}),
+]
+"""What the family cannot compute and transformers' module can."""
+
+SIZES = {
+    *("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head"),
+    *("intermediate_size", "ffn_dim", "max_position_embeddings", "n_positions", "num_key_value_heads", "num_kv_heads"),
+    *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size"),
+}
+"""What every config.json has."""
+
+
+@torch.inference_mode()
+def check(folder: Path) -> None:
+    """Compare the log-probabilities of one prompt."""
+    model = load_model_config(folder)
+    options = EngineOptions(model=str(folder), device="cpu", dtype="float32", block_size=BLOCK_SIZE)
+    config = resolve(options, model)
+    decoder = plan_model(model, config).load(folder, lambda done, total: None)
+    groups = group_layers(decoder.cache_specs)
+    batch = dummy_batch(NUM_TOKENS, [group.spec for group in groups], BLOCK_SIZE, 1)
+    caches = make_caches(groups, 1 + NUM_TOKENS // BLOCK_SIZE, config, model.num_heads)
+    token_ids = (torch.arange(NUM_TOKENS) * 7919 + 5) % model.vocab_size
+    hidden = decoder.forward(token_ids, torch.from_numpy(batch.positions), caches.begin(batch))
+    ours = decoder.compute_logits(hidden).log_softmax(-1)
+    expected = load_reference(folder)(token_ids[None], use_cache=False).logits[0].log_softmax(-1)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_log_probabilities_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
+    check(write(name, tmp_path / name))
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_variants_of_a_family(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    check(write(name, tmp_path / name, changes))
+
+
+@pytest.mark.parametrize(("name", "changes"), MODULES)
+def test_what_a_family_lacks_is_left_to_the_module(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    folder = write_config(tmp_path, name, CONFIG_MAPPING[name](**changes).to_dict())
+    assert identify(folder).switches is None
+    with pytest.raises(ModelError, match=r"not supported"):
+        identify(folder, "native")
+
+
+def write_config(folder: Path, name: str, fields: Mapping[str, Any]) -> Path:
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]
+    text = json.dumps({**fields, "architectures": [architecture], "model_type": name}, default=str)
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_left_out_is_what_transformers_takes_for_granted(tmp_path: Path, name: str) -> None:
+    whole = CONFIG_MAPPING[name]().to_dict()
+    if "text_config" in whole:
+        pytest.skip("its text half has a model type of its own")
+    named = load_model_config(write_config(tmp_path, name, whole))
+    short = {key: value for key, value in whole.items() if key in SIZES}
+    left_out = load_model_config(write_config(tmp_path, name, short))
+    ignored = {"dtype": named.dtype, "eos_token_ids": named.eos_token_ids}
+    assert dataclasses.replace(left_out, **ignored) == named
