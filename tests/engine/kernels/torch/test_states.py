@@ -187,14 +187,14 @@ def make_engine(
         spec = decoder_spec(config)
         return replace(spec, blocks=layers_at(config, spec.blocks[0], place))
 
-    class Unchecked(loading.SafetensorsSource):
+    class Unchecked(loading.CheckpointSource):
         def close(self) -> None:
             """Tensors that these layers do not read are no fault."""
 
     def make(*, overlap: bool = False, preempts: bool = False, least_stop: int = 8, **options: object) -> Engine:
         monkeypatch.setattr(model_choice, "decoder_spec", spec_of)
         monkeypatch.setattr(loading, "decoder_spec", spec_of)
-        monkeypatch.setattr(loading, "SafetensorsSource", Unchecked)
+        monkeypatch.setattr(loading, "CheckpointSource", Unchecked)
         monkeypatch.setattr(startup, "Scheduler", PreemptingScheduler if preempts else Scheduler)
         defaults: dict[str, object] = {"max_model_len": 128, "block_size": 8, "max_num_seqs": 24, "itl_target_ms": 1e6}
         folder = str(checkpoint_folder("llama2"))
