@@ -521,3 +521,31 @@ def test_a_prompt_with_pending_choices_stops_before_its_last_token() -> None:
     assert kv.num_tokens_before_stop(shortest, 0, 1) == 1 and not kv.must_fork(shortest)
     plain = manager()
     assert plain.num_tokens_before_stop(parent, 9, 10) == 10 and not plain.must_fork(parent)
+
+
+def test_states_of_a_failed_step_are_forgotten_with_its_blocks() -> None:
+    kv = manager_of_states()
+    r = request(range(30), 0)
+    admit_to_stop(kv, r)
+    kv.take_step_blocks()
+    go_on(kv, r)
+    launched = kv.take_step_blocks()
+    kv.free(r)
+    assert find_prefix(kv, request(range(30), 1)) == 16
+    kv.fail_steps([launched])
+    assert find_prefix(kv, request(range(30), 2)) == 0
+    assert [kv.pools[0].is_indexed(state) for state in range(1, 7)] == [False] * 6
+
+
+def test_a_copy_that_is_copied_before_it_is_made_has_the_first_source() -> None:
+    kv = manager_of_states()
+    parent, child, grandchild = request(PROMPT, 0), request([*PROMPT, 70], 1), request([*PROMPT, 71], 2)
+    admit(kv, parent)
+    kv.take_step_blocks()
+    kv.fork(parent, child)
+    assert kv.allocate(child, 1)
+    kv.fork(child, grandchild)
+    assert kv.allocate(grandchild, 1)
+    assert tables(grandchild) == [[3], [1, 2, 5]]
+    assert kv.take_step_blocks().copies == [{2: 1, 3: 1}, {4: 3, 5: 3}]
+    kv.check_integrity([parent, child, grandchild])
