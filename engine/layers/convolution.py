@@ -5,6 +5,7 @@ import itertools
 import torch
 import torch.nn.functional as F
 
+from weft.engine.layers.step_caches import StateStep
 from weft.engine.step.batch import Ints
 
 
@@ -19,7 +20,7 @@ class CausalConvolution:
         self.weight = weight.float()
         self.bias = None if bias is None else bias.float()
         self._has_silu = has_silu
-        self._taps = self.weight.t().contiguous()  # (kernel, channels)
+        self.taps = self.weight.t().contiguous()  # (kernel, channels)
 
     @property
     def state_shape(self) -> tuple[int, int]:
@@ -42,6 +43,12 @@ class CausalConvolution:
             return self._decode(inputs, states)
         return self._prefill(inputs, states, starts)
 
+    def step(self, inputs: torch.Tensor, states: StateStep, cache: int) -> torch.Tensor:
+        """`__call__` with the states of a cache, which it updates: (num_tokens, channels) -> the same."""
+        outputs, after = self(inputs, states.read(cache), states.query_start_locs)
+        states.write(cache, after)
+        return outputs
+
     def _decode(self, inputs: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One token per request, whose states stand at the same row: no value from the host, no loop."""
         window = torch.cat((states, inputs.unsqueeze(-1).to(states.dtype)), -1)  # (num_requests, channels, kernel)
@@ -54,9 +61,9 @@ class CausalConvolution:
         pairs = ((state, inputs[start:end]) for state, (start, end) in zip(states.mT, spans, strict=True))
         rows = torch.cat([piece.float() for pair in pairs for piece in pair])
         num_sums = len(rows) - length
-        sums = rows[:num_sums] * self._taps[0]
+        sums = rows[:num_sums] * self.taps[0]
         for tap in range(1, length + 1):
-            sums.addcmul_(rows[tap : tap + num_sums], self._taps[tap])
+            sums.addcmul_(rows[tap : tap + num_sums], self.taps[tap])
         # A request's sums start where its state stands in the rows. The sums after them mix two requests.
         places = [slice(start + length * index, end + length * index) for index, (start, end) in enumerate(spans)]
         after = torch.stack([rows[place.stop : place.stop + length] for place in places]).mT

@@ -121,8 +121,7 @@ class GatedDelta(Mixer):
         states = step.caches.states
         assert states is not None
         projected = self.projections(normed)
-        qkv, after = self.convolution(projected.qkv, states.read(self.first_cache), states.query_start_locs)
-        states.write(self.first_cache, after)
+        qkv = self.convolution.step(projected.qkv, states, self.first_cache)
         inputs = self._inputs(qkv.float(), projected)
         outputs = self.rule(inputs, states, self.first_cache + 1)
         gate = self.activation(projected.gate.float()).view_as(outputs)

@@ -10,11 +10,14 @@ from typing import Protocol
 import torch
 
 from weft.engine.layers.block import Block
+from weft.engine.layers.convolution import CausalConvolution
 from weft.engine.layers.delta_rule import DeltaRule
 from weft.engine.layers.experts import Experts
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.routing import Gating
+from weft.engine.layers.selective_scan import SelectiveScan
+from weft.engine.layers.state_space import StateSpace, StateSpaceScan
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 
@@ -59,6 +62,15 @@ class LayerKit(Protocol):
 
     def delta_rule(self) -> DeltaRule:
         """Linear attention."""
+
+    def convolution(self, weight: torch.Tensor, bias: torch.Tensor | None, *, has_silu: bool) -> CausalConvolution:
+        """A convolution with weight (channels, kernel) and bias (channels,)."""
+
+    def state_space(self, space: StateSpace) -> StateSpaceScan:
+        """A state space of Mamba 2."""
+
+    def selective_scan(self, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor) -> SelectiveScan:
+        """See `SelectiveScan`."""
 
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """The same computation in fewer blocks, if this kit, which made them, can run several in one call."""

@@ -29,9 +29,7 @@ class ShortConvolution(Mixer):
         states = step.caches.states
         assert states is not None
         before, after, values = self.inputs(normed).chunk(3, 1)
-        mixed, kept = self.convolution(before * values, states.read(self.cache), states.query_start_locs)
-        states.write(self.cache, kept)
-        return mixed.mul_(after)
+        return self.convolution.step(before * values, states, self.cache).mul_(after)
 
     @override
     def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:

@@ -36,24 +36,31 @@ _GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionSpec(PartSpec):
-    """`CausalConvolution`; weight (channels, 1, kernel), as checkpoints have it."""
+    """`CausalConvolution`; weight (channels, 1, kernel), as checkpoints have it.
+
+    Attributes:
+        scales: Number of channels and factor on their inputs, one range of channels after the other; empty for 1.
+    """
 
     weight: TensorRef
     bias: TensorRef | None
     cache: StateSpec
     has_silu: bool
+    scales: tuple[tuple[int, float], ...] = ()
 
-    def build(self, reader: WeightReader) -> CausalConvolution:
+    def build(self, kit: LayerKit, reader: WeightReader) -> CausalConvolution:
         """Load it."""
-        bias = reader.tensor(self.bias) if self.bias else None
-        return CausalConvolution(reader.tensor(self.weight).squeeze(1), bias, has_silu=self.has_silu)
+        weight = reader.tensor(self.weight).squeeze(1)
+        if self.scales:  # the state keeps inputs as they are
+            weight *= torch.cat([weight.new_full((size, 1), factor) for size, factor in self.scales])
+        return kit.convolution(weight, reader.tensor(self.bias) if self.bias else None, has_silu=self.has_silu)
 
 
 def convolution_spec(name: str, channels: int, kernel: int, has_bias: bool, has_silu: bool) -> ConvolutionSpec:
-    """A depthwise convolution of this name; its state is float32, whatever the model's dtype."""
+    """A depthwise convolution of this name; weights and states are float32, whatever the model's dtype."""
     return ConvolutionSpec(
-        TensorRef(f"{name}.weight", (channels, 1, kernel)),
-        TensorRef(f"{name}.bias", (channels,)) if has_bias else None,
+        TensorRef(f"{name}.weight", (channels, 1, kernel), dtype=torch.float32),
+        TensorRef(f"{name}.bias", (channels,), dtype=torch.float32) if has_bias else None,
         StateSpec((channels, kernel - 1), torch.float32),
         has_silu,
     )
@@ -94,7 +101,7 @@ class GatedDeltaSpec(MixerSpec):
             projections = LowRankProjections(projections, *(kit.linear(ref, reader) for ref in self.low_rank))
         return GatedDelta(
             projections,
-            self.convolution.build(reader),
+            self.convolution.build(kit, reader),
             kit.delta_rule(),
             self.output.build(kit, reader),
             self.sizes,
@@ -119,7 +126,9 @@ class ShortConvolutionSpec(MixerSpec):
     @override
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
         inputs = kit.linear(self.inputs, reader)
-        return ShortConvolution(inputs, self.convolution.build(reader), self.output.build(kit, reader), first_cache)
+        return ShortConvolution(
+            inputs, self.convolution.build(kit, reader), self.output.build(kit, reader), first_cache
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from math import prod
 from weft.engine.cache.specs import PagedKV
 from weft.engine.layers.rotary import head_order
 from weft.engine.models.config import ModelConfig
-from weft.engine.models.families.family import Fused, Norm, Norms, QKNorm
+from weft.engine.models.families.family import Fused, Halves, Norm, Norms, QKNorm
 from weft.engine.models.specs import (
     AttentionSpec,
     BlockSpec,
@@ -60,6 +60,11 @@ def _block(config: ModelConfig, index: int) -> BlockSpec:
     before = norms is not Norms.AFTER
     after = norms in (Norms.AFTER, Norms.AROUND)
     first = norm_spec(config, f"{layer}.{names.mixer_norm}") if before else None
+    halves = switches.halves[index] if switches.halves else Halves.BOTH
+    if halves is Halves.MIXER:
+        return PreNormSpec(first, _mixer(config, layer, index, None), None, None)
+    if halves is Halves.FEED_FORWARD:
+        return PreNormSpec(None, None, first, _feed_forward(config, layer, index, None))
     second = norm_spec(config, f"{layer}.{names.feed_forward_norm}") if before and names.feed_forward_norm else None
     mixer = _mixer(config, layer, index, norm_spec(config, f"{layer}.{names.mixer_post_norm}") if after else None)
     post_norm = norm_spec(config, f"{layer}.{names.feed_forward_post_norm}") if after else None

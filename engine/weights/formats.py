@@ -93,7 +93,7 @@ class DenseReader(WeightReader):
             if bias is not None:
                 self._fill(name + suffixes[1], bias[start : start + size], item)
             start += size
-        return self._ordered(weight, ref.order), None if bias is None else self._ordered(bias, ref.order)
+        return self._finished(weight, ref), None if bias is None else self._finished(bias, ref)
 
     @override
     def tensor(self, ref: TensorRef) -> torch.Tensor:
@@ -101,6 +101,13 @@ class DenseReader(WeightReader):
         self._fill(ref.name, values)
         values = self._ordered(values.view(-1), ref.order).view(ref.shape)
         return values.float() + ref.offset if ref.offset else values
+
+    def _finished(self, rows: torch.Tensor, ref: WeightRef) -> torch.Tensor:
+        rows = self._ordered(rows, ref.order)
+        if ref.scales:
+            for part, factor in zip(rows.split_with_sizes(ref.sizes), ref.scales, strict=True):
+                part.mul_(factor)
+        return rows
 
     def _ordered(self, rows: torch.Tensor, order: RowOrder | None) -> torch.Tensor:
         return rows if order is None else rows[order.indices(len(rows)).to(self._device)]

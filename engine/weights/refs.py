@@ -71,6 +71,7 @@ class WeightRef:
         has_bias: Whether each projection has a bias.
         order: Where the checkpoint has the rows of the stacked matrix; None if they are in order.
         is_transposed: Whether the checkpoint has (in_features, out_features).
+        scales: Factors on the outputs of each projection, folded into weights and biases; empty for 1.
     """
 
     names: tuple[str, ...]
@@ -80,6 +81,7 @@ class WeightRef:
     split: Split = Split.NONE
     order: RowOrder | None = None
     is_transposed: bool = False
+    scales: tuple[float, ...] = ()
 
     @property
     def out_features(self) -> int:

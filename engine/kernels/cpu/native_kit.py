@@ -14,14 +14,18 @@ from weft.engine.kernels.cpu.delta import NativeDeltaRule
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE
+from weft.engine.kernels.cpu.recurrent import NativeConvolution, NativeSelectiveScan, NativeStateSpaceScan
 from weft.engine.kernels.cpu.run import fuse
 from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.layers.block import Block
+from weft.engine.layers.convolution import CausalConvolution
 from weft.engine.layers.delta_rule import DeltaRule
 from weft.engine.layers.experts import Experts
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.routing import Gating
+from weft.engine.layers.selective_scan import SelectiveScan
+from weft.engine.layers.state_space import StateSpace, StateSpaceScan
 from weft.engine.models.config import ModelConfig
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, WeightRef
@@ -91,6 +95,26 @@ class NativeKit(TorchKit):
     @override
     def delta_rule(self) -> DeltaRule:
         return NativeDeltaRule(self._library)
+
+    @override
+    def convolution(self, weight: torch.Tensor, bias: torch.Tensor | None, *, has_silu: bool) -> CausalConvolution:
+        if not NativeConvolution.supports(weight):
+            return super().convolution(weight, bias, has_silu=has_silu)
+        return NativeConvolution(self._library, weight, bias, has_silu=has_silu)
+
+    @override
+    def state_space(self, space: StateSpace) -> StateSpaceScan:
+        return (
+            NativeStateSpaceScan(self._library, space)
+            if NativeStateSpaceScan.supports(space)
+            else super().state_space(space)
+        )
+
+    @override
+    def selective_scan(self, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor) -> SelectiveScan:
+        if not NativeSelectiveScan.supports(decays):
+            return super().selective_scan(decays, skips, time_bias)
+        return NativeSelectiveScan(self._library, decays, skips, time_bias)
 
     @override
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:

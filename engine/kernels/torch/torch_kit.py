@@ -11,6 +11,7 @@ from weft.engine.kernels.torch.experts import TorchExperts
 from weft.engine.kernels.torch.linear import OnednnLinear, TiledLinear, TorchLinear, forbid_split_sums
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.block import Block
+from weft.engine.layers.convolution import CausalConvolution
 from weft.engine.layers.delta_rule import DeltaRule, delta_rule
 from weft.engine.layers.experts import Experts
 from weft.engine.layers.gated import gated
@@ -19,6 +20,8 @@ from weft.engine.layers.norm import HeadNorm, RMSNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.rotary import rotate
 from weft.engine.layers.routing import Gating
+from weft.engine.layers.selective_scan import SelectiveScan
+from weft.engine.layers.state_space import StateSpace, StateSpaceScan
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 
@@ -96,6 +99,18 @@ class TorchKit(LayerKit):
     @override
     def delta_rule(self) -> DeltaRule:
         return delta_rule
+
+    @override
+    def convolution(self, weight: torch.Tensor, bias: torch.Tensor | None, *, has_silu: bool) -> CausalConvolution:
+        return CausalConvolution(weight, bias, has_silu=has_silu)
+
+    @override
+    def state_space(self, space: StateSpace) -> StateSpaceScan:
+        return StateSpaceScan(space)
+
+    @override
+    def selective_scan(self, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor) -> SelectiveScan:
+        return SelectiveScan(decays, skips, time_bias)
 
     @override
     def fuse(self, blocks: Sequence[Block]) -> Sequence[Block]:

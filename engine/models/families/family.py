@@ -88,6 +88,14 @@ class Fused(enum.Enum):
     GROUPS = "groups"
 
 
+class Halves(enum.Enum):
+    """Which halves a block has: mixer, feed-forward layer, or both. The name of a single one's norm is `mixer_norm`."""
+
+    BOTH = "both"
+    MIXER = "mixer"
+    FEED_FORWARD = "feed-forward"
+
+
 @dataclass(frozen=True, slots=True)
 class FamilySwitches:
     """The part of a `ModelConfig` that is read differently from family to family.
@@ -111,6 +119,7 @@ class FamilySwitches:
         sliding_windows: Per layer the window in tokens, None for full attention; empty means full attention everywhere.
         mixers: Per layer what stands in place of attention, None for attention; empty means attention everywhere.
         feed_forwards: Per layer what stands in place of the dense layer, None for that; empty means it everywhere.
+        halves: Per layer which halves its block has; empty means both everywhere.
         head_dim: Default if config.json gives none; None means hidden_size / num_attention_heads.
         norm_offset: Added to the stored weights of norms over hidden states.
         embedding_scale: Multiplier of embeddings, in the model's dtype.
@@ -144,6 +153,7 @@ class FamilySwitches:
     sliding_windows: tuple[int | None, ...] = ()
     mixers: tuple[MixerSwitches | None, ...] = ()
     feed_forwards: tuple[FeedForwardSwitches | None, ...] = ()
+    halves: tuple[Halves, ...] = ()
     head_dim: int | None = None
     norm_offset: float = 0.0
     embedding_scale: float = 1.0

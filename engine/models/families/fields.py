@@ -6,6 +6,7 @@ field counts as absent, because published checkpoints use it so.
 
 import json
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -62,6 +63,10 @@ class Fields:
             raise self.wrong(name, "a positive integer")
         return value
 
+    def integer_or_auto(self, name: str, default: int) -> int:
+        """An integer; the default if absent or "auto"."""
+        return default if self._values.get(name) == "auto" else self.integer(name, default)
+
     def optional_number(self, name: str) -> float | None:
         """A number, or None if absent."""
         value = self._typed(name, (int, float), "a number")
@@ -99,8 +104,8 @@ class Fields:
         raise self.wrong(name, "an integer or a list of integers")
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of numbers; empty if absent."""
-        items = self._typed(name, list, "a list of numbers") or []
+        """A list of numbers; empty if absent. transformers 5 writes infinity as an object."""
+        items = [inf if item == {"__float__": "Infinity"} else item for item in self._typed(name, list, "a list") or []]
         if all(_is_a(item, (int, float)) for item in items):
             return tuple(map(float, items))
         raise self.wrong(name, "a list of numbers")

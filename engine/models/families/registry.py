@@ -16,6 +16,7 @@ from weft.engine.models.families.granite import granite, hyperclovax
 from weft.engine.models.families.hunyuan import hunyuan_v1_dense
 from weft.engine.models.families.lfm2 import lfm2
 from weft.engine.models.families.llama import arcee, cwm, ernie4_5, helium, jais2, llama, seed_oss, smollm3
+from weft.engine.models.families.mamba import falcon_mamba, mamba, mamba2
 from weft.engine.models.families.mistral import ministral, mistral
 from weft.engine.models.families.mixtral import minimax_m2, mixtral, phimoe
 from weft.engine.models.families.olmo import olmo, olmo2, olmo3
@@ -77,6 +78,9 @@ FAMILIES: Mapping[str, Family] = {
     "StableLmForCausalLM": stablelm,
     "Starcoder2ForCausalLM": starcoder2,
     "VaultGemmaForCausalLM": vaultgemma,
+    "MambaForCausalLM": mamba,
+    "FalconMambaForCausalLM": falcon_mamba,
+    "Mamba2ForCausalLM": mamba2,
 }
 
 

@@ -1,16 +1,11 @@
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.engine.layers.given_states import starts_of
 from weft.engine.layers.convolution import CausalConvolution
-from weft.engine.step.batch import Ints
 
 CHANNELS = 6
-
-
-def starts_of(*counts: int) -> Ints:
-    return np.cumsum((0, *counts), dtype=np.int64)
 
 
 def random_layer(kernel: int, has_silu: bool = True) -> CausalConvolution:

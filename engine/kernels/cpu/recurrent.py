@@ -1,0 +1,143 @@
+"""Native recurrent layers for the CPU, which change states in place; wrappers of recurrent.c."""
+
+import ctypes
+
+import torch
+import torch.nn.functional as F
+from typing_extensions import override
+
+from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.layers.convolution import CausalConvolution
+from weft.engine.layers.selective_scan import SelectiveScan
+from weft.engine.layers.state_space import StateSpace, StateSpaceScan
+from weft.engine.layers.step_caches import StateStep
+
+_POINTER, _SIZE, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+# Lanes of a vector, and the largest sizes that the kernels have room for.
+_LANES, _MAX_SIZE, _MAX_KERNEL = 16, 256, 8
+
+
+class _Requests(ctypes.Structure):
+    """`Requests` of recurrent.c."""
+
+    kept: tuple[object, ...]
+    _fields_ = (
+        *((name, _POINTER) for name in ("starts", "slots", "is_new")),
+        *(("num_requests", _SIZE), ("states", _POINTER)),
+    )
+
+    @classmethod
+    def of(cls, states: StateStep, cache: int) -> "_Requests":
+        """Those of a step."""
+        starts, slots, is_new = states.query_start_locs, states.slots(cache), states.is_new
+        pointers = starts.ctypes.data, slots.data_ptr(), is_new.data_ptr()
+        requests = cls(*pointers, len(slots), states.tensor(cache).data_ptr())
+        requests.kept = starts, slots, is_new  # C has bare addresses
+        return requests
+
+
+class _Space(ctypes.Structure):
+    """`Space` of recurrent.c."""
+
+    _fields_ = (
+        *((name, _SIZE) for name in ("num_heads", "head_dim", "state_size", "num_groups")),
+        *((name, _POINTER) for name in ("decays", "skips", "time_bias")),
+        *((name, _FLOAT) for name in ("time_scale", "least_time", "largest_time", "gate_scale")),
+    )
+
+
+class NativeConvolution(CausalConvolution):
+    """A convolution of bfloat16 inputs."""
+
+    def __init__(
+        self, library: NativeLibrary, weight: torch.Tensor, bias: torch.Tensor | None, *, has_silu: bool
+    ) -> None:
+        """See `CausalConvolution`; `supports` must hold."""
+        super().__init__(weight, bias, has_silu=has_silu)
+        bias_pointer = None if self.bias is None else self.bias.data_ptr()
+        self._parameters = (*weight.shape, self.taps.data_ptr(), bias_pointer, has_silu)
+        sizes = (_SIZE, _SIZE, _SIZE)
+        self._function = library.function(
+            "weft_convolve", _POINTER, _POINTER, *sizes, _POINTER, _POINTER, _SIZE, _POINTER
+        )
+
+    @staticmethod
+    def supports(weight: torch.Tensor) -> bool:
+        """Whether the kernel can compute a convolution with this weight (channels, kernel)."""
+        return weight.size(0) % _LANES == 0 and 2 <= weight.size(1) <= _MAX_KERNEL
+
+    @override
+    def step(self, inputs: torch.Tensor, states: StateStep, cache: int) -> torch.Tensor:
+        outputs = torch.empty(inputs.shape, dtype=torch.bfloat16)
+        requests, first = ctypes.byref(_Requests.of(states, cache)), (inputs.data_ptr(), inputs.stride(0))
+        self._function(requests, *first, *self._parameters, outputs.data_ptr())
+        return outputs
+
+
+class NativeStateSpaceScan(StateSpaceScan):
+    """A state space over bfloat16 inputs."""
+
+    def __init__(self, library: NativeLibrary, space: StateSpace) -> None:
+        """Compute this one; `supports` must hold."""
+        super().__init__(space)
+        tensors = (tensor.data_ptr() for tensor in (space.decays, space.skips, space.time_bias))
+        sizes = (space.num_heads, space.head_dim, space.state_size, space.num_groups)
+        self._space = _Space(*sizes, *tensors, space.time_scale, *space.time_limits, space.gate_scale)
+        inputs = (_POINTER, _SIZE) * 3
+        self._function = library.function("weft_scan_state_space", _POINTER, _POINTER, *inputs, _POINTER)
+
+    @staticmethod
+    def supports(space: StateSpace) -> bool:
+        """Whether the kernel can compute it."""
+        return all(size % _LANES == 0 and size <= _MAX_SIZE for size in (space.head_dim, space.state_size))
+
+    @override
+    def __call__(
+        self, channels: torch.Tensor, times: torch.Tensor, gate: torch.Tensor | None, states: StateStep, cache: int
+    ) -> torch.Tensor:
+        outputs = torch.empty(channels.size(0), self.space.num_heads * self.space.head_dim, dtype=torch.bfloat16)
+        requests, space = ctypes.byref(_Requests.of(states, cache)), ctypes.byref(self._space)
+        gates = (None, 0) if gate is None else (gate.data_ptr(), gate.stride(0))
+        inputs = (channels.data_ptr(), channels.stride(0), times.data_ptr(), times.stride(0), *gates)
+        self._function(requests, space, *inputs, outputs.data_ptr())
+        return outputs
+
+
+class NativeSelectiveScan(SelectiveScan):
+    """A selective scan over bfloat16 inputs."""
+
+    def __init__(
+        self, library: NativeLibrary, decays: torch.Tensor, skips: torch.Tensor, time_bias: torch.Tensor
+    ) -> None:
+        """See `SelectiveScan`; `supports` must hold."""
+        super().__init__(decays, skips, time_bias)
+        self._parameters = (*decays.shape, decays.data_ptr(), skips.data_ptr())
+        inputs = (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE)
+        self._function = library.function(
+            "weft_scan_selective", _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, *inputs, _POINTER
+        )
+
+    @staticmethod
+    def supports(decays: torch.Tensor) -> bool:
+        """Whether the kernel can compute a scan with these decays (num_channels, state_size)."""
+        return decays.size(0) % _LANES == decays.size(1) % _LANES == 0 and decays.size(1) <= _MAX_SIZE
+
+    @override
+    def __call__(
+        self,
+        x: torch.Tensor,
+        times: torch.Tensor,
+        selection: tuple[torch.Tensor, torch.Tensor],
+        gate: torch.Tensor,
+        states: StateStep,
+        cache: int,
+    ) -> torch.Tensor:
+        outputs = torch.empty(x.shape, dtype=torch.bfloat16)
+        steps = F.softplus(times.float() + self.time_bias)
+        b, c = selection
+        assert b.stride() == c.stride()
+        inputs = (x.data_ptr(), x.stride(0), steps.data_ptr(), b.data_ptr(), c.data_ptr(), b.stride(0))
+        requests = ctypes.byref(_Requests.of(states, cache))
+        self._function(requests, *self._parameters, *inputs, gate.data_ptr(), gate.stride(0), outputs.data_ptr())
+        return outputs

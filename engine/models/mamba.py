@@ -1,0 +1,158 @@
+"""Mixers of state space models before they are loaded."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from typing_extensions import override
+
+from weft.engine.cache.specs import StateSpec
+from weft.engine.layers.block import Mixer
+from weft.engine.layers.kit import LayerKit
+from weft.engine.layers.mamba import Mamba2Mixer, MambaMixer, ParallelMixers, grouped_norm
+from weft.engine.layers.state_space import StateSpace
+from weft.engine.models.config import ModelConfig
+from weft.engine.models.families.mamba import Mamba2Switches, MambaSwitches
+from weft.engine.models.linear_attention import ConvolutionSpec, convolution_spec
+from weft.engine.models.specs import MixerSpec, NormSpec, OutputSpec
+from weft.engine.models.tensor_names import output_spec
+from weft.engine.weights.formats import WeightReader
+from weft.engine.weights.refs import TensorRef, WeightRef
+
+
+def _float32(name: str, *shape: int) -> TensorRef:
+    return TensorRef(name, shape, dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class MambaSpec(MixerSpec):
+    """`MambaMixer`; decays is the logarithm of the negative decays."""
+
+    inputs: WeightRef
+    convolution: ConvolutionSpec
+    selection: WeightRef
+    selection_norms: tuple[NormSpec, ...]
+    times: WeightRef
+    decays: TensorRef
+    skips: TensorRef
+    time_bias: TensorRef
+    output: OutputSpec
+    cache: StateSpec
+
+    @override
+    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
+        rank, state_size, _ = self.selection.sizes
+        return MambaMixer(
+            kit.linear(self.inputs, reader),
+            self.convolution.build(kit, reader),
+            kit.linear(self.selection, reader),
+            (rank, state_size, state_size),
+            tuple(norm.build_by_torch(reader) for norm in self.selection_norms),
+            kit.linear(self.times, reader),
+            kit.selective_scan(
+                -reader.tensor(self.decays).exp(), reader.tensor(self.skips), reader.tensor(self.time_bias)
+            ),
+            self.output.build(kit, reader),
+            first_cache,
+        )
+
+
+def mamba_spec(switches: MambaSwitches, config: ModelConfig, layer: str, norm: NormSpec | None) -> MambaSpec:
+    """The mixer of the layer of this name."""
+    name, width, rank, size = f"{layer}.{switches.name}", switches.width, switches.rank, switches.state_size
+    output = WeightRef((f"{name}.out_proj",), (config.hidden_size,), width, switches.has_bias)
+    norms = tuple(
+        NormSpec(TensorRef(f"{name}.{part}_layernorm.weight", (part_size,)) if switches.has_norm_weights else None, eps)
+        for part, part_size in (("dt", rank), ("b", size), ("c", size))
+        if (eps := switches.norm_eps) is not None
+    )
+    return MambaSpec(
+        WeightRef((f"{name}.in_proj",), (2 * width,), config.hidden_size, switches.has_bias),
+        convolution_spec(f"{name}.conv1d", width, switches.kernel, switches.has_convolution_bias, has_silu=True),
+        WeightRef((f"{name}.x_proj",), (rank, size, size), width),
+        norms,
+        WeightRef((f"{name}.dt_proj",), (width,), rank),
+        _float32(f"{name}.A_log", width, size),
+        _float32(f"{name}.D", width),
+        _float32(f"{name}.dt_proj.bias", width),
+        output_spec(config, output, norm),
+        StateSpec((width, size), torch.float32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec(MixerSpec):
+    """`Mamba2Mixer`; decays is the logarithm of the negative decays, norm the weight of a norm in groups."""
+
+    inputs: WeightRef
+    convolution: ConvolutionSpec
+    decays: TensorRef
+    skips: TensorRef
+    time_bias: TensorRef
+    norm: TensorRef | None
+    eps: float
+    output: OutputSpec
+    switches: Mamba2Switches
+    cache: StateSpec
+
+    @override
+    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
+        switches, norm = self.switches, None
+        space = StateSpace(
+            *(switches.head_dim, switches.state_size, switches.num_groups, -reader.tensor(self.decays).exp()),
+            *(reader.tensor(self.skips), reader.tensor(self.time_bias), switches.scales[4]),
+            *(switches.time_limits, switches.scales[0]),
+        )
+        if self.norm is not None:
+            weight = reader.tensor(self.norm)
+            is_whole = switches.num_groups == 1
+            norm = kit.norm(weight, self.eps) if is_whole else grouped_norm(weight, self.eps, switches.num_groups)
+        return Mamba2Mixer(
+            kit.linear(self.inputs, reader),
+            (switches.width, switches.num_channels, switches.num_heads),
+            self.convolution.build(kit, reader),
+            kit.state_space(space),
+            norm,
+            self.output.build(kit, reader),
+            first_cache,
+        )
+
+
+def mamba2_spec(switches: Mamba2Switches, config: ModelConfig, layer: str, norm: NormSpec | None) -> Mamba2Spec:
+    """The mixer of the layer of this name."""
+    name, width, shared = f"{layer}.{switches.name}", switches.width, switches.num_groups * switches.state_size
+    matrix = (f"{name}.in_proj",), (width, switches.num_channels, switches.num_heads)
+    output = WeightRef(
+        (f"{name}.out_proj",), (config.hidden_size,), width, switches.has_output_bias, scales=(switches.output_scale,)
+    )
+    convolution = convolution_spec(
+        f"{name}.conv1d", switches.num_channels, switches.kernel, switches.has_convolution_bias, has_silu=True
+    )
+    scales = tuple(zip((width, shared, shared), switches.scales[1:4], strict=True))
+    return Mamba2Spec(
+        WeightRef(*matrix, config.hidden_size, switches.has_bias),
+        replace(convolution, scales=scales),
+        _float32(f"{name}.A_log", switches.num_heads),
+        _float32(f"{name}.D", switches.num_heads),
+        _float32(f"{name}.dt_bias", switches.num_heads),
+        TensorRef(f"{name}.norm.weight", (width,)) if switches.has_norm else None,
+        config.rms_norm_eps,
+        output_spec(config, output, norm),
+        switches,
+        StateSpec((switches.num_heads, switches.head_dim, switches.state_size), torch.float32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelMixersSpec(MixerSpec):
+    """`ParallelMixers`."""
+
+    mixers: tuple[MixerSpec, ...]
+    widths: tuple[int, ...]
+
+    @override
+    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
+        built = []
+        for mixer in self.mixers:
+            built.append(mixer.build(kit, reader, first_cache))
+            first_cache += len(mixer.caches)
+        return ParallelMixers(tuple(built), self.widths)
