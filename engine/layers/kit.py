@@ -48,6 +48,9 @@ class LayerKit(Protocol):
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         """Two projections of one size, gate first -> activation(gate(x)) * up(x)."""
 
+    def per_head(self, weights: torch.Tensor) -> Layer:
+        """A matrix (n, k) for each head, stacked: (num_tokens, num_heads, k) -> (num_tokens, num_heads, n)."""
+
     def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
         """Token ids (num_tokens,) -> rows of the matrix (vocab_size, hidden_size)."""
 

@@ -61,7 +61,7 @@ def find_draft_checkpoint(
         plan=plan,
         groups=groups,
         group_indices=match_groups(groups, group_layers(served.cache_specs)),
-        activations_bytes=estimate_activations_bytes(draft, config),
+        activations_bytes=estimate_activations_bytes(draft, config, plan.cache_specs),
     )
 
 

@@ -5,10 +5,10 @@ prints it after weights are loaded and a step is measured. Allocates nothing.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec
+from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
 from weft.engine.shared.errors import ModelError
@@ -181,16 +181,22 @@ def _divide_states(config: EngineConfig, state_bytes: int, kv_bytes: int, *, has
     return max_num_seqs, min(int(left) // state_bytes, _MOST_KEPT_STATES * max_num_seqs)
 
 
-def estimate_activations_bytes(model: ModelFacts, config: EngineConfig) -> int:
+def estimate_activations_bytes(model: ModelFacts, config: EngineConfig, specs: Iterable[CacheSpec]) -> int:
     """Bytes of the largest step, from the shapes alone: the widest layer for all tokens, and logits in float32.
 
-    On a CPU a matrix may also keep its inputs in float32.
+    On a CPU a matrix may also keep its inputs in float32. specs are those of the model's caches.
     """
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    heads = max((_head_values(spec, model.num_heads) for spec in specs if isinstance(spec, PagedKV)), default=0)
     per_token = 4 * model.hidden_size + heads + 3 * model.feed_forward_values
     logits = 3 * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size * 4
     widened = max(model.feed_forward_values, model.num_heads * model.head_dim) * 4 if config.device.type == "cpu" else 0
     return config.max_num_batched_tokens * (per_token * config.dtype.itemsize + widened) + logits
+
+
+def _head_values(spec: PagedKV, num_heads: int) -> int:
+    """Values of a token's queries, keys, values and results; queries of latents are put together of two parts."""
+    copies = 1 if spec.latent_dim is None else 2
+    return num_heads * (copies * spec.head_dim + spec.value_dim) + 2 * spec.num_kv_heads * spec.head_dim
 
 
 def format_size(num_bytes: float) -> str:

@@ -26,7 +26,7 @@ def main() -> int:
         config = engine_config.resolve(options, model)
         chosen = plan_model(model, config)
         weights_bytes = chosen.weights_bytes
-        activations_bytes = estimate_activations_bytes(model, config)
+        activations_bytes = estimate_activations_bytes(model, config, chosen.cache_specs)
         groups = group_layers(chosen.cache_specs)
         draft = find_draft_checkpoint(config, model.vocab_size, chosen)
         if draft:

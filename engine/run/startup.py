@@ -133,7 +133,7 @@ def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen)
     check_fit(
         weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
-        activations_bytes=estimate_activations_bytes(model_config, config),
+        activations_bytes=estimate_activations_bytes(model_config, config, chosen.cache_specs),
         free_bytes=engine_config.available_memory_bytes(config.device),
     )
 
@@ -247,7 +247,7 @@ def _measure_activations(
     also compiles kernels that only some rows need. On the CPU it would take seconds, so the shapes give an estimate.
     """
     if config.device.type != "cuda":
-        return estimate_activations_bytes(model_config, config)
+        return estimate_activations_bytes(model_config, config, [group.spec for group in groups])
     batch = largest_batch(config, [group.spec for group in groups])
     num_blocks = max(int(group.block_tables.max()) for group in batch.groups) + 1
     caches = make_caches(groups, num_blocks, config, model_config.num_heads, batch.num_requests)

@@ -128,9 +128,9 @@ class AttentionTrials(Trials):
 
         def outputs() -> list[torch.Tensor]:
             attended = []
-            for batch, qkv in zip(self._steps.batches, self._inputs, strict=True):
+            for batch, inputs in zip(self._steps.batches, self._inputs, strict=True):
                 last[:] = [backend.begin(batch)]
-                attended += self._attend(last[0], heads, qkv, self._steps.rotations(batch, dtype)[0], rounded)
+                attended += self._attend(last[0], heads, inputs, self._steps.rotations(batch, dtype)[0], rounded)
             return attended
 
         rotation = self._steps.rotations(self._steps.batches[-1], dtype)[0]
@@ -141,8 +141,11 @@ class AttentionTrials(Trials):
         return _Steps(self._shapes, [group.spec for group in self._groups], self._model, self._config)
 
     @cached_property
-    def _inputs(self) -> list[torch.Tensor]:
-        return self._steps.random(self._model.num_heads + 2 * self._model.num_kv_heads, self._model.head_dim)
+    def _inputs(self) -> list[tuple[torch.Tensor, ...]]:
+        """Queries, keys and values of each group, stacked, for each step."""
+        specs = [group.spec for group in self._groups]
+        stacked = [self._steps.random(self._model.num_heads + 2 * s.num_kv_heads, s.head_dim) for s in specs]
+        return list(zip(*stacked, strict=True))
 
     def _heads(self, kit: LayerKit, dtype: torch.dtype) -> HeadLayer:
         model = self._model
@@ -155,12 +158,22 @@ class AttentionTrials(Trials):
         return kit.heads(norm, model.num_heads, model.num_kv_heads)
 
     def _attend(
-        self, step: AttentionStep, heads: HeadLayer, qkv: torch.Tensor, rotation: torch.Tensor, rounded: torch.dtype
+        self,
+        step: AttentionStep,
+        heads: HeadLayer,
+        inputs: tuple[torch.Tensor, ...],
+        rotation: torch.Tensor,
+        rounded: torch.dtype,
     ) -> list[torch.Tensor]:
         attended, dtype = [], rotation.dtype
-        for group in self._groups:
-            (layer,) = group.layers
-            queries, *cached = heads(qkv.to(dtype, copy=True), rotation, step.cache(layer))
+        for group, stacked in zip(self._groups, inputs, strict=True):
+            (layer,), num_heads = group.layers, self._model.num_heads
+            qkv = stacked.to(dtype, copy=True)
+            if group.spec.latent_dim is None:
+                queries, *cached = heads(qkv, rotation, step.cache(layer))
+            else:
+                queries, latents = qkv[:, :num_heads], qkv[:, num_heads:][:, :1]
+                cached = [latents, latents[..., : group.spec.latent_dim]]
             keys, values = (part.to(rounded).to(dtype) for part in cached)
             attended.append(step.attend(layer, queries, keys, values).clone())
         return attended

@@ -67,6 +67,27 @@ class NativeHeads:
         return queries, keys, values
 
 
+class NativePerHead:
+    """A packed bfloat16 matrix for each head; see `LayerKit.per_head`."""
+
+    def __init__(self, library: NativeLibrary, weights: torch.Tensor) -> None:
+        """Pack weights (num_heads, out_features, in_features)."""
+        num_heads, out_features, in_features = weights.shape
+        self._matrix = pack(library, weights.unbind(0), num_heads, (out_features, in_features), is_int8=False)
+        self._sizes = num_heads, in_features, self._matrix.tensors[0].data_ptr(), out_features
+        sizes = _SIZE, _SIZE, _SIZE, _SIZE, _SIZE
+        self._multiply = library.function("weft_linear_heads", _POINTER, *sizes, _POINTER, _SIZE, _POINTER)
+
+    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
+        """Heads (num_tokens, num_heads, in_features) -> (num_tokens, num_heads, out_features)."""
+        num_tokens, (num_heads, in_features, pointer, out_features) = heads.size(0), self._sizes
+        assert heads.stride(2) == 1, "the values of a head must be contiguous"
+        outputs = torch.empty(num_tokens, num_heads, out_features, dtype=torch.bfloat16)
+        inputs = heads.data_ptr(), heads.stride(0), heads.stride(1), num_tokens, num_heads
+        self._multiply(*inputs, in_features, pointer, out_features, outputs.data_ptr())
+        return outputs
+
+
 class NativeLinear(Linear):
     """A packed matrix. A gated one implements `LayerKit.gated`, and only its `__call__` may be used."""
 

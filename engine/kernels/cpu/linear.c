@@ -124,3 +124,13 @@ void weft_linear(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t
     plan_job(&job, sizeof(bf16));
     run_job(&job, inputs, compute_unit);
 }
+
+/* The same for heads, each with a matrix of its own: inputs (rows, heads, k) -> outputs (rows, heads, n) of bfloat16. The
+ * strides are those from row to row and from head to head; the packed matrices follow each other. */
+void weft_linear_heads(const bf16 *inputs, int64_t row_stride, int64_t head_stride, int64_t rows, int64_t heads, int64_t k,
+                       const bf16 *weights, int64_t n, bf16 *outputs) {
+    const int64_t padded_k = (k + TILE_K - 1) / TILE_K * TILE_K, matrix = (n + PANEL - 1) / PANEL * PANEL * padded_k;
+    for (int64_t head = 0; head < heads; head++)
+        weft_linear(inputs + head * head_stride, row_stride, rows, k, weights + head * matrix, n, NULL, outputs + head * n,
+                    heads * n, STORE_BF16);
+}

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from weft.engine.kernels.cpu import experts
 from weft.engine.kernels.cpu.delta import NativeDeltaRule
-from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm
+from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm, NativePerHead
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE
 from weft.engine.kernels.cpu.recurrent import NativeConvolution, NativeSelectiveScan, NativeStateSpaceScan
@@ -78,13 +78,17 @@ class NativeKit(TorchKit):
         return NativeLinear(self._library, *reader.dense(ref), is_gated=True, is_int8=self._is_int8)
 
     @override
+    def per_head(self, weights: torch.Tensor) -> Layer:
+        return NativePerHead(self._library, weights)
+
+    @override
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
         head = self.linear(ref, reader)
         return head.gather, head
 
     @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
-        if weight.dtype != torch.bfloat16:
+        if weight.dtype != torch.bfloat16 or weight.numel() % PANEL:  # the kernel takes whole vectors
             return super().norm(weight, eps)
         return NativeNorm(self._library, weight, eps)
 

@@ -70,6 +70,16 @@ class TorchKit(LayerKit):
         return gated(self.linear(ref, reader), activation)
 
     @override
+    def per_head(self, weights: torch.Tensor) -> Layer:
+        if self._linear is TiledLinear:
+            matrices = [TiledLinear(weight) for weight in weights]
+            return lambda heads: torch.stack(
+                [matrix(head) for matrix, head in zip(matrices, heads.unbind(1), strict=True)], 1
+            )
+        transposed = weights.contiguous().transpose(1, 2)
+        return lambda heads: torch.bmm(heads.transpose(0, 1), transposed).transpose(0, 1)
+
+    @override
     def embedding(self, ref: WeightRef, reader: WeightReader) -> Layer:
         return partial(F.embedding, weight=reader.dense(ref)[0])
 

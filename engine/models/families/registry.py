@@ -17,6 +17,7 @@ from weft.engine.models.families.hunyuan import hunyuan_v1_dense
 from weft.engine.models.families.lfm2 import lfm2
 from weft.engine.models.families.llama import arcee, cwm, ernie4_5, helium, jais2, llama, seed_oss, smollm3
 from weft.engine.models.families.mamba import falcon_mamba, mamba, mamba2
+from weft.engine.models.families.minicpm3 import minicpm3
 from weft.engine.models.families.mistral import ministral, mistral
 from weft.engine.models.families.mixtral import minimax_m2, mixtral, phimoe
 from weft.engine.models.families.olmo import olmo, olmo2, olmo3
@@ -26,6 +27,7 @@ from weft.engine.models.families.qwen3 import qwen3
 from weft.engine.models.families.qwen3_next import qwen3_5
 from weft.engine.models.families.qwen_moe import flex_olmo, olmoe, qwen2_moe, qwen3_moe
 from weft.engine.models.families.wrappers import text_half
+from weft.engine.models.families.youtu import youtu
 from weft.engine.shared.errors import ModelError
 
 FAMILIES: Mapping[str, Family] = {
@@ -54,6 +56,7 @@ FAMILIES: Mapping[str, Family] = {
     "Jais2ForCausalLM": jais2,
     "Lfm2ForCausalLM": lfm2,
     "LlamaForCausalLM": llama,
+    "MiniCPM3ForCausalLM": minicpm3,
     "MiniMaxM2ForCausalLM": minimax_m2,
     "MinistralForCausalLM": ministral,
     "MistralForCausalLM": mistral,
@@ -81,6 +84,7 @@ FAMILIES: Mapping[str, Family] = {
     "MambaForCausalLM": mamba,
     "FalconMambaForCausalLM": falcon_mamba,
     "Mamba2ForCausalLM": mamba2,
+    "YoutuForCausalLM": youtu,
 }
 
 

@@ -1,0 +1,12 @@
+"""Youtu: a dense model with latent attention."""
+
+from weft.engine.models.families.family import FamilySwitches
+from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.latent import read_latent
+
+
+def youtu(fields: Fields) -> FamilySwitches:
+    """The rotary embedding is that of the rotary part of heads."""
+    latent = read_latent(fields)
+    num_layers = fields.integer("num_hidden_layers")
+    return FamilySwitches(mixers=(latent,) * num_layers, head_dim=latent.rotary, ties_embeddings=True)
