@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.compare.report import format_value
-from docs.architectures import render_architectures
+from docs.architectures import render_architectures, render_data
 from docs.formats import render_formats
 from docs.structure import render_modules, render_reading_path
 from weft.server.request.fields_table import render_table as render_parameters
@@ -45,13 +45,17 @@ def render_figures(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+TABLE = ROOT / "tests/architectures/table.json"
+DATA = ROOT / "server/terminal/architectures.json"
+"""What `weft models` prints."""
+
 PARTS: dict[str, Callable[[], str]] = {
     "formats": render_formats,
     "parameters": render_parameters,
     "settings": render_settings,
     "reading-path": partial(render_reading_path, ROOT),
     "modules": partial(render_modules, ROOT),
-    "architectures": partial(render_architectures, ROOT / "tests/architectures/table.json"),
+    "architectures": partial(render_architectures, TABLE),
     "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),
     "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
 }
@@ -60,3 +64,4 @@ PARTS: dict[str, Callable[[], str]] = {
 if __name__ == "__main__":
     for path in PAGES:
         path.write_text(update(path.read_text(encoding="utf-8"), PARTS), encoding="utf-8")
+    DATA.write_text(render_data(TABLE), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The `weft` command: `serve`, `chat`, `plan`, `doctor`, `config`.
+"""The `weft` command: `serve`, `chat`, `plan`, `models`, `doctor`, `config`.
 
 Owns the command line's syntax; `__main__` runs it. Flags are generated from `Settings`. Their values stay text and are
 checked together with environment and file. A fault is one line on stderr and exit code 2. Imports little, so that
@@ -134,6 +134,14 @@ def plan(resolved: Resolved) -> None:
     settings = settings.model_copy(update={"speculative": draft})
     options = msgspec.json.encode(engine_options(settings, model))
     raise typer.Exit(subprocess.run(python_command("weft.engine.run.print_plan"), input=options).returncode)
+
+
+@app.command()
+def models() -> None:
+    """List the architectures of transformers, and how each is served or why it is not."""
+    from weft.server.terminal.models import describe_models
+
+    print(describe_models())
 
 
 @app.command()

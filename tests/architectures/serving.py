@@ -13,6 +13,7 @@ from tests.architectures.checkpoints import NUM_OUTPUT_TOKENS, Golden, golden
 from tests.engine.test_golden import PreemptingScheduler, run
 from weft.engine.core.engine import Engine
 from weft.engine.core.scheduler import Scheduler
+from weft.engine.fallback.contexts import ContextBackend
 from weft.engine.models.families.registry import identify
 from weft.engine.run.model_runner import LaunchedStep
 from weft.engine.run.startup import Started, start
@@ -21,6 +22,7 @@ from weft.engine.shared.messages import AddRequest, EngineOptions, TokensInput
 from weft.engine.shared.sampling_params import SamplingParams
 
 NATIVE, TRANSFORMERS, REFUSED = "native", "transformers", "refused"
+BY_REQUEST = "request by request, with caches of its own"
 _CACHE_BYTES = 16 << 20
 
 
@@ -34,7 +36,8 @@ class Served:
 
     Attributes:
         outcome: native, transformers or refused.
-        detail: If it was served, whether repeated prompts were found in the prefix cache; else the engine's message.
+        detail: If it was served, whether repeated prompts were found in the prefix cache, or that there is none because
+            each request runs alone; else the engine's message.
     """
 
     outcome: str
@@ -64,6 +67,8 @@ def serve(folder: Path, expected: Golden | None = None) -> Served:
     _check(narrow, expected, "in chunks, two choices", num_choices=2)
     assert narrow.scheduler.counters.num_preemptions > 0, "nothing was preempted"
     outcome = TRANSFORMERS if identify(folder).switches is None else NATIVE
+    if wide.info.attention_backend == ContextBackend.name:
+        return Served(outcome, BY_REQUEST)
     return Served(outcome, "prefix cache" if is_found else "no prefix cache")
 
 

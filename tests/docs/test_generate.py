@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from docs.generate import PAGES, PARTS, ROOT, render_figures, update
+from docs.architectures import render_data
+from docs.generate import DATA, PAGES, PARTS, ROOT, TABLE, render_figures, update
 from weft.server.request.fields import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
 from weft.server.request.fields_table import treatments
 from weft.server.schemas.chat_completions import ChatCompletionBody
@@ -71,3 +72,7 @@ def test_the_parameters_table_says_accepted_of_what_is_reported(
         if ignored_fields(body.model_construct(**{name: value}), refused, strict=False) == [name]
     }
     assert {name for name, treatment in treatments(body, refused).items() if treatment == "accepted"} == ignored
+
+
+def test_what_weft_models_prints_is_up_to_date() -> None:
+    assert DATA.read_text(encoding="utf-8") == render_data(TABLE), "run `make docs`"

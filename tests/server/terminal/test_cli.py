@@ -94,6 +94,13 @@ def test_help_names_every_flag_and_version_is_short() -> None:
     assert "serve" in weft().stdout
 
 
+def test_models_lists_every_architecture_and_why_it_is_refused() -> None:
+    text = weft("models").stdout
+    assert text.startswith("Of 189 model types in transformers ")
+    assert re.search(r"\nserved by Weft's own layers \(\d+\)\n  .*\bllama\b", text, re.DOTALL)
+    assert re.search(r"\nno decoder: an encoder, which sees what follows a token \(\d+\)\n  bert, big_bird, ", text)
+
+
 def test_command_line_imports_neither_tensors_nor_the_web() -> None:
     code = (
         "import sys, weft.server.__main__, weft.server.terminal.cli\n"
