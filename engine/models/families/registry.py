@@ -14,6 +14,7 @@ from weft.engine.models.families.gpt2 import biogpt, gpt2, gpt_bigcode, opt, sta
 from weft.engine.models.families.gpt_neox import falcon, gpt_neox, gptj, nemotron, persimmon, phi, stablelm
 from weft.engine.models.families.granite import granite, hyperclovax
 from weft.engine.models.families.hunyuan import hunyuan_v1_dense
+from weft.engine.models.families.hybrids import bamba, falcon_h1, granite_hybrid, jamba, nemotron_h
 from weft.engine.models.families.lfm2 import lfm2
 from weft.engine.models.families.llama import arcee, cwm, ernie4_5, helium, jais2, llama, seed_oss, smollm3
 from weft.engine.models.families.mamba import falcon_mamba, mamba, mamba2
@@ -85,6 +86,11 @@ FAMILIES: Mapping[str, Family] = {
     "FalconMambaForCausalLM": falcon_mamba,
     "Mamba2ForCausalLM": mamba2,
     "YoutuForCausalLM": youtu,
+    "FalconH1ForCausalLM": falcon_h1,
+    "BambaForCausalLM": bamba,
+    "GraniteMoeHybridForCausalLM": granite_hybrid,
+    "JambaForCausalLM": jamba,
+    "NemotronHForCausalLM": nemotron_h,
 }
 
 
