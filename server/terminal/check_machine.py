@@ -2,6 +2,7 @@
 
 from weft.server.http.connections import SHARE_OF_FILES
 from weft.server.terminal.finding import Finding, gigabytes
+from weft.server.text.tokenizer_files import TOKENIZER_KINDS
 
 MIN_FREE_BYTES = 10**9
 MIN_SHARED_BYTES = 64 << 20
@@ -32,7 +33,8 @@ def check_port(host: str, port: int, fault: str | None, owner: str | None) -> Fi
 
 def check_folder(folder: str, names: list[str]) -> Finding:
     """A local model, judged by the names of its files."""
-    lacking = [name for name in ("config.json", "tokenizer.json") if name not in names]
+    lacking = [] if "config.json" in names else ["config.json"]
+    lacking += [] if any(set(kind) <= set(names) for kind in TOKENIZER_KINDS) else ["tokenizer.json"]
     lacking += [] if any(name.endswith(".safetensors") for name in names) else ["weights (*.safetensors)"]
     if not lacking:
         return Finding("model", "ok", folder)

@@ -3,7 +3,7 @@
 Owns the loaded vocabulary, the special tokens and the chat templates. Invariant: ids equal those of `transformers` for
 the same files, except that the text of a control token inside a message stays text (see `shield`). Several threads may
 call everything here at once; texts are encoded without holding the interpreter lock. A checkpoint without
-tokenizer.json is refused.
+tokenizer.json gets one from `tokenizer_files`.
 """
 
 import json
@@ -28,6 +28,7 @@ from weft.server.text.shield import Shield
 from weft.server.text.template_files import read_chat_templates
 from weft.server.text.text_tokenizer import Detokenizer
 from weft.server.text.token_bytes import read_token_table
+from weft.server.text.tokenizer_files import TokenizerFilesError, tokenizer_folder
 
 # The library's thread pool is for batches. Here each text has a thread already, and the engine needs the cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -78,11 +79,13 @@ class Tokenizer:
         """Read a checkpoint in Hugging Face layout, as transformers 4 or 5 wrote it.
 
         Raises:
-            TokenizerError: tokenizer.json is missing, or a file cannot be read.
+            TokenizerError: There is no tokenizer, or a file cannot be read.
         """
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise TokenizerError(f"{folder} has no tokenizer.json; other tokenizer formats are not supported")
+        try:
+            made = tokenizer_folder(folder)
+        except TokenizerFilesError as error:
+            raise TokenizerError(str(error)) from error
+        file = made / "tokenizer.json"
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing more precise
@@ -91,7 +94,8 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
-        declared = {**_read_json(folder / "special_tokens_map.json"), **config}
+        maps = (_read_json(each / "special_tokens_map.json") for each in (made, folder))
+        declared = {name: text for each in (*maps, config) for name, text in each.items()}
         special_tokens = {
             name: text for name in _SPECIAL_NAMES if (text := _token_text(declared.get(name))) is not None
         }

@@ -33,8 +33,8 @@ _REFERENCES = [
 _HELLO = [{"role": "user", "content": "hello"}]
 
 
-def test_a_checkpoint_without_tokenizer_json_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"^.* has no tokenizer\.json; .*$"):
+def test_a_checkpoint_without_a_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"^.* has no tokenizer\.json, tekken\.json, .*$"):
         Tokenizer.load(tmp_path)
 
 
