@@ -96,6 +96,6 @@ def multiply_groups(
         ROWS=block_rows,
         OUTS=64,
         BLOCK=64,
-        num_warps=4,
+        num_warps=4 if block_rows == 16 else 8,  # 4 would keep registers of 64 rows in memory
     )
     return outputs

@@ -31,16 +31,19 @@ def multiply_groups(
         is_own = numbers == expert
         first = tl.sum(tl.where(is_own, starts + (block - last_blocks + blocks) * ROWS, 0), 0)
         stop = tl.sum(tl.where(is_own, stops, 0), 0)
-        rows = (first + tl.arange(0, ROWS)).to(tl.int64)
+        rows = tl.arange(0, ROWS)
         outs = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
-        is_row, is_out = rows < stop, outs < num_outs
+        is_row, is_out = rows < stop - first, outs < num_outs
+        sources, targets = inputs + first.to(tl.int64) * columns, outputs + first.to(tl.int64) * num_outs
         matrix = weight + expert.to(tl.int64) * num_outs * columns
         sums = tl.zeros([ROWS, OUTS], tl.float32)
         for start in range(0, columns, BLOCK):
             places = start + tl.arange(0, BLOCK)
             is_inside = places < columns
             values = tl.load(
-                inputs + rows[:, None] * columns + places[None, :], mask=is_row[:, None] & is_inside[None, :], other=0.0
+                sources + rows[:, None] * columns + places[None, :],
+                mask=is_row[:, None] & is_inside[None, :],
+                other=0.0,
             )
             factors = tl.load(
                 matrix + outs[None, :] * columns + places[:, None], mask=is_out[None, :] & is_inside[:, None], other=0.0
@@ -48,7 +51,7 @@ def multiply_groups(
             sums = tl.dot(values, factors, sums, input_precision="ieee")
         if HAS_BIAS:
             sums += tl.load(bias + expert * num_outs + outs, mask=is_out, other=0.0).to(tl.float32)[None, :]
-        targets = outputs + rows[:, None] * num_outs + outs[None, :]
+        targets += rows[:, None] * num_outs + outs[None, :]
         tl.store(targets, sums.to(outputs.dtype.element_ty), mask=is_row[:, None] & is_out[None, :])
 
 

@@ -56,6 +56,7 @@ class ExpertSwitches(FeedForwardSwitches):
         router_bias, expert_bias, shared_bias: Whether these have biases.
         is_transposed: Whether the checkpoint has the matrices of experts as (inputs, outputs).
         is_interleaved: Whether the checkpoint has the outputs of gate and up in turn.
+        has_correction_row: Whether the checkpoint has the correction bias as (1, num_experts).
         scales_inputs: Shares multiply the inputs of experts, not their outputs.
     """
 
@@ -70,6 +71,7 @@ class ExpertSwitches(FeedForwardSwitches):
     shared_bias: bool = False
     is_transposed: bool = False
     is_interleaved: bool = False
+    has_correction_row: bool = False
     scales_inputs: bool = False
 
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
@@ -84,7 +86,8 @@ class ExpertSwitches(FeedForwardSwitches):
         order = RowOrder(self.size, (1, 1)) if self.is_interleaved else None
         gate_up = self._matrix(layer, names.gate_up, (self.size,) * gating.num_parts, hidden, order)
         down = self._matrix(layer, (names.down,), (hidden,), self.size)
-        correction = TensorRef(f"{layer}.{names.correction}", (count,), dtype=torch.float32)
+        shape = (1, count) if self.has_correction_row else (count,)
+        correction = TensorRef(f"{layer}.{names.correction}", shape, dtype=torch.float32)
         scales = TensorRef(f"{layer}.{names.expert_scales}", (count,), dtype=torch.float32)
         return ExpertsSpec(
             router=TensorRef(f"{layer}.{names.router}.weight", (count, hidden)),
@@ -138,23 +141,50 @@ def on_layers(
     return tuple(switches if has_experts(layer) else None for layer in range(fields.integer("num_hidden_layers")))
 
 
-def corrected(fields: Fields, num_experts: int, *, num_groups: int = 1, num_best_groups: int = 1) -> ExpertSwitches:
+def deepseek_v2_experts(fields: Fields) -> ExpertSwitches:
+    """Softmax scores that are not divided by their sum; groups, if any, count by their best expert."""
+    method, size = fields.optional_text("topk_method") or "greedy", fields.integer("moe_intermediate_size", 1407)
+    if method not in ("greedy", "group_limited_greedy"):
+        raise fields.wrong("topk_method", "greedy or group_limited_greedy")
+    is_limited = method == "group_limited_greedy"
+    return ExpertSwitches(
+        num_experts=fields.integer("n_routed_experts", 64),
+        size=size,
+        routing=TopK(
+            fields.integer("num_experts_per_tok"),
+            num_groups=fields.integer("n_group") if is_limited else 1,
+            num_best_groups=fields.integer("topk_group") if is_limited else 1,
+            scale=fields.number("routed_scaling_factor", 1.0),
+        ),
+        shared_size=fields.integer("n_shared_experts", 2) * size,
+    )
+
+
+def corrected(
+    fields: Fields,
+    num_experts: int,
+    num_groups: int = 1,
+    num_best_groups: int = 1,
+    *,
+    divides: bool = True,
+    scale: float = 1.0,
+) -> ExpertSwitches:
     """Experts as in DeepSeek V3: sigmoid scores, a correction bias, groups, shared experts.
 
     The arguments are what the family takes for granted where config.json says nothing.
     """
     size = fields.integer("moe_intermediate_size")
     return ExpertSwitches(
-        num_experts=num_experts,
+        num_experts=fields.integer("n_routed_experts", num_experts),
         size=size,
         routing=TopK(
             fields.integer("num_experts_per_tok"),
             scores="sigmoid",
-            divides=fields.flag("norm_topk_prob", True),
+            divides=fields.flag("norm_topk_prob", divides),
             num_groups=fields.integer("n_group", num_groups),
             num_best_groups=fields.integer("topk_group", num_best_groups),
             num_in_rank=2,
-            scale=fields.number("routed_scaling_factor", 1.0),
+            scale=fields.number("routed_scaling_factor", scale),
         ),
         names=CORRECTED,
         shared_size=fields.integer("n_shared_experts", 1) * size,

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from weft.engine.layers.routing import TopK
+from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
 from weft.engine.models.families.family import FamilySwitches, Norms
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.llama import llama
@@ -29,4 +31,27 @@ def hyperclovax(fields: Fields) -> FamilySwitches:
         norms=Norms.AROUND if fields.flag("use_post_norm", True) else Norms.BEFORE,
         attention_scale=fields.number("attention_multiplier", head_dim**-0.5),
         logit_scale=fields.number("logits_scaling", 1.0),
+    )
+
+
+def granitemoe(fields: Fields) -> FamilySwitches:
+    """Experts, all in one tensor, whose shares are the softmax of the chosen; one may be for all tokens."""
+    experts = ExpertSwitches(
+        num_experts=fields.integer("num_local_experts", 8),
+        size=fields.integer("intermediate_size"),
+        routing=TopK(fields.integer("num_experts_per_tok", 2), scores=None, shares="softmax"),
+        names=ExpertNames(
+            router="block_sparse_moe.router.layer",
+            gate_up=("block_sparse_moe.input_linear",),
+            down="block_sparse_moe.output_linear",
+            shared_gate_up=("shared_mlp.input_linear",),
+            shared_down="shared_mlp.output_linear",
+        ),
+        shared_size=fields.integer("shared_intermediate_size", 0),
+    )
+    return replace(
+        granite(fields),
+        attention_scale=fields.number("attention_multiplier", 1.0),
+        mlp_bias=False,
+        feed_forwards=on_layers(fields, experts),
     )

@@ -1,7 +1,9 @@
-"""Hunyuan, dense: QK-norm behind the rotary embedding."""
+"""Hunyuan: QK-norm behind the rotary embedding."""
 
 from dataclasses import replace
 
+from weft.engine.layers.routing import TopK
+from weft.engine.models.families.experts import ExpertNames, ExpertSwitches
 from weft.engine.models.families.family import FamilySwitches, QKNorm
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.llama import llama
@@ -14,3 +16,22 @@ def hunyuan_v1_dense(fields: Fields) -> FamilySwitches:
     return replace(
         llama(fields), names=names, mlp_bias=False, qk_norm=QKNorm(is_last=True), defaults={"rms_norm_eps": 1e-5}
     )
+
+
+def hunyuan_v1_moe(fields: Fields) -> FamilySwitches:
+    """The same with experts, of which each layer may have and choose another number, and one for all tokens."""
+    size, num_layers = fields.integer("intermediate_size"), fields.integer("num_hidden_layers")
+    counts, chosen = (
+        values * num_layers if len(values) == 1 else values
+        for values in (fields.integers("num_experts") or (1,), fields.integers("moe_topk") or (1,))
+    )
+    names = ExpertNames(
+        router="mlp.gate.wg",
+        shared_gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+        shared_down="mlp.shared_mlp.down_proj",
+    )
+    experts = tuple(
+        ExpertSwitches(count, size, TopK(best, divides=True), names, shared_size=size)
+        for count, best in zip(counts, chosen, strict=True)
+    )
+    return replace(hunyuan_v1_dense(fields), feed_forwards=experts)

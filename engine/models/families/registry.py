@@ -12,8 +12,8 @@ from weft.engine.models.families.gemma import gemma, gemma2, gemma3, vaultgemma
 from weft.engine.models.families.glm import glm, glm4
 from weft.engine.models.families.gpt2 import biogpt, gpt2, gpt_bigcode, opt, starcoder2
 from weft.engine.models.families.gpt_neox import falcon, gpt_neox, gptj, nemotron, persimmon, phi, stablelm
-from weft.engine.models.families.granite import granite, hyperclovax
-from weft.engine.models.families.hunyuan import hunyuan_v1_dense
+from weft.engine.models.families.granite import granite, granitemoe, hyperclovax
+from weft.engine.models.families.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from weft.engine.models.families.hybrids import bamba, falcon_h1, granite_hybrid, jamba, nemotron_h
 from weft.engine.models.families.lfm2 import lfm2
 from weft.engine.models.families.llama import arcee, cwm, ernie4_5, helium, jais2, llama, seed_oss, smollm3
@@ -27,6 +27,14 @@ from weft.engine.models.families.qwen2 import qwen2
 from weft.engine.models.families.qwen3 import qwen3
 from weft.engine.models.families.qwen3_next import qwen3_5
 from weft.engine.models.families.qwen_moe import flex_olmo, olmoe, qwen2_moe, qwen3_moe
+from weft.engine.models.families.sigmoid_moe import (
+    dots1,
+    ernie4_5_moe,
+    exaone_moe,
+    glm4_moe,
+    hy_v3,
+    solar_open,
+)
 from weft.engine.models.families.wrappers import text_half
 from weft.engine.models.families.youtu import youtu
 from weft.engine.shared.errors import ModelError
@@ -91,6 +99,15 @@ FAMILIES: Mapping[str, Family] = {
     "GraniteMoeHybridForCausalLM": granite_hybrid,
     "JambaForCausalLM": jamba,
     "NemotronHForCausalLM": nemotron_h,
+    "Glm4MoeForCausalLM": glm4_moe,
+    "Dots1ForCausalLM": dots1,
+    "SolarOpenForCausalLM": solar_open,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe,
+    "ExaoneMoeForCausalLM": exaone_moe,
+    "HYV3ForCausalLM": hy_v3,
+    "GraniteMoeForCausalLM": granitemoe,
+    "GraniteMoeSharedForCausalLM": granitemoe,
+    "HunYuanMoEV1ForCausalLM": hunyuan_v1_moe,
 }
 
 

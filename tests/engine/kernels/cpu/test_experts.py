@@ -12,7 +12,7 @@ from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.kernels.torch.experts import TorchExperts
 from weft.engine.layers.routing import Gating
 
-ROWS = (1, 2, 3, 5, 17, 40, 64)
+ROWS = (1, 2, 5, 17, 64)
 CPU = torch.device("cpu")
 
 
