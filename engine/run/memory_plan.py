@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV
+from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV, StateSpec
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
 from weft.engine.shared.errors import ModelError
@@ -127,7 +127,7 @@ def make_plan(
         raise ModelError(
             f"kv_cache_memory is {format_size(kv_bytes)}, but only {format_size(max(free_bytes, 0))} are free"
         )
-    max_num_seqs, num_kept_states = _divide_states(config, state_bytes, kv_bytes, has_blocks=block_bytes > 0)
+    max_num_seqs, num_kept_states = _divide_states(config, groups, kv_bytes)
     states_bytes = (max_num_seqs + num_kept_states + 1) * state_bytes
     blocks_per_request = -(-config.max_model_len // config.block_size)
     num_blocks = max_num_seqs * blocks_per_request + 1
@@ -161,15 +161,9 @@ def make_plan(
     )
 
 
-def _divide_states(config: EngineConfig, state_bytes: int, kv_bytes: int, *, has_blocks: bool) -> tuple[int, int]:
-    """How many requests run at once, and how many states are kept besides.
-
-    Args:
-        state_bytes: Of one request, over all layers.
-        kv_bytes: Of the whole cache.
-        has_blocks: Whether the cache needs memory for blocks, too.
-    """
-    max_num_seqs = config.max_num_seqs
+def _divide_states(config: EngineConfig, groups: Sequence[CacheGroup[CacheSpec]], kv_bytes: int) -> tuple[int, int]:
+    """How many requests run at once, and how many states are kept besides, in a cache of kv_bytes."""
+    max_num_seqs, state_bytes = config.max_num_seqs, sum(group.request_bytes for group in groups)
     if not state_bytes:
         return max_num_seqs, 0
     if config.options.max_num_seqs is None:
@@ -177,8 +171,12 @@ def _divide_states(config: EngineConfig, state_bytes: int, kv_bytes: int, *, has
         if max_num_seqs < config.max_num_seqs:
             size = format_size(state_bytes)
             logger.warning("at most %d requests run at once, since the states of one take %s", max_num_seqs, size)
-    left = max(kv_bytes - (max_num_seqs + 1) * state_bytes, 0) * (_SHARE_OF_KEPT_STATES if has_blocks else 1.0)
-    return max_num_seqs, min(int(left) // state_bytes, _MOST_KEPT_STATES * max_num_seqs)
+    kinds = {type(group.spec) for group in groups}
+    if StateSpec not in kinds:  # an object of a module is never copied
+        return max_num_seqs, 0
+    left = max(kv_bytes - (max_num_seqs + 1) * state_bytes, 0)
+    share = 1.0 if kinds == {StateSpec} else _SHARE_OF_KEPT_STATES
+    return max_num_seqs, min(int(left * share) // state_bytes, _MOST_KEPT_STATES * max_num_seqs)
 
 
 def estimate_activations_bytes(model: ModelFacts, config: EngineConfig, specs: Iterable[CacheSpec]) -> int:

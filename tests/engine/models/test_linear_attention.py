@@ -1,12 +1,15 @@
 """Hybrids of linear attention, short convolutions and gated attention against a full forward pass of transformers."""
 
+from functools import wraps
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.architectures import serving
 from tests.architectures.checkpoints import load_reference, write
 from tests.engine.models.test_decoder import Runner, make_prompts
+from weft.engine.run.startup import Started, start
 from weft.engine.weights.refs import RowOrder
 
 
@@ -19,6 +22,21 @@ def test_logprobs_equal_those_of_transformers(name: str, tmp_path: Path) -> None
     for chunk_size in (1, 7, 90):
         for logits, target in zip(Runner(folder).run(prompts, chunk_size), expected, strict=True):
             torch.testing.assert_close(logits.log_softmax(-1), target, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_answers_are_right_from_kept_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again, in chunks, preempted and for choices, with states kept for prompts as short as these."""
+
+    @wraps(start)
+    def started(*args: object, **options: object) -> Started:
+        made = start(*args, **options)  # type: ignore[arg-type]
+        made.engine.scheduler.kv._least_stop = 8
+        return made
+
+    monkeypatch.setattr(serving, "start", started)
+    assert serving.serve(write("qwen3_5_text", tmp_path)).detail == "prefix cache"
 
 
 def test_rows_behind_groups_come_after_the_first_part() -> None:
