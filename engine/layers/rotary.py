@@ -132,8 +132,10 @@ class RotaryTable:
     def __init__(
         self, rope: RopeConfig, head_dim: int, max_model_len: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Compute the table on the CPU in float32, then move it: (max_model_len, 2, 1, head_dim)."""
+        """Compute the table on the CPU in float32, then move it: (max_model_len, 2, 1, head_dim); 1 row for no turn."""
         rotary_dim = head_dim if rope.rotary_dim is None else rope.rotary_dim
+        self._turns = rotary_dim > 0
+        max_model_len = max_model_len if self._turns else 1
         frequencies = 1.0 / (rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / max(rotary_dim, 1)))
         factor = 1.0
         if rope.scaling is not None:
@@ -149,7 +151,7 @@ class RotaryTable:
 
     def gather(self, positions: torch.Tensor) -> torch.Tensor:
         """Cosine and signed sine at positions (num_tokens,): (num_tokens, 2, 1, head_dim)."""
-        return self._rows.index_select(0, positions)
+        return self._rows.index_select(0, positions if self._turns else torch.zeros_like(positions))
 
 
 def rotate(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from tests.architectures import table
 from tests.architectures.checkpoints import load_reference, write
 from tests.architectures.serving import NATIVE
+from tests.architectures.shrink import VOCAB_SIZE
 from weft.engine.cache.specs import group_layers
+from weft.engine.kernels.cpu.library import runnable_variants
 from weft.engine.models.config import load_model_config
 from weft.engine.models.families.registry import identify
 from weft.engine.run.config import resolve
@@ -26,7 +28,8 @@ from weft.engine.shared.messages import EngineOptions
 
 pytestmark = pytest.mark.filterwarnings("default")  # what modules of transformers warn of is no failure here
 
-NUM_TOKENS, BLOCK_SIZE = 40, 8
+NUM_TOKENS, BLOCK_SIZE = 48, 16
+TOKEN_IDS = (torch.arange(NUM_TOKENS) * 7919 + 5) % VOCAB_SIZE
 
 FAMILIES = [name for name, entry in table.load()["entries"].items() if entry["outcome"] == NATIVE]
 
@@ -96,21 +99,27 @@ SIZES = {
 
 
 @torch.inference_mode()
-def check(folder: Path) -> None:
-    """Compare the log-probabilities of one prompt."""
+def logits(folder: Path, dtype: str) -> torch.Tensor:
+    """Of `TOKEN_IDS`: (NUM_TOKENS, vocab_size)."""
     model = load_model_config(folder)
-    options = EngineOptions(model=str(folder), device="cpu", dtype="float32", block_size=BLOCK_SIZE)
+    options = EngineOptions(model=str(folder), device="cpu", dtype=dtype, block_size=BLOCK_SIZE)
     config = resolve(options, model)
-    decoder = plan_model(model, config).load(folder, lambda done, total: None)
+    plan = plan_model(model, config)
+    assert ("native" in plan.name) is (dtype == "bfloat16")
+    decoder = plan.load(folder, lambda done, total: None)
     groups = group_layers(decoder.cache_specs)
     batch = dummy_batch(NUM_TOKENS, [group.spec for group in groups], BLOCK_SIZE, 1)
     caches = make_caches(groups, 1 + NUM_TOKENS // BLOCK_SIZE, config, model.num_heads)
-    token_ids = (torch.arange(NUM_TOKENS) * 7919 + 5) % model.vocab_size
-    hidden = decoder.forward(token_ids, torch.from_numpy(batch.positions), caches.begin(batch))
-    ours = decoder.compute_logits(hidden).log_softmax(-1)
-    expected = load_reference(folder)(token_ids[None], use_cache=False).logits[0].log_softmax(-1)
+    hidden = decoder.forward(TOKEN_IDS, torch.from_numpy(batch.positions), caches.begin(batch))
+    return decoder.compute_logits(hidden).clone()
+
+
+@torch.inference_mode()
+def check(folder: Path) -> None:
+    """Compare log-probabilities with those of transformers."""
+    expected = load_reference(folder)(TOKEN_IDS[None], use_cache=False).logits[0].log_softmax(-1)
     assert expected.std() > 0.1
-    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits(folder, "float32").log_softmax(-1), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -121,6 +130,18 @@ def test_log_probabilities_equal_those_of_transformers(tmp_path: Path, name: str
 @pytest.mark.parametrize(("name", "changes"), VARIANTS)
 def test_variants_of_a_family(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     check(write(name, tmp_path / name, changes))
+
+
+@pytest.mark.parametrize("name", ["cohere2", "exaone4", "gemma3_text", "glm", "gpt2", "gpt_neox", "hunyuan_v1_dense"])
+@pytest.mark.skipif(not runnable_variants(), reason="no native kernels")
+def test_native_kernels_compute_the_same_in_bfloat16(tmp_path: Path, name: str) -> None:
+    """Their heads are as wide as the kernels ask for, which those of other tests are not."""
+    sizes = {"n_embd": 128} if name == "gpt2" else {"hidden_size": 128}
+    heads = {"head_dim": 32} if "head_dim" in CONFIG_MAPPING[name]().to_dict() else {}
+    folder = write(name, tmp_path / name, {**sizes, **heads})
+    exact = logits(folder, "float32")
+    errors = (logits(folder, "bfloat16") - exact) / exact.std(-1, keepdim=True)
+    assert errors.square().mean().sqrt() < 0.05
 
 
 @pytest.mark.parametrize(("name", "changes"), MODULES)
