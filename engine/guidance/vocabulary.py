@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from weft.engine.guidance.compiler import InvalidGrammarError
+from weft.engine.shared.tokenizer_files import TokenizerFilesError, tokenizer_folder
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -36,13 +37,14 @@ def load_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
         eos_token_ids: Allowed where a grammar accepts.
 
     Raises:
-        InvalidGrammarError: There is no tokenizer.json, or it cannot be used.
+        InvalidGrammarError: There is no tokenizer, or it cannot be used.
     """
     import llguidance  # here, because most engines never see a grammar
 
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise InvalidGrammarError("a grammar needs the tokenizer.json of the model, and this checkpoint has none")
+    try:
+        file = tokenizer_folder(folder) / "tokenizer.json"
+    except TokenizerFilesError as error:
+        raise InvalidGrammarError(f"a grammar needs a tokenizer: {error}") from error
     try:
         text = _declare_special(file.read_text(encoding="utf-8"), list(_declared(folder)))
         return llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)

@@ -1,8 +1,8 @@
 """Checks of the machine and the model for `weft doctor`. Each takes facts and returns a finding."""
 
+from weft.engine.shared.tokenizer_files import TOKENIZER_KINDS
 from weft.server.http.connections import SHARE_OF_FILES
 from weft.server.terminal.finding import Finding, gigabytes
-from weft.server.text.tokenizer_files import TOKENIZER_KINDS
 
 MIN_FREE_BYTES = 10**9
 MIN_SHARED_BYTES = 64 << 20

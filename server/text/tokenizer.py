@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import tokenizers
 
+from weft.engine.shared.tokenizer_files import TokenizerFilesError, tokenizer_folder
 from weft.server.text.chat_template import (
     RESERVED_NAMES,
     ChatTemplateError,
@@ -28,7 +29,6 @@ from weft.server.text.shield import Shield
 from weft.server.text.template_files import read_chat_templates
 from weft.server.text.text_tokenizer import Detokenizer
 from weft.server.text.token_bytes import read_token_table
-from weft.server.text.tokenizer_files import TokenizerFilesError, tokenizer_folder
 
 # The library's thread pool is for batches. Here each text has a thread already, and the engine needs the cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

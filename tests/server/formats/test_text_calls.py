@@ -90,6 +90,9 @@ def test_however_an_output_is_cut_it_says_the_same(
 
 
 _SHREDS = {
+    "minimax_m2": '<minimax:tool_call> </minimax:tool_call> <invoke name=" get ping"> "> </invoke> <parameter name=" '
+    "key limit </parameter>",
+    "olmo3": "<function_calls> </function_calls> get( ping( key= limit= ) , ' [ ] \\n null 1",
     "qwen3_coder": "<tool_call> </tool_call> <function= get> ping> </function> <parameter= key> limit> </parameter>",
     "glm_4_6": "<tool_call> </tool_call> get get_all ping <arg_key> key limit </arg_key> <arg_value> </arg_value>",
     "llama_4": "<|python_start|> <|python_end|> [ [get( [ping( key= limit= ) ] { } : , ' \" \\ \\u00 ''' None 1",
@@ -172,7 +175,7 @@ def test_a_long_argument_takes_linear_time(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(WRITERS))
 @BOTH
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(calls=CALLS)
 def test_the_grammar_accepts_every_call(name: str, vocabulary: str, calls: list[Call]) -> None:
     """Arguments in the order of the schema; a marker in a value of a model that has it as a token cannot be written."""

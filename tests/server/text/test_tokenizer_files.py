@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import regex
 import sentencepiece
+from llguidance import LLMatcher
 from transformers import GPT2Tokenizer
 
 from tests.tokenizers_for_tests import byte_level, training_text
-from weft.server.text import convert_tokenizer, tokenizer_files
+from weft.engine.guidance.vocabulary import load_vocabulary
+from weft.engine.shared import convert_tokenizer, tokenizer_files
 from weft.server.text.tokenizer import Tokenizer, TokenizerError
 
 TEXTS = (
@@ -81,6 +83,9 @@ def test_a_sentencepiece_model_does_what_sentencepiece_does(tmp_path: Path, kind
         assert _streamed(tokenizer, token_ids) == reference.decode(token_ids)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (reference.bos_id(), reference.eos_id())
     if options:
+        matcher = LLMatcher(load_vocabulary(tmp_path, 600, [reference.eos_id()]), 'start: "true"')  # the engine's
+        assert matcher.try_consume_tokens(tokenizer.encode_continuation("true")) > 0
+        assert matcher.is_accepting()
         assert tokenizer.encode("a<turn>b") == [reference.bos_id(), *reference.encode("a<turn>b")]
     assert tokenizer.is_special(reference.eos_id())
     assert not tokenizer.is_special(reference.piece_to_id("<turn>"))

@@ -1,6 +1,6 @@
-"""Makes a tokenizer.json from another kind of tokenizer: `python -m weft.server.text.convert_tokenizer`.
+"""Makes a tokenizer.json from another kind of tokenizer: `python -m weft.engine.shared.convert_tokenizer`.
 
-The only module of the server that imports transformers, so it runs in a process of its own. A SentencePiece model
+It imports transformers, which a server must not, so it runs in a process of its own. A SentencePiece model
 becomes what SentencePiece itself does with it, with one exception, as in transformers: text that begins with a space
 gets no second one as a prefix. So text after a control token needs no exception.
 """

@@ -53,7 +53,7 @@ def _make(folder: Path, name: str, made: Path) -> None:
     with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
         out = Path(scratch) / "made"
         out.mkdir()
-        command = [sys.executable, "-P", "-m", "weft.server.text.convert_tokenizer", str(folder), name, str(out)]
+        command = [sys.executable, "-P", "-m", "weft.engine.shared.convert_tokenizer", str(folder), name, str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ["the converter was killed"])[-1]
