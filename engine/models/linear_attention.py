@@ -10,6 +10,7 @@ from typing_extensions import override
 from weft.engine.cache.specs import StateSpec
 from weft.engine.layers.block import Attention, Mixer
 from weft.engine.layers.convolution import CausalConvolution
+from weft.engine.layers.gated import ACTIVATIONS
 from weft.engine.layers.gated_attention import GatedAttention
 from weft.engine.layers.gated_delta import (
     DeltaProjections,
@@ -18,12 +19,14 @@ from weft.engine.layers.gated_delta import (
     LowRankProjections,
     SplitProjections,
 )
+from weft.engine.layers.gated_recurrence import GatedRecurrence, recurrent_unit
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.short_convolution import ShortConvolution
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.families.linear_attention import (
     DeltaSwitches,
     GatedAttentionSwitches,
+    GatedRecurrenceSwitches,
     ShortConvolutionSwitches,
 )
 from weft.engine.models.specs import AttentionSpec, MixerSpec, NormSpec, OutputSpec, PartSpec
@@ -132,6 +135,32 @@ class ShortConvolutionSpec(MixerSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class GatedRecurrenceSpec(MixerSpec):
+    """`GatedRecurrence`; gates are those of inputs and of decays."""
+
+    inputs: WeightRef
+    convolution: ConvolutionSpec
+    gate_weights: tuple[TensorRef, ...]
+    gate_biases: tuple[TensorRef, ...]
+    rate: TensorRef
+    activation: str
+    output: OutputSpec
+    state: StateSpec
+
+    @override
+    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
+        weights, biases = (tuple(map(reader.tensor, refs)) for refs in (self.gate_weights, self.gate_biases))
+        return GatedRecurrence(
+            kit.linear(self.inputs, reader),
+            self.convolution.build(kit, reader),
+            recurrent_unit(weights, biases, reader.tensor(self.rate)),
+            ACTIVATIONS[self.activation],
+            self.output.build(kit, reader),
+            first_cache,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GatedAttentionSpec(MixerSpec):
     """`GatedAttention`; the matrix of attention makes the gate, too."""
 
@@ -197,6 +226,27 @@ def short_convolution_spec(
         WeightRef((f"{prefix}.in_proj",), (hidden,) * 3, hidden, has_bias),
         convolution_spec(f"{prefix}.conv", hidden, switches.kernel, has_bias, has_silu=False),
         output_spec(config, output, output_norm),
+    )
+
+
+def gated_recurrence_spec(
+    switches: GatedRecurrenceSwitches, config: ModelConfig, prefix: str, output_norm: NormSpec | None
+) -> GatedRecurrenceSpec:
+    """Griffin's recurrence whose tensors have this prefix."""
+    hidden, width, num_blocks = config.hidden_size, switches.width, config.num_heads
+    size, unit = width // num_blocks, f"{prefix}.rg_lru"
+    names = (f"{prefix}.linear_x", f"{prefix}.linear_y")
+    gates = (f"{unit}.input_gate", f"{unit}.recurrent_gate")
+    output = WeightRef((f"{prefix}.linear_out",), (hidden,), width, has_bias=True)
+    return GatedRecurrenceSpec(
+        inputs=WeightRef(names, (width, width), hidden, has_bias=True),
+        convolution=convolution_spec(f"{prefix}.conv_1d", width, switches.kernel, has_bias=True, has_silu=False),
+        gate_weights=tuple(TensorRef(f"{gate}_weight", (num_blocks, size, size)) for gate in gates),
+        gate_biases=tuple(TensorRef(f"{gate}_bias", (num_blocks, size)) for gate in gates),
+        rate=TensorRef(f"{unit}.recurrent_param", (width,), dtype=torch.float32),
+        activation=config.activation,
+        output=output_spec(config, output, output_norm),
+        state=StateSpec((width,), torch.float32),
     )
 
 

@@ -1,5 +1,9 @@
-"""LFM2: short convolutions, and attention in some layers."""
+"""LFM2: short convolutions, and attention in some layers; LFM2-MoE has experts."""
 
+from dataclasses import replace
+
+from weft.engine.layers.routing import TopK
+from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
 from weft.engine.models.families.family import FamilySwitches, QKNorm
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.linear_attention import ShortConvolutionSwitches, SizedFeedForward, read_layer_types
@@ -18,8 +22,37 @@ _NAMES = TensorNames(
 )
 
 
+_EXPERTS = ExpertNames(
+    router="feed_forward.gate",
+    gate_up=("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
+    down="feed_forward.experts.{}.w2",
+)
+
+
 def lfm2(fields: Fields) -> FamilySwitches:
-    """By default all layers have attention."""
+    """One dense layer for all tokens, of a size that has to be computed."""
+    feed_forward = SizedFeedForward(_intermediate_size(fields))
+    return replace(_hybrid(fields), feed_forwards=(feed_forward,) * fields.integer("num_hidden_layers"))
+
+
+def lfm2_moe(fields: Fields) -> FamilySwitches:
+    """Experts with sigmoid scores behind the first, dense layers."""
+    routing = TopK(
+        fields.integer("num_experts_per_tok", 4),
+        scores="sigmoid",
+        divides=fields.flag("norm_topk_prob", True),
+        epsilon=1e-6,
+        scale=fields.number("routed_scaling_factor", 1.0),
+    )
+    has_bias = fields.flag("use_expert_bias", True)
+    names = replace(_EXPERTS, correction="feed_forward.expert_bias" if has_bias else "")
+    size, num_experts = fields.integer("moe_intermediate_size", 1792), fields.integer("num_experts", 32)
+    experts, num_dense = ExpertSwitches(num_experts, size, routing, names), fields.integer("num_dense_layers", 2)
+    return replace(_hybrid(fields), feed_forwards=on_layers(fields, experts, lambda layer: layer >= num_dense))
+
+
+def _hybrid(fields: Fields) -> FamilySwitches:
+    """Short convolutions and attention; by default all layers have attention."""
     num_layers = fields.integer("num_hidden_layers")
     attending = fields.integers("full_attn_idxs") if fields.has("full_attn_idxs") else range(num_layers)
     default = tuple(_FULL if layer in attending else _CONVOLUTION for layer in range(num_layers))
@@ -30,7 +63,6 @@ def lfm2(fields: Fields) -> FamilySwitches:
         defaults={"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5},
         qk_norm=QKNorm(),
         mixers=tuple(convolution if layer_type == _CONVOLUTION else None for layer_type in layer_types),
-        feed_forwards=(SizedFeedForward(_intermediate_size(fields)),) * num_layers,
         ties_embeddings=fields.flag("tie_embedding", True),
     )
 

@@ -75,6 +75,25 @@ class ShortConvolutionSwitches(MixerSwitches):
 
 
 @dataclass(frozen=True, slots=True)
+class GatedRecurrenceSwitches(MixerSwitches):
+    """The recurrence of Griffin; see `weft.engine.layers.gated_recurrence`.
+
+    Attributes:
+        width: Channels.
+        kernel: Tokens that the convolution sees.
+    """
+
+    width: int
+    kernel: int
+
+    @override
+    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
+        from weft.engine.models.linear_attention import gated_recurrence_spec
+
+        return gated_recurrence_spec(self, config, f"{layer}.temporal_block", output_norm)
+
+
+@dataclass(frozen=True, slots=True)
 class GatedAttentionSwitches(MixerSwitches):
     """Softmax attention with a gate; see `weft.engine.layers.gated_attention`.
 

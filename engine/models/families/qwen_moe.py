@@ -34,7 +34,7 @@ def qwen2_moe(fields: Fields) -> FamilySwitches:
     return FamilySwitches(
         qkv_bias=fields.flag("qkv_bias", True),
         sliding_windows=(windows_by_type(fields, window) or by_index) if window else (),
-        feed_forwards=_sparse_layers(fields, experts),
+        feed_forwards=sparse_layers(fields, experts),
     )
 
 
@@ -48,7 +48,7 @@ def qwen3_moe(fields: Fields) -> FamilySwitches:
         o_bias=bias,
         qk_norm=QKNorm(),
         sliding_windows=(window,) * fields.integer("num_hidden_layers"),
-        feed_forwards=_sparse_layers(fields, qwen_experts(fields, 128, 8)),
+        feed_forwards=sparse_layers(fields, qwen_experts(fields, 128, 8)),
     )
 
 
@@ -89,7 +89,7 @@ def qwen_experts(fields: Fields, num_experts: int, num_chosen: int) -> ExpertSwi
     )
 
 
-def _sparse_layers(fields: Fields, experts: ExpertSwitches) -> tuple[ExpertSwitches | None, ...]:
+def sparse_layers(fields: Fields, experts: ExpertSwitches) -> tuple[ExpertSwitches | None, ...]:
     """Experts in every decoder_sparse_step-th layer that is not among mlp_only_layers."""
     step, dense = fields.integer("decoder_sparse_step", 1), fields.integers("mlp_only_layers")
     return on_layers(fields, experts, lambda layer: layer not in dense and (layer + 1) % step == 0)

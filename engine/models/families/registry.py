@@ -15,7 +15,7 @@ from weft.engine.models.families.gpt_neox import falcon, gpt_neox, gptj, nemotro
 from weft.engine.models.families.granite import granite, granitemoe, hyperclovax
 from weft.engine.models.families.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from weft.engine.models.families.hybrids import bamba, falcon_h1, granite_hybrid, jamba, nemotron_h
-from weft.engine.models.families.lfm2 import lfm2
+from weft.engine.models.families.lfm2 import lfm2, lfm2_moe
 from weft.engine.models.families.llama import arcee, cwm, ernie4_5, helium, jais2, llama, seed_oss, smollm3
 from weft.engine.models.families.mamba import falcon_mamba, mamba, mamba2
 from weft.engine.models.families.minicpm3 import minicpm3
@@ -25,8 +25,9 @@ from weft.engine.models.families.olmo import olmo, olmo2, olmo3
 from weft.engine.models.families.phi3 import phi3
 from weft.engine.models.families.qwen2 import qwen2
 from weft.engine.models.families.qwen3 import qwen3
-from weft.engine.models.families.qwen3_next import qwen3_5
+from weft.engine.models.families.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next
 from weft.engine.models.families.qwen_moe import flex_olmo, olmoe, qwen2_moe, qwen3_moe
+from weft.engine.models.families.recurrent_gemma import recurrent_gemma
 from weft.engine.models.families.sigmoid_moe import (
     dots1,
     ernie4_5_moe,
@@ -64,6 +65,7 @@ FAMILIES: Mapping[str, Family] = {
     "HyperCLOVAXForCausalLM": hyperclovax,
     "Jais2ForCausalLM": jais2,
     "Lfm2ForCausalLM": lfm2,
+    "Lfm2MoeForCausalLM": lfm2_moe,
     "LlamaForCausalLM": llama,
     "MiniCPM3ForCausalLM": minicpm3,
     "MiniMaxM2ForCausalLM": minimax_m2,
@@ -83,8 +85,11 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen2ForCausalLM": qwen2,
     "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "Qwen3NextForCausalLM": qwen3_next,
+    "RecurrentGemmaForCausalLM": recurrent_gemma,
     "SeedOssForCausalLM": seed_oss,
     "SmolLM3ForCausalLM": smollm3,
     "StableLmForCausalLM": stablelm,

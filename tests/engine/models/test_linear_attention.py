@@ -14,14 +14,15 @@ from weft.engine.weights.refs import RowOrder
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next", "lfm2", "lfm2_moe", "recurrent_gemma"])
 def test_logprobs_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     folder, prompts = write(name, tmp_path), make_prompts(90, 31, 1)
     with torch.inference_mode():
         expected = [load_reference(folder)(prompt[None]).logits[0].log_softmax(-1) for prompt in prompts]
     for chunk_size in (1, 7, 90):
         for logits, target in zip(Runner(folder).run(prompts, chunk_size), expected, strict=True):
-            torch.testing.assert_close(logits.log_softmax(-1), target, atol=1e-4, rtol=0)
+            # The share of the values is for those of unlikely ids, around -9.
+            torch.testing.assert_close(logits.log_softmax(-1), target, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.slow
