@@ -6,7 +6,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from weft.engine.layers.routing import TopK
-from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
+from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, corrected, on_layers
 from weft.engine.models.families.family import FamilySwitches, FeedForwardSwitches, Halves, MixerSwitches, UseModule
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.mamba import Mamba2Switches, MambaSwitches, read_limits, require_silu
@@ -201,10 +201,10 @@ def nemotron_h(fields: Fields) -> FamilySwitches:
     """Blocks of one part each, by hybrid_override_pattern or layers_block_type."""
     names = fields.optional_text("hybrid_override_pattern") or fields.texts("layers_block_type")
     kinds = tuple(_KINDS.get(name, name) for name in names)
-    if "moe" in kinds or fields.integer("num_nextn_predict_layers", 0):
-        raise UseModule("layers of experts and of predictions are not supported in Nemotron-H")
-    if not kinds or set(kinds) - {"mamba", "attention", "mlp"}:
-        raise fields.wrong("layers_block_type", "a list of mamba, attention and mlp")
+    if fields.has("moe_latent_size") or fields.integer("num_nextn_predict_layers", 0):
+        raise UseModule("moe_latent_size and num_nextn_predict_layers are not supported in Nemotron-H")
+    if not kinds or set(kinds) - {"mamba", "attention", "mlp", "moe"}:
+        raise fields.wrong("layers_block_type", "a list of mamba, attention, mlp and moe")
     require_silu(fields, "mamba_hidden_act")
     has_bias = fields.flag("use_bias", False)
     mamba = Mamba2Switches(
@@ -218,6 +218,20 @@ def nemotron_h(fields: Fields) -> FamilySwitches:
         has_output_bias=has_bias,
         has_convolution_bias=fields.flag("use_conv_bias", True),
         time_limits=(fields.number("time_step_min", 0.001), inf),
+    )
+    experts = replace(
+        corrected(fields.with_defaults({"num_experts_per_tok": 2, "moe_intermediate_size": 7688}), 8),
+        num_experts=fields.integer("n_routed_experts", 8),
+        names=ExpertNames(
+            router="mixer.gate",
+            gate_up=("mixer.experts.{}.up_proj",),
+            down="mixer.experts.{}.down_proj",
+            correction="mixer.gate.e_score_correction_bias",
+            shared_gate_up=("mixer.shared_experts.up_proj",),
+            shared_down="mixer.shared_experts.down_proj",
+        ),
+        shared_size=fields.integer("moe_shared_expert_intermediate_size", 7688),
+        shared_bias=fields.flag("mlp_bias", False),
     )
     return FamilySwitches(
         names=TensorNames(
@@ -239,7 +253,8 @@ def nemotron_h(fields: Fields) -> FamilySwitches:
         has_rope=False,
         mlp_bias=fields.flag("mlp_bias", False),
         mixers=tuple(mamba if kind == "mamba" else None for kind in kinds),
-        halves=tuple(Halves.FEED_FORWARD if kind == "mlp" else Halves.MIXER for kind in kinds),
+        halves=tuple(Halves.FEED_FORWARD if kind in ("mlp", "moe") else Halves.MIXER for kind in kinds),
+        feed_forwards=tuple(experts if kind == "moe" else None for kind in kinds),
         head_dim=128,
         activation=fields.optional_text("mlp_hidden_act") or "relu2",
         is_gated=False,
