@@ -34,6 +34,7 @@ class ModelConfig(ModelFacts):
         max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
         ropes, sliding_windows: One entry per layer; None is full attention.
         activation: Of the feed-forward layers, a key of `weft.engine.layers.gated.ACTIVATIONS`.
+        num_draft_layers: Behind the last layer, heads that predict several tokens; they are not used.
         switches: What else differs between families. Where a field above has the same meaning, that one counts.
     """
 
@@ -44,6 +45,7 @@ class ModelConfig(ModelFacts):
     activation: str
     tie_word_embeddings: bool
     switches: FamilySwitches
+    num_draft_layers: int = 0
 
     @property
     @override
@@ -106,6 +108,7 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
         dtype=read_dtype(fields),
         eos_token_ids=read_eos_token_ids(folder, fields, vocab_size),
         switches=switches,
+        num_draft_layers=fields.integer("num_nextn_predict_layers", 0),
     )
 
 

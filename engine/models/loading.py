@@ -50,7 +50,9 @@ def load_weights(
     if load_format == "dummy":
         source = RandomSource(seed, dtype, device, norm_weight=1.0 - config.switches.norm_offset)
     else:
-        source = CheckpointSource(folder, device)
+        drafts = range(config.num_layers, config.num_layers + config.num_draft_layers)
+        layers = config.switches.names.layers
+        source = CheckpointSource(folder, device, unused=tuple(f"{layers}.{layer}." for layer in drafts))
     spec = decoder_spec(config)
     with torch.inference_mode():
         reader = DenseReader(source, device, dtype, spec.file_bytes(dtype), progress)

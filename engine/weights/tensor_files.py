@@ -43,17 +43,20 @@ class CheckpointSource(TensorSource):
     weights in the process. A checkpoint may leave out the first part of all names, as GPT-2's does.
     """
 
-    def __init__(self, folder: Path, device: torch.device, *, is_half: bool = True) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device, *, is_half: bool = True, unused: tuple[str, ...] = ()
+    ) -> None:
         """Find the tensors of a model folder in Hugging Face layout; for CUDA they are copied through pinned memory.
 
         Args:
             is_half: Only the text half is wanted, under the names that it has alone; False leaves names as they are.
+            unused: Beginnings of the names that nobody need ask for.
         """
         shards = _locate_tensors(folder)
         self._stored = _text_half(shards) if is_half else {name: name for name in shards}
         self._shards = shards
         self._upload = PinnedUpload(device) if device.type == "cuda" else None
-        self._unread = set(self._stored)
+        self._unread = {name for name in self._stored if not name.startswith(unused)}
         self._pickled: tuple[Path, dict[str, torch.Tensor]] | None = None
 
     @property

@@ -85,17 +85,18 @@ class SdpaBackend:
         plans: dict[int, _GroupPlan] = {}
         for group, group_batch in zip(self._groups, batch.groups, strict=True):
             for layer in group.layers if len(group_batch.block_copies) else ():
-                self._copy_blocks(layer, group_batch.block_copies)
+                for cache in (self._keys[layer], self._values[layer])[: group.spec.num_sides]:
+                    self._copy_blocks(cache, group_batch.block_copies)
             parts = tuple(self._parts(batch, group_batch, group.spec.sliding_window))
             plan = _GroupPlan(group.spec, self._to_device(group_batch.slot_mapping), parts)
             plans.update(dict.fromkeys(group.layers, plan))
         return SdpaStep(self._keys, self._values, plans)
 
-    def _copy_blocks(self, layer: int, copies: Ints) -> None:
+    def _copy_blocks(self, cache: torch.Tensor, copies: Ints) -> None:
+        """Copy once: a block may be the source of one copy and the target of another."""
         sources, targets = self._to_device(copies).unbind(1)
-        for cache in (self._keys[layer], self._values[layer]):  # of latents these are views of one tensor
-            blocks = cache.view(-1, self._block_size, *cache.shape[1:])
-            blocks[targets] = blocks[sources]
+        blocks = cache.view(-1, self._block_size, *cache.shape[1:])
+        blocks[targets] = blocks[sources]
 
     def _parts(self, batch: Batch, group: GroupBatch, window: int | None) -> Iterator[_Part]:
         for request, seq_len in enumerate(batch.seq_lens.tolist()):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.engine.models.families.cohere import cohere, cohere2
+from weft.engine.models.families.deepseek import deepseek_v2, deepseek_v3, glm4_moe_lite
 from weft.engine.models.families.exaone import exaone4
 from weft.engine.models.families.family import Family, FamilySwitches, UseModule
 from weft.engine.models.families.fields import Fields
@@ -46,6 +47,8 @@ FAMILIES: Mapping[str, Family] = {
     "Cohere2ForCausalLM": cohere2,
     "CohereForCausalLM": cohere,
     "CwmForCausalLM": cwm,
+    "DeepseekV2ForCausalLM": deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek_v3,
     "Ernie4_5ForCausalLM": ernie4_5,
     "Exaone4ForCausalLM": exaone4,
     "FalconForCausalLM": falcon,
@@ -54,6 +57,7 @@ FAMILIES: Mapping[str, Family] = {
     "Gemma3ForCausalLM": gemma3,
     "GemmaForCausalLM": gemma,
     "Glm4ForCausalLM": glm4,
+    "Glm4MoeLiteForCausalLM": glm4_moe_lite,
     "GlmForCausalLM": glm,
     "GPT2LMHeadModel": gpt2,
     "GPTBigCodeForCausalLM": gpt_bigcode,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.minicpm3 import MiniCPM3Config
 from transformers.models.youtu import YoutuConfig
@@ -18,6 +19,7 @@ from weft.engine.models.families.family import UseModule
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.latent import read_latent
 from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.shared.errors import ModelError
 
 SIZES = {
     "vocab_size": 80,
@@ -89,3 +91,12 @@ def test_native_layers_compute_what_torch_does(tmp_path: Path, library: NativeLi
 def test_what_only_the_module_computes_is_left_to_it(changes: dict[str, object]) -> None:
     with pytest.raises(UseModule, match=next(iter(changes))):
         read_latent(Fields(changes, "config.json"))
+
+
+def test_layers_that_only_draft_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, CONFIGS["halves"])
+    (path,) = tmp_path.glob("*.safetensors")
+    save_file({**load_file(path), "model.layers.2.eh_proj.weight": torch.ones(2, 2)}, path)
+    with pytest.raises(ModelError, match=r"model\.layers\.2\.eh_proj\.weight .* has no place"):
+        Runner(tmp_path)
+    Runner(tmp_path, num_draft_layers=1)

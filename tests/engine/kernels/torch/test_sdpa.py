@@ -192,3 +192,19 @@ def test_blocks_are_copied_before_the_step_writes() -> None:
     copies = np.array([[original.tables[0][1], fork.tables[0][1]]])
     for request, attended in zip((original, fork), harness.step([(original, 1), (fork, 1)], copies), strict=True):
         harness.check(request, attended)
+
+
+@pytest.mark.parametrize("latent_dim", [None, 12])
+def test_a_block_is_copied_before_it_is_copied_to(latent_dim: int | None) -> None:
+    """Blocks of latents were copied twice, once as keys and once as values, so that a chain of copies went too far."""
+    harness = Harness(block_size=8, num_kv_heads=1, latent_dim=latent_dim)
+    first, second, third = (harness.add(6) for _ in range(3))
+    harness.step([(first, 5), (second, 5), (third, 1)])
+    for source, target in ((second, third), (first, second)):
+        last = harness.inputs[id(target)]
+        pairs = zip(harness.inputs[id(source)], last, strict=True)
+        harness.inputs[id(target)] = tuple(torch.cat((theirs[:5], own[5:])) for theirs, own in pairs)  # type: ignore
+        target.num_computed_tokens = 5
+    copies = np.array([[a.tables[0][0], b.tables[0][0]] for a, b in ((second, third), (first, second))])
+    for request, attended in zip((second, third), harness.step([(second, 1), (third, 1)], copies), strict=True):
+        harness.check(request, attended)
