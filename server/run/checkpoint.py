@@ -18,6 +18,8 @@ DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
 DEMO_NAME = "weft-demo"
 PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
 """Files to download from the hub; those in subfolders are left out."""
+TORCH_PATTERNS = ["pytorch_model*.bin"]
+"""Fetched besides where there are no safetensors."""
 CONFIG_PATTERNS = ["config.json", "generation_config.json"]
 """Files that tell how much memory a model takes: a few kB."""
 
@@ -52,7 +54,10 @@ def resolve(
         raise StartError(f"{setting}: no such folder: {model}{advice}")
     if not is_plan and not _is_cached(model):
         _ask_engine(_check(_download(model, setting, CONFIG_PATTERNS), setting, model_impl), setting, model_impl)
-    return _check(_download(model, setting, CONFIG_PATTERNS if is_plan else PATTERNS), setting, model_impl)
+    folder = _download(model, setting, CONFIG_PATTERNS if is_plan else PATTERNS)
+    if not is_plan and not any(folder.glob("*.safetensors")):
+        folder = _download(model, setting, PATTERNS + TORCH_PATTERNS)
+    return _check(folder, setting, model_impl)
 
 
 def is_hub_id(model: str) -> bool:
@@ -116,7 +121,7 @@ def _download(model: str, setting: str, patterns: list[str]) -> pathlib.Path:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return pathlib.Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=["*/*"]))
+        return pathlib.Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=["*/*", "consolidated*"]))
     except GatedRepoError:
         fault = "the hub asks for permission: accept its terms there and set HF_TOKEN"
     except RepositoryNotFoundError:

@@ -108,7 +108,7 @@ def test_weights_of_a_model_that_the_engine_does_not_have_are_not_downloaded(
     (folder / "config.json").write_text('{"architectures": ["NewForCausalLM"], "model_type": "new"}')
     with pytest.raises(StartError, match=r"^model: architecture NewForCausalLM is not supported: it has no native"):
         checkpoint.resolve("org/not-cached")
-    with pytest.raises(StartError, match=r"^model: architecture NewForCausalLM is not supported \(supported: Llama"):
+    with pytest.raises(StartError, match=r"^model: architecture NewForCausalLM is not supported \(supported: .*LlamaForCausalLM"):
         checkpoint.resolve("org/not-cached", model_impl="native")
     assert asked == [checkpoint.CONFIG_PATTERNS] * 2
     with pytest.raises(StartError, match=r"^speculative: architecture NewForCausalLM"):
@@ -123,6 +123,9 @@ def test_hub_id_is_downloaded_without_code(folder: pathlib.Path, monkeypatch: py
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert checkpoint.resolve("org/name") == folder
+    assert list(kept([*FILES, "consolidated.safetensors"], asked)) == FILES[:4]  # there are no safetensors yet
+    (folder / "a.safetensors").touch()
     assert checkpoint.resolve("org/name") == folder
     assert checkpoint.served_name("org/name") == "org/name"
     assert asked["repo_id"] == "org/name"
