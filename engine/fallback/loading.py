@@ -95,13 +95,12 @@ def load_fallback(
 
 def _check_experts(names: Iterable[str]) -> None:
     """Name the tensor of an expert that is missing; transformers only says that it cannot stack them."""
-    stored, sizes, kinds = set(names), dict[str, int](), set[tuple[str, str]]()
+    stored, sizes = set(names), dict[tuple[str, str], int]()
     for match in filter(None, map(_EXPERT.fullmatch, stored)):
         experts, number, kind = match.groups()
-        sizes[experts] = max(sizes.get(experts, 0), int(number) + 1)
-        kinds.add((experts, kind))
-    for experts, kind in sorted(kinds):
-        for number in range(sizes[experts]):
+        sizes[experts, kind] = max(sizes.get((experts, kind), 0), int(number) + 1)
+    for (experts, kind), size in sorted(sizes.items()):
+        for number in range(size):
             if f"{experts}{number}{kind}" not in stored:
                 raise ModelError(f"tensor {experts}{number}{kind} is missing from the checkpoint")
 

@@ -39,6 +39,12 @@ _FLAT: Mapping[str, str] = {
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
 }
 
+_WRAPPERS = frozenset(
+    f"{name}ForConditionalGeneration"
+    for name in ["Gemma3", "Llama4", "Llava", "LlavaNext", "Mistral3", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"]
+)
+"""Those whose files say all that the text half needs. Others may tie their output head without a word of it."""
+
 _INHERITED = ("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "quantization_config")
 
 _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
@@ -69,5 +75,6 @@ def text_half(architecture: str, fields: Fields) -> tuple[str, Fields] | None:
     if not text.names():
         return (_FLAT[architecture], fields) if architecture in _FLAT else None
     model_type = text.optional_text("model_type") or ""
-    name = architecture if architecture.endswith("ForCausalLM") else _TEXT_HALVES.get(model_type)
+    known = _TEXT_HALVES.get(model_type) if architecture in _WRAPPERS else None
+    name = architecture if architecture.endswith("ForCausalLM") else known
     return (name, text.inheriting(fields, _INHERITED).with_defaults(_LEFT_OUT.get(model_type, {}))) if name else None

@@ -39,7 +39,7 @@ def golden(root: Path, name: str) -> Golden:
 
 def load(folder: Path) -> tuple[ModelFacts, LoadedModel]:
     """As start-up does, with its comparison of both ways to attend."""
-    facts = read_model(folder, "auto")
+    facts = read_model(folder, "transformers")
     options = EngineOptions(model=str(folder), device="cpu", dtype="float32", max_model_len=256)
     return facts, plan_model(facts, engine_config.resolve(options, facts)).load(folder, lambda done, total: None)
 

@@ -57,7 +57,7 @@ def test_packed_matrices_give_the_same_logits_and_replace_the_plain_ones(
 def test_a_module_with_other_matrices_stays_as_it_is(
     tmp_path: Path, kit: NativeKit, name: str, is_packed: bool
 ) -> None:
-    facts = read_model(write(name, tmp_path), "auto")
+    facts = read_model(write(name, tmp_path), "transformers")
     options = EngineOptions(model=str(tmp_path), device="cpu", dtype="bfloat16", max_model_len=64)
     chosen = plan_model(facts, engine_config.resolve(options, facts))
     assert isinstance(chosen.kit, NativeKit) == is_packed
@@ -65,6 +65,6 @@ def test_a_module_with_other_matrices_stays_as_it_is(
 
 
 def test_float32_stays_as_it_is(tmp_path: Path) -> None:
-    facts = read_model(write("phi3", tmp_path), "auto")
+    facts = read_model(write("phi3", tmp_path), "transformers")
     options = EngineOptions(model=str(tmp_path), device="cpu", dtype="float32", max_model_len=64)
     assert plan_model(facts, engine_config.resolve(options, facts)).kit is None

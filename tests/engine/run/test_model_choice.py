@@ -37,7 +37,7 @@ def test_a_family_is_native_unless_told_otherwise(checkpoint_folder: Callable[[s
 def test_the_plan_before_loading_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    options = options_for(write(name, tmp_path), max_model_len=64)
+    options = options_for(write(name, tmp_path), max_model_len=64, model_impl="transformers")
     chosen = planned(options)
     model = chosen.load(tmp_path, lambda done, total: None)
     assert chosen.cache_specs == model.cache_specs
@@ -48,8 +48,11 @@ def test_the_plan_before_loading_is_right(
 
 
 def test_native_refuses_what_has_no_family(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"architecture CohereForCausalLM is not supported \(supported: Llama"):
-        planned(options_for(write("cohere", tmp_path), model_impl="native"))
+    (tmp_path / "config.json").write_text('{"architectures": ["DogeForCausalLM"], "model_type": "doge"}')
+    with pytest.raises(
+        ModelError, match=r"architecture DogeForCausalLM is not supported \(supported: .*LlamaForCausalLM"
+    ):
+        planned(options_for(tmp_path, model_impl="native"))
 
 
 @pytest.mark.parametrize(
@@ -57,13 +60,13 @@ def test_native_refuses_what_has_no_family(tmp_path: Path) -> None:
 )
 def test_what_only_weft_s_layers_have_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     with pytest.raises(ModelError, match="needs a native family, and transformers' module computes CohereForCausalLM"):
-        planned(options_for(write("cohere", tmp_path), **changes))
+        planned(options_for(write("cohere", tmp_path), model_impl="transformers", **changes))
 
 
 def test_a_large_model_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = options_for(write("cohere", tmp_path), max_model_len=64)
+    options = options_for(write("cohere", tmp_path), max_model_len=64, model_impl="transformers")
     with caplog.at_level(logging.INFO):
         planned(options).load(tmp_path, lambda done, total: None)
         assert "answers the same over Weft's cache" in caplog.text

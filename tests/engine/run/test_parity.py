@@ -19,7 +19,7 @@ from weft.engine.shared.messages import EngineOptions
 
 
 def loaded(folder: Path, dtype: str, max_model_len: int = 64) -> tuple[FallbackConfig, EngineConfig, TransformersModel]:
-    facts = read_model(folder, "auto")
+    facts = read_model(folder, "transformers")
     assert isinstance(facts, FallbackConfig)
     config = engine_config.resolve(
         EngineOptions(model=str(folder), device="cpu", dtype=dtype, max_model_len=max_model_len), facts

@@ -108,7 +108,9 @@ def test_weights_of_a_model_that_the_engine_does_not_have_are_not_downloaded(
     (folder / "config.json").write_text('{"architectures": ["NewForCausalLM"], "model_type": "new"}')
     with pytest.raises(StartError, match=r"^model: architecture NewForCausalLM is not supported: it has no native"):
         checkpoint.resolve("org/not-cached")
-    with pytest.raises(StartError, match=r"^model: architecture NewForCausalLM is not supported \(supported: .*LlamaForCausalLM"):
+    with pytest.raises(
+        StartError, match=r"^model: architecture NewForCausalLM is not supported \(supported: .*LlamaForCausalLM"
+    ):
         checkpoint.resolve("org/not-cached", model_impl="native")
     assert asked == [checkpoint.CONFIG_PATTERNS] * 2
     with pytest.raises(StartError, match=r"^speculative: architecture NewForCausalLM"):
