@@ -80,8 +80,7 @@ class KVCacheManager:
         self._all_groups = tuple(range(len(self.specs)))
         self._states = tuple(group for group in self._all_groups if group not in self._paged)
         self._least_stop = least_stop
-        self._windows = tuple(spec.sliding_window for spec in specs)
-        self._has_windows = any(window is not None for window in self._windows)
+        self._see_all = all(specs[group].sees_all for group in self._paged)
         self._key = os.urandom(_HASH_BYTES)
         self._lookups: tuple[Callable[[bytes], object], ...] = tuple(pool.lookup for pool in self.pools)
         self._offload = Offload(tier, self.pools)
@@ -159,16 +158,15 @@ class KVCacheManager:
         return num_blocks
 
     def _longest_run(self, lookup: Callable[[bytes], object], hashes: Sequence[bytes], group: int) -> int:
-        window = self._windows[group]
-        if window is None and group in self._paged:
+        if self.specs[group].sees_all:
             return next((i for i, block_hash in enumerate(hashes) if lookup(block_hash) is None), len(hashes))
-        num_needed = 1 if window is None else -(-(window - 1) // self.block_size)
-        run = 0
-        for block in reversed(range(len(hashes))):
-            run = run + 1 if lookup(hashes[block]) is not None else 0
-            if run >= num_needed:
-                return block + run
-        return run
+        end = len(hashes)
+        for block in reversed(range(len(hashes))):  # those from here to the end are all found
+            if block < self._first_visible_block(group, end * self.block_size):
+                break
+            if lookup(hashes[block]) is None:
+                end = block
+        return end
 
     def awaited_hash(self, request: Request, num_cached_tokens: int) -> bytes | None:
         """Hash of the last block that the request should wait for; None if there is none.
@@ -484,10 +482,7 @@ class KVCacheManager:
 
     def _first_visible_block(self, group: int, position: int) -> int:
         """First block that the token at position (or any later one) sees. Of states it sees the last one."""
-        if group in self._states:
-            return max(0, position - 1) // self.block_size
-        window = self._windows[group]
-        return 0 if window is None else max(0, position - window + 1) // self.block_size
+        return self.specs[group].first_seen(position) // self.block_size
 
     def _num_held(self, request: Request) -> int:
         """Blocks of tokens that a request holds in each group that has them; all blocks if no group has."""
@@ -499,7 +494,7 @@ class KVCacheManager:
 
     def _free_out_of_window(self, request: Request) -> None:
         """Free the blocks that no coming token sees. Pending choices see what the last token of the prompt sees."""
-        if not self._has_windows:
+        if self._see_all:
             return
         position = request.num_computed_tokens
         if request.pending_indices:

@@ -14,6 +14,10 @@ from typing import ClassVar, Generic, TypeVar
 
 import torch
 
+from weft.engine.step.batch import Ints
+
+_PositionT = TypeVar("_PositionT", int, Ints)
+
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:
@@ -30,6 +34,12 @@ class PagedKV:
         scale: Factor on the scores; None means head_dim ** -0.5.
         soft_cap: Scaled scores become soft_cap * tanh(score / soft_cap) before the mask; None for no cap.
         latent_dim: Values of a latent, a part of head_dim; None if values are kept apart from keys.
+        span: A token sees the tokens of its own span of this many positions only, up to itself; None means no spans.
+            At most one of sliding_window and span is given.
+        slopes: ALiBi (Press et al., 2022): one slope per query head. slope * (key position - query position) is added
+            to the scaled scores. Empty for none.
+        has_sinks: Whether one learned logit per query head joins the denominator of the softmax; `attend` gets them.
+        num_heads: Query heads; None means those that the model names for all layers.
     """
 
     can_rewind: ClassVar[bool] = True
@@ -39,6 +49,10 @@ class PagedKV:
     scale: float | None = None
     soft_cap: float | None = None
     latent_dim: int | None = None
+    span: int | None = None
+    slopes: tuple[float, ...] = ()
+    has_sinks: bool = False
+    num_heads: int | None = None
 
     @property
     def value_dim(self) -> int:
@@ -49,6 +63,22 @@ class PagedKV:
     def num_sides(self) -> int:
         """What a token keeps per head: 2 for K and V, 1 for a latent."""
         return 2 if self.latent_dim is None else 1
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a token sees all tokens before it."""
+        return self.sliding_window is None and self.span is None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether libraries know such attention: a softmax of scores of keys over a window."""
+        return self.latent_dim is None and self.span is None and not self.slopes and not self.has_sinks
+
+    def first_seen(self, position: _PositionT) -> _PositionT:
+        """The first position that the token at a position sees; for one or an array of them."""
+        if self.span is not None:
+            return position - position % self.span
+        return position * 0 if self.sliding_window is None else _positive(position - self.sliding_window + 1)
 
     @property
     def score_scale(self) -> float:
@@ -84,14 +114,20 @@ class StateSpec:
     Attributes:
         can_rewind: See `PagedKV`.
         sliding_window: See `PagedKV`; a state is never given back early.
+        sees_all: See `PagedKV`; of states a token sees only the one after the token before it.
         shape: Shape of one request's state.
         dtype: Dtype of its values, whatever the model's is.
     """
 
     can_rewind: ClassVar[bool] = False
     sliding_window: ClassVar[None] = None
+    sees_all: ClassVar[bool] = False
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    def first_seen(self, position: int) -> int:
+        """See `PagedKV`: the place of the state that the token goes on from."""
+        return max(0, position - 1)
 
     def tokens_per_block(self, block_size: int) -> int:
         """See `PagedKV`: one block stands for all tokens."""
@@ -119,15 +155,20 @@ class ModuleCache:
     and a fork begins at its first token.
 
     Attributes:
-        can_rewind, sliding_window: See `StateSpec`.
+        can_rewind, sliding_window, sees_all: See `StateSpec` and `PagedKV`.
         bytes_per_token: What an object takes for each token, over all layers.
         bytes_per_request: What it takes beside that.
     """
 
     can_rewind: ClassVar[bool] = False
     sliding_window: ClassVar[None] = None
+    sees_all: ClassVar[bool] = True
     bytes_per_token: int
     bytes_per_request: int
+
+    def first_seen(self, position: int) -> int:
+        """See `PagedKV`."""
+        return 0
 
     def tokens_per_block(self, block_size: int) -> int:
         """See `PagedKV`."""
@@ -140,6 +181,10 @@ class ModuleCache:
     def bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
         """See `PagedKV`; the objects decide their dtype."""
         return block_size * self.bytes_per_token
+
+
+def _positive(number: _PositionT) -> _PositionT:
+    return number * (number > 0)
 
 
 CacheSpec = PagedKV | StateSpec | ModuleCache

@@ -30,13 +30,16 @@ class LayerCache:
     layer: int
     dtype: torch.dtype
 
-    def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """Attend in the current step.
 
         Args:
             queries: (1, num_heads, num_tokens, head_dim).
             keys: (1, num_kv_heads, num_tokens, head_dim).
             values: (1, num_kv_heads, num_tokens, value_dim); smaller ones are kept with zeros at the end.
+            sinks: (num_heads,), see `AttentionStep.attend`; None without sinks.
 
         Returns:
             (1, num_tokens, num_heads, value_dim) in the dtype of queries.
@@ -45,7 +48,10 @@ class LayerCache:
         value_dim = values.shape[-1]
         padded = functional.pad(values, (0, keys.shape[-1] - value_dim)) if value_dim < keys.shape[-1] else values
         flat = (heads[0].transpose(0, 1).to(self.dtype).contiguous() for heads in (queries, keys, padded))
-        attended = self.current.attention.attend(self.layer, *flat)  # (num_tokens, num_heads, head_dim)
+        sunk = None if sinks is None else sinks.float()
+        attended = self.current.attention.attend(
+            self.layer, next(flat), next(flat), next(flat), sunk
+        )  # (num_tokens, num_heads, head_dim)
         return attended[..., :value_dim].unsqueeze(0).to(queries.dtype)
 
 
@@ -55,11 +61,12 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
     cache = module.weft_cache
     assert isinstance(cache, LayerCache)
-    return cache.attend(query, key, value), None
+    return cache.attend(query, key, value, s_aux), None
 
 
 AttentionInterface.register(PAGED, _attend)

@@ -5,11 +5,12 @@ and heads are those that the module really uses, not those that a field of confi
 cannot express is refused with a `ModelError`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel, masking_utils
 from transformers.masking_utils import AttentionMaskInterface
 
 from weft.engine.cache.specs import PagedKV
@@ -23,8 +24,13 @@ MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 _NUM_TOKENS = 5
 
-_HARMLESS = frozenset({"dropout", "position_ids", "sliding_window", "use_cache", "cache_position"})
-"""Arguments that say nothing of the result: dropout is off, and the window is read from the mask."""
+_HARMLESS = frozenset(
+    {"dropout", "position_ids", "sliding_window", "use_cache", "cache_position", "logits_to_keep", "s_aux"}
+)
+"""Arguments that say nothing more of the result: dropout is off, the window is read from the mask, sinks are kept."""
+
+Reach = tuple[int | None, int | None]
+"""Sliding window and span, as in `PagedKV`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class _Recorder:
         self.entered: list[str] = []
         self.layers: list[AttentionLayer] = []
         self.masks: dict[int, tuple[torch.Tensor, MaskFunction]] = {}
-        self.windows: dict[int, int | None] = {}
+        self.reaches: dict[int, Reach | None] = {}
 
     def enter(self, part: torch.nn.Module, inputs: object) -> None:
         """Note that a submodule runs."""
@@ -85,8 +91,6 @@ class _Recorder:
             raise ModelError(f"{name} attends to other tokens than those of its request")
         if values.shape[-1] > keys.shape[-1]:
             raise ModelError(f"{name} has values of {values.shape[-1]}, which are larger than its keys")
-        if others.pop("s_aux", None) is not None:
-            raise ModelError(f"{name} has attention sinks")
         soft_cap = others.pop("softcap", None)
         if others.pop("is_causal", None) is False:
             raise ModelError(f"{name} attends to later tokens")
@@ -95,32 +99,39 @@ class _Recorder:
         )
         if unknown:
             raise ModelError(f"{name} attends with {', '.join(unknown)}")
+        window, span = self._reach(part, name, mask)
         cache = PagedKV(
             num_kv_heads=keys.shape[1],
             head_dim=keys.shape[-1],
-            sliding_window=self._window(part, name, mask),
+            sliding_window=window,
             scale=scaling,
             soft_cap=soft_cap if isinstance(soft_cap, float) else None,
+            span=span,
+            has_sinks=others.get("s_aux") is not None,
+            num_heads=queries.shape[1],
         )
         self.layers.append(AttentionLayer(name, queries.shape[1], cache))
 
-    def _window(self, part: torch.nn.Module, name: str, mask: torch.Tensor | None) -> int | None:
+    def _reach(self, part: torch.nn.Module, name: str, mask: torch.Tensor | None) -> Reach:
         if mask is None:
             if getattr(part, "is_causal", True):
-                return None
+                return None, None
             raise ModelError(f"{name} attends to later tokens")
-        if id(mask) not in self.masks:
+        base = (
+            mask if mask._base is None or mask._base.shape != mask.shape else mask._base
+        )  # a slice may hold all of it
+        if id(base) not in self.masks:
             raise ModelError(f"{name} changes its attention mask")
-        if id(mask) not in self.windows:  # layers share masks
-            self.windows[id(mask)] = read_window(self.masks[id(mask)][1], self.longest_context)
-        window = self.windows[id(mask)]
-        if window is None:
-            raise ModelError(f"{name} has an attention mask that is neither causal nor a sliding window")
-        return None if window >= self.longest_context else window
+        if id(base) not in self.reaches:  # layers share masks
+            self.reaches[id(base)] = read_reach(self.masks[id(base)][1], self.longest_context)
+        reach = self.reaches[id(base)]
+        if reach is None:
+            raise ModelError(f"{name} has an attention mask that is neither causal nor a sliding window nor in chunks")
+        return reach
 
 
-def read_window(mask_function: MaskFunction, longest_context: int) -> int | None:
-    """Number of tokens, itself included, that a token sees at most; None if the mask is of another kind.
+def read_reach(mask_function: MaskFunction, longest_context: int) -> Reach | None:
+    """What a causal mask lets tokens see; None if the mask is of another kind.
 
     Args:
         longest_context: Positions are looked at up to this one. A window as long as that is full attention.
@@ -131,12 +142,30 @@ def read_window(mask_function: MaskFunction, longest_context: int) -> int | None
         result = torch.as_tensor(mask_function(0, 0, torch.tensor(position), keys))
         return result.expand(longest_context)
 
-    window = int(seen(longest_context - 1).sum())
-    places = {0, 1, window // 2, window - 1, window, window + 1, window + window // 2, longest_context - 2}
-    for position in [*sorted(places & set(range(longest_context))), longest_context - 1]:
-        if not torch.equal(seen(position), (keys <= position) & (keys > position - window)):
-            return None
-    return window
+    size = int(torch.as_tensor(mask_function(0, 0, keys, torch.tensor(0))).expand(longest_context).sum())
+    places = {0, 1, size // 2, size - 1, size, size + 1, size + size // 2, 2 * size - 1, 2 * size, longest_context - 2}
+    positions = [*sorted(places & set(range(longest_context))), longest_context - 1]
+    reaches: tuple[Reach, ...] = ((size, None), (None, size)) if 0 < size < longest_context else ((None, None),)
+    for window, span in reaches:
+        spec = PagedKV(1, 1, window, span=span)
+        if all(torch.equal(seen(p), (keys <= p) & (keys >= spec.first_seen(p))) for p in positions):
+            return window, span
+    return None
+
+
+@contextmanager
+def _known_chunks() -> Iterator[None]:
+    """Let chunks begin at the first token: transformers counts padding, of which the meta device has no values."""
+    make = masking_utils.chunked_causal_mask_function
+
+    def without_padding(chunk_size: int, left_padding: torch.Tensor) -> MaskFunction:
+        return make(chunk_size, torch.zeros(len(left_padding), dtype=torch.int64))
+
+    masking_utils.chunked_causal_mask_function = without_padding
+    try:
+        yield
+    finally:
+        masking_utils.chunked_causal_mask_function = make
 
 
 _recorder: _Recorder | None = None
@@ -182,7 +211,7 @@ def record(module: PreTrainedModel, longest_context: int) -> RecordedCalls:
     hook = torch.nn.modules.module.register_module_forward_pre_hook(recorder.enter)
     tokens = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _known_chunks():
             module(input_ids=tokens, position_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
     except ModelError:
         raise

@@ -26,7 +26,7 @@ from weft.engine.shared.errors import ModelError
 _UNNAMED_CONTEXT = 8192
 """Longest context, in tokens, where config.json names none, as with ALiBi and recurrent layers."""
 
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 _AUTO_MODEL: Any = AutoModelForCausalLM  # without types
 
@@ -122,7 +122,8 @@ def _heads(text: PreTrainedConfig, calls: RecordedCalls | None) -> tuple[int, in
     """Query heads, key-value heads and the values of a head, of the largest layer."""
     if calls is not None:
         caches = [layer.cache for layer in calls.layers]
-        return calls.layers[0].num_heads, max(c.num_kv_heads for c in caches), max(c.head_dim for c in caches)
+        most = max(layer.num_heads for layer in calls.layers)
+        return most, max(c.num_kv_heads for c in caches), max(c.head_dim for c in caches)
     num_heads = _integer(text, "num_attention_heads") or 1
     head_dim = _integer(text, "head_dim") or text.hidden_size // num_heads
     return num_heads, _integer(text, "num_key_value_heads") or num_heads, head_dim
@@ -169,6 +170,8 @@ def _check_layer_types(text: PreTrainedConfig) -> None:
     listed = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
     if unknown := sorted({str(layer_type) for layer_type in listed} - _LAYER_TYPES):
         raise ModelError(f"it has layers of type {', '.join(unknown)}")
+    if getattr(text, "attn_temperature_tuning", False):
+        raise ModelError("its module scales queries by their place in a step (attn_temperature_tuning)")
 
 
 def _longest_context(text: PreTrainedConfig) -> int:
@@ -206,8 +209,6 @@ def _check_layers(module: PreTrainedModel, text: PreTrainedConfig, calls: Record
     mixing = [name for name, part in module.named_modules() if isinstance(part, torch.nn.Conv1d)]
     if any(name.startswith(f"{calls.body}.") for name in mixing):
         raise ModelError(f"{mixing[0]} mixes neighbouring tokens")
-    if len({layer.num_heads for layer in calls.layers}) > 1:
-        raise ModelError("its layers have different numbers of query heads")
     for layer in calls.layers:
         if layer.num_heads % layer.cache.num_kv_heads:
             raise ModelError(f"{layer.name} has {layer.num_heads} heads over {layer.cache.num_kv_heads} of keys")

@@ -32,7 +32,14 @@ class AttentionStep(Protocol):
     def cache(self, layer: int) -> PagedCache | None:
         """Where the model writes K/V of a layer before it calls `attend`; None if `attend` writes them."""
 
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Attend causally, each token within its request; first write keys and values unless `cache` returns a place.
 
         Args:
@@ -40,6 +47,7 @@ class AttentionStep(Protocol):
             queries: (num_tokens, num_heads, head_dim), rotary embedding applied.
             keys: (num_tokens, num_kv_heads, head_dim), rotary embedding applied.
             values: (num_tokens, num_kv_heads, value_dim); of latents these are the first values of the keys.
+            sinks: (num_heads,) float32, of a layer whose spec says `has_sinks`; None for any other.
 
         Returns:
             (num_tokens, num_heads, value_dim), valid until the next call, which may reuse the memory.

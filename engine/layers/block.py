@@ -72,6 +72,7 @@ class Attention(Mixer):
         heads: QK-norm, if the family has it, and rotary embedding.
         cache: Index of its cache in the model.
         rotation: Index of its rotary embedding among those of the model.
+        sinks: (num_heads,) float32, see `AttentionStep.attend`; None without sinks.
     """
 
     qkv: Linear
@@ -80,6 +81,7 @@ class Attention(Mixer):
     head_dim: int
     cache: int
     rotation: int = 0
+    sinks: torch.Tensor | None = None
 
     @override
     def mix(self, normed: torch.Tensor, step: BlockStep) -> torch.Tensor:
@@ -90,7 +92,7 @@ class Attention(Mixer):
         num_tokens, attention = qkv.size(0), step.caches.attention
         qkv = qkv.view(num_tokens, -1, self.head_dim)
         heads = self.heads(qkv, step.rotations[self.rotation], attention.cache(self.cache))
-        return attention.attend(self.cache, *heads).reshape(num_tokens, -1)
+        return attention.attend(self.cache, *heads, self.sinks).reshape(num_tokens, -1)
 
     @override
     def add_to(self, residual: torch.Tensor, mixed: torch.Tensor) -> None:

@@ -285,8 +285,9 @@ def _within(config: EngineConfig, steps: list[StepShape]) -> list[StepShape]:
 def _attention_text(model: ModelConfig) -> str:
     kinds = []
     for spec in paged_specs(model):
-        more = {"window": spec.sliding_window, "scale": spec.scale, "soft cap": spec.soft_cap}
+        more = {"window": spec.sliding_window, "span": spec.span, "scale": spec.scale, "soft cap": spec.soft_cap}
         parts = [f"{name} {value:g}" for name, value in more.items() if value is not None]
+        parts += ["with ALiBi"] * bool(spec.slopes) + ["with sinks"] * spec.has_sinks
         kinds.append(" ".join([f"{spec.num_kv_heads} x {spec.head_dim}", *parts]))
     return f"{model.num_heads} heads over {' and '.join(kinds)}{' with norms' * (model.switches.qk_norm is not None)}"
 

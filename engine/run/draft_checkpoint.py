@@ -75,13 +75,13 @@ def match_groups(draft: Sequence[CacheGroup[CacheSpec]], served: Sequence[CacheG
     if not all(group.spec.can_rewind for group in (*draft, *served)):
         raise ModelError("a draft model needs caches that can go back behind a refused draft, and a state cannot")
 
-    def reach(group: CacheGroup[CacheSpec]) -> float:
-        return group.spec.sliding_window or math.inf
+    def kept_by(group: CacheGroup[CacheSpec]) -> float:
+        return group.spec.sliding_window or (math.inf if group.spec.sees_all else 0)  # a span may have just begun
 
-    farthest = max(range(len(served)), key=lambda index: reach(served[index]))
-    kept = reach(served[farthest])
+    farthest = max(range(len(served)), key=lambda index: kept_by(served[index]))
+    kept = kept_by(served[farthest])
     for group in draft:
-        if reach(group) > kept:
+        if (group.spec.sliding_window or math.inf) > kept:
             attended = group.spec.sliding_window or "all"
             raise ModelError(f"the draft model attends to {attended} tokens, but the model keeps only the last {kept}")
     return [farthest] * len(draft)

@@ -124,7 +124,7 @@ def make_backend(
     """Weft's own attention if it can serve the cache, else the reference; allocates the cache.
 
     Args:
-        num_heads: Query heads of every layer.
+        num_heads: Query heads of the layers whose specs name none.
 
     Raises:
         ModelError: The attention that is named, an fp8 cache, or deterministic results, which only Weft's own attention

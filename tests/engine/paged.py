@@ -33,9 +33,12 @@ class PagedRequest:
 class PagedRequests:
     """Hands out scattered blocks of one cache."""
 
-    def __init__(self, num_blocks: int, block_size: int, windows: tuple[int | None, ...], seed: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, windows: tuple[int | PagedKV | None, ...], seed: int = 0
+    ) -> None:
+        """For each KV group a sliding window, None for full attention, or its spec."""
         self.block_size = block_size
-        self.windows = windows
+        self.specs = [window if isinstance(window, PagedKV) else PagedKV(1, 8, window) for window in windows]
         generator = np.random.default_rng(seed)
         self._free = [list(generator.permutation(np.arange(1, num_blocks))) for _ in windows]
 
@@ -51,7 +54,7 @@ class PagedRequests:
         positions = [np.arange(start, start + count) for start, (_, count) in zip(starts, scheduled, strict=True)]
         groups = tuple(
             self._group_batch(group, [request for request, _ in scheduled], positions, copies)
-            for group in range(len(self.windows))
+            for group in range(len(self.specs))
         )
         for request, count in scheduled:
             request.num_computed_tokens += count
@@ -74,9 +77,7 @@ class PagedRequests:
         slots = []
         for row, request, at in zip(tables, requests, positions, strict=True):
             table = request.tables[group]
-            window = self.windows[group]
-            if window is not None:
-                table[: max(0, request.num_computed_tokens - window + 1) // self.block_size] = 0
+            table[: self.specs[group].first_seen(request.num_computed_tokens) // self.block_size] = 0
             row[: len(table)] = table
             slots.append(table[at // self.block_size] * self.block_size + at % self.block_size)
         return GroupBatch(np.concatenate(slots), tables, copies)

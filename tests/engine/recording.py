@@ -105,7 +105,14 @@ class StaticStep:
     def cache(self, layer: int) -> None:
         """`attend` writes."""
 
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         backend, num_tokens = self._backend, self._num_tokens
         backend.keys[layer].index_copy_(0, backend.slots[:num_tokens], keys)
         backend.values[layer].index_copy_(0, backend.slots[:num_tokens], values)

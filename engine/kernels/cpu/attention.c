@@ -33,6 +33,7 @@ typedef struct {
     bf16 *cache;
     const bf16 *queries, *keys, *values;
     int64_t query_stride, key_stride, value_stride;
+    const float *sinks; /* (num_heads), or NULL */
     bf16 *outputs;
     float *parts; /* (num_parts, num_heads, part_values): result, maximum, sum */
     char *memory; /* worker_bytes per thread */
@@ -259,6 +260,21 @@ static void keep(const Call *call, Worker *worker, const Visit *visit, int64_t r
     }
 }
 
+/* Bend and bias the products of a block of rows, if the layer does so; returns the factor that they still need. Maxima
+ * and scores are multiplied by log2(e), since exponentials are powers of two. */
+static float shape_scores(const Plan *plan, Worker *worker, const Visit *part, int64_t row, int64_t rows) {
+    Shape shape = {.scale = (float)(plan->scale * LOG2_E), .cap = (float)(plan->soft_cap * LOG2_E)};
+    if (!plan->slopes && shape.cap == 0) return shape.scale;
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t head = row_head(plan, part, row + r);
+        int64_t position = worker->rows[2 * (row + r) + 1] - 1;
+        if (plan->slopes) shape.slope = plan->slopes[head] * (float)LOG2_E;
+        shape_row(worker->scores + row_start(r, CHUNK_UNITS, RESULT_VALUES), 2 * part->first_step, 2 * part->end_step,
+                  shape, part->chunk * CHUNK - position);
+    }
+    return 1;
+}
+
 static void compute_block(const Call *call, Worker *worker, Visit *visit, int64_t row, int64_t rows, Ahead *ahead) {
     const Plan *plan = call->plan;
     const int64_t start = visit->chunk * CHUNK;
@@ -276,18 +292,19 @@ static void compute_block(const Call *call, Worker *worker, Visit *visit, int64_
     score(plan, worker, &part, row, &product, ahead);
     if (!visit->value_steps[visit->first_step]) stage_values(plan, worker, visit, ahead);
     memcpy(part.value_steps, visit->value_steps, sizeof part.value_steps);
+    const float scale = shape_scores(plan, worker, &part, row, rows);
     for (int64_t r = 0; r < rows; r++)
         mask_row(worker->scores + row_start(r, CHUNK_UNITS, RESULT_VALUES), 2 * part.first_step, 2 * part.end_step,
                  seen[2 * r] - start, seen[2 * r + 1] - start);
     Mass masses[BLOCK_ROWS];
-    const float scale = (float)(plan->scale * 1.4426950408889634); /* exponentials are powers of two */
     soften(worker->scores, worker->weights, rows, part.first_step, part.end_step, scale, masses);
     weigh(plan, worker, &part, &product, ahead);
     keep(call, worker, visit, row, rows, masses);
 }
 
-static void write_output(const Call *call, int64_t token, int64_t head, const float *result, float sum) {
+static void write_output(const Call *call, int64_t token, int64_t head, const float *result, Mass mass) {
     bf16 *to = call->outputs + (token * call->plan->num_heads + head) * call->plan->value_dim;
+    const float sum = call->sinks ? sum_with_sink(mass, call->sinks[head] * (float)LOG2_E) : mass.sum;
     for (int64_t dim = 0; dim < call->plan->value_dim; dim += LANES)
         store_bf16(to + dim, load_f32(result + dim) * (1.0f / sum));
 }
@@ -305,7 +322,7 @@ static void merge_parts(const Call *call, Worker *worker, const Visit *visit, in
             memcpy(&added, from + dim, sizeof added);
             merge(&mass, worker->results, added, from, LANES, dim);
         }
-        write_output(call, token, row_head(plan, visit, row), worker->results, mass.sum);
+        write_output(call, token, row_head(plan, visit, row), worker->results, mass);
     }
 }
 
@@ -324,7 +341,7 @@ static void close_item(const Call *call, Worker *worker, const Visit *visit) {
     }
     for (int64_t row = 0; row < rows; row++)
         write_output(call, row_token(plan, visit->item, row), row_head(plan, visit, row),
-                     worker->results + row * plan->value_dim, worker->masses[row].sum);
+                     worker->results + row * plan->value_dim, worker->masses[row]);
 }
 
 /* ---- the call ------------------------------------------------------------------------------------------------ */
@@ -369,17 +386,19 @@ static void run_worker(void *context, int thread) {
 }
 
 /* Write this step's keys and values (num_tokens, num_kv_heads, head_dim) of one layer to its cache, then attend with
- * queries (num_tokens, num_heads, head_dim). outputs are (num_tokens, num_heads, value_dim). Strides are from token to
- * token, in values. Latents have no values. */
+ * queries (num_tokens, num_heads, head_dim). outputs are (num_tokens, num_heads, value_dim). sinks (num_heads) are
+ * logits that join the sums of exponentials, or NULL. Strides are from token to token, in values. Latents have no
+ * values. */
 void weft_attend(const Plan *plan, bf16 *cache, const bf16 *queries, int64_t query_stride,
-                 const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride, bf16 *outputs) {
+                 const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride,
+                 const float *sinks, bf16 *outputs) {
     static Scratch worker_scratch, part_scratch;
     Worker sizes;
     const size_t worker_bytes = (lay_out(plan, NULL, &sizes) + 4095) & ~(size_t)4095;
     const size_t part_bytes = (size_t)(plan->num_parts * plan->num_heads * part_values(plan)) * sizeof(float);
     Call call = {.plan = plan, .cache = cache, .queries = queries,
                  .keys = keys, .values = values, .query_stride = query_stride, .key_stride = key_stride,
-                 .value_stride = value_stride, .outputs = outputs,
+                 .value_stride = value_stride, .sinks = sinks, .outputs = outputs,
                  .parts = scratch_reserve(&part_scratch, part_bytes), .worker_bytes = worker_bytes,
                  .memory = scratch_reserve(&worker_scratch, worker_bytes * (size_t)num_threads())};
     const int64_t pieces = ceil_div(plan->num_tokens, WRITE_TOKENS) * plan->num_kv_heads;

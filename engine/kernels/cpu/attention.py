@@ -25,9 +25,8 @@ _ARRAYS = ("query_starts", "seq_lens", "block_tables", "slots")
 # A block holds a multiple of this many tokens: the lanes of a vector of scores.
 _BLOCK_TOKENS = 16
 
-# A head has a multiple of this many values, which one AMX product sums over, and at most the second number; a latent
-# has at most the third.
-_HEAD_VALUES, _MAX_HEAD_VALUES, _MAX_LATENT_VALUES = 32, 256, 640
+# A head has a multiple of this many values, which one AMX product sums over, and at most the second number.
+_HEAD_VALUES, _MAX_HEAD_VALUES = 32, 640
 
 # Idle time asks for memory for this many tokens beyond the most ever cached: four full steps, by default.
 _TOKENS_AHEAD = 8192
@@ -44,9 +43,9 @@ class _Plan(ctypes.Structure):
 
     _fields_ = (
         *((name, _SIZE) for name in ("num_requests", "num_tokens", "table_width", "block_size", "num_heads")),
-        *((name, _SIZE) for name in ("num_kv_heads", "head_dim", "value_dim", "window", "is_latent")),
-        ("scale", ctypes.c_double),
-        *((name, _POINTER) for name in (*_ARRAYS, "memory")),
+        *((name, _SIZE) for name in ("num_kv_heads", "head_dim", "value_dim", "window", "span", "is_latent")),
+        *((name, ctypes.c_double) for name in ("scale", "soft_cap")),
+        *((name, _POINTER) for name in ("slopes", *_ARRAYS, "memory")),
         ("memory_size", _SIZE),
         ("num_items", _SIZE),
         ("kept_by_the_kernels", _SIZE * 10),
@@ -61,13 +60,12 @@ def supports(
         device.type == "cpu"
         and dtype == torch.bfloat16
         and block_size % _BLOCK_TOKENS == 0
-        and all(_fits(group.spec) and group.spec.soft_cap is None for group in groups)
+        and all(_fits(group.spec) for group in groups)
     )
 
 
 def _fits(spec: PagedKV) -> bool:
-    longest = _MAX_HEAD_VALUES if spec.latent_dim is None else _MAX_LATENT_VALUES
-    return spec.head_dim <= longest and not (spec.head_dim % _HEAD_VALUES or spec.value_dim % _HEAD_VALUES)
+    return spec.head_dim <= _MAX_HEAD_VALUES and not (spec.head_dim % _HEAD_VALUES or spec.value_dim % _HEAD_VALUES)
 
 
 class NativeBackend(AttentionBackend):
@@ -106,7 +104,7 @@ class NativeBackend(AttentionBackend):
         self._size_plan = library.function("weft_size_attention_plan", _POINTER)
         self._fill_plan = library.function("weft_plan_attention", _POINTER)
         rows = (_POINTER, _SIZE)
-        self._attend = library.function("weft_attend", _POINTER, _POINTER, *rows, *rows, *rows, _POINTER)
+        self._attend = library.function("weft_attend", _POINTER, _POINTER, *rows, *rows, *rows, _POINTER, _POINTER)
 
     @override
     def begin(self, batch: Batch) -> "NativeStep":
@@ -129,6 +127,7 @@ class NativeBackend(AttentionBackend):
         spec = group.spec
         given = (batch.query_start_locs, batch.seq_lens, group_batch.block_tables, group_batch.slot_mapping)
         arrays = tuple(np.ascontiguousarray(array, np.int64) for array in given)
+        slopes = np.array(spec.slopes, np.float32)
         plan = _Plan(
             num_requests=batch.num_requests,
             num_tokens=batch.num_tokens,
@@ -140,18 +139,27 @@ class NativeBackend(AttentionBackend):
             value_dim=spec.value_dim,
             is_latent=spec.latent_dim is not None,
             window=spec.sliding_window or 0,
+            span=spec.span or 0,
             scale=spec.score_scale,
+            soft_cap=spec.soft_cap or 0.0,
+            slopes=slopes.ctypes.data if len(slopes) else None,
             **dict(zip(_ARRAYS, (array.ctypes.data for array in arrays), strict=True)),
         )
         self._size_plan(ctypes.addressof(plan))
         memory = np.empty(plan.memory_size, np.int32)
         plan.memory = memory.ctypes.data
         self._fill_plan(ctypes.addressof(plan))
-        plan.arrays = (*arrays, memory)
+        plan.arrays = (*arrays, slopes, memory)
         return dict.fromkeys(group.layers, plan)
 
     def attend(
-        self, plan: int, cache: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        self,
+        plan: int,
+        cache: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Write K/V, then attend, by pointers to plan and cache; shapes as in `AttentionStep.attend`."""
         shape = (*queries.shape[:2], values.shape[2])
@@ -159,7 +167,8 @@ class NativeBackend(AttentionBackend):
         if num_values > self._outputs.numel():
             self._outputs = torch.empty(num_values, dtype=torch.bfloat16)
         inputs = (*_rows(queries), *_rows(keys), *_rows(values))
-        self._attend(plan, cache, *inputs, self._outputs.data_ptr())
+        sinks_pointer = None if sinks is None else sinks.data_ptr()
+        self._attend(plan, cache, *inputs, sinks_pointer, self._outputs.data_ptr())
         return self._outputs[:num_values].view(shape)
 
     def _copy_blocks(self, group: CacheGroup[PagedKV], copies: Ints) -> None:
@@ -189,8 +198,15 @@ class NativeStep(AttentionStep):
         return None
 
     @override
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return self._backend.attend(*self.addresses(layer, queries.shape[1]), queries, keys, values)
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._backend.attend(*self.addresses(layer, queries.shape[1]), queries, keys, values, sinks)
 
     def addresses(self, layer: int, num_heads: int) -> tuple[int, int]:
         """Addresses of a layer's plan, made for this step, and of its cache."""

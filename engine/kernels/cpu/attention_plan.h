@@ -19,11 +19,12 @@ typedef struct {
     int32_t is_split;                         /* has one chunk of several: its results are parts, to be merged */
 } Item;
 
-/* A step as one KV group sees it. Mirrored in engine/kernels/cpu/attention.py; the caller fills the first five lines. */
+/* A step as one KV group sees it. Mirrored in engine/kernels/cpu/attention.py; the caller fills the first six lines. */
 typedef struct Plan {
-    int64_t num_requests, num_tokens, table_width, block_size, num_heads, num_kv_heads, head_dim, value_dim, window;
-    int64_t is_latent; /* the values are the first value_dim values of the keys, and only keys are kept */
-    double scale;
+    int64_t num_requests, num_tokens, table_width, block_size, num_heads, num_kv_heads, head_dim, value_dim;
+    int64_t window, span, is_latent; /* the values of latents are the first value_dim values of the keys, kept alone */
+    double scale, soft_cap;          /* soft_cap 0 means none */
+    const float *slopes;             /* (num_heads) ALiBi, or NULL */
     const int64_t *query_starts, *seq_lens, *block_tables, *slots;
     int32_t *memory;
     int64_t memory_size; /* int32 that memory must have */
@@ -40,8 +41,9 @@ static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* The first position that a token sees; window 0 means no window. */
+/* The first position that a token sees; window 0 means no window, span 0 no spans. */
 static inline int64_t first_seen(const Plan *plan, int64_t position) {
+    if (plan->span) return position - position % plan->span;
     return plan->window ? max_of(0, position - plan->window + 1) : 0;
 }
 

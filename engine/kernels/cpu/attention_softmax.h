@@ -6,6 +6,8 @@
 
 #include "attention_product.h"
 
+#define LOG2_E 1.4426950408889634
+
 enum { ODD_UNITS = CHUNK_UNITS / 2 * RESULT_VALUES }; /* offset of the scores of odd units, after those of even ones */
 
 /* 2 to the power of values <= 0, with a relative error below 3e-6; exactly 1 for 0. */
@@ -48,6 +50,24 @@ static void mask_row(float *scores, int64_t first_unit, int64_t end_unit, int64_
     }
 }
 
+/* What else than a scale makes scores of products. `cap` 0 means no soft cap; `slope` is that of the row's query head. */
+typedef struct {
+    float scale, cap, slope;
+} Shape;
+
+/* Turn products of a row into scores: scaled, capped, and with a slope along the positions of keys. `distance` is the
+ * position of the chunk's first key minus that of the query. Padding behind the context may become anything. */
+static void shape_row(float *scores, int64_t first_unit, int64_t end_unit, Shape shape, int64_t distance) {
+    const f32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int64_t unit = first_unit; unit < end_unit; unit++) {
+        float *at = scores + unit % 2 * ODD_UNITS + unit / 2 * RESULT_VALUES;
+        f32x16 values = load_f32(at) * shape.scale;
+        if (shape.cap != 0) /* tanh(x) = 1 - 2 / (exp(2 x) + 1) */
+            values = shape.cap - 2 * shape.cap / (vector_exp(values * (2 / shape.cap)) + 1.0f);
+        store_f32(at, values + shape.slope * (lanes + (float)(distance + unit * UNIT)));
+    }
+}
+
 /* Offset of a row of a block. Each 16 rows have `tiles` tiles of `values` each. */
 INLINE int64_t row_start(int64_t row, int64_t tiles, int64_t values) {
     return (row / LEFT_ROWS * tiles * LEFT_ROWS + row % LEFT_ROWS) * (values / LEFT_ROWS);
@@ -80,6 +100,12 @@ static void soften(const float *scores, Input *weights, int64_t rows, int64_t fi
         }
         masses[row].sum = reduce_add(sums);
     }
+}
+
+/* The sum of a row with a sink, a score that has no value, in units of log2. */
+INLINE float sum_with_sink(Mass mass, float sink) {
+    float lower = power_of_two(splat(-fabsf(sink - mass.maximum)))[0];
+    return sink > mass.maximum ? mass.sum + 1.0f / lower : mass.sum + lower;
 }
 
 /* Add a chunk's result to a row's result of the chunks before. The part's vectors are part_stride values apart.

@@ -23,7 +23,8 @@ typedef struct {
 struct Plan;
 
 void weft_attend(const struct Plan *plan, bf16 *cache, const bf16 *queries, int64_t query_stride,
-                 const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride, bf16 *outputs);
+                 const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride,
+                 const float *sinks, bf16 *outputs);
 
 void weft_linear(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const bf16 *weights, int64_t n,
                  const bf16 *bias, void *outputs, int64_t output_stride, int64_t epilogue);

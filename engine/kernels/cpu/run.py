@@ -24,7 +24,7 @@ class _Layer(ctypes.Structure):
         *((name, Matrix) for name in ("qkv", "o", "gated", "down")),
         *((name, _POINTER) for name in ("input_norm", "mlp_norm", "head_norm")),
         *((name, ctypes.c_double) for name in ("norm_eps", "head_norm_eps")),
-        *((name, _POINTER) for name in ("plan", "cache", "rotation")),
+        *((name, _POINTER) for name in ("sinks", "plan", "cache", "rotation")),
     )
 
 
@@ -38,6 +38,7 @@ class _NativeParts:
     matrices: tuple[NativeLinear, ...]
     cache: int
     rotation: int
+    sinks: torch.Tensor | None
 
     @property
     def shape(self) -> object:
@@ -50,7 +51,8 @@ class _NativeParts:
         norm, heads = self.mixer_norm, self.heads
         assert norm.eps == self.feed_forward_norm.eps, "C has one number for both"
         pointers = norm.weight.data_ptr(), self.feed_forward_norm.weight.data_ptr(), heads.weight_pointer
-        return _Layer(*map(_matrix, self.matrices), *pointers, norm.eps, heads.eps)
+        sinks = None if self.sinks is None else self.sinks.data_ptr()
+        return _Layer(*map(_matrix, self.matrices), *pointers, norm.eps, heads.eps, sinks)
 
 
 def _native_parts(block: Block) -> _NativeParts | None:
@@ -58,11 +60,11 @@ def _native_parts(block: Block) -> _NativeParts | None:
     match block:
         case PreNormBlock(
             NativeNorm() as norm,
-            Attention(NativeLinear() as qkv, NativeHeads() as heads, NativeLinear() as o, _, cache, rotation),
+            Attention(NativeLinear() as qkv, NativeHeads() as heads, NativeLinear() as o, _, cache, rotation, sinks),
             NativeNorm() as second_norm,
             GatedFeedForward(NativeLinear() as gated, NativeLinear() as down),
         ):
-            return _NativeParts(norm, heads, second_norm, (qkv, o, gated, down), cache, rotation)
+            return _NativeParts(norm, heads, second_norm, (qkv, o, gated, down), cache, rotation, sinks)
     return None
 
 

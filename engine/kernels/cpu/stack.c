@@ -9,6 +9,7 @@ typedef struct {
     const bf16 *input_norm, *mlp_norm;
     const bf16 *head_norm; /* (num_heads + num_kv_heads, head_dim), or NULL */
     double norm_eps, head_norm_eps;
+    const float *sinks; /* of attention (num_heads), or NULL */
     const Plan *plan; /* of this step */
     bf16 *cache;
     const bf16 *rotation; /* (num_tokens, 2, head_dim), of this step: see `weft_prepare_heads` */
@@ -42,7 +43,7 @@ void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens
         multiply(&layer->qkv, normed, num_tokens, qkv, STORE_BF16);
         weft_prepare_heads(qkv, stride, num_tokens, num_rotated, dim, layer->rotation, layer->head_norm,
                            (float)layer->head_norm_eps);
-        weft_attend(plan, layer->cache, qkv, stride, keys, stride, new_values, stride, attended);
+        weft_attend(plan, layer->cache, qkv, stride, keys, stride, new_values, stride, layer->sinks, attended);
         multiply(&layer->o, attended, num_tokens, hidden, ADD_BF16);
         weft_rms_norm(hidden, size, num_tokens, size, layer->mlp_norm, (float)layer->norm_eps, normed);
         multiply(&layer->gated, normed, num_tokens, gated, GATED_SILU);

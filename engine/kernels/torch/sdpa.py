@@ -1,7 +1,7 @@
 """Computes reference attention in plain torch, request by request, on the CPU and on CUDA.
 
 It is the formula to read and to compare with. It also serves what no faster kernel of Weft's own serves: CUDA without
-Triton, and on a CPU float32, float16, soft caps and odd block sizes. Keys
+Triton, and on a CPU float32, float16 and odd sizes of blocks and heads. Keys
 and values of a layer are two tensors over flat slots. Only positions that some query sees are gathered. So values that
 other requests left in a block, NaN included, never reach a result.
 """
@@ -28,12 +28,14 @@ class _Part:
     Attributes:
         slots: (num_seen,) cache slots of the positions that any of these tokens sees.
         is_seen: (stop - start, num_seen) which of these positions each token sees.
+        distances: (stop - start, num_seen) these positions minus those of the tokens; None if they do not matter.
     """
 
     start: int
     stop: int
     slots: torch.Tensor
     is_seen: torch.Tensor
+    distances: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class SdpaBackend:
             for layer in group.layers if len(group_batch.block_copies) else ():
                 for cache in (self._keys[layer], self._values[layer])[: group.spec.num_sides]:
                     self._copy_blocks(cache, group_batch.block_copies)
-            parts = tuple(self._parts(batch, group_batch, group.spec.sliding_window))
+            parts = tuple(self._parts(batch, group_batch, group.spec))
             plan = _GroupPlan(group.spec, self._to_device(group_batch.slot_mapping), parts)
             plans.update(dict.fromkeys(group.layers, plan))
         return SdpaStep(self._keys, self._values, plans)
@@ -98,20 +100,19 @@ class SdpaBackend:
         blocks = cache.view(-1, self._block_size, *cache.shape[1:])
         blocks[targets] = blocks[sources]
 
-    def _parts(self, batch: Batch, group: GroupBatch, window: int | None) -> Iterator[_Part]:
+    def _parts(self, batch: Batch, group: GroupBatch, spec: PagedKV) -> Iterator[_Part]:
         for request, seq_len in enumerate(batch.seq_lens.tolist()):
             first, end = batch.query_start_locs[request : request + 2].tolist()
             num_queries = max(1, min(_QUERIES_AT_ONCE, _SCORES_AT_ONCE // seq_len))
             for start in range(first, end, num_queries):
                 stop = min(start + num_queries, end)
                 positions = np.arange(start, stop) + (seq_len - end)
-                oldest = 0 if window is None else max(0, positions[0] - window + 1)
-                seen = np.arange(oldest, positions[-1] + 1)
+                seen = np.arange(spec.first_seen(positions)[0], positions[-1] + 1)
                 blocks, offsets = np.divmod(seen, self._block_size)
                 slots = group.block_tables[request, blocks] * self._block_size + offsets
-                ages = positions[:, None] - seen
-                is_seen = (ages >= 0) & (ages < (window or seq_len))
-                yield _Part(start, stop, self._to_device(slots), self._to_device(is_seen))
+                is_seen = (seen <= positions[:, None]) & (seen >= spec.first_seen(positions)[:, None])
+                distances = self._to_device(seen - positions[:, None]) if spec.slopes else None
+                yield _Part(start, stop, self._to_device(slots), self._to_device(is_seen), distances)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -131,7 +132,14 @@ class SdpaStep:
     def cache(self, layer: int) -> None:
         """Do nothing: `attend` writes K/V."""
 
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
         plan, cached_keys, cached_values = self._plans[layer], self._keys[layer], self._values[layer]
         cached_keys.index_copy_(0, plan.slot_mapping, keys)
@@ -140,12 +148,18 @@ class SdpaStep:
         for part in plan.parts:
             tokens = slice(part.start, part.stop)
             seen = cached_keys[part.slots], cached_values[part.slots]
-            attended[tokens] = attend(queries[tokens], *seen, part.is_seen, plan.spec)
+            attended[tokens] = attend(queries[tokens], *seen, part.is_seen, plan.spec, part.distances, sinks)
         return attended
 
 
 def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_seen: torch.Tensor, spec: PagedKV
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    is_seen: torch.Tensor,
+    spec: PagedKV,
+    distances: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(soft cap(scale * queries . keys)) . values, in float32. Vaswani et al., 2017; Ainslie et al., 2023.
 
@@ -153,6 +167,8 @@ def attend(
         queries: (q, num_heads, head_dim).
         keys, values: (k, num_kv_heads, head_dim or value_dim), each for num_heads / num_kv_heads neighbouring heads.
         is_seen: (q, k).
+        distances: (q, k) positions of keys minus those of queries, which slopes need.
+        sinks: (num_heads,) logits of a further position with a value of zeros; None for none.
 
     Returns:
         (q, num_heads, value_dim), float32.
@@ -163,5 +179,13 @@ def attend(
     scores = torch.einsum("qhsd,khd->hsqk", grouped, keys.float()) * spec.score_scale
     if spec.soft_cap is not None:
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
-    weights = scores.masked_fill_(~is_seen, float("-inf")).softmax(-1)
+    num_kv_heads, num_shared = scores.shape[:2]
+    if distances is not None:
+        slopes = torch.tensor(spec.slopes, device=scores.device).view(num_kv_heads, num_shared, 1, 1)
+        scores += slopes * distances
+    scores.masked_fill_(~is_seen, float("-inf"))
+    if sinks is not None:
+        sunk = sinks.view(num_kv_heads, num_shared, 1, 1).expand(-1, -1, len(queries), 1)
+        scores = torch.cat((scores, sunk), -1)
+    weights = scores.softmax(-1)[..., : len(keys)]
     return torch.einsum("hsqk,khd->qhsd", weights, values.float()).flatten(1, 2)

@@ -106,7 +106,7 @@ class TritonBackend(AttentionBackend):
 
         Args:
             dtype: Of queries, keys, values and results.
-            num_heads: Query heads of every layer.
+            num_heads: Query heads of the layers whose specs name none.
             cache_dtype: Type of K/V in the cache; None means dtype. Conversion to float8_e4m3fn has no scale.
             is_deterministic: The bits of a row must not depend on the rest of the batch. Then all steps have one tile
                 and no context is split, which slows down prefill, and decoding at long contexts.
@@ -137,8 +137,13 @@ class TritonBackend(AttentionBackend):
         self._metadata = torch.zeros(num_integers, dtype=torch.int32, device=device)
         num_rows = max((sum(launch.tiling.max_rows for launch in t.launches) for t in self._tunings), default=0)
         value_dim = max((group.spec.value_dim for group in groups), default=0)
+        num_heads = max((group.spec.num_heads or num_heads for group in groups), default=0)
         self._partials = torch.empty((num_rows, num_heads, value_dim), dtype=torch.float32, device=device)
         self._partial_sums = torch.empty((num_rows, num_heads), dtype=torch.float32, device=device)
+        self._unread = self._partial_sums  # in the place of slopes and sinks that a layer does not have
+        self._slopes = {
+            g.spec: torch.tensor(g.spec.slopes, dtype=torch.float32, device=device) for g in groups if g.spec.slopes
+        }
 
     @override
     def prepare(self) -> bool:
@@ -180,8 +185,8 @@ class TritonBackend(AttentionBackend):
             launches = [(tuning.short, are_short), (tuning.others, ~are_short)][: 1 if prompts else 2]
         if batch.graph is None:
             launches = [(launch, takes_part) for launch, takes_part in launches if takes_part.any()]
-        window = self._groups[index].spec.sliding_window
-        work = plan_work(batch, window, [(launch.tiling, takes_part) for launch, takes_part in launches])
+        first_seen = self._groups[index].spec.first_seen
+        work = plan_work(batch, first_seen, [(launch.tiling, takes_part) for launch, takes_part in launches])
         return _Plan(prompts, [launch for launch, _ in launches], work)
 
     def cache(self, layer: int) -> torch.Tensor:
@@ -189,7 +194,13 @@ class TritonBackend(AttentionBackend):
         return self._caches[layer]
 
     def attend(
-        self, step: _GroupStep, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        self,
+        step: _GroupStep,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attend, to prompts by the library if it took them; shapes as in `AttentionStep.attend`."""
         outputs = queries.new_empty(*queries.shape[:2], values.shape[2])
@@ -202,38 +213,54 @@ class TritonBackend(AttentionBackend):
                 return attended
             outputs[at] = attended
         for launch in step.launches:
-            self._attend_paged(step.group.spec, launch, layer, queries, outputs)
+            self._attend_paged(step.group.spec, launch, layer, queries, outputs, sinks)
         return outputs
 
     def _attend_paged(
-        self, spec: PagedKV, launch: _Launch, layer: int, queries: torch.Tensor, outputs: torch.Tensor
+        self,
+        spec: PagedKV,
+        launch: _Launch,
+        layer: int,
+        queries: torch.Tensor,
+        outputs: torch.Tensor,
+        sinks: torch.Tensor | None,
     ) -> None:
         """Compute the items of a launch."""
         num_heads, head_dim = queries.shape[1:]
         assert queries.stride()[1:] == (head_dim, 1), "the heads of a token must be contiguous"
         if spec.latent_dim is None:
-            self._attend_heads(spec, launch, layer, queries, outputs)
+            self._attend_heads(spec, launch, layer, queries, outputs, sinks)
         else:
             self._attend_latents(spec, launch, layer, queries, outputs)
         if len(launch.merges):
             merge_kernel[(len(launch.merges) * num_heads,)](
                 *(outputs, launch.merges, self._partials, self._partial_sums),
+                self._unread if sinks is None else sinks,
                 NUM_HEADS=num_heads,
                 TILE_PARTS=_MERGED_PARTS,
                 HEAD_DIM=spec.value_dim,
+                HAS_SINKS=sinks is not None,
                 PADDED_DIM=padded(spec.value_dim),
                 **_OPTIONS,
                 **self._options,
             )
 
     def _attend_heads(
-        self, spec: PagedKV, launch: _Launch, layer: int, queries: torch.Tensor, outputs: torch.Tensor
+        self,
+        spec: PagedKV,
+        launch: _Launch,
+        layer: int,
+        queries: torch.Tensor,
+        outputs: torch.Tensor,
+        sinks: torch.Tensor | None,
     ) -> None:
         tile, (num_heads, head_dim) = launch.tile, queries.shape[1:]
         attend_kernel[(len(launch.items) * spec.num_kv_heads,)](
             *(queries, outputs, self._caches[layer], self._metadata, launch.items),
-            *(self._partials, self._partial_sums),
+            *(self._partials, self._partial_sums, self._slopes.get(spec, self._unread)),
+            self._unread if sinks is None else sinks,
             queries.stride(0),
+            HAS_SINKS=sinks is not None,
             HEAD_DIM=head_dim,
             PADDED_DIM=padded(head_dim),
             NUM_KV_HEADS=spec.num_kv_heads,
@@ -242,6 +269,8 @@ class TritonBackend(AttentionBackend):
             SOFT_CAP=(spec.soft_cap or 0.0) * _LOG2_E,
             NUM_SHARED=num_heads // spec.num_kv_heads,
             WINDOW=spec.sliding_window or 0,
+            SPAN=spec.span or 0,
+            HAS_SLOPES=bool(spec.slopes),
             TILE_ROWS=tile.rows,
             TILE_KEYS=tile.keys,
             IS_UNIFORM=launch.is_uniform,
@@ -342,5 +371,12 @@ class TritonStep(AttentionStep):
         return None if step.group.spec.latent_dim is not None else PagedCache(self._backend.cache(layer), step.slots)
 
     @override
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return self._backend.attend(self._steps[layer], layer, queries, keys, values)
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self._backend.attend(self._steps[layer], layer, queries, keys, values, sinks)

@@ -13,6 +13,8 @@ import triton.language as tl
 
 from weft.engine.kernels.triton.dependent_launch import follow
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def attend_kernel(
@@ -23,6 +25,8 @@ def attend_kernel(
     items: tl.tensor,
     partials: tl.tensor,
     partial_sums: tl.tensor,
+    slopes: tl.tensor,
+    sinks: tl.tensor,
     query_stride,
     SCALE: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -31,6 +35,9 @@ def attend_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SPAN: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
@@ -40,8 +47,9 @@ def attend_kernel(
     """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
 
     Rows of a tile are (token, query head of the K/V head), token by token, so that K/V are read once for the NUM_SHARED
-    heads that share them. WINDOW and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that a row's bits do
-    not depend on the others in its tile; without it, keys that all rows see have a faster loop without masks.
+    heads that share them. WINDOW, SPAN and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that the bits of
+    a row do not depend on the others in its tile; without it, keys that all rows see have a faster loop without masks.
+    slopes and sinks, (num_heads,) float32, are read only if there are such.
     """
     follow(IS_DEPENDENT)
     item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7
@@ -61,21 +69,25 @@ def attend_kernel(
     is_query = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     offsets = (first_token + tokens)[:, None] * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
     query = tl.load(queries + offsets, mask=is_query, other=0.0)
+    slope = tl.load(slopes + heads) * LOG2_E if HAS_SLOPES else 0.0
     maxima, sums = tl.full([TILE_ROWS], float("-inf"), tl.float32), tl.zeros([TILE_ROWS], tl.float32)
     attended = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
     heads_start = cache + kv_head * (BLOCK_SIZE * HEAD_DIM)
     masked_from = first_key  # before it, every row sees every key
     blocks = load_blocks(table, first_key, last_key, BLOCK_SIZE, TILE_KEYS)
-    if not IS_UNIFORM and WINDOW == 0:
+    if not IS_UNIFORM and WINDOW == 0 and SPAN == 0:
         masked_from = tl.maximum(first_key, tl.minimum(last_key, first_position + 1) // TILE_KEYS * TILE_KEYS)
         maxima, sums, attended, blocks = _attend_keys(
-            maxima, sums, attended, blocks, query, positions, heads_start, table, first_key, masked_from, last_key,
-            SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PADDED_DIM, TILE_KEYS, False,
+            maxima, sums, attended, blocks, query, positions, slope, heads_start, table,
+            first_key, masked_from, last_key,
+            SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, SPAN, HAS_SLOPES, PADDED_DIM, TILE_KEYS, False,
         )  # fmt: skip
     maxima, sums, attended, blocks = _attend_keys(
-        maxima, sums, attended, blocks, query, positions, heads_start, table, masked_from, last_key, last_key,
-        SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, PADDED_DIM, TILE_KEYS, True,
+        maxima, sums, attended, blocks, query, positions, slope, heads_start, table, masked_from, last_key, last_key,
+        SCALE, SOFT_CAP, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, WINDOW, SPAN, HAS_SLOPES, PADDED_DIM, TILE_KEYS, True,
     )  # fmt: skip
+    if HAS_SINKS and partial < 0:  # those of parts join when parts are merged
+        sums += tl.exp2(tl.load(sinks + heads) * LOG2_E - tl.where(sums == 0, 0.0, maxima))
     attended /= tl.where(sums == 0, 1.0, sums)[:, None]  # a padding row sees no key and gets zeros
     target = tl.where(partial < 0, first_token, partial)  # token of the step, or workspace row
     targets = (target + tokens) * (NUM_KV_HEADS * NUM_SHARED) + heads
@@ -102,6 +114,7 @@ def _attend_keys(
     blocks,
     query,
     positions,
+    slope,
     heads_start,
     table,
     start,
@@ -113,6 +126,8 @@ def _attend_keys(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SPAN: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     IS_MASKED: tl.constexpr,
@@ -133,10 +148,14 @@ def _attend_keys(
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * SCALE
         if SOFT_CAP > 0:
             scores = _soft_cap(scores, SOFT_CAP)
+        if HAS_SLOPES:
+            scores += slope[:, None] * (keys[None, :] - positions[:, None])
         if IS_MASKED:
             is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
             if WINDOW > 0:
                 is_seen &= keys[None, :] > positions[:, None] - WINDOW
+            if SPAN > 0:
+                is_seen &= keys[None, :] >= (positions - positions % SPAN)[:, None]
             scores = tl.where(is_seen, scores, float("-inf"))
         new_maxima = tl.maximum(maxima, tl.max(scores, 1))
         # A row that has seen no key has the maximum -inf, and -inf - -inf is NaN.
@@ -157,7 +176,7 @@ def _soft_cap(scores, CAP: tl.constexpr):
 
     The exponential is limited to 2 ** 64, where the quotient no longer counts beside 1, so that it stays finite.
     """
-    RATE: tl.constexpr = 2 * 1.4426950408889634 / CAP
+    RATE: tl.constexpr = 2 * LOG2_E / CAP
     return CAP - 2 * CAP / (tl.exp2(tl.minimum(scores * RATE, 64.0)) + 1)
 
 
@@ -167,8 +186,10 @@ def merge_kernel(
     merges: tl.tensor,
     partials: tl.tensor,
     partial_sums: tl.tensor,
+    sinks: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     TILE_PARTS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
@@ -203,5 +224,7 @@ def merge_kernel(
         total = total * decay + tl.sum(weights, 0)
         attended = attended * decay + tl.sum(weights[:, None] * values, 0)
         maximum = new_maximum
+    if HAS_SINKS:
+        total += tl.exp2(tl.load(sinks + head) * LOG2_E - maximum)
     outputs += (token * NUM_HEADS + head) * HEAD_DIM + dims
     tl.store(outputs, (attended / total).to(outputs.dtype.element_ty), mask=is_value)

@@ -7,7 +7,7 @@ recorded step the numbers of items and merges are bounds that follow from its nu
 empty, and their programs end at once. Imports neither torch nor triton.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,9 @@ import numpy.typing as npt
 from weft.engine.step.batch import Batch, GraphKey, Ints
 
 Bools = npt.NDArray[np.bool_]
+
+# Positions of tokens -> the first positions that they see.
+FirstSeen = Callable[[Ints], Ints]
 
 # Request (later the place of its block table), first token of the step, number of tokens, position of the first one,
 # first key, end of the keys, and the workspace row for a part's result, or -1.
@@ -82,13 +85,13 @@ class Work:
     merges: Ints
 
 
-def plan_work(batch: Batch, window: int | None, launches: Sequence[tuple[Tiling, Bools]]) -> Work:
+def plan_work(batch: Batch, first_seen: FirstSeen, launches: Sequence[tuple[Tiling, Bools]]) -> Work:
     """Divide the requests of a step into items, in each launch the longest first.
 
     In a recorded step the first launch has items for the padding, too. These see no keys, so that padding gets zeros.
 
     Args:
-        window: Sliding window of the KV group in tokens; None for none.
+        first_seen: Of the KV group.
         launches: How each is divided, and which requests take part in it, (num_requests,). Results of parts lie in rows
             of one workspace, the max_rows of a launch behind those of the launches before it.
     """
@@ -96,7 +99,7 @@ def plan_work(batch: Batch, window: int | None, launches: Sequence[tuple[Tiling,
     merges = [np.zeros((0, NUM_MERGE_FIELDS), np.int64)]
     first_row = 0
     for tiling, takes_part in launches:
-        planned = _plan_launch(batch, window, tiling, takes_part, first_row)
+        planned = _plan_launch(batch, first_seen, tiling, takes_part, first_row)
         items.append(planned[0])
         merges.append(planned[1])
         first_row += tiling.max_rows
@@ -121,16 +124,14 @@ def _padded(work: Work, batch: Batch, graph: GraphKey, tilings: list[Tiling]) ->
 
 
 def _plan_launch(
-    batch: Batch, window: int | None, tiling: Tiling, takes_part: Bools, first_row: int
+    batch: Batch, first_seen: FirstSeen, tiling: Tiling, takes_part: Bools, first_row: int
 ) -> tuple[Ints, Ints]:
     """Items and merges of a launch."""
     if not takes_part.any():
         return np.zeros((0, NUM_ITEM_FIELDS), np.int64), np.zeros((0, NUM_MERGE_FIELDS), np.int64)
     requests, tokens, counts, positions = _cut(batch, tiling.tokens, takes_part)
     last_keys = positions + counts
-    first_keys = np.zeros_like(positions)
-    if window is not None:
-        first_keys = np.maximum(0, positions - window + 1) // tiling.keys * tiling.keys
+    first_keys = first_seen(positions) // tiling.keys * tiling.keys
     num_parts, part_keys = _split(last_keys - first_keys, tiling)
     is_split = num_parts > 1
     if not is_split.any():

@@ -99,8 +99,8 @@ def gpu_of(device: torch.device) -> Gpu:
 
 
 def head_shape(spec: PagedKV, num_heads: int, dtype: torch.dtype) -> HeadShape:
-    """The heads of a KV group's layers, which have num_heads query heads of this type."""
-    num_shared = num_heads // spec.num_kv_heads
+    """The heads of a KV group's layers, which have num_heads query heads of this type unless the spec says more."""
+    num_shared = (spec.num_heads or num_heads) // spec.num_kv_heads
     return HeadShape(spec.head_dim, num_shared, dtype.itemsize, spec.latent_dim is not None)
 
 

@@ -18,14 +18,14 @@ class FlashAttention2:
 
     name = "flash2"
     needs = (
-        "dtype bfloat16 or float16, heads of at most 256 values, a multiple of 8, and scores without a soft cap or a "
-        "scale of their own"
+        "plain attention in bfloat16 or float16, heads of at most 256 values, a multiple of 8, and scores without a "
+        "soft cap or a scale of their own"
     )
 
     def supports(self, layers: PromptLayers) -> bool:
         """Soft caps and scales are left out: torch passes no cap."""
         spec = layers.spec
-        is_plain = spec.soft_cap is None and spec.scale is None and layers.dtype in (torch.float16, torch.bfloat16)
+        is_plain = layers.is_plain and spec.soft_cap is None and spec.scale is None
         return is_plain and layers.capability >= (8, 0) and spec.head_dim <= 256 and spec.head_dim % 8 == 0
 
     def begin(self, prompts: Prompts, layers: PromptLayers) -> "_Step | None":

@@ -64,8 +64,8 @@ class FlashAttention3:
 
     name = "flash3"
     needs = (
-        "a Hopper GPU, dtype bfloat16 or float16 and the same in the cache, heads of at most 256 values, a multiple of "
-        "8, and blocks of less than 64 tokens"
+        "a Hopper GPU, plain attention in bfloat16 or float16 and the same in the cache, heads of at most 256 values, "
+        "a multiple of 8, and blocks of less than 64 tokens"
     )
 
     def __init__(self, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class FlashAttention3:
 
     def supports(self, layers: PromptLayers) -> bool:
         """It converts nothing, so the cache has the queries' type."""
-        is_plain = layers.dtype in (torch.float16, torch.bfloat16) and layers.cache_dtype == layers.dtype
+        is_plain = layers.is_plain and layers.cache_dtype == layers.dtype
         fits = layers.spec.head_dim <= 256 and layers.spec.head_dim % 8 == 0 and layers.block_size < _LEAST_TILE_KEYS
         return is_plain and fits and layers.capability[0] == _HOPPER
 

@@ -65,7 +65,7 @@ class FlashInfer:
     """See `PromptAttention`."""
 
     name = "flashinfer"
-    needs = "dtype bfloat16 or float16 and the same in the cache, and heads of 64, 128 or 256 values"
+    needs = "plain attention in bfloat16 or float16 and the same in the cache, and heads of 64, 128 or 256 values"
 
     def __init__(self, device: torch.device) -> None:
         """Import the package, 0.4 or later, and allocate its workspace.
@@ -80,7 +80,7 @@ class FlashInfer:
 
     def supports(self, layers: PromptLayers) -> bool:
         """The cache has the queries' type: a kernel for both types at once is not the one for Hopper."""
-        is_plain = layers.dtype in (torch.float16, torch.bfloat16) and layers.cache_dtype == layers.dtype
+        is_plain = layers.is_plain and layers.cache_dtype == layers.dtype
         return is_plain and layers.spec.head_dim in _HEAD_DIMS and layers.capability >= (8, 0)
 
     def begin(self, prompts: Prompts, layers: PromptLayers) -> "_Step":

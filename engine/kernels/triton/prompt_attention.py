@@ -40,6 +40,11 @@ class PromptLayers:
     capability: tuple[int, int]
 
     @property
+    def is_plain(self) -> bool:
+        """Whether libraries know such attention, and a type that they compute in."""
+        return self.spec.is_plain and self.dtype in (torch.float16, torch.bfloat16)
+
+    @property
     def window_left(self) -> int:
         """Tokens before itself that a token sees, as libraries count them; -1 for all."""
         return -1 if self.spec.sliding_window is None else self.spec.sliding_window - 1
@@ -55,7 +60,9 @@ def prompt_layers(
 ) -> list[PromptLayers]:
     """The layers of each KV group on a device."""
     capability = capability_of(device)
-    return [PromptLayers(g.spec, num_heads, dtype, cache_dtype, block_size, capability) for g in groups]
+    return [
+        PromptLayers(g.spec, g.spec.num_heads or num_heads, dtype, cache_dtype, block_size, capability) for g in groups
+    ]
 
 
 @dataclass(frozen=True, slots=True)

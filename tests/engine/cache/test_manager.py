@@ -6,7 +6,7 @@ import torch
 from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import find_prefix, request
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.cache.specs import StateSpec
+from weft.engine.cache.specs import PagedKV, StateSpec
 from weft.engine.core.request import Request
 
 PROMPT = list(range(10))
@@ -309,6 +309,26 @@ def test_under_a_window_a_prefix_is_found_by_its_end() -> None:
     assert tables(later) == [[0, 0, 0, 4, 5]]
     kv.pools[0].unindex(4)
     assert find_prefix(kv, request(range(17), 2)) == 12
+
+
+def test_tokens_need_no_blocks_of_the_spans_before_theirs() -> None:
+    kv = KVCacheManager(20, 4, (PagedKV(1, 8), PagedKV(1, 8, span=8)))
+    first = request(range(16), 0)
+    admit(kv, first)
+    assert tables(first) == [[1, 2, 3, 4], [1, 2, 3, 4]]
+    first.append(1)
+    assert kv.allocate(first, 1)  # position 16 begins a span
+    assert tables(first) == [[1, 2, 3, 4, 5], [0, 0, 0, 0, 5]]
+    for block in (1, 2, 4):
+        kv.pools[1].unindex(block)
+    assert find_prefix(kv, request(range(17), 1)) == 16
+    second = request([*range(12), 50], 2)
+    assert find_prefix(kv, second) == 12
+    assert kv.admit(second, 12, 1)
+    assert tables(second)[1][:3] == [0, 0, 3]
+    kv.check_integrity([first, second])
+    kv.pools[1].unindex(3)
+    assert find_prefix(kv, request([*range(12), 51], 3)) == 8
 
 
 def test_groups_have_tables_of_their_own_and_must_agree_on_a_prefix() -> None:

@@ -21,7 +21,14 @@ class Rounded:
     def cache(self, layer: int) -> None:
         """`attend` writes."""
 
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         kept = (part.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).to(part.dtype) for part in (keys, values))
         return self._step.attend(layer, queries, *kept)
 

@@ -1,5 +1,7 @@
 """sdpa.py against attention written out in float64."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,9 @@ class Harness:
         window: int | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
+        span: int | None = None,
+        slopes: tuple[float, ...] = (),
+        sinks: tuple[float, ...] = (),
         num_heads: int = 4,
         num_kv_heads: int = 2,
         block_size: int = 8,
@@ -31,14 +36,17 @@ class Harness:
         latent_dim: int | None = None,
     ) -> None:
         self.window, self.scale, self.soft_cap, self.latent_dim = window, scale, soft_cap, latent_dim
+        self.span, self.slopes = span, slopes
+        self.sinks = torch.tensor(sinks, device=device) if sinks else None
         self.dtype, self.device = dtype, torch.device(device)
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, 16
-        groups = (CacheGroup(PagedKV(num_kv_heads, self.head_dim, window, scale, soft_cap, latent_dim), (0,)),)
-        self.backend = SdpaBackend(groups, NUM_BLOCKS, block_size, dtype, self.device)
+        kind = (window, scale, soft_cap, latent_dim, span, slopes, bool(sinks))
+        spec = PagedKV(num_kv_heads, self.head_dim, *kind)
+        self.backend = SdpaBackend((CacheGroup(spec, (0,)),), NUM_BLOCKS, block_size, dtype, self.device)
         # What other requests left behind must not matter, whatever it is.
         for cache in (self.backend._keys[0], self.backend._values[0]):
             cache[block_size:] = garbage
-        self.paged = PagedRequests(NUM_BLOCKS, block_size, (window,))
+        self.paged = PagedRequests(NUM_BLOCKS, block_size, (spec,))
         self.generator = torch.Generator().manual_seed(0)
         self.inputs: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
@@ -60,7 +68,7 @@ class Harness:
             for part in range(3)
         )
         with torch.inference_mode():
-            attended = self.backend.begin(batch).attend(0, queries, keys, values)
+            attended = self.backend.begin(batch).attend(0, queries, keys, values, self.sinks)
         return list(torch.split(attended, [count for _, count in scheduled]))
 
     def expected(self, request: PagedRequest) -> torch.Tensor:
@@ -70,12 +78,20 @@ class Harness:
         scores = torch.einsum("qhd,khd->hqk", queries, keys) * (self.scale or self.head_dim**-0.5)
         if self.soft_cap is not None:
             scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
-        distances = torch.arange(len(queries))[:, None] - torch.arange(len(queries))[None, :]
+        positions = torch.arange(len(queries))
+        distances = positions[:, None] - positions
         is_seen = distances >= 0
         if self.window is not None:
             is_seen &= distances < self.window
-        weights = scores.masked_fill(~is_seen, float("-inf")).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, values)
+        if self.span is not None:
+            is_seen &= positions[:, None] // self.span == positions // self.span
+        if self.slopes:
+            scores -= torch.tensor(self.slopes)[:, None, None] * distances
+        weights = scores.exp() * is_seen  # (num_heads, q, k)
+        sums = weights.sum(-1, keepdim=True)
+        if self.sinks is not None:
+            sums += self.sinks.double().cpu().exp()[:, None, None]
+        return torch.einsum("hqk,khd->qhd", weights / sums, values)
 
     def check(self, request: PagedRequest, attended: torch.Tensor) -> None:
         """Compare with the last tokens that were computed."""
@@ -126,6 +142,23 @@ def test_scales_and_soft_caps_equal_naive_attention(
             num_kv_heads=num_kv_heads,
         )
     )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "harness",
+    [
+        {"span": 8},
+        {"span": 20, "soft_cap": 1.5},
+        {"slopes": (0.5, 0.25, 0.125, 0.01)},
+        {"slopes": (0.5, 0.1), "num_heads": 2, "num_kv_heads": 2, "window": 9},
+        {"sinks": (-2.0, 0.0, 3.0, 30.0)},
+        {"sinks": (0.3, 1.0, 2.0, -9.0), "window": 5, "num_kv_heads": 1},
+    ],
+    ids=str,
+)
+def test_spans_slopes_and_sinks_equal_naive_attention(device: str, harness: dict[str, Any]) -> None:
+    check_mixed_steps(Harness(device=device, **harness))
 
 
 def check_mixed_steps(harness: Harness) -> None:

@@ -47,6 +47,9 @@ class Case:
     soft_cap: float | None = None
     tiles: TileNames | None = None
     latent_dim: int | None = None
+    span: int | None = None
+    has_slopes: bool = False
+    has_sinks: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -54,7 +57,9 @@ class Case:
 
     @property
     def spec(self) -> PagedKV:
-        return PagedKV(self.num_kv_heads, self.head_dim, self.window, self.scale, self.soft_cap, self.latent_dim)
+        slopes = tuple(0.5 / (head + 1) for head in range(self.num_heads)) if self.has_slopes else ()
+        kind = (self.window, self.scale, self.soft_cap, self.latent_dim, self.span, slopes, self.has_sinks)
+        return PagedKV(self.num_kv_heads, self.head_dim, *kind)
 
 
 @dataclass(eq=False)
@@ -87,7 +92,8 @@ class Harness:
         self.cache = self.backend._caches[0]
         # All bits set are a not-a-number in each of the types.
         self.cache[1:].view(torch.uint8).fill_(255)
-        self.paged = PagedRequests(NUM_BLOCKS, case.block_size, (case.window,))
+        self.paged = PagedRequests(NUM_BLOCKS, case.block_size, (case.spec,))
+        self.sinks = torch.linspace(4, -30, case.num_heads, device=device) if case.has_sinks else None
 
     def add(self, num_tokens: int, seed: int) -> Tokens:
         generator = torch.Generator().manual_seed(seed)
@@ -124,7 +130,7 @@ class Harness:
         rotation = torch.tensor([1.0, 0.0])[:, None].expand(num_tokens, 2, head_dim).contiguous()
         heads = TritonKit().heads(None, self.case.num_heads, self.case.num_kv_heads)
         with torch.inference_mode():
-            return step.attend(0, *heads(qkv.clone(), rotation.to(qkv), step.cache(0)))
+            return step.attend(0, *heads(qkv.clone(), rotation.to(qkv), step.cache(0)), self.sinks)
 
     def step(self, scheduled: Sequence[tuple[Tokens, int]], copies: np.ndarray = NO_COPIES) -> list[torch.Tensor]:
         """Compute the next n tokens of each; returns their attention outputs."""
@@ -175,7 +181,16 @@ class Harness:
         scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) * (case.scale or case.head_dim**-0.5)
         if case.soft_cap:
             scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(~is_seen, float("-inf")).softmax(-1), values)
+        if case.span:
+            is_seen &= at[:, None] // case.span == at // case.span
+        if case.has_slopes:
+            scores -= torch.tensor(case.spec.slopes, device=self.device)[:, None, None] * distances
+        maxima = scores.masked_fill(~is_seen, float("-inf")).amax(-1, keepdim=True)
+        weights = (scores - maxima).exp() * is_seen
+        sums = weights.sum(-1, keepdim=True)
+        if self.sinks is not None:
+            sums += (self.sinks[:, None, None] - maxima).exp()
+        return torch.einsum("hqk,khd->qhd", weights / sums, values)
 
     def kept(self, tokens: Tokens, *parts: torch.Tensor) -> list[torch.Tensor]:
         """Keys and values as the cache has them, and as given where they are not computed yet."""
@@ -370,6 +385,8 @@ MIXED = [
     # Scores in the tens of thousands, whose exponentials are infinite and zero.
     Case(1, 2, 64, 16, scale=2e3, soft_cap=3.0, dtype=F32),
     Case(1, 2, 64, 16, soft_cap=1.0, cache_dtype=FP8),
+    Case(1, 3, 64, 16, has_slopes=True, has_sinks=True, dtype=F32),
+    Case(2, 2, 64, 16, span=20, has_sinks=True),
 ]
 DECODES = [
     Case(lengths=(2, 700, 66)),
@@ -380,6 +397,7 @@ DECODES = [
     Case(1, 2, 256, 16, 300, soft_cap=1.0, dtype=F32, lengths=(2, 500)),
     Case(1, 2, 64, 16, 40, soft_cap=1.0, cache_dtype=FP8, lengths=(2, 300)),
     Case(1, 20, 48, 16, dtype=F32, lengths=(2, 600), latent_dim=32),
+    Case(1, 2, 64, 16, span=300, has_slopes=True, has_sinks=True, lengths=(2, 590)),
 ]
 LIBRARIES = [Case(1), Case(1, 4, 128, 32, window=20)]
 TILED = [
@@ -391,7 +409,7 @@ RECORDED = [
     Case(lengths=(24, 20, 70)),
     Case(1, 2, 64, 32, dtype=F32, lengths=(300, 20, 700)),  # both launches split contexts
     Case(1, 4, 64, 16, 150, F32, lengths=(24, 20, 500)),
-    Case(1, 4, lengths=(24, 20, 100), is_deterministic=True),
+    Case(1, 4, lengths=(24, 20, 100), is_deterministic=True, has_sinks=True),
     Case(1, 4, 48, dtype=F32, lengths=(300, 20, 500), latent_dim=32),
 ]
 INVARIANT = [

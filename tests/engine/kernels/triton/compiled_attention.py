@@ -97,11 +97,13 @@ def compile_attend(
     is_uniform: bool,
     window: int = 0,
     soft_cap: float = 0.0,
+    has_all: bool = False,
 ) -> Any:
+    """With slopes and sinks if it has all."""
     from weft.engine.kernels.triton.attention_kernels import attend_kernel
 
     integers = dict.fromkeys(("metadata", "items"), "i32")
-    floats = dict.fromkeys(("partials", "partial_sums"), "fp32")
+    floats = dict.fromkeys(("partials", "partial_sums", "slopes", "sinks"), "fp32")
     constants = {
         "SCALE": 0.1,
         "SOFT_CAP": soft_cap,
@@ -110,6 +112,9 @@ def compile_attend(
         "HEAD_DIM": head_dim,
         "BLOCK_SIZE": 16,
         "WINDOW": window,
+        "SPAN": 0,
+        "HAS_SLOPES": has_all,
+        "HAS_SINKS": has_all,
         "PADDED_DIM": padded(head_dim),
         "TILE_ROWS": tile.rows,
         "TILE_KEYS": tile.keys,

@@ -111,7 +111,14 @@ class OwnValues(AttentionStep):
     def cache(self, layer: int) -> None:
         return None
 
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         return values.repeat_interleave(queries.size(1) // values.size(1), dim=1) + queries
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.engine.paged import PagedRequests
+from weft.engine.cache.specs import PagedKV
 from weft.engine.kernels.triton.attention_plan import Bools, Tiling, Work, plan_work
 from weft.engine.step.batch import Batch, GraphKey
 
@@ -31,7 +32,7 @@ def plan(batch: Batch, *tilings: Tiling, window: int | None = None) -> Work:
     parts: list[Bools] = [np.ones(batch.num_requests, np.bool_)]
     if len(tilings) > 1:
         parts = [query_lens <= tilings[0].tokens, query_lens > tilings[0].tokens]
-    return plan_work(batch, window, list(zip(tilings, parts, strict=True)))
+    return plan_work(batch, PagedKV(1, 8, window).first_seen, list(zip(tilings, parts, strict=True)))
 
 
 def test_a_prompt_is_cut_into_tiles_and_the_longest_comes_first() -> None:

@@ -21,12 +21,13 @@ def kernels() -> dict[str, Kernel]:
     numbers = dict.fromkeys(("size", "row_stride", "token_stride", "query_stride"), "i32") | {"eps": "fp32"}
     tensors = dict.fromkeys(("hidden", "weight", "outputs", "qkv", "rotation", "cache", "gate_up", "queries"), "*bf16")
     tensors |= dict.fromkeys(("slots", "metadata", "items", "merges"), "*i32")
-    types = numbers | tensors | dict.fromkeys(("partials", "partial_sums"), "*fp32")
+    types = numbers | tensors | dict.fromkeys(("partials", "partial_sums", "slopes", "sinks"), "*fp32")
     heads = {"HAS_NORM": True, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "HEADS": 16}
     sizes = {"HEAD_DIM": 128, "PADDED_DIM": 128}
     attend = {"SCALE": 0.1, "SOFT_CAP": 0.0, "NUM_KV_HEADS": 8, "NUM_SHARED": 4, "BLOCK_SIZE": 16, "WINDOW": 0}
     attend |= {"TILE_ROWS": 16, "TILE_KEYS": 64, "IS_UNIFORM": True, **sizes}
-    merge = {"NUM_HEADS": 32, "TILE_PARTS": 16, **sizes}
+    attend |= {"SPAN": 0, "HAS_SLOPES": True, "HAS_SINKS": True}
+    merge = {"NUM_HEADS": 32, "TILE_PARTS": 16, "HAS_SINKS": True, **sizes}
     return {
         "rms_norm": (layer_kernels.rms_norm, 8, types, {"BLOCK": 4096}, 2),
         "prepare_heads": (layer_kernels.prepare_heads, 4, types, heads | {"PAIRS": 64}, 2),

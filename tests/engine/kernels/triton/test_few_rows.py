@@ -80,7 +80,14 @@ class NoAttention(AttentionStep):
     def cache(self, layer: int) -> None:
         return None
 
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         return torch.empty(queries.shape, dtype=queries.dtype)
 
 
