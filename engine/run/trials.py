@@ -24,8 +24,10 @@ from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer
 from weft.engine.models.config import ModelConfig
+from weft.engine.models.experts import ExpertsSpec
 from weft.engine.models.families.family import QKNorm
 from weft.engine.models.loading import make_rotaries
+from weft.engine.models.specs import BlockSpec, PreNormSpec
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.dummy_batch import dummy_batch
@@ -179,6 +181,28 @@ class AttentionTrials(Trials):
         return attended
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _SteadyRouting:
+    """Chooses experts by the place of a token. By scores, rounding alone may change a choice, and then all outputs."""
+
+    num_chosen: int
+
+    def choose(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Routing`; shares still follow from logits."""
+        num_tokens, num_experts = logits.shape
+        places = torch.arange(num_tokens * self.num_chosen, device=logits.device) % num_experts
+        ids = places.view(num_tokens, self.num_chosen)
+        return ids, logits.gather(1, ids).softmax(-1)
+
+
+def with_steady_routing(block: BlockSpec) -> BlockSpec:
+    """The same block; its experts, if it has some, are chosen by the places of tokens."""
+    if isinstance(block, PreNormSpec) and isinstance(block.feed_forward, ExpertsSpec):
+        experts = dataclasses.replace(block.feed_forward, routing=_SteadyRouting(block.feed_forward.routing.num_chosen))
+        return dataclasses.replace(block, feed_forward=experts)
+    return block
+
+
 class BlockTrials(Trials):
     """The model's first block, with random weights."""
 
@@ -192,7 +216,7 @@ class BlockTrials(Trials):
         """
         self._model, self._config, self._shapes = model, config, shapes
         self._are_separate = are_separate
-        self._spec = decoder_spec(model).blocks[0]
+        self._spec = with_steady_routing(decoder_spec(model).blocks[0])
 
     @override
     def trial(self, config: EngineConfig) -> Trial:
