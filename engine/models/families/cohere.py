@@ -7,6 +7,7 @@ from weft.engine.models.families.family import (
     Norm,
     Norms,
     QKNorm,
+    family,
     read_window,
     windowless,
     windows_by_pattern,
@@ -15,6 +16,7 @@ from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA
 
 
+@family("CohereForCausalLM")
 def cohere(fields: Fields) -> FamilySwitches:
     """Both halves share a norm; in Command R+ every head has a norm of its own."""
     attention_bias = fields.flag("attention_bias", False)
@@ -33,6 +35,7 @@ def cohere(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Cohere2ForCausalLM")
 def cohere2(fields: Fields) -> FamilySwitches:
     """Layers with full attention have no rotary embedding."""
     windows = windows_by_pattern(fields, read_window(fields, 4096), 4)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertSwitches, corrected, on_layers
-from weft.engine.models.families.family import FamilySwitches, UseModule
+from weft.engine.models.families.family import FamilySwitches, UseModule, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.latent import DEEPSEEK, read_latent
 
@@ -29,6 +29,7 @@ _GLM = {
 _GLM_LATENT = {**DEEPSEEK, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256}
 
 
+@family("DeepseekV2ForCausalLM")
 def deepseek_v2(fields: Fields) -> FamilySwitches:
     """Softmax scores; shares are not divided by their sum, whatever norm_topk_prob says, as in transformers."""
     fields = fields.with_defaults(_V2)
@@ -54,12 +55,14 @@ def deepseek_v2(fields: Fields) -> FamilySwitches:
     return _switches(fields, experts, lambda layer: layer >= num_dense, is_interleaved=True)
 
 
+@family("DeepseekV3ForCausalLM")
 def deepseek_v3(fields: Fields) -> FamilySwitches:
     """The first three layers are dense."""
     num_dense = fields.integer("first_k_dense_replace", 3)
     return _switches(fields, _corrected(fields, _V3), lambda layer: layer >= num_dense)
 
 
+@family("Glm4MoeLiteForCausalLM")
 def glm4_moe_lite(fields: Fields) -> FamilySwitches:
     """GLM 4.7 Flash: the first layer is dense."""
     experts = _corrected(fields, _GLM)

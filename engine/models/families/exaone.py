@@ -4,6 +4,7 @@ from weft.engine.models.families.family import (
     FamilySwitches,
     Norms,
     QKNorm,
+    family,
     read_window,
     windowless,
     windows_by_pattern,
@@ -11,6 +12,7 @@ from weft.engine.models.families.family import (
 from weft.engine.models.families.fields import Fields
 
 
+@family("Exaone4ForCausalLM")
 def exaone4(fields: Fields) -> FamilySwitches:
     """Without a window all layers have full attention and rotary embeddings."""
     window = read_window(fields, 4096)

@@ -169,6 +169,19 @@ class FamilySwitches:
 
 Family = Callable[[Fields], FamilySwitches]
 
+FAMILIES: dict[str, Family] = {}
+"""By architecture; `registry` fills it."""
+
+
+def family(*architectures: str) -> Callable[[Family], Family]:
+    """Make a function the family of architectures, by their names in config.json."""
+
+    def register(function: Family) -> Family:
+        FAMILIES.update(dict.fromkeys(architectures, function))
+        return function
+
+    return register
+
 
 def read_window(fields: Fields, default: int) -> int | None:
     """The sliding window: null means full attention, an absent field means the default."""

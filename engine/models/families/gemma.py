@@ -9,6 +9,7 @@ from weft.engine.models.families.family import (
     FamilySwitches,
     Norms,
     QKNorm,
+    family,
     read_window,
     windows_by_pattern,
     windows_by_type,
@@ -20,6 +21,7 @@ from weft.engine.shared.errors import ModelError
 _ACTIVATION = "gelu_pytorch_tanh"
 
 
+@family("GemmaForCausalLM")
 def gemma(fields: Fields) -> FamilySwitches:
     """The first releases say gelu but mean its approximation by tanh, as in transformers."""
     if fields.flag("use_bidirectional_attention", False):
@@ -37,6 +39,7 @@ def gemma(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Gemma2ForCausalLM")
 def gemma2(fields: Fields) -> FamilySwitches:
     """By default layers 0, 2, 4, ... have a window; layer_types may say otherwise."""
     window = read_window(fields, 4096)
@@ -54,6 +57,7 @@ def gemma2(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Gemma3ForCausalLM")
 def gemma3(fields: Fields) -> FamilySwitches:
     """QK-norm; five of six layers have a window, and a rotary embedding with another base that is not scaled."""
     return replace(
@@ -67,6 +71,7 @@ def gemma3(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("VaultGemmaForCausalLM")
 def vaultgemma(fields: Fields) -> FamilySwitches:
     """Gemma 2 with norms before each half alone."""
     return replace(gemma2(fields), norms=Norms.BEFORE)

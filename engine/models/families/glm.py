@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from weft.engine.models.families.family import FamilySwitches, Norms
+from weft.engine.models.families.family import FamilySwitches, Norms, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA
 
 _NAMES = replace(LLAMA, gate_up=("mlp.gate_up_proj",))
 
 
+@family("GlmForCausalLM")
 def glm(fields: Fields) -> FamilySwitches:
     """Gate and up projection are one matrix."""
     return FamilySwitches(
@@ -20,6 +21,7 @@ def glm(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Glm4ForCausalLM")
 def glm4(fields: Fields) -> FamilySwitches:
     """As before, with further norms."""
     names = replace(_NAMES, mixer_post_norm="post_self_attn_layernorm", feed_forward_post_norm="post_mlp_layernorm")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from weft.engine.models.families.family import FamilySwitches, Fused, Norm, UseModule
+from weft.engine.models.families.family import FamilySwitches, Fused, Norm, UseModule, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA, TensorNames
 
@@ -43,6 +43,7 @@ _OPT = TensorNames(
 )
 
 
+@family("GPT2LMHeadModel")
 def gpt2(fields: Fields) -> FamilySwitches:
     """Learned positions; matrices are stored as (inputs, outputs)."""
     if fields.flag("scale_attn_by_inverse_layer_idx", False) or fields.flag("add_cross_attention", False):
@@ -57,6 +58,7 @@ def gpt2(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("GPTBigCodeForCausalLM")
 def gpt_bigcode(fields: Fields) -> FamilySwitches:
     """SantaCoder and StarCoder: all heads share one pair of keys and values."""
     is_multi_query = fields.flag("multi_query", True)
@@ -71,6 +73,7 @@ def gpt_bigcode(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("OPTForCausalLM")
 def opt(fields: Fields) -> FamilySwitches:
     """The first two rows of the embedding of positions are never used."""
     size = fields.integer("hidden_size")
@@ -90,6 +93,7 @@ def opt(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("BioGptForCausalLM")
 def biogpt(fields: Fields) -> FamilySwitches:
     """OPT's layers; embeddings are scaled."""
     size = fields.integer("hidden_size")
@@ -110,6 +114,7 @@ def biogpt(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Starcoder2ForCausalLM")
 def starcoder2(fields: Fields) -> FamilySwitches:
     """Llama's attention with biases."""
     has_bias = fields.flag("use_bias", True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from weft.engine.models.families.family import FamilySwitches, Fused, Norm, Norms, QKNorm, UseModule
+from weft.engine.models.families.family import FamilySwitches, Fused, Norm, Norms, QKNorm, UseModule, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA, TensorNames
 
@@ -19,6 +19,7 @@ _BASE = FamilySwitches(
 )
 
 
+@family("GPTNeoXForCausalLM")
 def gpt_neox(fields: Fields) -> FamilySwitches:
     """Pythia too: each half has a norm, also where they stand side by side."""
     has_bias = fields.flag("attention_bias", True)
@@ -43,6 +44,7 @@ def gpt_neox(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("GPTJForCausalLM")
 def gptj(fields: Fields) -> FamilySwitches:
     """Neighbours are rotated; biases only in feed-forward layers and in the output head."""
     return replace(
@@ -71,6 +73,7 @@ def gptj(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("PhiForCausalLM")
 def phi(fields: Fields) -> FamilySwitches:
     """Phi-1 to Phi-2: biases everywhere."""
     if fields.flag("qk_layernorm", False):
@@ -84,6 +87,7 @@ def phi(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("PersimmonForCausalLM")
 def persimmon(fields: Fields) -> FamilySwitches:
     """One half after the other; queries and keys have a LayerNorm."""
     return replace(
@@ -105,6 +109,7 @@ def persimmon(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("StableLmForCausalLM")
 def stablelm(fields: Fields) -> FamilySwitches:
     """Feed-forward layers with a gate."""
     if fields.flag("qk_layernorm", False):
@@ -122,6 +127,7 @@ def stablelm(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("NemotronForCausalLM")
 def nemotron(fields: Fields) -> FamilySwitches:
     """Nemotron 3 and Minitron: the weights of norms are stored minus 1."""
     attention_bias = fields.flag("attention_bias", False)
@@ -138,6 +144,7 @@ def nemotron(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("FalconForCausalLM")
 def falcon(fields: Fields) -> FamilySwitches:
     """Falcon with rotary embeddings: 7B (one head of keys and values) and 40B (groups, a norm for each half)."""
     if fields.flag("alibi", False):

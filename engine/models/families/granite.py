@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
-from weft.engine.models.families.family import FamilySwitches, Norms
+from weft.engine.models.families.family import FamilySwitches, Norms, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.llama import llama
 from weft.engine.models.families.names import LLAMA
 
 
+@family("GraniteForCausalLM")
 def granite(fields: Fields) -> FamilySwitches:
     """Logits are divided by logits_scaling."""
     return replace(
@@ -21,6 +22,7 @@ def granite(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("HyperCLOVAXForCausalLM")
 def hyperclovax(fields: Fields) -> FamilySwitches:
     """Logits are multiplied by logits_scaling, and each half may end with a norm."""
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
@@ -34,6 +36,7 @@ def hyperclovax(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
 def granitemoe(fields: Fields) -> FamilySwitches:
     """Experts, all in one tensor, whose shares are the softmax of the chosen; one may be for all tokens."""
     experts = ExpertSwitches(

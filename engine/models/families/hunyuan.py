@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches
-from weft.engine.models.families.family import FamilySwitches, QKNorm
+from weft.engine.models.families.family import FamilySwitches, QKNorm, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.llama import llama
 from weft.engine.models.families.names import LLAMA
 
 
+@family("HunYuanDenseV1ForCausalLM")
 def hunyuan_v1_dense(fields: Fields) -> FamilySwitches:
     """Llama's layers otherwise."""
     names = replace(LLAMA, query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
@@ -18,6 +19,7 @@ def hunyuan_v1_dense(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("HunYuanMoEV1ForCausalLM")
 def hunyuan_v1_moe(fields: Fields) -> FamilySwitches:
     """The same with experts, of which each layer may have and choose another number, and one for all tokens."""
     size, num_layers = fields.integer("intermediate_size"), fields.integer("num_hidden_layers")

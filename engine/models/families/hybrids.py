@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, corrected, on_layers
-from weft.engine.models.families.family import FamilySwitches, FeedForwardSwitches, Halves, MixerSwitches, UseModule
+from weft.engine.models.families.family import (
+    FamilySwitches,
+    FeedForwardSwitches,
+    Halves,
+    MixerSwitches,
+    UseModule,
+    family,
+)
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.mamba import Mamba2Switches, MambaSwitches, read_limits, require_silu
 from weft.engine.models.families.names import TensorNames
@@ -69,6 +76,7 @@ class AttentionAndMamba2(MixerSwitches):
         return ParallelMixersSpec((attention, mamba), (matrix.in_features, self.mamba.width))
 
 
+@family("FalconH1ForCausalLM")
 def falcon_h1(fields: Fields) -> FamilySwitches:
     """Multipliers everywhere: of scores as a scale, of the inputs of state spaces as they are, others in weights."""
     if fields.flag("mamba_rms_norm", False) and fields.flag("mamba_norm_before_gate", True):
@@ -103,6 +111,7 @@ def falcon_h1(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("BambaForCausalLM")
 def bamba(fields: Fields) -> FamilySwitches:
     """Attention, with half of each head rotated, in the layers of attn_layer_indices."""
     attention_bias, with_attention = fields.flag("attention_bias", False), fields.integers("attn_layer_indices")
@@ -121,6 +130,7 @@ def bamba(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("GraniteMoeHybridForCausalLM")
 def granite_hybrid(fields: Fields) -> FamilySwitches:
     """Layers by layer_types; multipliers of Granite; experts beside a dense layer, unless there are none."""
     has_bias, dense_size = fields.flag("attention_bias", False), fields.integer("shared_intermediate_size", 1024)
@@ -155,6 +165,7 @@ def granite_hybrid(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("JambaForCausalLM")
 def jamba(fields: Fields) -> FamilySwitches:
     """Mamba with norms of what is selected; attention without positions, and experts, every so many layers."""
     require_silu(fields)
@@ -197,6 +208,7 @@ _KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", "linear_attent
 _KINDS |= {"full_attention": "attention"}
 
 
+@family("NemotronHForCausalLM")
 def nemotron_h(fields: Fields) -> FamilySwitches:
     """Blocks of one part each, by hybrid_override_pattern or layers_block_type."""
     names = fields.optional_text("hybrid_override_pattern") or fields.texts("layers_block_type")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
-from weft.engine.models.families.family import FamilySwitches, QKNorm
+from weft.engine.models.families.family import FamilySwitches, QKNorm, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.linear_attention import ShortConvolutionSwitches, SizedFeedForward, read_layer_types
 from weft.engine.models.families.names import TensorNames
@@ -29,12 +29,14 @@ _EXPERTS = ExpertNames(
 )
 
 
+@family("Lfm2ForCausalLM")
 def lfm2(fields: Fields) -> FamilySwitches:
     """One dense layer for all tokens, of a size that has to be computed."""
     feed_forward = SizedFeedForward(_intermediate_size(fields))
     return replace(_hybrid(fields), feed_forwards=(feed_forward,) * fields.integer("num_hidden_layers"))
 
 
+@family("Lfm2MoeForCausalLM")
 def lfm2_moe(fields: Fields) -> FamilySwitches:
     """Experts with sigmoid scores behind the first, dense layers."""
     routing = TopK(

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from weft.engine.models.families.family import FamilySwitches, Norm, read_window, windows_by_type
+from weft.engine.models.families.family import FamilySwitches, Norm, family, read_window, windows_by_type
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA
 
 
+@family("LlamaForCausalLM")
 def llama(fields: Fields) -> FamilySwitches:
     """Biases only where config.json asks for them."""
     attention_bias = fields.flag("attention_bias", False)
@@ -19,12 +20,14 @@ def llama(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("ArceeForCausalLM")
 def arcee(fields: Fields) -> FamilySwitches:
     """Feed-forward layers without a gate."""
     names = replace(LLAMA, gate_up=("mlp.up_proj",))
     return replace(llama(fields), names=names, is_gated=False, activation=_activation(fields, "relu2"), defaults=_EPS_5)
 
 
+@family("CwmForCausalLM")
 def cwm(fields: Fields) -> FamilySwitches:
     """Windows in three of four layers."""
     window = read_window(fields, 8192)
@@ -37,6 +40,7 @@ def cwm(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Ernie4_5ForCausalLM")
 def ernie4_5(fields: Fields) -> FamilySwitches:
     """ERNIE 4.5, dense: neighbours are rotated."""
     has_bias = fields.flag("use_bias", False)
@@ -51,6 +55,7 @@ def ernie4_5(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("HeliumForCausalLM")
 def helium(fields: Fields) -> FamilySwitches:
     """Neighbours are rotated; the output of attention has no bias."""
     return replace(
@@ -62,6 +67,7 @@ def helium(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Jais2ForCausalLM")
 def jais2(fields: Fields) -> FamilySwitches:
     """LayerNorm, and feed-forward layers without a gate."""
     attention_bias = fields.flag("attention_bias", True)
@@ -77,6 +83,7 @@ def jais2(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("SeedOssForCausalLM")
 def seed_oss(fields: Fields) -> FamilySwitches:
     """Biases of queries, keys and values are on unless config.json says otherwise."""
     return FamilySwitches(
@@ -88,6 +95,7 @@ def seed_oss(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("SmolLM3ForCausalLM")
 def smollm3(fields: Fields) -> FamilySwitches:
     """Every fourth layer has no rotary embedding; no_rope_layers holds 1 for those that have it."""
     num_layers = fields.integer("num_hidden_layers")

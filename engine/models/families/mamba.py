@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
-from weft.engine.models.families.family import FamilySwitches, Halves, MixerSwitches, UseModule
+from weft.engine.models.families.family import FamilySwitches, Halves, MixerSwitches, UseModule, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import TensorNames
 
@@ -88,16 +88,19 @@ class Mamba2Switches(MixerSwitches):
         return mamba2_spec(self, config, layer, output_norm)
 
 
+@family("MambaForCausalLM")
 def mamba(fields: Fields) -> FamilySwitches:
     """By default the output head shares the matrix of the embedding."""
     return _only_mixers(fields, read_mamba(fields), 50280, ties_embeddings=True)
 
 
+@family("FalconMambaForCausalLM")
 def falcon_mamba(fields: Fields) -> FamilySwitches:
     """Mamba with norms without weights."""
     return _only_mixers(fields, read_mamba(fields, fields.number("mixer_rms_eps", 1e-6)), 50280, ties_embeddings=True)
 
 
+@family("Mamba2ForCausalLM")
 def mamba2(fields: Fields) -> FamilySwitches:
     """Published configurations name all sizes."""
     require_silu(fields)

@@ -1,10 +1,11 @@
 """MiniCPM3: latent attention, and multipliers of embeddings, of what layers add, and of logits."""
 
-from weft.engine.models.families.family import FamilySwitches
+from weft.engine.models.families.family import FamilySwitches, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.latent import read_latent
 
 
+@family("MiniCPM3ForCausalLM")
 def minicpm3(fields: Fields) -> FamilySwitches:
     """A null multiplier changes nothing."""
     hidden_size, num_layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")

@@ -1,14 +1,16 @@
 """Mistral: Llama's layers; in the first release all have the same sliding window."""
 
-from weft.engine.models.families.family import FamilySwitches, read_window, windows_by_type
+from weft.engine.models.families.family import FamilySwitches, family, read_window, windows_by_type
 from weft.engine.models.families.fields import Fields
 
 
+@family("MistralForCausalLM")
 def mistral(fields: Fields) -> FamilySwitches:
     """The default window is that of the first release."""
     return FamilySwitches(sliding_windows=(read_window(fields, 4096),) * fields.integer("num_hidden_layers"))
 
 
+@family("MinistralForCausalLM")
 def ministral(fields: Fields) -> FamilySwitches:
     """Layers may differ in their windows."""
     window = read_window(fields, 4096)

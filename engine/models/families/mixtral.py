@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from weft.engine.layers.routing import SparseMixer, TopK
 from weft.engine.models.families.experts import MIXTRAL, ExpertNames, ExpertSwitches, on_layers
-from weft.engine.models.families.family import FamilySwitches, Norm, QKNorm, UseModule, read_window
+from weft.engine.models.families.family import FamilySwitches, Norm, QKNorm, UseModule, family, read_window
 from weft.engine.models.families.fields import Fields
 
 
+@family("MixtralForCausalLM")
 def mixtral(fields: Fields) -> FamilySwitches:
     """Shares are divided by their sum."""
     experts = _experts(fields, 8)
@@ -18,6 +19,7 @@ def mixtral(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("PhimoeForCausalLM")
 def phimoe(fields: Fields) -> FamilySwitches:
     """LayerNorm; a choice is sparse if the jitter of training says so."""
     scaling = fields.section("rope_scaling")
@@ -36,6 +38,7 @@ def phimoe(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("MiniMaxM2ForCausalLM")
 def minimax_m2(fields: Fields) -> FamilySwitches:
     """Norms over all heads of queries and of keys, and a correction bias beside the router."""
     names = replace(MIXTRAL, correction="block_sparse_moe.e_score_correction_bias")

@@ -7,12 +7,14 @@ from weft.engine.models.families.family import (
     Norm,
     Norms,
     QKNorm,
+    family,
     read_window,
     windows_by_pattern,
 )
 from weft.engine.models.families.fields import Fields
 
 
+@family("OlmoForCausalLM")
 def olmo(fields: Fields) -> FamilySwitches:
     """Queries, keys and values may be clipped."""
     attention_bias = fields.flag("attention_bias", False)
@@ -25,11 +27,13 @@ def olmo(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Olmo2ForCausalLM")
 def olmo2(fields: Fields) -> FamilySwitches:
     """No norm before a half."""
     return replace(olmo(fields), norm=Norm.RMS, norms=Norms.AFTER, qk_norm=QKNorm(over_all=True), clip=None)
 
 
+@family("Olmo3ForCausalLM")
 def olmo3(fields: Fields) -> FamilySwitches:
     """Three of four layers have a window, and only the others scale the rotary embedding."""
     theta = fields.number("rope_theta", 5e5)

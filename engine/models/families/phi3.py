@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from weft.engine.models.families.family import FamilySwitches
+from weft.engine.models.families.family import FamilySwitches, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA
 
 
+@family("Phi3ForCausalLM")
 def phi3(fields: Fields) -> FamilySwitches:
     """One window for all layers, if any."""
     return FamilySwitches(

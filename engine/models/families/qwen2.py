@@ -1,9 +1,10 @@
 """Qwen2 and Qwen2.5: biases on queries, keys and values; sliding windows in upper layers if switched on."""
 
-from weft.engine.models.families.family import FamilySwitches, read_layer_windows
+from weft.engine.models.families.family import FamilySwitches, family, read_layer_windows
 from weft.engine.models.families.fields import Fields
 
 
+@family("Qwen2ForCausalLM")
 def qwen2(fields: Fields) -> FamilySwitches:
     """The biases are part of the architecture; config.json does not mention them."""
     return FamilySwitches(qkv_bias=True, sliding_windows=read_layer_windows(fields))

@@ -1,9 +1,10 @@
 """Qwen3, dense: QK-norm, and a head size that is independent of the hidden size."""
 
-from weft.engine.models.families.family import FamilySwitches, QKNorm, read_layer_windows
+from weft.engine.models.families.family import FamilySwitches, QKNorm, family, read_layer_windows
 from weft.engine.models.families.fields import Fields
 
 
+@family("Qwen3ForCausalLM")
 def qwen3(fields: Fields) -> FamilySwitches:
     """Biases by config.json, sliding windows as in Qwen2."""
     attention_bias = fields.flag("attention_bias", False)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertSwitches
-from weft.engine.models.families.family import FamilySwitches, QKNorm
+from weft.engine.models.families.family import FamilySwitches, QKNorm, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.linear_attention import DeltaSwitches, GatedAttentionSwitches, read_layer_types
 from weft.engine.models.families.qwen_moe import SHARED, qwen_experts, sparse_layers
@@ -12,11 +12,13 @@ from weft.engine.models.families.qwen_moe import SHARED, qwen_experts, sparse_la
 _LINEAR, _FULL = "linear_attention", "full_attention"
 
 
+@family("Qwen3_5ForCausalLM")
 def qwen3_5(fields: Fields) -> FamilySwitches:
     """Qwen3.5, dense."""
     return _hybrid(fields, _delta(fields))
 
 
+@family("Qwen3_5MoeForCausalLM")
 def qwen3_5_moe(fields: Fields) -> FamilySwitches:
     """Qwen3.5 with experts in all layers, whose shares always sum to 1."""
     routing = TopK(fields.integer("num_experts_per_tok", 8), divides=True)
@@ -26,6 +28,7 @@ def qwen3_5_moe(fields: Fields) -> FamilySwitches:
     return replace(switches, defaults={**switches.defaults, "intermediate_size": experts.shared_size})
 
 
+@family("Qwen3NextForCausalLM")
 def qwen3_next(fields: Fields) -> FamilySwitches:
     """Its linear attention has two matrices, in which the rows of each key head stand together."""
     delta = replace(_delta(fields), projections=("in_proj_qkvz", "in_proj_ba"), is_grouped=True)

@@ -9,6 +9,7 @@ from weft.engine.models.families.family import (
     Norms,
     QKNorm,
     UseModule,
+    family,
     windows_by_type,
 )
 from weft.engine.models.families.fields import Fields
@@ -21,6 +22,7 @@ SHARED = ExpertNames(
 )
 
 
+@family("Qwen2MoeForCausalLM")
 def qwen2_moe(fields: Fields) -> FamilySwitches:
     """A shared expert with a gate of its own; windows, if switched on, are in every second of the lower layers."""
     window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
@@ -38,6 +40,7 @@ def qwen2_moe(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Qwen3MoeForCausalLM")
 def qwen3_moe(fields: Fields) -> FamilySwitches:
     """QK-norm; every layer has the same window, if it is switched on."""
     bias = fields.flag("attention_bias", False)
@@ -52,6 +55,7 @@ def qwen3_moe(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("OlmoeForCausalLM")
 def olmoe(fields: Fields) -> FamilySwitches:
     """Norms over all heads of queries and of keys."""
     if fields.has("clip_qkv"):
@@ -67,6 +71,7 @@ def olmoe(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("FlexOlmoForCausalLM")
 def flex_olmo(fields: Fields) -> FamilySwitches:
     """OLMoE with norms behind both halves instead of before them."""
     experts = replace(qwen_experts(fields, 7, 5), size=fields.integer("intermediate_size"))

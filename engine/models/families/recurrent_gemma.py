@@ -2,7 +2,7 @@
 
 import math
 
-from weft.engine.models.families.family import FamilySwitches
+from weft.engine.models.families.family import FamilySwitches, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.linear_attention import GatedRecurrenceSwitches, SizedFeedForward
 from weft.engine.models.families.names import TensorNames
@@ -18,6 +18,7 @@ _NAMES = TensorNames(
 )
 
 
+@family("RecurrentGemmaForCausalLM")
 def recurrent_gemma(fields: Fields) -> FamilySwitches:
     """The kinds of layers repeat."""
     hidden, num_layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, corrected, on_layers
-from weft.engine.models.families.family import FamilySwitches, QKNorm, read_window, windows_by_type
+from weft.engine.models.families.family import FamilySwitches, QKNorm, family, read_window, windows_by_type
 from weft.engine.models.families.fields import Fields
 
 
+@family("Glm4MoeForCausalLM")
 def glm4_moe(fields: Fields) -> FamilySwitches:
     """Half of a head is rotated; the first layers are dense."""
     first = fields.integer("first_k_dense_replace", 1)
@@ -20,6 +21,7 @@ def glm4_moe(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Dots1ForCausalLM")
 def dots1(fields: Fields) -> FamilySwitches:
     """QK-norm, and windows in upper layers or by layer_types."""
     bias, first = fields.flag("attention_bias", False), fields.integer("first_k_dense_replace", 0)
@@ -36,6 +38,7 @@ def dots1(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("SolarOpenForCausalLM")
 def solar_open(fields: Fields) -> FamilySwitches:
     """Llama's attention; all layers have experts, so config.json has no size of dense ones."""
     return FamilySwitches(
@@ -46,6 +49,7 @@ def solar_open(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Ernie4_5_MoeForCausalLM")
 def ernie4_5_moe(fields: Fields) -> FamilySwitches:
     """Softmax scores with a correction bias; neighbours are rotated together."""
     bias, num_layers = fields.flag("use_bias", False), fields.integer("num_hidden_layers")
@@ -76,6 +80,7 @@ def ernie4_5_moe(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("HYV3ForCausalLM")
 def hy_v3(fields: Fields) -> FamilySwitches:
     """QK-norm; which layers have experts, mlp_layer_types says."""
     bias = fields.flag("attention_bias", False)
@@ -103,6 +108,7 @@ def hy_v3(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("ExaoneMoeForCausalLM")
 def exaone_moe(fields: Fields) -> FamilySwitches:
     """Layers without a window have no rotary embedding."""
     window, num_layers = read_window(fields, 4096), fields.integer("num_hidden_layers")

@@ -1,10 +1,11 @@
 """Youtu: a dense model with latent attention."""
 
-from weft.engine.models.families.family import FamilySwitches
+from weft.engine.models.families.family import FamilySwitches, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.latent import read_latent
 
 
+@family("YoutuForCausalLM")
 def youtu(fields: Fields) -> FamilySwitches:
     """The rotary embedding is that of the rotary part of heads."""
     latent = read_latent(fields)
