@@ -47,9 +47,8 @@ def attend_kernel(
     """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
 
     Rows of a tile are (token, query head of the K/V head), token by token, so that K/V are read once for the NUM_SHARED
-    heads that share them. WINDOW, SPAN and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that the bits of
-    a row do not depend on the others in its tile; without it, keys that all rows see have a faster loop without masks.
-    slopes and sinks, (num_heads,) float32, are read only if there are such.
+    heads that share them. WINDOW, SPAN and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that a row's bits
+    do not depend on its tile; without it, keys that all rows see have a faster loop. slopes, sinks: (num_heads,).
     """
     follow(IS_DEPENDENT)
     item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7
@@ -61,19 +60,15 @@ def attend_kernel(
     first_position = tl.load(item + 3)
     first_key, last_key, partial = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6)
     kv_head, rows = tl.program_id(0) % NUM_KV_HEADS, tl.arange(0, TILE_ROWS)
-    tokens = rows // NUM_SHARED
-    heads = kv_head * NUM_SHARED + rows % NUM_SHARED
-    positions = first_position + tokens
+    tokens, heads = rows // NUM_SHARED, kv_head * NUM_SHARED + rows % NUM_SHARED
+    positions, is_row = first_position + tokens, tokens < num_tokens
     dims = tl.arange(0, PADDED_DIM)
-    is_row = tokens < num_tokens
     is_query = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     offsets = (first_token + tokens)[:, None] * query_stride + heads[:, None] * HEAD_DIM + dims[None, :]
     query = tl.load(queries + offsets, mask=is_query, other=0.0)
     slope = tl.load(slopes + heads) * LOG2_E if HAS_SLOPES else 0.0
-    maxima, sums = tl.full([TILE_ROWS], float("-inf"), tl.float32), tl.zeros([TILE_ROWS], tl.float32)
-    attended = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
-    heads_start = cache + kv_head * (BLOCK_SIZE * HEAD_DIM)
-    masked_from = first_key  # before it, every row sees every key
+    maxima, sums, attended = nothing_seen(TILE_ROWS, PADDED_DIM)
+    heads_start, masked_from = cache + kv_head * (BLOCK_SIZE * HEAD_DIM), first_key  # before it, rows see every key
     blocks = load_blocks(table, first_key, last_key, BLOCK_SIZE, TILE_KEYS)
     if not IS_UNIFORM and WINDOW == 0 and SPAN == 0:
         masked_from = tl.maximum(first_key, tl.minimum(last_key, first_position + 1) // TILE_KEYS * TILE_KEYS)
@@ -88,14 +83,44 @@ def attend_kernel(
     )  # fmt: skip
     if HAS_SINKS and partial < 0:  # those of parts join when parts are merged
         sums += tl.exp2(tl.load(sinks + heads) * LOG2_E - tl.where(sums == 0, 0.0, maxima))
+    targets = (tl.where(partial < 0, first_token, partial) + tokens) * (NUM_KV_HEADS * NUM_SHARED) + heads
+    store_attended(
+        maxima, sums, attended, partial, targets, dims, is_row, outputs, partials, partial_sums, HEAD_DIM
+    )  # fmt: skip
+
+
+@triton.jit
+def nothing_seen(TILE_ROWS: tl.constexpr, PADDED_DIM: tl.constexpr):
+    """Maxima, sums and weighted values of rows before their first key."""
+    maxima, sums = tl.full([TILE_ROWS], float("-inf"), tl.float32), tl.zeros([TILE_ROWS], tl.float32)
+    return maxima, sums, tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
+
+
+@triton.jit
+def store_attended(
+    maxima,
+    sums,
+    attended,
+    partial,
+    targets,
+    dims,
+    is_row,
+    outputs: tl.tensor,
+    partials: tl.tensor,
+    partial_sums: tl.tensor,
+    VALUE_DIM: tl.constexpr,
+):
+    """Divide rows by their sums, and store them: as outputs of the step if partial < 0, else as parts to be merged.
+
+    targets are indices of (row of either, query head).
+    """
     attended /= tl.where(sums == 0, 1.0, sums)[:, None]  # a padding row sees no key and gets zeros
-    target = tl.where(partial < 0, first_token, partial)  # token of the step, or workspace row
-    targets = (target + tokens) * (NUM_KV_HEADS * NUM_SHARED) + heads
-    offsets = targets[:, None] * HEAD_DIM + dims[None, :]
+    offsets = targets[:, None] * VALUE_DIM + dims[None, :]
+    is_value = is_row[:, None] & (dims < VALUE_DIM)[None, :]
     if partial < 0:
-        tl.store(outputs + offsets, attended.to(outputs.dtype.element_ty), mask=is_query)
+        tl.store(outputs + offsets, attended.to(outputs.dtype.element_ty), mask=is_value)
     else:
-        tl.store(partials + offsets, attended, mask=is_query)
+        tl.store(partials + offsets, attended, mask=is_value)
         tl.store(partial_sums + targets, maxima + tl.log2(sums), mask=is_row)
 
 

@@ -8,7 +8,7 @@ two, which one padded head would not be.
 import triton
 import triton.language as tl
 
-from weft.engine.kernels.triton.attention_kernels import load_blocks
+from weft.engine.kernels.triton.attention_kernels import load_blocks, nothing_seen, store_attended
 from weft.engine.kernels.triton.dependent_launch import follow
 
 
@@ -69,16 +69,15 @@ def attend_latents_kernel(
     first_key, last_key, partial = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6)
     rows = tl.program_id(0) % NUM_TILES * TILE_ROWS + tl.arange(0, TILE_ROWS)
     tokens, heads = rows // NUM_HEADS, rows % NUM_HEADS
-    positions = tl.load(item + 3) + tokens
+    positions, is_row = tl.load(item + 3) + tokens, tokens < num_tokens
     dims, turned = tl.arange(0, PADDED_LATENT), tl.arange(0, PADDED_ROTARY)
-    is_row, is_dim, is_turned = tokens < num_tokens, dims < LATENT_DIM, turned < ROTARY_DIM
+    is_dim, is_turned = dims < LATENT_DIM, turned < ROTARY_DIM
     starts = queries + (first_token + tokens) * query_stride + heads * (LATENT_DIM + ROTARY_DIM)
     query = tl.load(starts[:, None] + dims[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
     query_turned = tl.load(
         starts[:, None] + LATENT_DIM + turned[None, :], mask=is_row[:, None] & is_turned[None, :], other=0.0
     )
-    maxima, sums = tl.full([TILE_ROWS], float("-inf"), tl.float32), tl.zeros([TILE_ROWS], tl.float32)
-    attended = tl.zeros([TILE_ROWS, PADDED_LATENT], tl.float32)
+    maxima, sums, attended = nothing_seen(TILE_ROWS, PADDED_LATENT)
     blocks = load_blocks(table, first_key, last_key, BLOCK_SIZE, TILE_KEYS)
     for first in range(first_key, last_key, TILE_KEYS):
         # Look up blocks one tile ahead. Otherwise loads of latents would have to wait for their addresses.
@@ -100,15 +99,8 @@ def attend_latents_kernel(
         decay = tl.exp2(maxima - shifts)
         sums = sums * decay + tl.sum(weights, 1)
         attended = tl.dot(weights.to(query.dtype), latent, attended * decay[:, None], input_precision="ieee")
-        maxima = new_maxima
-        blocks = next_blocks
-    attended /= tl.where(sums == 0, 1.0, sums)[:, None]  # a padding row sees no key and gets zeros
-    target = tl.where(partial < 0, first_token, partial)  # token of the step, or workspace row
-    targets = (target + tokens) * NUM_HEADS + heads
-    offsets = targets[:, None] * LATENT_DIM + dims[None, :]
-    is_value = is_row[:, None] & is_dim[None, :]
-    if partial < 0:
-        tl.store(outputs + offsets, attended.to(outputs.dtype.element_ty), mask=is_value)
-    else:
-        tl.store(partials + offsets, attended, mask=is_value)
-        tl.store(partial_sums + targets, maxima + tl.log2(sums), mask=is_row)
+        maxima, blocks = new_maxima, next_blocks
+    targets = (tl.where(partial < 0, first_token, partial) + tokens) * NUM_HEADS + heads
+    store_attended(
+        maxima, sums, attended, partial, targets, dims, is_row, outputs, partials, partial_sums, LATENT_DIM
+    )  # fmt: skip
