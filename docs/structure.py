@@ -86,7 +86,6 @@ ENGINE_STEP = (
     "engine/models/decoder.py",
     "engine/layers/block.py",
     "engine/layers/parts.py",
-    "engine/layers/kit.py",
     "engine/layers/attention.py",
     "engine/sampling/sampler.py",
     "engine/sampling/random.py",

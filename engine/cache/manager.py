@@ -12,21 +12,19 @@ with states indexes the blocks of a step when the request is scheduled again or 
 step, and others may begin with them in that step.
 """
 
-import hashlib
-import os
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from weft.engine.cache.block_hashes import BlockHashes
 from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool
+from weft.engine.cache.integrity import check_references
 from weft.engine.cache.pins import Pins
 from weft.engine.cache.specs import CacheSpec, ModuleCache
-from weft.engine.cache.state_stops import LEAST_TOKENS, is_stop, next_stop
+from weft.engine.cache.state_stops import LEAST_TOKENS, awaited_stop, is_stop, next_stop, stops_of
 from weft.engine.cache.tier import BlockTier, CachedBlock, Offload
 from weft.engine.core.request import Request
-
-_HASH_BYTES = 16
 
 
 @dataclass(slots=True)
@@ -81,7 +79,7 @@ class KVCacheManager:
         self._states = tuple(group for group in self._all_groups if group not in self._paged)
         self._least_stop = least_stop
         self._see_all = all(specs[group].sees_all for group in self._paged)
-        self._key = os.urandom(_HASH_BYTES)
+        self.hashes = BlockHashes(block_size)
         self._lookups: tuple[Callable[[bytes], object], ...] = tuple(pool.lookup for pool in self.pools)
         self._offload = Offload(tier, self.pools)
         self._leaders: dict[bytes, Request] = {}
@@ -102,15 +100,6 @@ class KVCacheManager:
         """Return the bookkeeping of the step that was just scheduled, and start that of the next one."""
         step_blocks, self._step_blocks = self._step_blocks, StepBlocks([{} for _ in self.pools])
         return step_blocks
-
-    def cache_seed(self, cache_salt: str, adapter: str | None, extra_hash_keys: Sequence[str]) -> bytes:
-        """First parent of the chain of hashes; differs when any of the arguments does."""
-        parts = [cache_salt, adapter or "", "" if adapter is None else "a", *extra_hash_keys]
-        digest = hashlib.blake2b(key=self._key, digest_size=_HASH_BYTES)
-        for part in parts:
-            data = part.encode()
-            digest.update(len(data).to_bytes(8, "little") + data)
-        return digest.digest()
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that num_tokens tokens take."""
@@ -176,7 +165,9 @@ class KVCacheManager:
         are states, the request that computes the block is asked to keep them there.
         """
         if self._states:
-            return self._awaited_stop(request, num_cached_tokens)
+            if _is_unscored(request) or self.num_unhashed_blocks(request):
+                return None  # of a prompt that is hashed in part, only a part of what is shared is known
+            return awaited_stop(request, self._leaders, num_cached_tokens, self.block_size, self._least_stop)
         awaited = None
         if not _is_unscored(request):
             first, end = num_cached_tokens // self.block_size, (request.num_tokens - 1) // self.block_size
@@ -186,32 +177,12 @@ class KVCacheManager:
                 awaited = block_hash
         return awaited
 
-    def _awaited_stop(self, request: Request, num_cached_tokens: int) -> bytes | None:
-        """See `awaited_hash`. The blocks before the last one are computed by the same request, or were."""
-        if _is_unscored(request) or self.num_unhashed_blocks(request):
-            return None  # of a prompt that is hashed in part, only a part of what is shared is known
-        hashes = request.block_hashes[: (request.num_tokens - 1) // self.block_size]
-        for num_blocks in range(len(hashes), num_cached_tokens // self.block_size, -1):
-            leader, stop = self._leaders.get(hashes[num_blocks - 1]), num_blocks * self.block_size
-            if leader is not None:
-                if stop - num_cached_tokens < self._least_stop or stop < leader.num_computed_tokens:
-                    return None
-                leader.state_stops.add(stop)
-                return hashes[num_blocks - 1]
-        return None
-
     def plan_stops(self, request: Request, num_cached_tokens: int) -> None:
         """Choose where the states of a waiting request will be kept, once all its blocks are hashed."""
         if not self._states or not self._caches(request):
             return
         num_shared = self._num_found_blocks(request, self._lookups, self._paged) if self._paged else 0
-        ends = [
-            request.num_prompt_tokens - 1,
-            num_shared * self.block_size,
-            *(p.num_tokens for p in request.caching.pins),
-        ]
-        stops = {end // self.block_size * self.block_size for end in ends}
-        request.state_stops = {stop for stop in stops if stop - num_cached_tokens >= self._least_stop}
+        request.state_stops = stops_of(request, num_shared, num_cached_tokens, self.block_size, self._least_stop)
 
     def num_unhashed_blocks(self, request: Request) -> int:
         """Full blocks of known tokens that have no hash yet; 0 for a request that does not use the cache."""
@@ -219,17 +190,10 @@ class KVCacheManager:
 
     def hash_blocks(self, request: Request, max_num_blocks: int | None = None) -> None:
         """Hash the full blocks of known tokens that have no hash yet: the first max_num_blocks of them, or all."""
-        hashes, size = request.block_hashes, self.block_size
         num_blocks = self.num_unhashed_blocks(request)
         if max_num_blocks is not None:
             num_blocks = min(num_blocks, max_num_blocks)
-        parent, start = hashes[-1] if hashes else request.cache_seed, len(hashes) * size
-        data = array("I", request.token_ids[start : start + num_blocks * size]).tobytes()
-        step = size * array("I").itemsize
-        for offset in range(0, num_blocks * step, step):
-            block = data[offset : offset + step]
-            parent = hashlib.blake2b(parent + block, key=self._key, digest_size=_HASH_BYTES).digest()
-            hashes.append(parent)
+        self.hashes.extend(request, num_blocks)
 
     # --- life of a request ----------------------------------------------------------------------------------------
 
@@ -460,19 +424,8 @@ class KVCacheManager:
     def check_integrity(self, requests: Sequence[Request]) -> None:
         """Assert that the tables of all live requests account for every reference in the pools."""
         for group, pool in enumerate(self.pools):
-            pool.check_integrity()
-            counts: dict[int, int] = {}
-            for request in requests:
-                for block in request.block_tables[group] if request.block_tables else []:
-                    counts[block] = counts.get(block, 0) + 1
-                if group in self._states and request.states_before_drafts:
-                    state = request.states_before_drafts[self._states.index(group)]
-                    counts[state] = counts.get(state, 0) + 1
-            for block in self._offload.references(pool):
-                counts[block] = counts.get(block, 0) + 1
-            counts.pop(NULL_BLOCK, None)
-            held = {b: pool.references(b) for b in range(1, pool.num_blocks) if pool.references(b)}
-            assert counts == held, f"group {group}: tables hold {counts}, pool says {held}"
+            index = self._states.index(group) if group in self._states else None
+            check_references(pool, group, requests, index, self._offload.references(pool))
         assert all(leader in requests for leader in self._leaders.values())
 
     # --- helpers --------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ class Engine(Generic[Launched]):
             arrival_time=time.monotonic(),
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._max_model_len,
-            cache_seed=self.scheduler.kv.cache_seed(add.cache_salt, add.adapter, add.extra_hash_keys),
+            cache_seed=self.scheduler.kv.hashes.seed(add.cache_salt, add.adapter, add.extra_hash_keys),
             adapter=self._adapters[add.adapter] if add.adapter is not None else 0,
         )
         if request.edits.leave_nothing(0, add.sampling_params.min_tokens):

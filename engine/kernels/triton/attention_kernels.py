@@ -47,8 +47,8 @@ def attend_kernel(
     """Attend with one tile of queries to one range of keys; the grid is items x K/V heads.
 
     Rows of a tile are (token, query head of the K/V head), token by token, so that K/V are read once for the NUM_SHARED
-    heads that share them. WINDOW, SPAN and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that a row's bits
-    do not depend on its tile; without it, keys that all rows see have a faster loop. slopes, sinks: (num_heads,).
+    heads that share them. WINDOW, SPAN and SOFT_CAP 0 mean none. IS_UNIFORM masks every key by row, so that the bits of
+    a row do not depend on its tile; else, keys that all rows see have a faster loop. slopes, sinks: (num_heads,).
     """
     follow(IS_DEPENDENT)
     item = items + (tl.program_id(0) // NUM_KV_HEADS) * 7

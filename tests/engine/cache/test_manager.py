@@ -145,17 +145,17 @@ def test_cache_seed_differs_with_each_part_and_between_engines() -> None:
         ("", None, ("ab",)),
         ("", None, ("", "ab")),
     ]
-    assert len({kv.cache_seed(*p) for p in parts}) == len(parts)
-    assert kv.cache_seed("a", None, ()) == kv.cache_seed("a", None, ())
-    assert kv.cache_seed("a", None, ()) != manager().cache_seed("a", None, ())
+    assert len({kv.hashes.seed(*p) for p in parts}) == len(parts)
+    assert kv.hashes.seed("a", None, ()) == kv.hashes.seed("a", None, ())
+    assert kv.hashes.seed("a", None, ()) != manager().hashes.seed("a", None, ())
 
 
 def test_other_seeds_find_nothing() -> None:
     kv = manager()
-    admit(kv, request(PROMPT, 0, cache_seed=kv.cache_seed("", None, ())))
+    admit(kv, request(PROMPT, 0, cache_seed=kv.hashes.seed("", None, ())))
     for number, parts in enumerate([("salt", None, ()), ("", "lora", ()), ("", None, ("image",))], 1):
-        assert find_prefix(kv, request(PROMPT, number, cache_seed=kv.cache_seed(*parts))) == 0
-    assert find_prefix(kv, request(PROMPT, 9, cache_seed=kv.cache_seed("", None, ()))) == 8
+        assert find_prefix(kv, request(PROMPT, number, cache_seed=kv.hashes.seed(*parts))) == 0
+    assert find_prefix(kv, request(PROMPT, 9, cache_seed=kv.hashes.seed("", None, ()))) == 8
 
 
 def test_followers_wait_for_a_leader_block_by_block() -> None:
