@@ -181,6 +181,7 @@ class AttentionSpec(MixerSpec):
         head_norms: None without QK-norm.
         rotation: Index of the rotary embedding among those of the model.
         clip: Bound on the values of queries, keys and values; None for none.
+        sinks: (num_heads,) float32, if the cache's spec says `has_sinks`; None otherwise.
     """
 
     qkv: WeightRef
@@ -190,6 +191,7 @@ class AttentionSpec(MixerSpec):
     cache: PagedKV
     rotation: int = 0
     clip: float | None = None
+    sinks: TensorRef | None = None
 
     @override
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
@@ -199,7 +201,8 @@ class AttentionSpec(MixerSpec):
         if self.clip is not None:
             qkv = ChainedLinear(qkv, clamped(unchanged, self.clip))
         output = self.output.build(kit, reader)
-        return Attention(qkv, prepare, output, self.cache.head_dim, first_cache, self.rotation)
+        sinks = reader.tensor(self.sinks) if self.sinks else None
+        return Attention(qkv, prepare, output, self.cache.head_dim, first_cache, self.rotation, sinks)
 
 
 @dataclass(frozen=True, slots=True)

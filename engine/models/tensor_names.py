@@ -3,6 +3,8 @@
 from dataclasses import replace
 from math import prod
 
+import torch
+
 from weft.engine.cache.specs import PagedKV
 from weft.engine.layers.rotary import head_order
 from weft.engine.models.config import ModelConfig
@@ -94,6 +96,7 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
         Split.ROW,
         is_transposed=switches.is_transposed,
     )
+    sinks = TensorRef(f"{layer}.{switches.sinks}", (config.num_heads,), dtype=torch.float32)
     return AttentionSpec(
         qkv=_qkv(config, names, order),
         head_norms=_head_norms(config, switches.qk_norm, layer, order) if switches.qk_norm else None,
@@ -105,9 +108,11 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
             config.sliding_windows[index],
             switches.attention_scale,
             switches.attention_soft_cap,
+            has_sinks=bool(switches.sinks),
         ),
         rotation=config.distinct_ropes.index(rope),
         clip=switches.clip,
+        sinks=sinks if switches.sinks else None,
     )
 
 

@@ -116,6 +116,7 @@ class FamilySwitches:
         local_rope_theta: Base of the rotary embedding of layers with a window, never scaled; None for none.
         num_positions_skipped: Rows at the beginning of the embedding of positions that are never used.
         clip: Bound on the values of queries, keys and values; None for none.
+        sinks: Name of the sinks behind that of a layer, see `AttentionStep.attend`; "" for none.
         sliding_windows: Per layer the window in tokens, None for full attention; empty means full attention everywhere.
         mixers: Per layer what stands in place of attention, None for attention; empty means attention everywhere.
         feed_forwards: Per layer what stands in place of the dense layer, None for that; empty means it everywhere.
@@ -150,6 +151,7 @@ class FamilySwitches:
     local_rope_theta: float | None = None
     num_positions_skipped: int = 0
     clip: float | None = None
+    sinks: str = ""
     sliding_windows: tuple[int | None, ...] = ()
     mixers: tuple[MixerSwitches | None, ...] = ()
     feed_forwards: tuple[FeedForwardSwitches | None, ...] = ()

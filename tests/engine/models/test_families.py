@@ -57,6 +57,7 @@ VARIANTS: list[Variant] = [
     ("gpt2", {"scale_attn_weights": False}),
     ("gpt_bigcode", {"multi_query": False}),
     ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    ("gpt_oss", {"attention_bias": False, "swiglu_limit": 0.3, "swiglu_alpha": 1.0}),
     (
         "granite",
         {
@@ -139,13 +140,17 @@ def test_variants_of_a_family(tmp_path: Path, name: str, changes: dict[str, Any]
     check(write(name, tmp_path / name, changes))
 
 
-@pytest.mark.parametrize("name", ["cohere2", "exaone4", "gemma3_text", "glm", "gpt2", "gpt_neox", "hunyuan_v1_dense"])
+@pytest.mark.parametrize(
+    "name", ["cohere2", "exaone4", "gemma3_text", "glm", "gpt2", "gpt_neox", "gpt_oss", "hunyuan_v1_dense"]
+)
 @pytest.mark.skipif(not runnable_variants(), reason="no native kernels")
 def test_native_kernels_compute_the_same_in_bfloat16(tmp_path: Path, name: str) -> None:
     """Their heads are as wide as the kernels ask for, which those of other tests are not."""
     sizes = {"n_embd": 128} if name == "gpt2" else {"hidden_size": 128}
-    heads = {"head_dim": 32} if "head_dim" in CONFIG_MAPPING[name]().to_dict() else {}
-    folder = write(name, tmp_path / name, {**sizes, **heads})
+    fields = CONFIG_MAPPING[name]().to_dict()
+    heads = {"head_dim": 32} if "head_dim" in fields else {}
+    experts = {"num_experts_per_tok": 8} if "num_local_experts" in fields else {}  # all, so that no rounding chooses
+    folder = write(name, tmp_path / name, {**sizes, **heads, **experts})
     exact = logits(folder, "float32")
     errors = (logits(folder, "bfloat16") - exact) / exact.std(-1, keepdim=True)
     assert errors.square().mean().sqrt() < 0.05

@@ -1,0 +1,51 @@
+"""gpt-oss: attention sinks, windows in every second layer, and experts with biases and limits."""
+
+from weft.engine.layers.routing import Gating, TopK
+from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
+from weft.engine.models.families.family import FamilySwitches, family, read_window, windows_by_type
+from weft.engine.models.families.fields import Fields
+
+
+@family("GptOssForCausalLM")
+def gpt_oss(fields: Fields) -> FamilySwitches:
+    """The checkpoint has all experts in one tensor, as (inputs, outputs), with gate and up in turn."""
+    window, num_layers = read_window(fields, 128), fields.integer("num_hidden_layers")
+    by_index = tuple(None if layer % 2 else window for layer in range(num_layers))
+    limit, slope = fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702)
+    names = ExpertNames("mlp.router", ("mlp.experts.gate_up_proj",), "mlp.experts.down_proj", ("", "_bias"))
+    experts = ExpertSwitches(
+        num_experts=fields.integer("num_local_experts", 128),
+        size=fields.integer("intermediate_size", 2880),
+        routing=TopK(fields.integer("num_experts_per_tok", 4), scores=None, shares="softmax"),
+        names=names,
+        gating=Gating(limit=limit, slope=slope, up_offset=1.0),
+        router_bias=True,
+        expert_bias=True,
+        is_transposed=True,
+        is_interleaved=True,
+    )
+    bias = fields.flag("attention_bias", True)
+    return FamilySwitches(
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "num_key_value_heads": 8,
+            "rope_parameters": _ROPE,
+        },
+        qkv_bias=bias,
+        o_bias=bias,
+        sinks="self_attn.sinks",
+        sliding_windows=windows_by_type(fields, window) or by_index,
+        head_dim=64,
+        feed_forwards=on_layers(fields, experts),
+    )
+
+
+_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
