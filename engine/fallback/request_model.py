@@ -6,6 +6,7 @@ For modules whose attention is not Weft's, or that keep something else than keys
 import enum
 import inspect
 import itertools
+from collections import deque
 from typing import Any
 
 import torch
@@ -91,7 +92,10 @@ class RequestModel(Model):
             logits = self._logits(context.token_ids, num_rows, use_cache=False)
         elif self.going_on is GoingOn.ONE_BY_ONE and context.num_tokens:
             tokens = enumerate(token_ids.unbind(1), context.num_tokens)
-            logits = torch.cat([self._cached(context, start, token[None], 1) for start, token in tokens], dim=1)
+            rows: deque[torch.Tensor] = deque(maxlen=max(num_rows, 1))  # those of a whole chunk would fill the memory
+            for start, token in tokens:
+                rows.append(self._cached(context, start, token[None], 1))
+            logits = torch.cat(list(rows), dim=1)
         else:
             logits = self._cached(context, context.num_tokens, token_ids, num_rows)
         context.num_tokens += token_ids.shape[1]

@@ -4,6 +4,8 @@ The checkpoint's tensors and the description must match exactly. A tensor that i
 shape is a `ModelError` that names it. The load format "dummy" makes random weights of the right shapes without a file.
 """
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +21,8 @@ from weft.engine.models.specs import DecoderSpec, build_norm
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.weights.formats import DenseReader, Progress, TensorSource, WeightReader
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource
+
+logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -52,7 +56,10 @@ def load_weights(
     else:
         drafts = range(config.num_layers, config.num_layers + config.num_draft_layers)
         layers = config.switches.names.layers
-        source = CheckpointSource(folder, device, unused=tuple(f"{layers}.{layer}." for layer in drafts))
+        checkpoint = CheckpointSource(folder, device, unused=tuple(f"{layers}.{layer}." for layer in drafts))
+        if config.tie_word_embeddings and _has_own_head(config, checkpoint):
+            config = replace(config, tie_word_embeddings=False)
+        source = checkpoint
     spec = decoder_spec(config)
     with torch.inference_mode():
         reader = DenseReader(source, device, dtype, spec.file_bytes(dtype), progress)
@@ -60,6 +67,18 @@ def load_weights(
         decoder = build_decoder(spec, config, kit, reader, rotaries, dtype)
     source.close()
     return decoder
+
+
+def _has_own_head(config: ModelConfig, checkpoint: CheckpointSource) -> bool:
+    """Whether the output head is stored and is not the embedding, whatever config.json says; as in transformers."""
+    head, embedding = f"{config.switches.names.head}.weight", f"{config.switches.names.embedding}.weight"
+    shape = checkpoint.shape(head)
+    if shape is None or shape != checkpoint.shape(embedding):
+        return False
+    if torch.equal(checkpoint.read(head), checkpoint.read(embedding)):
+        return False
+    logger.warning("the output head of the checkpoint is not its embedding, although config.json ties them")
+    return True
 
 
 def make_rotaries(

@@ -57,6 +57,10 @@ def read_rope(fields: Fields, head_dim: int, longest: int, kind: str = "full_att
     rotary_dim = fields.integer("rotary_dim", int(head_dim * share))
     if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
         raise ModelError(f"rotary embedding of {rotary_dim} values in heads of {head_dim} is not supported")
+    if section.optional_text("type") == "dynamic" or section.optional_text("rope_type") == "dynamic":
+        alpha = section.optional_number("alpha")  # Hunyuan's, for contexts of all lengths
+        if alpha is not None:
+            theta *= alpha ** (rotary_dim / (rotary_dim - 2))
     original = fields.integer("original_max_position_embeddings", longest)
     scaling = _read_scaling(section, original, longest, rotary_dim)
     return RopeConfig(theta, scaling, None if rotary_dim == head_dim else rotary_dim)

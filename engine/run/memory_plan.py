@@ -5,10 +5,10 @@ prints it after weights are loaded and a step is measured. Allocates nothing.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, PagedKV, StateSpec
+from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedKV, StateSpec
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
 from weft.engine.shared.errors import ModelError
@@ -172,14 +172,14 @@ def _divide_states(config: EngineConfig, groups: Sequence[CacheGroup[CacheSpec]]
             size = format_size(state_bytes)
             logger.warning("at most %d requests run at once, since the states of one take %s", max_num_seqs, size)
     kinds = {type(group.spec) for group in groups}
-    if StateSpec not in kinds:  # an object of a module is never copied
+    if ModuleCache in kinds:  # an object of a module is never copied
         return max_num_seqs, 0
     left = max(kv_bytes - (max_num_seqs + 1) * state_bytes, 0)
     share = 1.0 if kinds == {StateSpec} else _SHARE_OF_KEPT_STATES
     return max_num_seqs, min(int(left * share) // state_bytes, _MOST_KEPT_STATES * max_num_seqs)
 
 
-def estimate_activations_bytes(model: ModelFacts, config: EngineConfig, specs: Iterable[CacheSpec]) -> int:
+def estimate_activations_bytes(model: ModelFacts, config: EngineConfig, specs: Sequence[CacheSpec]) -> int:
     """Bytes of the largest step, from the shapes alone: the widest layer for all tokens, and logits in float32.
 
     On a CPU a matrix may also keep its inputs in float32. specs are those of the model's caches.
@@ -188,7 +188,9 @@ def estimate_activations_bytes(model: ModelFacts, config: EngineConfig, specs: I
     per_token = 4 * model.hidden_size + heads + 3 * model.feed_forward_values
     logits = 3 * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size * 4
     widened = max(model.feed_forward_values, model.num_heads * model.head_dim) * 4 if config.device.type == "cpu" else 0
-    return config.max_num_batched_tokens * (per_token * config.dtype.itemsize + widened) + logits
+    # Where no kernel updates states in place, those of one layer are copied: read, changed, put together again.
+    states = 3 * config.max_num_seqs * max((s.bytes_per_request for s in specs if isinstance(s, StateSpec)), default=0)
+    return config.max_num_batched_tokens * (per_token * config.dtype.itemsize + widened) + logits + states
 
 
 def _head_values(spec: PagedKV, num_heads: int) -> int:

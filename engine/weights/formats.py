@@ -5,6 +5,7 @@ have none.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -42,6 +43,9 @@ class TensorSource(Protocol):
         Item is for a tensor of several that have the shape of target: the index of one, and how many there are.
         """
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a tensor that may have another name; None if it does not exist, or has any shape."""
+
     def close(self) -> None:
         """End loading; raises ModelError if the source has tensors that nobody asked for."""
 
@@ -70,6 +74,12 @@ class DenseReader(WeightReader):
 
     @override
     def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        shape = self._source.shape(ref.fused) if ref.fused else None
+        if shape is not None:
+            # Some have (inputs, outputs); matrices that are as wide as high are taken as they are.
+            is_transposed = shape[1:] != (ref.matrix.out_features, ref.matrix.in_features)
+            matrix = replace(ref.matrix, names=(ref.fused,), is_transposed=is_transposed)
+            ref = ExpertsRef(matrix, ref.num_experts, ("", "_bias"))
         is_stacked = not any("{}" in name for name in ref.matrix.names)
         for index in range(ref.num_experts):
             names = tuple(name.format(index) for name in ref.matrix.names)
@@ -80,7 +90,7 @@ class DenseReader(WeightReader):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight = self._empty(ref.out_features, ref.in_features)
         bias = self._empty(ref.out_features) if ref.has_bias else None
-        sizes = ref.sizes if len(ref.names) > 1 else (ref.out_features,)
+        sizes = ref.sizes if len(names) > 1 else (ref.out_features,)
         start = 0
         for name, size in zip(names, sizes, strict=True):
             rows = weight[start : start + size]

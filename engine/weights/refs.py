@@ -102,11 +102,13 @@ class ExpertsRef:
         matrix: That of one expert. In its names `{}` stands for the expert's number. Without it a tensor of the
             checkpoint holds all experts, along its first dimension.
         suffixes: What follows a name in the name of a weight and in that of a bias.
+        fused: A tensor that holds all experts in newer checkpoints, gate before up; "" if there is none.
     """
 
     matrix: WeightRef
     num_experts: int
     suffixes: tuple[str, str] = (".weight", ".bias")
+    fused: str = ""
 
     @property
     def num_values(self) -> int:

@@ -29,11 +29,16 @@ _HARMLESS = (  # of old checkpoints: constants, and the output head of tied ones
     "attn.masked_bias",
     "attention.bias",
     "attention.masked_bias",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    "decoder.version",
     "lm_head.weight",
+    "embed_out.weight",
+    "output_projection.weight",
 )
 
 
-_DRAFT_HEAD = "mtp."
+_DRAFT_HEADS = ("mtp.", "model.mtp")
 
 
 class CheckpointSource(TensorSource):
@@ -72,15 +77,23 @@ class CheckpointSource(TensorSource):
             raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {shape}")
         if item:
             tensor = tensor[item[0]]
+        self._check(name, tensor)
         if self._upload is not None:
             self._upload.copy(tensor, target)
         else:
             target.copy_(tensor)
         self._unread -= {name, _shortened(name)}
 
+    @override
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        is_there = name in self._stored or _shortened(name) in self._stored
+        return tuple(self._mapped(name).shape) if is_there else None
+
     def read(self, name: str) -> torch.Tensor:
         """A tensor in host memory, of the shape and dtype that the file has; the caller owns it."""
-        return self._mapped(name).clone()
+        tensor = self._mapped(name)
+        self._check(name, tensor)
+        return tensor.clone()
 
     def _mapped(self, name: str) -> torch.Tensor:
         stored = self._stored.get(name) or self._stored.get(_shortened(name))
@@ -92,9 +105,12 @@ class CheckpointSource(TensorSource):
         except (OSError, SafetensorError, RuntimeError, ValueError, EOFError, LookupError, UnpicklingError) as error:
             fault = (str(error).splitlines() or [type(error).__name__])[0]
             raise ModelError(f"{path}: tensor {stored} is not readable ({fault})") from None
-        if tensor.dtype in _CHECKED and tensor.numel() and tensor.max().isnan():  # four times as fast as copying it
-            raise ModelError(f"{path}: tensor {stored} holds values that are not numbers (NaN)")
         return tensor
+
+    def _check(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.dtype in _CHECKED and tensor.numel() and tensor.max().isnan():  # four times as fast as copying it
+            stored = self._stored.get(name) or self._stored[_shortened(name)]
+            raise ModelError(f"{self._shards[stored]}: tensor {stored} holds values that are not numbers (NaN)")
 
     def _unpickle(self, path: Path) -> dict[str, torch.Tensor]:
         """All tensors of a file of torch, mapped, until another file is read. Runs none of its code."""
@@ -109,7 +125,7 @@ class CheckpointSource(TensorSource):
 
 def refuse_unexpected(names: Iterable[str]) -> None:
     """Raise ModelError if the checkpoint has a tensor that no model needs."""
-    unexpected = [name for name in names if not name.endswith(_HARMLESS) and not name.startswith(_DRAFT_HEAD)]
+    unexpected = [name for name in names if not name.endswith(_HARMLESS) and not name.startswith(_DRAFT_HEADS)]
     if unexpected:
         raise ModelError(f"tensor {min(unexpected)} of the checkpoint has no place in the model")
 
@@ -195,6 +211,10 @@ class RandomSource(TensorSource):
             flat[start : start + len(piece)].copy_(piece)
             start += len(piece)
             self._offset = (self._offset + len(piece)) % self._POOL_SIZE
+
+    @override
+    def shape(self, name: str) -> None:
+        return None
 
     @override
     def close(self) -> None:

@@ -38,7 +38,7 @@ class NativeNorm:
         num_rows, size = inputs.shape
         outputs = torch.empty(num_rows, size, dtype=torch.bfloat16)
         pointers = self.weight.data_ptr(), self.eps, outputs.data_ptr()
-        self._function(inputs.data_ptr(), size, num_rows, size, *pointers)
+        self._function(inputs.data_ptr(), inputs.stride(0), num_rows, size, *pointers)
         return outputs
 
 

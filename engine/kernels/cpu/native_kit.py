@@ -58,7 +58,9 @@ class NativeKit(TorchKit):
         return ref.num_experts * self.linear_bytes(ref.matrix, dtype)
 
     @override
-    def linear(self, ref: WeightRef, reader: WeightReader) -> NativeLinear:
+    def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
+        if ref.in_features % 2:  # the kernels take pairs
+            return super().linear(ref, reader)
         return NativeLinear(self._library, *reader.dense(ref), is_int8=self._is_int8)
 
     @override
@@ -83,7 +85,7 @@ class NativeKit(TorchKit):
 
     @override
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
-        head = self.linear(ref, reader)
+        head = NativeLinear(self._library, *reader.dense(ref), is_int8=self._is_int8)
         return head.gather, head
 
     @override

@@ -94,8 +94,8 @@ class ExpertSwitches(FeedForwardSwitches):
             router_bias=TensorRef(f"{layer}.{names.router}.bias", (count,)) if self.router_bias else None,
             correction=correction if names.correction else None,
             routing=self.routing,
-            gate_up=ExpertsRef(gate_up, count, names.suffixes),
-            down=ExpertsRef(down, count, names.suffixes),
+            gate_up=ExpertsRef(gate_up, count, names.suffixes, _fused(layer, names.gate_up, "gate_up_proj")),
+            down=ExpertsRef(down, count, names.suffixes, _fused(layer, (names.down,), "down_proj")),
             gating=gating,
             expert_scales=scales if names.expert_scales else None,
             scales_inputs=self.scales_inputs,
@@ -134,30 +134,16 @@ class ExpertSwitches(FeedForwardSwitches):
         return GatedSpec(WeightRef(names, (size, size), hidden, bias), config.activation, output)
 
 
+def _fused(layer: str, names: tuple[str, ...], fused: str) -> str:
+    """The tensor that holds all experts of a layer where they are not apart."""
+    return f"{layer}.{names[0].partition('{}')[0]}{fused}" if names[0].endswith("_proj") and "{}" in names[0] else ""
+
+
 def on_layers(
     fields: Fields, switches: ExpertSwitches, has_experts: Callable[[int], bool] = lambda layer: True
 ) -> tuple[ExpertSwitches | None, ...]:
     """These experts in the layers that have some, and None for the dense ones."""
     return tuple(switches if has_experts(layer) else None for layer in range(fields.integer("num_hidden_layers")))
-
-
-def deepseek_v2_experts(fields: Fields) -> ExpertSwitches:
-    """Softmax scores that are not divided by their sum; groups, if any, count by their best expert."""
-    method, size = fields.optional_text("topk_method") or "greedy", fields.integer("moe_intermediate_size", 1407)
-    if method not in ("greedy", "group_limited_greedy"):
-        raise fields.wrong("topk_method", "greedy or group_limited_greedy")
-    is_limited = method == "group_limited_greedy"
-    return ExpertSwitches(
-        num_experts=fields.integer("n_routed_experts", 64),
-        size=size,
-        routing=TopK(
-            fields.integer("num_experts_per_tok"),
-            num_groups=fields.integer("n_group") if is_limited else 1,
-            num_best_groups=fields.integer("topk_group") if is_limited else 1,
-            scale=fields.number("routed_scaling_factor", 1.0),
-        ),
-        shared_size=fields.integer("n_shared_experts", 2) * size,
-    )
 
 
 def corrected(

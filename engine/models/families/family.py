@@ -205,10 +205,14 @@ def windows_by_type(fields: Fields, window: int | None) -> tuple[int | None, ...
 
 def windows_by_pattern(fields: Fields, window: int | None, period: int) -> tuple[int | None, ...]:
     """The window for each layer by layer_types, else full attention in the last layer of every period layers."""
-    num_layers = fields.integer("num_hidden_layers")
-    period = fields.integer("sliding_window_pattern", period)
-    by_index = tuple(window if (layer + 1) % period else None for layer in range(num_layers))
-    return windows_by_type(fields, window) or by_index
+    by_type = windows_by_type(fields, window)
+    if by_type:
+        return by_type
+    if isinstance(fields.raw("sliding_window_pattern"), str):  # such as LLLG
+        period = len(fields.optional_text("sliding_window_pattern") or "")
+    else:
+        period = fields.integer("sliding_window_pattern", period)
+    return tuple(window if (layer + 1) % period else None for layer in range(fields.integer("num_hidden_layers")))
 
 
 def windowless(windows: tuple[int | None, ...]) -> frozenset[int]:

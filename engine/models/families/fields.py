@@ -47,6 +47,10 @@ class Fields:
         """Whether the field is present and not null."""
         return self._values.get(name) is not None
 
+    def raw(self, name: str) -> object:
+        """The value, whatever it is; None if absent."""
+        return self._values.get(name)
+
     def optional_integer(self, name: str) -> int | None:
         """An integer, or None if absent."""
         return self._typed(name, int, "an integer")

@@ -48,6 +48,7 @@ def gemma2(fields: Fields) -> FamilySwitches:
     return replace(
         gemma(fields),
         names=GEMMA2,
+        defaults={"num_key_value_heads": 4},
         norms=Norms.AROUND,
         sliding_windows=windows_by_type(fields, window) or alternating,
         attention_scale=_positive(fields, "query_pre_attn_scalar", 256.0) ** -0.5,

@@ -62,7 +62,7 @@ def _hybrid(fields: Fields) -> FamilySwitches:
     convolution = ShortConvolutionSwitches(fields.integer("conv_L_cache", 3), fields.flag("conv_bias", False))
     return FamilySwitches(
         names=_NAMES,
-        defaults={"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5},
+        defaults={"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
         qk_norm=QKNorm(),
         mixers=tuple(convolution if layer_type == _CONVOLUTION else None for layer_type in layer_types),
         ties_embeddings=fields.flag("tie_embedding", True),

@@ -162,8 +162,8 @@ def _only_mixers(fields: Fields, mixer: MixerSwitches, vocab_size: int, *, ties_
             "rms_norm_eps": 1e-5,
             # There is no attention, no feed-forward layer, and no bound on the context.
             "num_attention_heads": 1,
-            "head_dim": mixer.head_dim if isinstance(mixer, Mamba2Switches) else 2,
-            "intermediate_size": 1,
+            "head_dim": mixer.head_dim if isinstance(mixer, Mamba2Switches) else 32,
+            "intermediate_size": 2,
             "max_position_embeddings": 1 << 20,
         },
         has_rope=False,

@@ -7,7 +7,8 @@ from weft.engine.models.families.fields import Fields
 @family("MistralForCausalLM")
 def mistral(fields: Fields) -> FamilySwitches:
     """The default window is that of the first release."""
-    return FamilySwitches(sliding_windows=(read_window(fields, 4096),) * fields.integer("num_hidden_layers"))
+    windows = (read_window(fields, 4096),) * fields.integer("num_hidden_layers")
+    return FamilySwitches(sliding_windows=windows, defaults={"num_key_value_heads": 8})
 
 
 @family("MinistralForCausalLM")

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, corrected, on_layers
-from weft.engine.models.families.family import FamilySwitches, QKNorm, family, read_window, windows_by_type
+from weft.engine.models.families.family import (
+    FamilySwitches,
+    QKNorm,
+    family,
+    read_window,
+    windows_by_pattern,
+    windows_by_type,
+)
 from weft.engine.models.families.fields import Fields
 
 
@@ -112,9 +119,7 @@ def hy_v3(fields: Fields) -> FamilySwitches:
 def exaone_moe(fields: Fields) -> FamilySwitches:
     """Layers without a window have no rotary embedding."""
     window, num_layers = read_window(fields, 4096), fields.integer("num_hidden_layers")
-    pattern = fields.integer("sliding_window_pattern", 4)
-    by_index = tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
-    windows = (windows_by_type(fields, window) or by_index) if window else (None,) * num_layers
+    windows = windows_by_pattern(fields, window, 4) if window else (None,) * num_layers
     experts = replace(_with_own_names(fields, 64, 1024), names=ExpertNames(correction="mlp.e_score_correction_bias"))
     first = fields.integer("first_k_dense_replace", 1)
     return FamilySwitches(

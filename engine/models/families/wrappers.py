@@ -48,6 +48,16 @@ _WRAPPERS = frozenset(
 _INHERITED = ("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "quantization_config")
 
 _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
     "llama": {
         "vocab_size": 32_000,
         "hidden_size": 4096,

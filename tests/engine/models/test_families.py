@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -67,6 +68,10 @@ VARIANTS: list[Variant] = [
             "logits_scaling": 2.0,
             "attention_bias": True,
         },
+    ),
+    (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 1e4}},
     ),
     ("hyperclovax", {"use_post_norm": False, "logits_scaling": 0.5, "attention_multiplier": 0.3}),
     ("nemotron", {"attention_bias": True, "mlp_bias": True}),
@@ -162,6 +167,36 @@ def test_what_a_family_lacks_is_left_to_the_module(tmp_path: Path, name: str, ch
     assert identify(folder).switches is None
     with pytest.raises(ModelError, match=r"not supported"):
         identify(folder, "native")
+
+
+def test_a_stored_head_counts_whatever_is_tied(tmp_path: Path) -> None:
+    folder = write("cohere", tmp_path / "cohere")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].roll(1, 0).contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["tie_word_embeddings"]
+    got = logits(folder, "float32")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    torch.testing.assert_close(got, logits(folder, "float32").roll(1, 1))
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_experts_may_be_fused(tmp_path: Path, is_transposed: bool) -> None:
+    folder = write("qwen3_moe", tmp_path / "qwen3_moe", {"hidden_size": 128})
+    apart = logits(folder, "float32")
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        parts = {
+            part: torch.stack([tensors.pop(f"{prefix}.{index}.{part}_proj.weight") for index in range(8)])
+            for part in ("gate", "up", "down")
+        }
+        gate_up = torch.cat((parts["gate"], parts["up"]), 1)
+        for name, tensor in (("gate_up_proj", gate_up), ("down_proj", parts["down"])):
+            tensors[f"{prefix}.{name}"] = (tensor.transpose(1, 2) if is_transposed else tensor).contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    torch.testing.assert_close(logits(folder, "float32"), apart)
 
 
 def write_config(folder: Path, name: str, fields: Mapping[str, Any]) -> Path:
