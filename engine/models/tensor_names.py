@@ -108,6 +108,7 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
             config.sliding_windows[index],
             switches.attention_scale,
             switches.attention_soft_cap,
+            slopes=switches.slopes,
             has_sinks=bool(switches.sinks),
         ),
         rotation=config.distinct_ropes.index(rope),

@@ -117,6 +117,7 @@ class FamilySwitches:
         num_positions_skipped: Rows at the beginning of the embedding of positions that are never used.
         clip: Bound on the values of queries, keys and values; None for none.
         sinks: Name of the sinks behind that of a layer, see `AttentionStep.attend`; "" for none.
+        slopes: Of ALiBi, one for each head, see `PagedKV`; empty for none.
         sliding_windows: Per layer the window in tokens, None for full attention; empty means full attention everywhere.
         mixers: Per layer what stands in place of attention, None for attention; empty means attention everywhere.
         feed_forwards: Per layer what stands in place of the dense layer, None for that; empty means it everywhere.
@@ -152,6 +153,7 @@ class FamilySwitches:
     num_positions_skipped: int = 0
     clip: float | None = None
     sinks: str = ""
+    slopes: tuple[float, ...] = ()
     sliding_windows: tuple[int | None, ...] = ()
     mixers: tuple[MixerSwitches | None, ...] = ()
     feed_forwards: tuple[FeedForwardSwitches | None, ...] = ()

@@ -40,6 +40,7 @@ SHORT_FACTORS = {"rope_type": "longrope", "short_factor": [1.5] * 8, "long_facto
 LOCAL_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 VARIANTS: list[Variant] = [
     ("arcee", {"attention_bias": True, "mlp_bias": True}),
+    ("bloom", {"n_head": 6, "hidden_size": 96}),
     ("cohere", {"use_qk_norm": True}),
     ("ernie4_5", {"use_bias": True}),
     ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
@@ -74,6 +75,14 @@ VARIANTS: list[Variant] = [
         {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 1e4}},
     ),
     ("hyperclovax", {"use_post_norm": False, "logits_scaling": 0.5, "attention_multiplier": 0.3}),
+    (
+        "mpt",
+        {
+            "n_heads": 6,
+            "d_model": 96,
+            "attn_config": {"clip_qkv": 0.3, "softmax_scale": 0.2},
+        },
+    ),
     ("nemotron", {"attention_bias": True, "mlp_bias": True}),
     ("olmo", {"clip_qkv": 0.3}),
     ("opt", {"enable_bias": False}),
@@ -88,6 +97,7 @@ VARIANTS: list[Variant] = [
 """What config.json may switch, beside what it has by default."""
 
 MODULES: list[Variant] = [
+    ("bloom", {"apply_residual_connection_post_layernorm": True}),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
     ("opt", {"do_layer_norm_before": False}),
     ("phi", {"qk_layernorm": True}),
@@ -96,6 +106,7 @@ MODULES: list[Variant] = [
 """What the family cannot compute and transformers' module can."""
 
 SIZES = {
+    *("d_model", "n_layers", "n_heads", "max_seq_len"),
     *("vocab_size", "hidden_size", "n_embd", "num_hidden_layers", "n_layer", "num_attention_heads", "n_head"),
     *("intermediate_size", "ffn_dim", "max_position_embeddings", "n_positions", "num_key_value_heads", "num_kv_heads"),
     *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"),
