@@ -43,7 +43,7 @@ def bloom(fields: Fields) -> FamilySwitches:
 
 @family("MptForCausalLM")
 def mpt(fields: Fields) -> FamilySwitches:
-    """No biases at all. alibi and expansion_ratio are not read, as in transformers, which ignores alibi_bias_max too."""
+    """No biases at all. Neither alibi nor expansion_ratio is read, as in transformers, which ignores alibi_bias_max."""
     attention = fields.section("attn_config")
     return FamilySwitches(
         names=TensorNames(
