@@ -85,7 +85,8 @@ class NativeKit(TorchKit):
 
     @override
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
-        head = NativeLinear(self._library, *reader.dense(ref), is_int8=self._is_int8)
+        head = self.linear(ref, reader)
+        assert isinstance(head, NativeLinear), "sizes of hidden states are even"
         return head.gather, head
 
     @override

@@ -40,7 +40,7 @@ def test_triton_is_right_and_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path
     chosen = [choice.chosen for choice in settled.values()]
     assert chosen == ["triton-16k", "triton-32", "triton", "triton"]  # float32 has one tile for prompts
     _, flash = settled["prefill_attention"].verdicts
-    assert flash.candidate == "flash2" and flash.fault.startswith("prefill_attention flash2 needs dtype bfloat16")
+    assert flash.candidate == "flash2" and flash.fault.startswith("prefill_attention flash2 needs plain attention")
     own, torch_s = settled["norm_and_activation"].verdicts  # the only component with two right candidates
     assert (own.seconds, torch_s.seconds) == (1.0, 2.0) and torch_s.error is not None
 

@@ -80,9 +80,7 @@ def test_int8_is_refused_for_sizes_that_the_kernels_do_not_compute(checkpoint_fo
 
 
 @pytest.mark.parametrize("is_int8", [False, True])
-def test_soft_capped_scores_are_the_reference_s_beside_native_layers(
-    checkpoint_folder: Callable[[str], Path], is_int8: bool
-) -> None:
+def test_soft_capped_scores_are_native_as_well(checkpoint_folder: Callable[[str], Path], is_int8: bool) -> None:
     if library.load() is None:
         pytest.skip("no native kernels on this machine")
     folder = checkpoint_folder("gemma2-wide")
@@ -92,7 +90,8 @@ def test_soft_capped_scores_are_the_reference_s_beside_native_layers(
     config = engine_config.resolve(options, model)
     assert isinstance(choose_kit(model, config), NativeKit)
     assert (
-        make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads).name == "sdpa"
+        make_backend(paged_groups(group_layers(decoder_spec(model).caches)), 2, config, model.num_heads).name
+        == "native"
     )
 
 

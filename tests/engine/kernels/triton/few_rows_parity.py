@@ -9,7 +9,7 @@ from tests.engine.given_weights import given
 from tests.engine.kernels.triton.layer_parity import Source, assert_close
 from weft.engine.kernels.triton.dependent_launch import supports_dependent_launch
 from weft.engine.kernels.triton.few_rows import MAX_ROWS, FewRowsGated, FewRowsLinear, supports
-from weft.engine.kernels.triton.layers import GatedActivation, TritonNorm
+from weft.engine.kernels.triton.layers import OWN_ACTIVATIONS, GatedActivation, TritonNorm
 from weft.engine.kernels.triton.triton_kit import TritonKit
 from weft.engine.layers.attention import AttentionStep
 from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, PreNormBlock
@@ -64,7 +64,7 @@ def check_products(device: torch.device, dtype: torch.dtype) -> None:
 def check_gated(device: torch.device, dtype: torch.dtype) -> None:
     source = Source(device, dtype)
     size, in_features, numbers = 14, 528, numbers_of_rows(device, dtype)[:-1]  # cuBLAS rounds before the activation
-    for activation, num_rows in itertools.product(ACTIVATIONS, numbers):
+    for activation, num_rows in itertools.product(OWN_ACTIVATIONS, numbers):
         weight = source.draw(2 * size, in_features, scale=in_features**-0.5)
         bias, hidden = source.draw(2 * size, scale=0.1), source.draw(num_rows, in_features, scale=3.0)
         gate, up = F.linear(hidden.double(), weight.double(), bias.double()).chunk(2, dim=1)

@@ -120,8 +120,8 @@ def decoder(num_layers: int, few_rows: int) -> Decoder:
         forward = GatedFeedForward(kit.gated(*given(draw(192, 64)), "silu"), kit.linear(*given(draw(64, 96))))
         blocks.append(PreNormBlock(kit.norm(draw(64), 1e-6), attention, kit.norm(draw(64), 1e-6), forward))
     embedding, head = kit.tied(*given(draw(256, 64)))
-    rotary = RotaryTable(RopeConfig(1e4), 16, 32, torch.bfloat16, torch.device("cpu"))
-    return Decoder(embedding, kit.fuse(blocks), kit.norm(draw(64), 1e-6), head, rotary, (), 0)
+    rotaries = (RotaryTable(RopeConfig(1e4), 16, 32, torch.bfloat16, torch.device("cpu")),)
+    return Decoder(embedding, kit.fuse(blocks), kit.norm(draw(64), 1e-6), head, rotaries, (), 0)
 
 
 @needs_triton
