@@ -45,8 +45,6 @@ class ExpertLayer(FeedForward):
     Attributes:
         router: (num_experts, hidden_size).
         bias: See `Routing.choose`.
-        expert_scales: (num_experts,) multipliers of shares; None for none.
-        scales_inputs: Shares multiply the inputs of experts, not their outputs.
         shared: For all tokens; None if there is none.
         follower: What the sum of all outputs goes through before it is added; None for nothing.
     """
@@ -55,8 +53,6 @@ class ExpertLayer(FeedForward):
     routing: Routing
     experts: Experts
     bias: torch.Tensor | None = None
-    expert_scales: torch.Tensor | None = None
-    scales_inputs: bool = False
     shared: FeedForward | None = None
     follower: Layer | None = None
 
@@ -71,13 +67,7 @@ class ExpertLayer(FeedForward):
 
     def _add_outputs(self, residual: torch.Tensor, normed: torch.Tensor) -> None:
         ids, shares = self.routing.choose(self.router.to_float32(normed), self.bias)
-        if self.expert_scales is not None:
-            shares = shares * self.expert_scales[ids]
-        inputs = normed
-        if self.scales_inputs:
-            assert self.routing.num_chosen == 1, "the inputs of a token have one scale"
-            inputs, shares = normed * shares.to(normed.dtype), torch.ones_like(shares)
-        self.experts.add_to(residual, inputs, ids, shares)
+        self.experts.add_to(residual, normed, ids, shares)
         if self.shared is not None:
             self.shared.add_to(residual, normed)
 

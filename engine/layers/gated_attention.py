@@ -13,7 +13,7 @@ class GatedAttention(Mixer):
     """Attention whose `qkv` makes the gate, too, behind queries, keys and values.
 
     Attributes:
-        num_heads: Heads of queries; a head's gate has head_dim values, or one for all.
+        num_heads: Heads of queries.
         gate_size: Values of the gate of a token.
     """
 

@@ -1,8 +1,7 @@
 """A mixer of linear attention: projections, short convolution, delta rule, gated norm (Yang et al., 2024)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,15 +50,8 @@ class DeltaSizes:
         return self.num_heads * self.value_dim
 
 
-class DeltaProjections(Protocol):
-    """The matrices that hidden states go through first."""
-
-    def __call__(self, hidden: torch.Tensor) -> DeltaProjected:
-        """Hidden states (num_tokens, hidden_size) -> see `DeltaProjected`."""
-
-
 @dataclass(frozen=True, slots=True)
-class SplitProjections(DeltaProjections):
+class SplitProjections:
     """Matrices whose outputs, one after another, are the fields of `DeltaProjected`.
 
     Attributes:
@@ -69,25 +61,10 @@ class SplitProjections(DeltaProjections):
     linears: tuple[Linear, ...]
     sizes: tuple[tuple[int, ...], ...]
 
-    @override
     def __call__(self, hidden: torch.Tensor) -> DeltaProjected:
+        """What they make of hidden states (num_tokens, hidden_size)."""
         pairs = zip(self.linears, self.sizes, strict=True)
         return DeltaProjected(*(part for linear, sizes in pairs for part in linear(hidden).split_with_sizes(sizes, 1)))
-
-
-@dataclass(frozen=True, slots=True)
-class LowRankProjections(DeltaProjections):
-    """Gate and decays come from a few values each, by one more matrix."""
-
-    inner: DeltaProjections
-    gate: Linear
-    decays: Linear
-
-    @override
-    def __call__(self, hidden: torch.Tensor) -> DeltaProjected:
-        inner = self.inner(hidden)
-        gate, decays = self.gate(inner.gate.contiguous()), self.decays(inner.decays.contiguous())
-        return inner._replace(gate=gate, decays=decays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +74,19 @@ class GatedDelta(Mixer):
     Attributes:
         decay_rates: (num_heads, 1) float32, at most 0.
         decay_bias: Of all decays, float32.
-        rate_scale: Rates are between 0 and this.
         norm_weight: (value_dim,) of the norm over each head's outputs.
-        activation: Of the gate.
         first_cache: Index of the convolution's cache in the model; the state's is the next.
     """
 
-    projections: DeltaProjections
+    projections: SplitProjections
     convolution: CausalConvolution
     rule: DeltaRule
     output: Linear
     sizes: DeltaSizes
     decay_rates: torch.Tensor
     decay_bias: torch.Tensor
-    rate_scale: float
     norm_weight: torch.Tensor
     eps: float
-    activation: Callable[[torch.Tensor], torch.Tensor]
     first_cache: int
 
     @override
@@ -124,7 +97,7 @@ class GatedDelta(Mixer):
         qkv = self.convolution.step(projected.qkv, states, self.first_cache)
         inputs = self._inputs(qkv.float(), projected)
         outputs = self.rule(inputs, states, self.first_cache + 1)
-        gate = self.activation(projected.gate.float()).view_as(outputs)
+        gate = F.silu(projected.gate.float()).view_as(outputs)
         return (normalise(outputs, self.eps) * self.norm_weight).mul_(gate).to(normed.dtype).flatten(1)
 
     def _inputs(self, qkv: torch.Tensor, projected: DeltaProjected) -> DeltaInputs:
@@ -139,7 +112,7 @@ class GatedDelta(Mixer):
             keys,
             values.view(num_tokens, sizes.num_heads, sizes.value_dim),
             decays * self.decay_rates,
-            (projected.rates.float().sigmoid_() * self.rate_scale).unsqueeze(-1),
+            projected.rates.float().sigmoid_().unsqueeze(-1),
         )
 
     @override

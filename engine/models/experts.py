@@ -35,8 +35,6 @@ class ExpertsSpec(FeedForwardSpec):
     gate_up: ExpertsRef
     down: ExpertsRef
     gating: Gating
-    expert_scales: TensorRef | None = None
-    scales_inputs: bool = False
     shared: FeedForwardSpec | None = None
     shared_gate: TensorRef | None = None
     norm: NormSpec | None = None
@@ -51,8 +49,6 @@ class ExpertsSpec(FeedForwardSpec):
             self.routing,
             kit.experts(self.gate_up, self.down, reader, self.gating),
             correction,
-            None if self.expert_scales is None else reader.tensor(self.expert_scales),
-            self.scales_inputs,
             self._shared(kit, reader),
             self._follower(kit, reader),
         )

@@ -1,10 +1,8 @@
 """Mixers before they are loaded: linear attention by the delta rule, short convolution, gated attention."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from typing_extensions import override
 
 from weft.engine.cache.specs import StateSpec
@@ -13,10 +11,8 @@ from weft.engine.layers.convolution import CausalConvolution
 from weft.engine.layers.gated import ACTIVATIONS
 from weft.engine.layers.gated_attention import GatedAttention
 from weft.engine.layers.gated_delta import (
-    DeltaProjections,
     DeltaSizes,
     GatedDelta,
-    LowRankProjections,
     SplitProjections,
 )
 from weft.engine.layers.gated_recurrence import GatedRecurrence, recurrent_unit
@@ -33,8 +29,6 @@ from weft.engine.models.specs import AttentionSpec, MixerSpec, NormSpec, OutputS
 from weft.engine.models.tensor_names import attention_spec, output_spec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import RowOrder, TensorRef, WeightRef
-
-_GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +70,12 @@ class GatedDeltaSpec(MixerSpec):
     Attributes:
         projections: See `SplitProjections`.
         splits: Its sizes.
-        low_rank: The second matrices of gate and decays; empty if there are none.
         decay_log: Logarithm of the decay rate of each head.
         decay_bias: Of all decays.
-        activation: Of the gate, silu or sigmoid.
     """
 
     projections: tuple[WeightRef, ...]
     splits: tuple[tuple[int, ...], ...]
-    low_rank: tuple[WeightRef, ...]
     convolution: ConvolutionSpec
     decay_log: TensorRef
     decay_bias: TensorRef
@@ -92,16 +83,11 @@ class GatedDeltaSpec(MixerSpec):
     eps: float
     output: OutputSpec
     sizes: DeltaSizes
-    rate_scale: float
-    activation: str
     state: StateSpec
 
     @override
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
-        projections: DeltaProjections
         projections = SplitProjections(tuple(kit.linear(ref, reader) for ref in self.projections), self.splits)
-        if self.low_rank:
-            projections = LowRankProjections(projections, *(kit.linear(ref, reader) for ref in self.low_rank))
         return GatedDelta(
             projections,
             self.convolution.build(kit, reader),
@@ -110,10 +96,8 @@ class GatedDeltaSpec(MixerSpec):
             self.sizes,
             -reader.tensor(self.decay_log).exp().view(-1, 1),
             reader.tensor(self.decay_bias),
-            self.rate_scale,
             reader.tensor(self.norm),
             self.eps,
-            _GATES[self.activation],
             first_cache,
         )
 
@@ -185,16 +169,13 @@ def gated_delta_spec(
     return GatedDeltaSpec(
         projections=projections,
         splits=splits,
-        low_rank=(),
         convolution=convolution_spec(f"{prefix}.conv1d", channels, switches.kernel, has_bias=False, has_silu=True),
         decay_log=TensorRef(f"{prefix}.A_log", (sizes.num_heads,), dtype=torch.float32),
         decay_bias=TensorRef(f"{prefix}.dt_bias", (sizes.num_heads,), dtype=torch.float32),
         norm=TensorRef(f"{prefix}.{switches.norm}.weight", (sizes.value_dim,)),
-        eps=config.rms_norm_eps if switches.eps is None else switches.eps,
+        eps=config.rms_norm_eps,
         output=output_spec(config, output, output_norm),
         sizes=sizes,
-        rate_scale=switches.rate_scale,
-        activation="silu",
         state=StateSpec((sizes.num_heads, sizes.key_dim, sizes.value_dim), torch.float32),
     )
 
@@ -255,13 +236,8 @@ def gated_attention_spec(
 ) -> GatedAttentionSpec:
     """Attention of the layer of this name."""
     spec = attention_spec(config, layer, switches.index, output_norm)
-    num_heads, qkv = config.num_heads, spec.qkv
+    qkv = spec.qkv
     queries, keys, values = qkv.sizes
-    if switches.gate:
-        names = (*qkv.names, f"{layer}.{switches.gate}")
-        return GatedAttentionSpec(
-            replace(spec, qkv=replace(qkv, names=names, sizes=(*qkv.sizes, num_heads))), num_heads
-        )
-    order = replace(qkv.order or RowOrder(), num_groups=num_heads, parts=(config.head_dim, config.head_dim))
+    order = replace(qkv.order or RowOrder(), num_groups=config.num_heads, parts=(config.head_dim, config.head_dim))
     qkv = replace(qkv, sizes=(2 * queries, keys, values), order=order)
     return GatedAttentionSpec(replace(spec, qkv=qkv), queries)

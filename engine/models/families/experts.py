@@ -22,7 +22,6 @@ class ExpertNames:
         gate_up, down: `{}` stands for the number of an expert; without it a tensor holds all experts.
         suffixes: What follows the names of experts in the names of weights and biases.
         correction: Full name of the bias that only the choice of experts sees, "" for none.
-        expert_scales: Full name of the multipliers of shares, "" for none.
         shared_gate: Name of the gate of the shared expert, "" if it counts in full.
     """
 
@@ -31,7 +30,6 @@ class ExpertNames:
     down: str = "mlp.experts.{}.down_proj"
     suffixes: tuple[str, str] = (".weight", ".bias")
     correction: str = ""
-    expert_scales: str = ""
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = ""
@@ -57,7 +55,6 @@ class ExpertSwitches(FeedForwardSwitches):
         is_transposed: Whether the checkpoint has the matrices of experts as (inputs, outputs).
         is_interleaved: Whether the checkpoint has the outputs of gate and up in turn.
         has_correction_row: Whether the checkpoint has the correction bias as (1, num_experts).
-        scales_inputs: Shares multiply the inputs of experts, not their outputs.
     """
 
     num_experts: int
@@ -72,7 +69,6 @@ class ExpertSwitches(FeedForwardSwitches):
     is_transposed: bool = False
     is_interleaved: bool = False
     has_correction_row: bool = False
-    scales_inputs: bool = False
 
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
         """See `FeedForwardSwitches`."""
@@ -88,7 +84,6 @@ class ExpertSwitches(FeedForwardSwitches):
         down = self._matrix(layer, (names.down,), (hidden,), self.size)
         shape = (1, count) if self.has_correction_row else (count,)
         correction = TensorRef(f"{layer}.{names.correction}", shape, dtype=torch.float32)
-        scales = TensorRef(f"{layer}.{names.expert_scales}", (count,), dtype=torch.float32)
         return ExpertsSpec(
             router=TensorRef(f"{layer}.{names.router}.weight", (count, hidden)),
             router_bias=TensorRef(f"{layer}.{names.router}.bias", (count,)) if self.router_bias else None,
@@ -97,8 +92,6 @@ class ExpertSwitches(FeedForwardSwitches):
             gate_up=ExpertsRef(gate_up, count, names.suffixes, _fused(layer, names.gate_up, "gate_up_proj")),
             down=ExpertsRef(down, count, names.suffixes, _fused(layer, (names.down,), "down_proj")),
             gating=gating,
-            expert_scales=scales if names.expert_scales else None,
-            scales_inputs=self.scales_inputs,
             shared=self._shared(config, layer) if self.shared_size else None,
             shared_gate=TensorRef(f"{layer}.{names.shared_gate}.weight", (1, hidden)) if names.shared_gate else None,
             norm=output_norm,

@@ -32,8 +32,6 @@ class DeltaSwitches(MixerSwitches):
         projections: Names of the matrices of queries, keys and values, gate, rates, decays; the first three together or
             each by itself.
         is_grouped: There are two matrices instead, of queries to gate and of the others, stacked by key heads.
-        eps: Of the norm of outputs; None for that of the model.
-        rate_scale: Rates are between 0 and this.
     """
 
     num_key_heads: int
@@ -46,8 +44,6 @@ class DeltaSwitches(MixerSwitches):
     is_grouped: bool = False
     norm: str = "norm"
     output: str = "out_proj"
-    eps: float | None = None
-    rate_scale: float = 1.0
 
     @override
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
@@ -95,16 +91,13 @@ class GatedRecurrenceSwitches(MixerSwitches):
 
 @dataclass(frozen=True, slots=True)
 class GatedAttentionSwitches(MixerSwitches):
-    """Softmax attention with a gate; see `weft.engine.layers.gated_attention`.
+    """Softmax attention with gates behind the queries of each head; see `weft.engine.layers.gated_attention`.
 
     Attributes:
         index: Of the layer.
-        gate: Name of the matrix that makes a gate for each head; "" if that of queries makes one for each value,
-            behind the queries of each head.
     """
 
     index: int
-    gate: str = ""
 
     @override
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":

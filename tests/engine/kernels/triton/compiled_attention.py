@@ -97,9 +97,7 @@ def compile_attend(
     is_uniform: bool,
     window: int = 0,
     soft_cap: float = 0.0,
-    has_all: bool = False,
 ) -> Any:
-    """With slopes and sinks if it has all."""
     from weft.engine.kernels.triton.attention_kernels import attend_kernel
 
     integers = dict.fromkeys(("metadata", "items"), "i32")
@@ -113,8 +111,8 @@ def compile_attend(
         "BLOCK_SIZE": 16,
         "WINDOW": window,
         "SPAN": 0,
-        "HAS_SLOPES": has_all,
-        "HAS_SINKS": has_all,
+        "HAS_SLOPES": False,
+        "HAS_SINKS": False,
         "PADDED_DIM": padded(head_dim),
         "TILE_ROWS": tile.rows,
         "TILE_KEYS": tile.keys,
