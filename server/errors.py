@@ -1,7 +1,7 @@
-"""Defines the errors that clients get: the tree of exceptions, and how an exception becomes a response.
+"""Defines the errors that clients get: the tree of exceptions, and OpenAI's error object.
 
-Every error leaves the server as OpenAI's error object, on every route and inside an open stream. Messages state the
-bound and the value given. Internal details are logged, never sent.
+Every error leaves the server in the shape of its route's API (`http/error_shapes.py`), inside an open stream too.
+Messages state the bound and the value given. Internal details are logged, never sent.
 
     ApiError
       InvalidRequestError        400  the caller's fault
@@ -37,7 +37,6 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
-from starlette.responses import Response
 
 from weft.engine.shared.messages import RejectReason
 
@@ -314,14 +313,12 @@ ERROR_SCHEMA = _object_schema(
 """The error object as JSON Schema, for the OpenAPI description."""
 
 
+def error_text(error: ApiError) -> str:
+    """The message as it is sent. It may quote the caller's text: a lone surrogate there has no UTF-8."""
+    return error.message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
+
+
 def error_body(error: ApiError) -> bytes:
     """OpenAI's error object as JSON."""
-    # A message may quote the caller's text. A lone surrogate in it cannot be encoded in UTF-8.
-    message = error.message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
-    fields = {"message": message, "type": error.type, "param": error.param, "code": error.code}
+    fields = {"message": error_text(error), "type": error.type, "param": error.param, "code": error.code}
     return msgspec.json.encode({"error": fields})
-
-
-def error_response(error: ApiError) -> Response:
-    """The whole response to a request that failed before its first byte was sent."""
-    return Response(error_body(error), error.status, dict(error.headers), media_type="application/json")

@@ -23,7 +23,7 @@ from weft.server.generate.parsed_choice import ParsedChoice
 from weft.server.generate.prompts import PromptEncoder
 from weft.server.http.context import ServerContext
 from weft.server.http.metrics import RequestTimer
-from weft.server.http.sse import EventStream
+from weft.server.http.sse import DATA_ONLY, EventStream, Framing
 from weft.server.request.fields import ignored_header
 from weft.server.request.task import Chat, Prompt, Task, Texts
 
@@ -32,7 +32,11 @@ NUM_PRIMING_IDS = 8
 
 
 async def respond(
-    task: Task, request: Request, context: ServerContext, new_renderer: Callable[[Report], Renderer]
+    task: Task,
+    request: Request,
+    context: ServerContext,
+    new_renderer: Callable[[Report], Renderer],
+    framing: Framing = DATA_ONLY,
 ) -> Response:
     """Generate the answer to a task, streamed or whole.
 
@@ -54,6 +58,7 @@ async def respond(
             headers=headers,
             ping_s=context.settings.sse_ping_s,
             close=answer.close,
+            framing=framing,
         )
     try:
         choices = await answer.whole(task.num_choices)

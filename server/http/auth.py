@@ -6,7 +6,8 @@ from collections.abc import Sequence, Set
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weft.server.errors import AuthenticationError, error_response
+from weft.server.errors import AuthenticationError
+from weft.server.http.error_shapes import error_response
 from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS, HttpMiddleware
 
 
@@ -22,15 +23,16 @@ class AuthMiddleware(HttpMiddleware):
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or refuse it."""
         if self._keys and scope["path"] not in self._open_paths:
-            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-            key = key.strip()
+            headers = Headers(scope=scope)
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
             message = None
-            if scheme.lower() != "bearer" or not key:
-                message = "an API key is required: send the header Authorization: Bearer KEY"
+            if not key:
+                message = "an API key is required: send the header Authorization: Bearer KEY, or x-api-key: KEY"
             elif not self._is_known(key):
                 message = "the API key is not valid"
             if message:
-                await error_response(AuthenticationError(message))(scope, receive, send)
+                await error_response(AuthenticationError(message), scope)(scope, receive, send)
                 return
             scope.setdefault("state", {})["api_key"] = key
         await self._app(scope, receive, send)

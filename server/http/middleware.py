@@ -16,7 +16,8 @@ from fastapi import HTTPException
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weft.server.errors import BodyTooLargeError, ShuttingDownError, as_api_error, error_response
+from weft.server.errors import BodyTooLargeError, ShuttingDownError, as_api_error
+from weft.server.http.error_shapes import error_response
 from weft.server.http.lifecycle import Lifecycle
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -91,7 +92,7 @@ class LastResortMiddleware(HttpMiddleware):
             if is_started:
                 raise
             _log.exception("request %s failed", scope["state"]["request_id"])
-            await error_response(as_api_error(exc))(scope, receive, send)
+            await error_response(as_api_error(exc), scope)(scope, receive, send)
 
 
 class DrainMiddleware(HttpMiddleware):
@@ -109,7 +110,7 @@ class DrainMiddleware(HttpMiddleware):
         if scope["path"] in _LOOKING:
             await self._app(scope, receive, send)
         elif self._lifecycle.draining:
-            await error_response(ShuttingDownError("the server is shutting down"))(scope, receive, send)
+            await error_response(ShuttingDownError("the server is shutting down"), scope)(scope, receive, send)
         else:
             self._lifecycle.enter()
             try:
@@ -129,7 +130,8 @@ class BodyLimitMiddleware(HttpMiddleware):
         """Refuse the request, or serve it with a bound on its body."""
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_body_bytes:
-            await error_response(BodyTooLargeError(self._message(f"got {declared}")))(scope, receive, send)
+            error = BodyTooLargeError(self._message(f"got {declared}"))
+            await error_response(error, scope)(scope, receive, send)
             return
         num_bytes = 0
 

@@ -15,7 +15,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weft.server.errors import OriginError, error_response
+from weft.server.errors import OriginError
+from weft.server.http.error_shapes import error_response
 from weft.server.http.middleware import HttpMiddleware
 from weft.server.settings import Settings
 
@@ -75,7 +76,7 @@ class OriginMiddleware(HttpMiddleware):
         if self._cors_origins:
             send = self._with_cors(send, origin)
         if error := self._refusal(headers.getlist("host"), origin):
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
         elif self._is_preflight(scope, headers):
             await Response(status_code=204, headers=self._preflight(headers))(scope, receive, send)
         else:

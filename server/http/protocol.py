@@ -1,7 +1,7 @@
 """HTTP/1.1 on one connection: uvicorn's protocol with bounds on what arrives before the app sees it.
 
-Owns the bounds and deadlines of a request that is arriving, and the answer if it breaks them or is not HTTP: OpenAI's
-error object, after which the connection is closed. No deadline runs while the app works or a client reads, nor between
+Owns the bounds and deadlines of a request that is arriving, and the answer if it breaks them or is not HTTP: an error,
+after which the connection is closed. No deadline runs while the app works or a client reads, nor between
 requests, where uvicorn's keep-alive has one.
 
 - Pipelining: a request that begins before the answer to the last one has ended is dropped, and the connection closed
@@ -26,9 +26,9 @@ from weft.server.errors import (
     RouteError,
     ShuttingDownError,
     TooManyConnectionsError,
-    error_response,
 )
 from weft.server.http.connections import Connections
+from weft.server.http.error_shapes import error_response
 from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS
 
 MAX_HEADER_BYTES = 64 << 10
@@ -59,6 +59,7 @@ class WeftProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
         """Take uvicorn's arguments, and the state that all connections share."""
         super().__init__(*args, **kwargs)
+        self.url = b""  # before the first request has one
         self._shared = connections
         self._settings = connections.settings
         self._is_regular = True  # False: beyond the limit, only probes are served
@@ -281,9 +282,10 @@ class WeftProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _response(self, error: ApiError) -> bytes:
-        response = error_response(error)
+        path, request_id = self.url.partition(b"?")[0].decode("latin-1"), f"req_{secrets.token_hex(16)}"
+        response = error_response(error, {"path": path, "state": {"request_id": request_id}})
         headers = dict([*self.server_state.default_headers, *response.raw_headers])
-        headers |= {b"x-request-id": f"req_{secrets.token_hex(16)}".encode(), b"connection": b"close"}
+        headers |= {b"x-request-id": request_id.encode(), b"connection": b"close"}
         lines = [b"%b: %b\r\n" % header for header in headers.items()]
         return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", response.body])
 

@@ -1,4 +1,4 @@
-"""Server-sent events: `data: ` and one line of JSON each, with keep-alive comments between them.
+"""Streams: server-sent events, `data: ` and one line of JSON each, with keep-alive comments; or another API's framing.
 
 Before the first byte an error is a status. After it the API's renderer writes the error into the stream, and the stream
 ends. However a stream ends, even before its first byte, its answer is closed.
@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import anyio
 import msgspec
@@ -16,10 +17,24 @@ from starlette.types import Receive, Scope, Send
 
 from weft.server.errors import ApiError, as_api_error, error_body
 
-_PING = b": ping\n\n"
-_END_OF_PING = b":\n\n"
-"""Sent before the event after a comment, in one chunk with it. Some clients (`vllm bench serve`) strip each chunk: the
-comment reaches their parser without its end, and would swallow the event."""
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How an API's stream differs from others beside its events.
+
+    Attributes:
+        ping: What is sent into silences; empty: nothing, since the API has no such thing.
+        after_ping: Sent before the event after a ping, in one chunk with it. Some clients (`vllm bench serve`) strip
+            each chunk: a comment reaches their parser without its end, and would swallow the event.
+    """
+
+    media_type: str = "text/event-stream"
+    ping: bytes = b": ping\n\n"
+    after_ping: bytes = b":\n\n"
+
+
+DATA_ONLY = Framing()
+"""Data lines and comments, as OpenAI streams."""
 
 _LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
 _MARK = "\0text\0"
@@ -29,9 +44,9 @@ _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
-def encode_event(message: msgspec.Struct) -> bytes:
-    """One event. Escapes only characters that some clients take for line breaks."""
-    return _frame(_encode(message))
+def encode_event(message: msgspec.Struct, name: str = "") -> bytes:
+    """One event, with a line for its name if it has one. Escapes only characters that some take for line breaks."""
+    return (b"event: %b\n" % name.encode() if name else b"") + _frame(_encode(message))
 
 
 def error_event(error: ApiError) -> bytes:
@@ -42,9 +57,9 @@ def error_event(error: ApiError) -> bytes:
 class TextEvent:
     """The event for every token: encoded once, after that only its text is."""
 
-    def __init__(self, make: Callable[[str], msgspec.Struct]) -> None:
+    def __init__(self, make: Callable[[str], msgspec.Struct], name: str = "") -> None:
         """`make` builds the message from a text. Only strings that the server chose may follow the text."""
-        self._head, _, self._tail = encode_event(make(_MARK)).rpartition(_encode(_MARK))
+        self._head, _, self._tail = encode_event(make(_MARK), name).rpartition(_encode(_MARK))
 
     def fill(self, text: str) -> bytes:
         """The result of `encode_event` for the message with this text."""
@@ -74,6 +89,7 @@ class EventStream(EventSourceResponse):
         headers: Mapping[str, str],
         ping_s: float,
         close: Callable[[], None],
+        framing: Framing = DATA_ONLY,
     ) -> None:
         """Stream encoded events, then the result of `end`, or of `error` if they failed.
 
@@ -86,7 +102,9 @@ class EventStream(EventSourceResponse):
         self._ping_s = ping_s
         self._last_send_time = time.monotonic()
         self._is_after_ping = False
-        super().__init__(events, headers={**_HEADERS, **headers}, ping=ping_s, sep="\n")
+        self._framing = framing
+        ping_s = ping_s if framing.ping else 0
+        super().__init__(events, headers={**_HEADERS, **headers}, ping=ping_s, sep="\n", media_type=framing.media_type)
         self._close = close
 
     async def _stream_response(self, send: Send) -> None:
@@ -109,7 +127,7 @@ class EventStream(EventSourceResponse):
     def _after_ping(self, data: bytes) -> bytes:
         if self._is_after_ping:
             self._is_after_ping = False
-            data = _END_OF_PING + data
+            data = self._framing.after_ping + data
         return data
 
     async def _ping(self, send: Send) -> None:
@@ -122,7 +140,7 @@ class EventStream(EventSourceResponse):
             async with self._send_lock:
                 if self.active:
                     self._last_send_time, self._is_after_ping = time.monotonic(), True
-                    await send({"type": "http.response.body", "body": _PING, "more_body": True})
+                    await send({"type": "http.response.body", "body": self._framing.ping, "more_body": True})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, then close the answer."""

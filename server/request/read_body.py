@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from weft.server.http.context import ServerContext
@@ -23,6 +24,7 @@ async def read_task(
     context: ServerContext,
     refused: Mapping[str, tuple[object, ...]],
     *,
+    sent: BaseModel | None = None,
     input: Chat | Texts,
     wishes: OutputWishes,
     max_tokens: int | None,
@@ -35,6 +37,7 @@ async def read_task(
 
     Args:
         refused: Fields that the endpoint refuses; see `ignored_fields`.
+        sent: The body of another API from which `body` was made, whose fields are looked at for that.
         logprobs: Number of alternatives per token that the answer shows; None: it shows no logprobs.
         num_made: Number of choices to generate, of which the best are returned; None: all are returned.
         user: The end user that the caller names; None: none is named.
@@ -43,7 +46,9 @@ async def read_task(
         InvalidRequestError: A field is out of range, or cannot be used with another one.
     """
     model, settings, size = await context.check_model(request, body.model), context.settings, len(await request.body())
-    ignored = await context.workers.run_light(size, ignored_fields, body, refused, strict=settings.strict_params)
+    ignored = await context.workers.run_light(
+        size, ignored_fields, sent or body, refused, strict=settings.strict_params
+    )
     honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
     check_common(body, settings.max_n)
     n = 1 if body.n is None else body.n

@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.api import chat_completions, chat_page, completions, docs, health, metrics, models, stats, tokenize
-from weft.server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError, error_response
+from weft.server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError
 from weft.server.http.auth import AuthMiddleware
 from weft.server.http.context import VERSION, ServerContext
+from weft.server.http.error_shapes import error_response
 from weft.server.http.lifecycle import Lifecycle
 from weft.server.http.metrics import Metrics
 from weft.server.http.middleware import (
@@ -72,21 +73,21 @@ def _install_error_handlers(app: FastAPI) -> None:
     """Handle every expected failure. `LastResortMiddleware` turns all others into an internal error."""
 
     async def on_error(request: Request, exc: Any) -> Response:
-        return error_response(exc)
+        return error_response(exc, request.scope)
 
     async def on_missing_body(request: Request, exc: Any) -> Response:
-        return error_response(as_missing_body(exc))
+        return error_response(as_missing_body(exc), request.scope)
 
     async def on_http_error(request: Request, exc: Any) -> Response:
         if exc.status_code == 413:
-            return error_response(BodyTooLargeError(exc.detail))
+            return error_response(BodyTooLargeError(exc.detail), request.scope)
         if isinstance(exc.__cause__, ApiError):  # FastAPI reports every body error as a parse error
-            return error_response(exc.__cause__)
+            return error_response(exc.__cause__, request.scope)
         if exc.status_code in (404, 405):
             what = "no such route" if exc.status_code == 404 else "method not allowed"
             message = f"{what}: {request.method} {request.url.path}"
-            return error_response(RouteError(exc.status_code, message, exc.headers or {}))
-        return error_response(RouteError(exc.status_code, str(exc.detail), exc.headers or {}))
+            return error_response(RouteError(exc.status_code, message, exc.headers or {}), request.scope)
+        return error_response(RouteError(exc.status_code, str(exc.detail), exc.headers or {}), request.scope)
 
     app.add_exception_handler(ApiError, on_error)
     app.add_exception_handler(RequestValidationError, on_missing_body)
