@@ -14,6 +14,7 @@ FOLDERS = {
     "server": "The way into the `weft` command, settings and errors. `demo_model/` holds the bundled weights.",
     "server/run": "Processes: the supervisor, what it starts and watches, and where they find the model.",
     "server/http": "HTTP apart from any API: connections, access, streams, metrics, what every route shares.",
+    "server/store": "What outlives a request: a bounded database and files, shared by all server processes.",
     "server/model": "A served model: the client of its engine, its formats, its defaults.",
     "server/api": "One file for each group of routes; those that generate make a task of a body.",
     "server/schemas": "Wire shapes of bodies and answers, as pydantic models.",

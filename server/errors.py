@@ -17,6 +17,7 @@ Messages state the bound and the value given. Internal details are logged, never
         RouteError                    404, 405: no such route or method
         MalformedHttpError            not a valid HTTP request
         ModelNotFoundError       404
+        NotFoundError            404  a stored object that is not there, or not this key's
         ReceiveTimeoutError      408
         BodyTooLargeError        413
         HeadersTooLargeError     431
@@ -31,6 +32,8 @@ Messages state the bound and the value given. Internal details are logged, never
         EngineUnavailableError        no engine now: it is loading, hanging or restarting
         EngineDiedError               the engine died while the request ran
       DeadlineError              504
+      StorageError               503  the data folder cannot be read or written
+        StorageFullError         507  the disk, or what files may take of it, is full
 """
 
 from collections.abc import Iterator, Mapping
@@ -131,6 +134,13 @@ class ModelNotFoundError(InvalidRequestError):
 
     status = 404
     code = "model_not_found"
+
+
+class NotFoundError(InvalidRequestError):
+    """This API key has no such object."""
+
+    status = 404
+    code = None
 
 
 class BodyTooLargeError(InvalidRequestError):
@@ -252,6 +262,22 @@ class DeadlineError(ApiError):
 
     status = 504
     code = "request_timeout"
+
+
+class StorageError(ApiError):
+    """The data folder cannot be read or written; nothing was stored."""
+
+    status = 503
+    code = "storage_unavailable"
+    headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
+
+
+class StorageFullError(StorageError):
+    """There is no room; nothing was stored. Trying again is of no use until something is deleted."""
+
+    status = 507
+    code = "storage_full"
+    headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
 
 
 _REJECTIONS: Mapping[RejectReason, type[ApiError]] = {

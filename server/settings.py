@@ -240,6 +240,23 @@ class Settings(BaseModel):
         description="Upper bound on the seconds without a sign of life after which the engine is killed and restarted. "
         "The bound of a step is ten times its predicted time, but at least 10 s, or 30 s on CUDA. 0: never.",
     )
+    data_dir: str | None = Field(
+        default=None,
+        description="Folder for files, batches and stored responses, which outlive the server in it. Default: a "
+        "temporary folder, which ends with the server.",
+    )
+    store_max_objects: int = Field(
+        default=100_000, ge=1, description="Maximum stored responses and other objects; then the oldest are removed."
+    )
+    store_max_bytes: Size = Field(
+        default=1 << 30, description="Maximum bytes of stored responses and other objects, files not counted."
+    )
+    store_max_age_s: float = Field(
+        default=30 * 86400.0, gt=0, description="Seconds after which a stored object without changes is removed."
+    )
+    files_max_bytes: Size = Field(
+        default=10 << 30, description="Maximum bytes of all files together; beyond it the answer is 507."
+    )
     sse_ping_s: float = Field(
         default=50.0, ge=0, description="Seconds of silence in a stream before a keep-alive comment; 0: none."
     )
@@ -249,14 +266,14 @@ FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "block_size", "prefix_caching", "load_format"),
     *("quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key", "api_keys_file"),
-    *("server_processes", "log_format"),
+    *("server_processes", "data_dir", "log_format"),
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
 SECRETS = frozenset({"api_key", "priority_keys"})
 DOORS = frozenset({"api_key", "api_keys_file"})
 """The settings that must not be empty: a variable that somebody forgot to fill would open the server to all."""
-SIZES = frozenset({"kv_cache_memory", "max_body_bytes"})
+SIZES = frozenset({"kv_cache_memory", "max_body_bytes", "store_max_bytes", "files_max_bytes"})
 """The settings in bytes; they accept a unit."""
 
 _FIELDS = Settings.model_fields

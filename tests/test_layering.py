@@ -17,6 +17,7 @@ ORDER = (
         "text",
         "formats",
         "settings",
+        "store",
         "model",
         "http",
         "request",

@@ -14,6 +14,7 @@ from weft.server.http.workers import Workers
 from weft.server.model.engine_client import EngineClient
 from weft.server.model.served_model import ServedModel
 from weft.server.settings import Settings
+from weft.server.store.store import Store
 
 VERSION = version("weft")
 MAX_NAME_CHARS = 256
@@ -34,6 +35,7 @@ class ServerContext:
     lifecycle: Lifecycle
     metrics: Metrics
     workers: Workers
+    store: Store
     created: int
 
     @property

@@ -1,12 +1,12 @@
 """Builds the task from the fields that OpenAI's generating endpoints share."""
 
-import hashlib
 import time
 from collections.abc import Mapping
 
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from weft.server.http.auth import digest, tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.request.beam_search import beam_options
 from weft.server.request.cache_options import uses_cache
@@ -108,8 +108,7 @@ def _tenant(request: Request, user: str | None) -> str:
 
     The engine receives it, but scheduling does not use it yet.
     """
-    name = getattr(request.state, "api_key", None) or user
-    return hashlib.blake2s(name.encode("utf-8", "replace"), digest_size=8).hexdigest() if name else ""
+    return tenant_of(request) or (digest(user) if user else "")
 
 
 def _cache_salt(*parts: str | None) -> str:

@@ -31,6 +31,7 @@ from weft.server.http.workers import Workers
 from weft.server.model.served_model import ServedModel
 from weft.server.request.validation import as_missing_body
 from weft.server.settings import Settings
+from weft.server.store.store import Store
 
 
 def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI:
@@ -52,6 +53,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         lifecycle=app.state.lifecycle,
         metrics=Metrics(served.values()),
         workers=Workers(),
+        store=Store(settings),
         created=int(time.time()),
     )
     for module in (chat_completions, completions, models, tokenize, health, metrics, stats, docs, chat_page):

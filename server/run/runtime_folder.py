@@ -11,6 +11,7 @@ import fcntl
 import os
 import pathlib
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from weft.engine.shared import limits
 from weft.engine.shared.messages import SOCKET_NAME, STATUS_NAME
 from weft.engine.shared.status_page import StatusPage
 from weft.server.settings import StartError
+from weft.server.store.database import TEMPORARY_MARK, open_database
 
 METRICS_NAME = "metrics"
 """Folder of the metrics that server processes share."""
@@ -43,6 +45,8 @@ def runtime_folder() -> Iterator[pathlib.Path]:
         with contextlib.ExitStack() as stack:
             try:
                 path = stack.enter_context(_folder_in(parent))
+                (path / METRICS_NAME).mkdir(mode=0o700)
+                StatusPage(path / STATUS_NAME).close()
             except OSError as error:
                 faults.append(f"{parent}: {limits.explain(error) or error.strerror or error}")
             else:
@@ -72,14 +76,35 @@ def sweep(parent: str) -> None:
 
 
 @contextlib.contextmanager
+def data_folder(data_dir: str | None) -> Iterator[pathlib.Path]:
+    """The folder of files, batches and stored responses. With None it is a new one, removed at the end.
+
+    A new one is not in the runtime folder, which may be in memory.
+
+    Raises:
+        StartError: It cannot be made or written, or a later Weft made it.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = None if data_dir is None else pathlib.Path(data_dir).expanduser().absolute()
+        try:
+            if folder is None:
+                sweep(tempfile.gettempdir())
+                folder = stack.enter_context(_folder_in(tempfile.gettempdir()))
+                (folder / TEMPORARY_MARK).touch(mode=0o600)
+            open_database(folder, is_durable=False).close()
+        except (OSError, sqlite3.Error) as error:
+            fault = getattr(error, "strerror", None) or error
+            raise StartError(f"data_dir: {folder or tempfile.gettempdir()} cannot be used: {fault}") from None
+        yield folder
+
+
+@contextlib.contextmanager
 def _folder_in(parent: str) -> Iterator[pathlib.Path]:
     if shutil.disk_usage(parent).free < MIN_FREE_BYTES:
         raise OSError(errno.ENOSPC, f"less than {MIN_FREE_BYTES >> 20} MiB are left")
     path = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 700
     try:
         with _locked(path):
-            (path / METRICS_NAME).mkdir(mode=0o700)
-            StatusPage(path / STATUS_NAME).close()
             (path / MARK_NAME).touch(mode=0o600)
             yield path
     finally:

@@ -38,7 +38,7 @@ from weft.engine.shared.messages import STATUS_NAME, STEP_NAME, SUSPECTS_NAME
 from weft.engine.shared.status_page import StatusPage
 from weft.server.run import status_line
 from weft.server.run.child import Child, python_command
-from weft.server.run.runtime_folder import METRICS_NAME, is_there, runtime_folder
+from weft.server.run.runtime_folder import METRICS_NAME, data_folder, is_there, runtime_folder
 from weft.server.run.watchdog import Watchdog
 from weft.server.settings import Settings, StartError, engine_options
 
@@ -107,7 +107,8 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
         The exit code: 0 after a drain, 1 after a forced end, 2 when a child cannot start.
 
     Raises:
-        StartError: The address cannot be listened on, or no folder has room for the runtime folder.
+        StartError: The address cannot be listened on, or no folder has room for the runtime folder, or the data
+            folder cannot be used.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # with an inherited SIG_IGN the kernel would reap the children
@@ -117,10 +118,12 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
         while True:
             with contextlib.ExitStack() as stack:
                 runtime_dir = stack.enter_context(runtime_folder())
+                data_dir = stack.enter_context(data_folder(settings.data_dir))
                 if has_line:
                     stack.enter_context(status_line.shown(runtime_dir / STATUS_NAME))
                 try:
-                    return Supervisor(settings, runtime_dir, listener, commands or Commands()).run()
+                    told = settings.model_copy(update={"data_dir": str(data_dir)})
+                    return Supervisor(told, runtime_dir, listener, commands or Commands()).run()
                 except FolderLostError:
                     logger.error("The runtime folder %s is gone; starting again in a new one", runtime_dir)
 

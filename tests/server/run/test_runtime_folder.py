@@ -1,6 +1,8 @@
 import contextlib
+import os
 import pathlib
 import signal
+import sqlite3
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 from weft.server.run import runtime_folder
 from weft.server.run.runtime_folder import MARK_NAME, MIN_FREE_BYTES
 from weft.server.settings import StartError
+from weft.server.store.database import FILE_NAME
 
 HOLDER = """
 import os, signal
@@ -109,3 +112,39 @@ def test_long_runtime_path_is_not_used(tmp_path: pathlib.Path, monkeypatch: pyte
             path = stack.enter_context(runtime_folder.runtime_folder())
             assert path.parent == pathlib.Path("/tmp")
         assert not path.exists()
+
+
+def test_data_without_a_folder_goes_away_with_its_supervisor(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_folder.tempfile, "tempdir", str(tmp_path))
+    holder = HOLDER.replace("runtime_folder() as", "data_folder(None) as").replace("import runtime", "import data")
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, env=environment) as killed:
+        assert killed.stdout is not None
+        left = pathlib.Path(killed.stdout.readline().decode().strip())
+        killed.kill()
+    assert (left / FILE_NAME).exists()
+    with runtime_folder.data_folder(None) as folder:
+        assert not left.exists()
+        assert (folder.parent, folder.stat().st_mode & 0o777) == (tmp_path, 0o700)
+    assert not folder.exists()
+
+
+def test_a_data_folder_that_cannot_be_used_is_a_fault_of_the_start(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(StartError, match=f"data_dir: {tmp_path}/file/data cannot be used: Not a directory"),
+        runtime_folder.data_folder(f"{tmp_path}/file/data"),
+    ):
+        pass
+    with runtime_folder.data_folder(f"{tmp_path}/data") as folder:
+        assert folder == tmp_path / "data"
+    with sqlite3.connect(folder / FILE_NAME) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    with (
+        pytest.raises(StartError, match="the database has version 99, this Weft knows up to 1"),
+        runtime_folder.data_folder(str(folder)),
+    ):
+        pass

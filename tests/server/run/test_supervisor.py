@@ -200,13 +200,17 @@ def test_serves_from_a_private_folder_and_drains_on_a_terminals_interrupt(weft: 
     }
     (options,) = weft.read("engine.stdin")
     assert msgspec.json.decode(options, type=EngineOptions).model == "/model"
-    assert {Settings.model_validate_json(line).model for line in weft.read("server.stdin")} == {"/model"}
+    told = [Settings.model_validate_json(line) for line in weft.read("server.stdin")]
+    assert {settings.model for settings in told} == {"/model"}
+    (data_dir,) = {settings.data_dir for settings in told}  # both processes see the same files and responses
+    assert data_dir is not None and pathlib.Path(data_dir).is_dir()
     assert weft.ask() in weft.pids("server")
     assert weft.process is not None
     os.killpg(weft.process.pid, signal.SIGINT)  # what Ctrl-C does: it reaches the children, too
     assert weft.wait() == 0
     assert sorted(weft.read("drained")) == sorted(str(pid) for pid in weft.pids("server"))
     assert not folder.exists()
+    assert not pathlib.Path(data_dir).exists()
     assert len(weft.pids("engine")) == 1
 
 

@@ -1,0 +1,101 @@
+"""The database file under the data folder: opening, schema, version.
+
+One file, which all server processes open. Rows are objects of the API as JSON; a row whose `parent` is another row's id
+is a part of it. Triggers keep count and bytes of the rows, so that bounds are checked without reading them.
+"""
+
+import pathlib
+import sqlite3
+
+FILE_NAME = "weft.sqlite"
+TEMPORARY_MARK = ".temporary"
+"""A file in a data folder that ends with its server: nothing in it needs to survive the machine."""
+VERSION = 1
+"""Version of the schema. A file of a later version is refused."""
+BUSY_TIMEOUT_S = 10.0
+"""How long a process waits for another's write."""
+
+_SCHEMA = """
+CREATE TABLE objects (
+  number INTEGER PRIMARY KEY AUTOINCREMENT,
+  kind TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, parent TEXT NOT NULL,
+  created INTEGER NOT NULL, used REAL NOT NULL, expires INTEGER, is_kept INTEGER NOT NULL,
+  size INTEGER NOT NULL, data BLOB NOT NULL,
+  UNIQUE (kind, id));
+CREATE INDEX by_list ON objects (kind, tenant, parent, number);
+CREATE INDEX by_parent ON objects (parent) WHERE parent <> '';
+CREATE INDEX by_use ON objects (used) WHERE parent = '' AND NOT is_kept;
+CREATE INDEX by_expiry ON objects (expires) WHERE expires IS NOT NULL;
+CREATE TABLE events (
+  owner TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL,
+  PRIMARY KEY (owner, number)) WITHOUT ROWID;
+CREATE TABLE totals (is_kept INTEGER PRIMARY KEY, count INTEGER NOT NULL, size INTEGER NOT NULL);
+INSERT INTO totals VALUES (0, 0, 0), (1, 0, 0);
+CREATE TRIGGER added AFTER INSERT ON objects BEGIN
+  UPDATE totals SET count = count + 1, size = size + NEW.size WHERE is_kept = NEW.is_kept;
+END;
+CREATE TRIGGER removed AFTER DELETE ON objects BEGIN
+  UPDATE totals SET count = count - 1, size = size - OLD.size WHERE is_kept = OLD.is_kept;
+  DELETE FROM events WHERE owner = OLD.id;
+  DELETE FROM objects WHERE parent = OLD.id AND parent <> '';
+END;
+CREATE TRIGGER changed AFTER UPDATE OF size, is_kept ON objects BEGIN
+  UPDATE totals SET count = count - 1, size = size - OLD.size WHERE is_kept = OLD.is_kept;
+  UPDATE totals SET count = count + 1, size = size + NEW.size WHERE is_kept = NEW.is_kept;
+END;
+"""
+
+
+def open_database(folder: pathlib.Path, *, is_durable: bool) -> sqlite3.Connection:
+    """Open the database in a folder; makes both if they are missing. Only this user can read them.
+
+    Args:
+        is_durable: A commit waits for the disk. Without it, commits survive the death of processes, not of the machine.
+
+    Raises:
+        OSError: The folder cannot be made.
+        sqlite3.Error: The database cannot be opened, or is of a later version.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / FILE_NAME
+    path.touch(mode=0o600)
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA auto_vacuum = FULL")  # the file shrinks with what is in it
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA recursive_triggers = ON")  # a row's parts may have parts
+        connection.execute("PRAGMA journal_size_limit = 4194304")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'OFF'}")
+        _make_schema(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make_schema(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")  # one process makes it, others wait
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise sqlite3.DatabaseError(f"the database has version {version}, this Weft knows up to {VERSION}")
+        if version == 0:
+            for statement in _statements():
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _statements() -> list[str]:
+    """The statements of the schema; `executescript` would commit between them."""
+    statements, text = [], ""
+    for line in _SCHEMA.splitlines(keepends=True):
+        text += line
+        if sqlite3.complete_statement(text):
+            statements.append(text)
+            text = ""
+    return statements

@@ -1,0 +1,153 @@
+"""Rows of the store, and what can be done with them inside one transaction.
+
+A row belongs to a tenant, and nobody else finds it. A row whose `parent` is the id of another one is a part of it: it
+goes when that one goes. Events are an append-only log that belongs to a row by its id.
+"""
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from weft.server.errors import StorageFullError
+
+Order = Literal["asc", "desc"]
+
+_COLUMNS = "kind, id, tenant, data, parent, created, expires, is_kept, size"
+_IS_ALIVE = "(expires IS NULL OR expires > :now)"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored object.
+
+    Attributes:
+        kind: Such as "file" or "response".
+        tenant: Whose it is.
+        data: JSON.
+        parent: The id of the row that this one is a part of; empty: it stands alone.
+        created: In seconds since 1970.
+        expires: When it is gone, in seconds since 1970; None: no such time.
+        is_kept: It is never evicted to make room; instead a row that does not fit is refused.
+        size: Bytes that it counts for, here and elsewhere on the disk; 0: those of `data`.
+    """
+
+    kind: str
+    id: str
+    tenant: str
+    data: bytes
+    parent: str = ""
+    created: int = 0
+    expires: int | None = None
+    is_kept: bool = False
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the store may hold: rows that are evicted, the oldest first, and rows that are kept."""
+
+    max_count: int
+    max_bytes: int
+    max_age_s: float
+    max_kept_count: int
+    max_kept_bytes: int
+
+
+class Transaction:
+    """Reads and writes that succeed or fail together. Valid only inside `Store.read` or `Store.write`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._now = time.time()
+
+    def put(self, row: Row) -> None:
+        """Add a row, or replace the one with its kind and id, which keeps its place in lists and its events."""
+        values: list[object] = [row.kind, row.id, row.tenant, row.data, row.parent, row.created or int(self._now)]
+        values += [row.expires, row.is_kept, row.size or len(row.data), self._now]
+        self._connection.execute(
+            "INSERT INTO objects (kind, id, tenant, data, parent, created, expires, is_kept, size, used) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO UPDATE SET data = excluded.data, "
+            "expires = excluded.expires, is_kept = excluded.is_kept, used = excluded.used, "
+            "size = excluded.size + (SELECT total(length(data)) FROM events WHERE owner = excluded.id)",
+            values,
+        )
+        if row.parent:
+            self._connection.execute("UPDATE objects SET used = ? WHERE id = ?", (self._now, row.parent))
+
+    def get(self, kind: str, id: str, tenant: str | None) -> Row | None:
+        """The row; None if this tenant has none. With tenant None, anybody's."""
+        query = f"SELECT {_COLUMNS} FROM objects WHERE kind = :kind AND id = :id AND {_IS_ALIVE}"
+        rows = self._rows(query, kind=kind, id=id)
+        return rows[0] if rows and tenant in (None, rows[0].tenant) else None
+
+    def page(
+        self, kind: str, tenant: str, *, parent: str = "", after: str | None = None, limit: int, order: Order = "desc"
+    ) -> Sequence[Row] | None:
+        """Up to `limit` rows in order of creation, from behind the row `after`; None if there is no such row."""
+        sign, place = (">", 0) if order == "asc" else ("<", 2**62)
+        named = {"kind": kind, "tenant": tenant, "parent": parent}
+        where = f"kind = :kind AND tenant = :tenant AND parent = :parent AND {_IS_ALIVE}"
+        if after is not None:
+            found = self._fetch(f"SELECT number FROM objects WHERE id = :id AND {where}", id=after, **named)
+            if not found:
+                return None
+            place = found[0][0]
+        query = f"SELECT {_COLUMNS} FROM objects WHERE {where} AND number {sign} :place ORDER BY number {order}"
+        return self._rows(f"{query} LIMIT :limit", place=place, limit=limit, **named)
+
+    def of_kind(self, kind: str) -> Sequence[Row]:
+        """Every row of a kind, of all tenants, oldest first; for work of the server itself."""
+        return self._rows(
+            f"SELECT {_COLUMNS} FROM objects WHERE kind = :kind AND {_IS_ALIVE} ORDER BY number", kind=kind
+        )
+
+    def delete(self, kind: str, id: str, tenant: str | None) -> bool:
+        """Remove a row with its parts and events. False if this tenant has no such row."""
+        if self.get(kind, id, tenant) is None:
+            return False
+        self._connection.execute("DELETE FROM objects WHERE kind = ? AND id = ?", (kind, id))
+        return True
+
+    def append_events(self, owner: Row, first: int, events: Sequence[bytes]) -> None:
+        """Append to the log of a row. Events are numbered from `first`."""
+        self._connection.executemany(
+            "INSERT INTO events VALUES (?, ?, ?)", [(owner.id, first + i, event) for i, event in enumerate(events)]
+        )
+        self._connection.execute(
+            "UPDATE objects SET size = size + ?, used = ? WHERE kind = ? AND id = ?",
+            (sum(map(len, events)), self._now, owner.kind, owner.id),
+        )
+
+    def events(self, owner: str, *, after: int = -1, limit: int) -> Sequence[tuple[int, bytes]]:
+        """Up to `limit` events of a row with numbers above `after`, in order."""
+        query = "SELECT number, data FROM events WHERE owner = :owner AND number > :after ORDER BY number LIMIT :limit"
+        return self._fetch(query, owner=owner, after=after, limit=limit)
+
+    def tidy(self, bounds: Bounds) -> None:
+        """Remove what is too old, then the rows that were longest without a write, until the bounds hold.
+
+        Raises:
+            StorageFullError: The kept rows exceed the bounds.
+        """
+        oldest = self._now - bounds.max_age_s
+        self._fetch("DELETE FROM objects WHERE expires <= :now")
+        self._fetch("DELETE FROM objects WHERE parent = '' AND NOT is_kept AND used < :oldest", oldest=oldest)
+        while self._is_beyond(bounds.max_count, bounds.max_bytes, is_kept=False):
+            query = "SELECT number FROM objects WHERE parent = '' AND NOT is_kept ORDER BY used LIMIT 1"
+            if not self._fetch(f"DELETE FROM objects WHERE number = ({query}) RETURNING 1"):
+                break
+        if self._is_beyond(bounds.max_kept_count, bounds.max_kept_bytes, is_kept=True):
+            limits = f"{bounds.max_kept_count} files and batches with {bounds.max_kept_bytes} bytes"
+            raise StorageFullError(f"there is room for at most {limits}; delete some first")
+
+    def _is_beyond(self, max_count: int, max_bytes: int, *, is_kept: bool) -> bool:
+        ((count, size),) = self._fetch("SELECT count, size FROM totals WHERE is_kept = :is_kept", is_kept=is_kept)
+        return bool(count > max_count or size > max_bytes)
+
+    def _rows(self, query: str, **values: Any) -> list[Row]:
+        return [Row(*row) for row in self._fetch(query, **values)]
+
+    def _fetch(self, query: str, **values: Any) -> list[Any]:
+        return self._connection.execute(query, {"now": self._now, **values}).fetchall()

@@ -1,0 +1,228 @@
+"""The store as routes use it: durable, bounded, one tenant at a time, and whole or not at all."""
+
+import asyncio
+import errno
+import pathlib
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from weft.server.errors import NotFoundError, StorageError, StorageFullError
+from weft.server.settings import Settings
+from weft.server.store import store as store_module
+from weft.server.store.database import FILE_NAME
+from weft.server.store.store import Store
+from weft.server.store.transaction import Row, Transaction
+
+MakeStore = Callable[..., Store]
+
+
+@pytest.fixture
+def make(tmp_path: pathlib.Path) -> Iterator[MakeStore]:
+    made: list[Store] = []
+
+    def make(**settings: Any) -> Store:
+        made.append(Store(Settings.model_validate({"data_dir": str(tmp_path / "data"), **settings})))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+def write(store: Store, work: Callable[[Transaction], Any]) -> Any:
+    return asyncio.run(store.write(work))
+
+
+def read(store: Store, work: Callable[[Transaction], Any]) -> Any:
+    return asyncio.run(store.read(work))
+
+
+def put(store: Store, *rows: Row) -> None:
+    write(store, lambda tx: [tx.put(row) for row in rows])
+
+
+def ids(rows: Any) -> list[str]:
+    return [row.id for row in rows]
+
+
+def all_ids(store: Store, kind: str = "note") -> list[str]:
+    return ids(read(store, lambda tx: tx.of_kind(kind)))
+
+
+def test_another_process_reads_what_was_written(make: MakeStore) -> None:
+    put(make(), Row("note", "a", "me", b"{}", created=7, expires=2**40))
+    (row,) = read(make(), lambda tx: tx.of_kind("note"))
+    assert row == Row("note", "a", "me", b"{}", created=7, expires=2**40, size=2)
+
+
+def test_a_tenant_finds_only_its_own(make: MakeStore) -> None:
+    store = make()
+    put(store, Row("note", "a", "me", b"1"), Row("note", "b", "you", b"2"))
+    assert read(store, lambda tx: tx.get("note", "a", "you")) is None
+    assert write(store, lambda tx: tx.delete("note", "a", "you")) is False
+    assert ids(read(store, lambda tx: tx.page("note", "you", limit=9))) == ["b"]
+    assert read(store, lambda tx: tx.page("note", "you", after="a", limit=9)) is None
+    assert read(store, lambda tx: tx.get("note", "a", None)).data == b"1"
+
+
+def test_lists_go_both_ways_and_continue(make: MakeStore) -> None:
+    store = make()
+    put(store, *(Row("note", name, "", b"") for name in "abcd"), Row("part", "p", "", b"", parent="a"))
+    put(store, Row("note", "b", "", b"new"))  # keeps its place
+
+    def names(**how: Any) -> list[str]:
+        return ids(read(store, lambda tx: tx.page("note", "", **how)))
+
+    assert names(limit=9) == ["d", "c", "b", "a"]
+    assert names(limit=2, order="asc", after="a") == ["b", "c"]
+    assert names(limit=2, after="c") == ["b", "a"]
+    assert ids(read(store, lambda tx: tx.page("part", "", parent="a", limit=9))) == ["p"]
+
+
+def test_parts_and_events_go_with_their_row(make: MakeStore, tmp_path: pathlib.Path) -> None:
+    store, owner = make(), Row("note", "a", "", b"")
+    put(store, owner, Row("part", "p", "", b"", parent="a"), Row("part", "q", "", b"", parent="p"))
+    write(store, lambda tx: tx.append_events(owner, 0, [b"x", b"y"]))
+    write(store, lambda tx: tx.append_events(owner, 2, [b"z"]))
+    assert read(store, lambda tx: tx.events("a", after=0, limit=9)) == [(1, b"y"), (2, b"z")]
+    put(store, owner)
+    assert read(store, lambda tx: tx.get("note", "a", "")).size == 3  # the events count for it
+    assert write(store, lambda tx: tx.delete("note", "a", "")) is True
+    assert all_ids(store, "part") == []
+    with sqlite3.connect(tmp_path / "data" / FILE_NAME) as database:
+        assert database.execute("SELECT * FROM totals").fetchall() == [(0, 0, 0), (1, 0, 0)]
+        assert database.execute("SELECT count(*) FROM events").fetchone() == (0,)
+    database.close()
+
+
+def test_the_longest_unused_are_evicted(make: MakeStore) -> None:
+    store = make(store_max_objects=4)
+    put(store, Row("note", "kept", "", b"", is_kept=True))
+    for name in "abc":
+        put(store, Row("note", name, "", b""))
+    put(store, Row("part", "p", "", b"", parent="a"))  # "a" was used last
+    put(store, Row("note", "d", "", b""))
+    assert all_ids(store) == ["kept", "a", "c", "d"]
+    assert all_ids(store, "part") == ["p"]
+
+
+def test_bytes_bound_the_rows_and_their_events(make: MakeStore) -> None:
+    store = make(store_max_bytes=100)
+    put(store, Row("note", "a", "", b"x" * 60))
+    put(store, Row("note", "b", "", b"x" * 40))
+    assert all_ids(store) == ["a", "b"]
+    write(store, lambda tx: tx.append_events(Row("note", "b", "", b""), 0, [b"x"]))
+    assert all_ids(store) == ["b"]
+
+
+def test_kept_rows_are_refused_instead(make: MakeStore) -> None:
+    store = make(files_max_bytes=100)
+    put(store, Row("file", "a", "", b"{}", is_kept=True, size=90))
+    with pytest.raises(StorageFullError, match="with 100 bytes; delete some first"):
+        put(store, Row("file", "b", "", b"{}", is_kept=True, size=11))
+    assert all_ids(store, "file") == ["a"]
+
+
+def test_old_rows_go(make: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now = make(store_max_age_s=100), time.time()
+    rows = (Row("note", "a", "", b""), Row("note", "b", "", b"", expires=int(now) + 50), Row("note", "c", "", b""))
+    put(store, *rows, Row("note", "d", "", b"", is_kept=True))
+    monkeypatch.setattr(time, "time", lambda: now + 60)
+    assert all_ids(store) == ["a", "c", "d"]  # before anything was written
+    put(store, rows[2])
+    monkeypatch.setattr(time, "time", lambda: now + 101)
+    write(store, lambda tx: None)
+    assert all_ids(store) == ["c", "d"]
+
+
+def test_the_disk_is_given_back(make: MakeStore, tmp_path: pathlib.Path) -> None:
+    store = make(store_max_bytes=1 << 20)
+    for i in range(100):
+        put(store, Row("note", str(i), "", b"x" * (100 << 10)))
+    assert len(all_ids(store)) == 10
+    store.close()
+    assert sum(file.stat().st_size for file in (tmp_path / "data").iterdir()) < 2 << 20
+
+
+def test_a_write_that_fails_leaves_nothing(make: MakeStore) -> None:
+    store = make()
+
+    def half(tx: Transaction) -> None:
+        tx.put(Row("note", "a", "", b""))
+        raise NotFoundError("no such thing")
+
+    with pytest.raises(NotFoundError):
+        write(store, half)
+    assert all_ids(store) == []
+
+
+def test_a_full_disk_is_told_and_loses_nothing(make: MakeStore) -> None:
+    store = make()
+    put(store, Row("note", "a", "", b"safe"))
+    assert store._connection is not None
+    pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+    store._connection.execute(
+        f"PRAGMA max_page_count = {pages + 2}"
+    )  # what SQLite then says is what ENOSPC makes it say
+    with pytest.raises(StorageFullError) as caught:
+        put(store, Row("note", "b", "", b"x" * 100_000))
+    assert (caught.value.status, caught.value.code) == (507, "storage_full")
+    assert all_ids(store) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.ENOSPC, StorageFullError), (errno.EDQUOT, StorageFullError), (errno.EIO, StorageError)]
+)
+def test_failures_of_files_are_told(make: MakeStore, number: int, error: type[StorageError]) -> None:
+    def fail() -> None:
+        raise OSError(number, "secret path")
+
+    with pytest.raises(error) as caught:
+        asyncio.run(make().run(fail))
+    assert type(caught.value) is error
+    assert "secret" not in caught.value.message
+
+
+def test_a_busy_database_is_told(make: MakeStore, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module.open_database.__globals__["sqlite3"], "connect", _impatient(sqlite3.connect))
+    store = make()
+    put(store, Row("note", "a", "", b""))
+    other = sqlite3.connect(tmp_path / "data" / FILE_NAME, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StorageError, match="cannot be used now"):
+        put(store, Row("note", "b", "", b""))
+    assert all_ids(store) == ["a"]  # readers do not wait
+    other.close()
+
+
+def _impatient(connect: Any) -> Any:
+    return lambda *args, **kwargs: connect(*args, **{**kwargs, "timeout": 0.05})
+
+
+def test_a_later_version_is_refused(make: MakeStore, tmp_path: pathlib.Path) -> None:
+    put(make(), Row("note", "a", "", b""))
+    with sqlite3.connect(tmp_path / "data" / FILE_NAME) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(StorageError):
+        read(make(), lambda tx: tx.of_kind("note"))
+
+
+def test_only_this_user_can_read_it(make: MakeStore, tmp_path: pathlib.Path) -> None:
+    put(make(), Row("note", "a", "", b""))
+    assert (tmp_path / "data").stat().st_mode & 0o77 == 0
+    assert (tmp_path / "data" / FILE_NAME).stat().st_mode & 0o77 == 0
+
+
+def test_without_a_folder_it_lives_as_long_as_the_store() -> None:
+    store = Store(Settings())
+    put(store, Row("note", "a", "", b""))
+    folder = store.folder
+    assert (folder / FILE_NAME).exists()
+    store.close()
+    del store
+    assert not folder.exists()
