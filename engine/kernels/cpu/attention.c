@@ -173,23 +173,26 @@ static void stage_step(const Plan *plan, const char *const *units, int64_t num_u
     }
 }
 
-/* The same from keys: a step of latents. Keys are pairs along dims, values pairs along tokens. */
+/* The same from keys: a step of latents. Keys are pairs along dims, values pairs along tokens. So each 2 x 2 values of two
+ * tokens change places within 64 bits, and these are then transposed: from dims x tokens to tokens x dims. Loops are
+ * unrolled, because GCC keeps lines in memory that a loop indexes. */
 static void stage_latents(const Plan *plan, const char *const *units, int64_t num_units, int64_t num_tokens, bf16 *to) {
     for (int64_t unit = 0; unit < 2; unit++) {
-        for (int64_t dim = 0; dim < plan->value_dim; dim += STEP) {
-            u32x16 lines[LANES] = {0}; /* in the end a token each, of STEP dims */
-            if (unit < num_units) {
-                for (int pair = 0; pair < LANES; pair++) lines[pair] = load_bits(units[unit] + dim * 2 * UNIT + 64 * pair);
-                transpose(lines);
-            }
-            for (int64_t token = max_of(num_tokens - unit * UNIT, 0); token < UNIT; token++) lines[token] = (u32x16){0};
+        const int64_t written = max_of(min_of(unit < num_units ? num_tokens - unit * UNIT : 0, UNIT), 0);
+        for (int64_t dim = 0; dim < plan->value_dim; dim += LANES) {
             char *tile = (char *)(to + dim * STEP) + unit * TILE_BYTES / 2;
-            for (int pair = 0; pair < UNIT / 2; pair++) {
-                const bf16 *first = (const bf16 *)&lines[2 * pair], *second = (const bf16 *)&lines[2 * pair + 1];
-                for (int half = 0; half < 2; half++) {
-                    u32x16 low = (u32x16)load_bf16(first + half * LANES), high = (u32x16)load_bf16(second + half * LANES);
-                    store_bits(tile + half * TILE_BYTES + 64 * pair, low >> 16 | high);
-                }
+            if (written) {
+                const char *from = units[unit] + dim * 2 * UNIT;
+                u32x16 lines[UNIT / 2]; /* in the end two tokens each, of LANES dims */
+#pragma GCC unroll 8
+                for (int pair = 0; pair < UNIT / 2; pair++) lines[pair] = swap_inner(load_bits(from + 64 * pair));
+                transpose_wide(lines);
+#pragma GCC unroll 8
+                for (int pair = 0; pair < UNIT / 2; pair++) store_bits(tile + 64 * pair, lines[pair]);
+            }
+            for (int64_t token = written; token < UNIT; token++) {
+                char *line = tile + token / 2 * 64;
+                store_bits(line, token % 2 ? load_bits(line) & 0xffffu : (u32x16){0});
             }
         }
     }

@@ -1,4 +1,4 @@
-/* Transposes 16 x 16 values of 32 bits in registers. */
+/* Transposes 16 x 16 values of 32 bits, or 8 x 8 of 64 bits, in registers. */
 #ifndef WEFT_TRANSPOSE_H
 #define WEFT_TRANSPOSE_H
 
@@ -35,6 +35,23 @@ INLINE void transpose(u32x16 lines[LANES]) {
     for (int row = 0; row < LANES; row += row % 4 == 3 ? 5 : 1) swap_4(&lines[row], &lines[row + 4]);
     for (int row = 0; row < LANES; row += row % 2 == 1 ? 3 : 1) swap_2(&lines[row], &lines[row + 2]);
     for (int row = 0; row < LANES; row += 2) swap_1(&lines[row], &lines[row + 1]);
+}
+
+/* Exchange the inner two of every four lanes of 16 bits. */
+INLINE u32x16 swap_inner(u32x16 line) {
+    typedef uint16_t Words __attribute__((vector_size(64)));
+    return (u32x16)__builtin_shuffle((Words)line, (Words){0,  2,  1,  3,  4,  6,  5,  7,  8,  10, 9,  11, 12, 14, 13, 15,
+                                                          16, 18, 17, 19, 20, 22, 21, 23, 24, 26, 25, 27, 28, 30, 29, 31});
+}
+
+/* Take the lines as 8 x 8 lanes of 64 bits. */
+INLINE void transpose_wide(u32x16 lines[8]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) swap_8(&lines[i], &lines[i + 4]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) swap_4(&lines[i + i / 2 * 2], &lines[i + i / 2 * 2 + 2]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) swap_2(&lines[2 * i], &lines[2 * i + 1]);
 }
 
 #endif
