@@ -14,6 +14,7 @@ from benchmarks.compare.report import format_value
 from docs.architectures import render_architectures, render_data
 from docs.formats import render_formats
 from docs.structure import render_modules, render_reading_path
+from weft.server.request.fields_table import MESSAGES_REMARKS, MESSAGES_ROUTES
 from weft.server.request.fields_table import render_table as render_parameters
 from weft.server.terminal.settings_table import render_table as render_settings
 
@@ -52,6 +53,7 @@ DATA = ROOT / "server/terminal/architectures.json"
 PARTS: dict[str, Callable[[], str]] = {
     "formats": render_formats,
     "parameters": render_parameters,
+    "messages-parameters": partial(render_parameters, MESSAGES_ROUTES, MESSAGES_REMARKS),
     "settings": render_settings,
     "reading-path": partial(render_reading_path, ROOT),
     "modules": partial(render_modules, ROOT),

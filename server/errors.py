@@ -8,6 +8,7 @@ Messages state the bound and the value given. Internal details are logged, never
         InvalidTypeError              a value of the wrong JSON type
         MalformedBodyError            a body that is not JSON, or holds too many values
         UnsupportedParameterError     a known field that this server does not honour
+          ThreadsUnsupportedError     Anthropic's `thread`
         UnsupportedValueError         a known field with a value that this model cannot take
         UnknownParameterError         an unknown field, in strict mode
         ContextLengthError            prompt and requested output do not fit the context
@@ -89,6 +90,12 @@ class UnsupportedParameterError(InvalidRequestError):
     """A known field asks for something that this server does not support."""
 
     code = "unsupported_parameter"
+
+
+class ThreadsUnsupportedError(UnsupportedParameterError):
+    """A message thread, which this server does not keep. By this code Anthropic's SDK knows to send everything."""
+
+    code = "thread_unsupported_request"
 
 
 class UnsupportedValueError(InvalidRequestError):

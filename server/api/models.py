@@ -4,6 +4,7 @@ They need no network and answer while the engine loads, too.
 """
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
@@ -12,16 +13,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.http.context import ServerContext, get_context
+from weft.server.http.error_shapes import asks_in_anthropics_way
 from weft.server.model.served_model import ServedModel
+from weft.server.schemas.messages import AnthropicModel, AnthropicModels
 from weft.server.schemas.models import ModelCard, ModelList, SamplingDefaults
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
-async def list_models(context: Annotated[ServerContext, Depends(get_context)]) -> Response:
+async def list_models(request: Request, context: Annotated[ServerContext, Depends(get_context)]) -> Response:
     """Every model under each of its names."""
     await context.meet_engines()
+    if asks_in_anthropics_way(request.scope):
+        models = [_in_anthropics_way(name, model, context) for name, model in context.models.items()]
+        return _json(AnthropicModels(models, models[0].id, models[-1].id))
     return _json(ModelList([_described(name, model, context) for name, model in context.models.items()]))
 
 
@@ -30,13 +36,23 @@ async def retrieve_model(
     model_id: str, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """One model. A slash in the id may be percent-encoded or raw."""
-    return _json(_described(model_id, await context.check_model(request, model_id), context))
+    model = await context.check_model(request, model_id)
+    describe = _in_anthropics_way if asks_in_anthropics_way(request.scope) else _described
+    return _json(describe(model_id, model, context))
 
 
 def _described(name: str, model: ServedModel, context: ServerContext) -> ModelCard:
     info = model.engine_client.info
     defaults = SamplingDefaults(**asdict(model.defaults))
     return ModelCard(name, context.created, model.name, info.max_model_len if info else None, defaults)
+
+
+def _in_anthropics_way(name: str, model: ServedModel, context: ServerContext) -> AnthropicModel:
+    """For clients that send Anthropic's header, who parse nothing else."""
+    info = model.engine_client.info
+    created = datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")
+    length = info.max_model_len if info else None
+    return AnthropicModel(name, name, created, length, length)
 
 
 def _json(answer: msgspec.Struct) -> Response:

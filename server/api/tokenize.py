@@ -15,7 +15,7 @@ from weft.server.model.served_model import ServedModel
 from weft.server.request.body import BodyRoute
 from weft.server.request.fields import REFUSED_IN_TOKENIZE, ignored_fields, ignored_header
 from weft.server.request.messages import template_messages
-from weft.server.request.task import Chat
+from weft.server.request.task import Chat, Task
 from weft.server.request.template_options import checked_kwargs, prompt_end
 from weft.server.request.tool_use import tool_use
 from weft.server.request.validation import check_range, check_token_ids
@@ -59,6 +59,22 @@ async def tokenize(
     texts = await workers.run(len(token_ids), token_strs) if body.return_token_strs else None
     answer = TokenizeAnswer(len(token_ids), model.engine_info.max_model_len, token_ids, texts)
     return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
+
+
+async def count_chat_tokens(task: Task, workers: Workers) -> int:
+    """The number of tokens in the prompt of a chat task.
+
+    Raises:
+        InvalidRequestError: There are far more than the context holds, or the template refuses the messages.
+    """
+    assert isinstance(task.input, Chat)
+    room = _room(task.model)
+    try:
+        token_ids, _ = await workers.run(task.size, encode_chat, task.model.tokenizer, task.input, room)
+    except TextTooLongError as exc:
+        message = f"messages must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
+        raise InvalidRequestError(message, param="messages") from None
+    return len(token_ids)
 
 
 def _room(model: ServedModel) -> Room:

@@ -87,6 +87,9 @@ def _engine_request(task: Task, prompt: Prompt, plan: OutputPlan, pins: list[Pin
     params = task.sampling
     if not (task.has_seed or isinstance(task.input, Chat)):  # so that equal prompts of a list get different answers
         params = msgspec.structs.replace(params, seed=secrets.randbits(64))
+    if task.fits_context and params.max_tokens is not None:
+        room = task.model.engine_info.max_model_len - len(prompt.token_ids)
+        params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
     return AddRequest(
         TokensInput(prompt.token_ids),
         params,

@@ -114,7 +114,7 @@ class PromptEncoder:
         """The prompt, cut to its end if the caller asked for that. A cut prompt has no text."""
         num_kept, max_len = self._task.truncate_to, self._info.max_model_len
         if num_kept == -1:  # keep as many as leave room for the output
-            max_tokens = self._task.sampling.max_tokens
+            max_tokens = self._task.num_reserved
             num_kept = max_len - (1 if max_tokens is None else max_tokens)
         elif num_kept is not None:
             name = "truncate_prompt_tokens"
@@ -123,7 +123,7 @@ class PromptEncoder:
         return Prompt(prompt.token_ids[-num_kept:]) if has_more and num_kept else prompt
 
     def _check_context(self, prompts: list[Prompt], param: str) -> None:
-        max_tokens = self._task.sampling.max_tokens
+        max_tokens = self._task.num_reserved
         for num_tokens in (len(prompt.token_ids) for prompt in prompts):
             if num_tokens + (1 if max_tokens is None else max_tokens) > self._info.max_model_len:
                 raise self._context_length_error(num_tokens, param, "", max_tokens)
@@ -134,7 +134,7 @@ class PromptEncoder:
         try:
             yield
         except TextTooLongError as exc:
-            max_tokens = self._task.sampling.max_tokens if has_output else None
+            max_tokens = self._task.num_reserved if has_output else None
             raise self._context_length_error(exc.num_tokens, param, "at least ", max_tokens) from None
 
     def _context_length_error(

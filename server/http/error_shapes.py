@@ -34,8 +34,10 @@ _LLAMA_CPP_TYPES = {
 def anthropic_error(error: ApiError, request_id: str | None) -> bytes:
     """Anthropic's error object as JSON."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    details = {"type": kind, "message": error_text(error)}
-    return msgspec.json.encode({"type": "error", "error": details, "request_id": request_id})
+    members: dict[str, object] = {"type": kind, "message": error_text(error)}
+    if error.code is not None:
+        members["details"] = {"error_code": error.code}
+    return msgspec.json.encode({"type": "error", "error": members, "request_id": request_id})
 
 
 def ollama_error(error: ApiError, request_id: str | None = None) -> bytes:

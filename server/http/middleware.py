@@ -53,11 +53,12 @@ class RequestHeadersMiddleware(HttpMiddleware):
         self._model_name = model_name
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request, with the headers on its response."""
+        """Serve the request, with the headers on its response; the id also under Anthropic's name, on its routes."""
         start_time = time.perf_counter()
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         state = scope.setdefault("state", {})
+        echoes = (b"x-request-id", b"request-id") if scope["path"].startswith("/v1/messages") else (b"x-request-id",)
         state.update(arrival_time=time.monotonic(), request_id=request_id, model_name=self._model_name)
 
         async def send_with_headers(message: Message) -> None:
@@ -65,7 +66,7 @@ class RequestHeadersMiddleware(HttpMiddleware):
                 processing_ms = int((time.perf_counter() - start_time) * 1000)
                 message["headers"] = [
                     *message.get("headers", ()),
-                    (b"x-request-id", request_id.encode()),
+                    *((name, request_id.encode()) for name in echoes),
                     (b"openai-processing-ms", str(processing_ms).encode()),
                     (b"openai-model", quote(state["model_name"], safe="/:@+ ").encode()),
                 ]

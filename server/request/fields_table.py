@@ -1,13 +1,18 @@
 """Generates the parameters table of docs/api.md: how every field of a generating endpoint is treated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from pydantic import BaseModel
+
+from weft.server.request.anthropic_body import REFUSED_IN_MESSAGES
 from weft.server.request.fields import ACCEPTED, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
 from weft.server.schemas.chat_completions import ChatCompletionBody
-from weft.server.schemas.common import GenerationBody
 from weft.server.schemas.completions import CompletionBody
+from weft.server.schemas.messages import CountTokensBody, MessagesBody
 
-_ROUTES: tuple[tuple[str, type[GenerationBody], Mapping[str, tuple[object, ...]]], ...] = (
+Routes = Sequence[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]]]
+
+_ROUTES: Routes = (
     ("/v1/chat/completions", ChatCompletionBody, REFUSED_IN_CHAT),
     ("/v1/completions", CompletionBody, REFUSED_IN_COMPLETIONS),
 )
@@ -65,20 +70,41 @@ REMARKS = {
 """Remarks on fields. They hold on every route that has the field."""
 
 
-def treatments(body: type[GenerationBody], refused: Mapping[str, object]) -> dict[str, str]:
+MESSAGES_ROUTES: Routes = (
+    ("/v1/messages", MessagesBody, REFUSED_IN_MESSAGES),
+    ("/v1/messages/count_tokens", CountTokensBody, REFUSED_IN_MESSAGES),
+)
+MESSAGES_REMARKS = {
+    "messages": "blocks text, thinking, tool_use, tool_result; images and documents are refused",
+    "system": "a text or text blocks",
+    "max_tokens": "required; beyond the context the answer ends with `model_context_window_exceeded`",
+    "temperature": "0 to 1",
+    "tools": "tools that the caller runs; server tools are refused",
+    "tool_choice": "`any` and `tool` are enforced by a grammar, as is `disable_parallel_tool_use`",
+    "thinking": "as far as the model can switch it; without it the model's own habit; `budget_tokens` ends it",
+    "output_config": "`effort` as `reasoning_effort`; `format` is enforced by a grammar",
+    "output_format": "the older name of `output_config.format`",
+    "cache_control": "as on blocks and tools: the prompt up to there is kept for `5m` or `1h`",
+    "service_tier": "`standard_only` is the tier `default`",
+    "metadata": "no effect yet: all callers share one queue",
+    "thread": "the SDK then sends the whole conversation",
+}
+
+
+def treatments(body: type[BaseModel], refused: Mapping[str, object]) -> dict[str, str]:
     """How each field of a body is treated: honoured, accepted (no effect, reported) or refused."""
     known = {name: "accepted" if name in ACCEPTED else "honoured" for name in body.model_fields}
     return {**known, **{name: "refused" for name in refused if name not in known}}
 
 
-def render_table() -> str:
+def render_table(routes: Routes = _ROUTES, remarks: Mapping[str, str] = REMARKS) -> str:
     """The table in Markdown: one row per field, honoured fields first."""
-    by_route = [treatments(body, refused) for _, body, refused in _ROUTES]
+    by_route = [treatments(body, refused) for _, body, refused in routes]
     names = list(dict.fromkeys(name for route in by_route for name in route))
     rows = [(name, [route.get(name, "") for route in by_route]) for name in names]
     order = ("honoured", "accepted", "refused", "")
     rows.sort(key=lambda row: ([order.index(cell) for cell in row[1]], row[0]))
-    head = "| field | " + " | ".join(f"`{path}`" for path, _, _ in _ROUTES) + " | remark |"
-    lines = [head, "|---" * (len(_ROUTES) + 2) + "|"]
-    lines += [f"| `{name}` | {' | '.join(cells)} | {REMARKS.get(name, '')} |" for name, cells in rows]
+    head = "| field | " + " | ".join(f"`{path}`" for path, _, _ in routes) + " | remark |"
+    lines = [head, "|---" * (len(routes) + 2) + "|"]
+    lines += [f"| `{name}` | {' | '.join(cells)} | {remarks.get(name, '')} |" for name, cells in rows]
     return "\n".join(lines) + "\n"

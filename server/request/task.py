@@ -102,6 +102,7 @@ class Task:
         truncate_to: Keep this many tokens at the end of a prompt; -1: as many as fit; None: all.
         deadline: Time on the clock of `time.monotonic`; None: no limit.
         uses_cache: The prefix cache is used even without breakpoints.
+        fits_context: An output that would not fit is bounded by the context; if not, the request is refused.
     """
 
     size: int
@@ -121,8 +122,14 @@ class Task:
     deadline: float | None = None
     cache_salt: str = ""
     uses_cache: bool = True
+    fits_context: bool = False
     is_stream: bool = False
     ignored: Sequence[str] = ()
+
+    @property
+    def num_reserved(self) -> int | None:
+        """Tokens that the context must hold beside the prompt; None: one, and as many more as there is room for."""
+        return None if self.fits_context else self.sampling.max_tokens
 
     @property
     def continues_prompt(self) -> bool:

@@ -4,12 +4,21 @@ A pydantic location holds union tags beside keys and indices. Only the steps tha
 path. Of several errors, the one deepest in the body is reported: it is closest to what the caller meant.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 
-from weft.server.errors import MAX_VALUE_CHARS, InvalidRequestError, InvalidTypeError, MalformedBodyError, shown
+from weft.server.errors import (
+    MAX_VALUE_CHARS,
+    ApiError,
+    InvalidRequestError,
+    InvalidTypeError,
+    MalformedBodyError,
+    shown,
+)
 
 T = TypeVar("T")
 
@@ -38,6 +47,25 @@ def dotted_path(steps: Sequence[str | int]) -> str:
         else:
             path += f"[{step}]"
     return path
+
+
+def renamed(path: str, names: Mapping[str, str]) -> str:
+    """A path in the body of another API. `names` maps patterns of the path here to what they are there."""
+    for pattern, name in names.items():
+        path = re.sub(pattern, name, path)
+    return path
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Generator[None, None, None]:
+    """Let errors name the fields of the body that was sent, from which this API's own was made."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param:
+            old, error.param = error.param, renamed(error.param, names)
+            error.message = error.message.replace(old, error.param)
+        raise
 
 
 def required(value: T | None, path: str) -> T:

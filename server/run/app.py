@@ -13,7 +13,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.api import chat_completions, chat_page, completions, docs, health, metrics, models, stats, tokenize
+from weft.server.api import (
+    chat_completions,
+    chat_page,
+    completions,
+    docs,
+    health,
+    messages,
+    metrics,
+    models,
+    stats,
+    tokenize,
+)
 from weft.server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError
 from weft.server.http.auth import AuthMiddleware
 from weft.server.http.context import VERSION, ServerContext
@@ -56,7 +67,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         store=Store(settings),
         created=int(time.time()),
     )
-    for module in (chat_completions, completions, models, tokenize, health, metrics, stats, docs, chat_page):
+    for module in (chat_completions, completions, messages, models, tokenize, health, metrics, stats, docs, chat_page):
         app.include_router(module.router)
     # The middleware that is added last is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from docs.architectures import render_data
 from docs.generate import DATA, PAGES, PARTS, ROOT, TABLE, render_figures, update
+from weft.server.request.anthropic_body import REFUSED_IN_MESSAGES
 from weft.server.request.fields import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
 from weft.server.request.fields_table import treatments
 from weft.server.schemas.chat_completions import ChatCompletionBody
-from weft.server.schemas.common import GenerationBody
 from weft.server.schemas.completions import CompletionBody
+from weft.server.schemas.messages import MessagesBody
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -60,10 +62,15 @@ def test_figures_are_medians_and_ratios_to_the_first_server(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("body", "refused"), [(ChatCompletionBody, REFUSED_IN_CHAT), (CompletionBody, REFUSED_IN_COMPLETIONS)]
+    ("body", "refused"),
+    [
+        (ChatCompletionBody, REFUSED_IN_CHAT),
+        (CompletionBody, REFUSED_IN_COMPLETIONS),
+        (MessagesBody, REFUSED_IN_MESSAGES),
+    ],
 )
 def test_the_parameters_table_says_accepted_of_what_is_reported(
-    body: type[GenerationBody], refused: Mapping[str, tuple[object, ...]]
+    body: type[BaseModel], refused: Mapping[str, tuple[object, ...]]
 ) -> None:
     value: Any = "anything"
     ignored = {

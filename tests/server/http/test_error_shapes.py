@@ -26,7 +26,8 @@ def body_of(error: Any, path: str, headers: Any = ()) -> Any:
     ],
 )
 def test_under_v1_messages_it_is_anthropics(error: Any, kind: str) -> None:
-    expected = {"type": "error", "error": {"type": kind, "message": "m"}, "request_id": "req_1"}
+    members = {"type": kind, "message": "m"} | ({"details": {"error_code": error.code}} if error.code else {})
+    expected = {"type": "error", "error": members, "request_id": "req_1"}
     assert body_of(error, "/v1/messages/count_tokens") == body_of(error, "/v1/messages") == expected
     assert body_of(error, "/v1/models/x", [(b"anthropic-version", b"2023-06-01")]) == expected
 
