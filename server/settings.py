@@ -233,6 +233,12 @@ class Settings(BaseModel):
     pin_share: float = Field(
         default=0.25, ge=0, le=1, description="Share of the KV cache that prompt_cache_breakpoint may pin."
     )
+    decision_refusal_below: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Refuse a question of /v1/decisions if its labels have less probability than this together.",
+    )
     metrics_auth: bool = Field(default=False, description="Require an API key for /metrics.")
     stall_timeout_s: float = Field(
         default=120.0,

@@ -28,17 +28,20 @@ def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: Room) -> tuple[list[
     """
     try:
         token_ids = tokenizer.encode_rendered(tokenizer.render_chat(chat.messages, chat.options), room)
-        if not chat.breakpoints:
-            return token_ids, []
-        rendered = tokenizer.render_chat(marked(chat.messages, chat.breakpoints), chat.options)
-        bound = Room(room.num_tokens, keeps_end=True)  # a beginning that does not fit is cut, never refused
-        return token_ids, find_pins(
-            chat.breakpoints, token_ids, rendered, partial(tokenizer.encode_rendered, room=bound)
-        )
+        return token_ids, pins_of(tokenizer, chat, token_ids, room)
     except ChatTemplateError as exc:
         raise InvalidRequestError(str(exc), param="messages") from exc
     except RecursionError as exc:
         raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
+
+
+def pins_of(tokenizer: TextTokenizer, chat: Chat, token_ids: list[int], room: Room) -> list[Pin]:
+    """The pins of the chat's breakpoints within its prompt, or within a beginning of it."""
+    if not chat.breakpoints:
+        return []
+    rendered = tokenizer.render_chat(marked(chat.messages, chat.breakpoints), chat.options)
+    bound = Room(room.num_tokens, keeps_end=True)  # a beginning that does not fit is cut, never refused
+    return find_pins(chat.breakpoints, token_ids, rendered, partial(tokenizer.encode_rendered, room=bound))
 
 
 class PromptEncoder:
@@ -63,7 +66,7 @@ class PromptEncoder:
         if isinstance(self._task.input, Texts):
             prompts = [self._truncated(prompt) for prompt in await self._texts(self._task.input)]
             self._check_context(prompts, "prompt")
-            return prompts, []
+            return prompts, list(self._task.input.pins)
         with self._checking_context("messages"):
             token_ids, pins = await self._workers.run(
                 self._task.size, encode_chat, self._tokenizer, self._task.input, self._room

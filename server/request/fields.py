@@ -45,7 +45,12 @@ REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
 REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSED_IN_CHAT["chat_template"]}
 
 _ASKING_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {"store": (None, False)}
-ACCEPTED = frozenset({"user", "safety_identifier", "prompt_cache_retention", "metadata", "store", "verbosity"})
+ACCEPTED = frozenset(
+    {
+        *("user", "safety_identifier", "prompt_cache_retention", "metadata", "store", "verbosity"),
+        *("input[].id", "input[].namespace", "input[].phase", "input[].status"),
+    }
+)
 """Fields that are validated and reported but have no effect."""
 
 

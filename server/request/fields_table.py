@@ -5,22 +5,26 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 
 from weft.server.request.anthropic_body import REFUSED_IN_MESSAGES
-from weft.server.request.fields import ACCEPTED, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
+from weft.server.request.fields import ACCEPTED, REFUSED_EVERYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.completions import CompletionBody
+from weft.server.schemas.decisions import DecisionBody
 from weft.server.schemas.messages import CountTokensBody, MessagesBody
 
 Routes = Sequence[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]]]
 
-_ROUTES: Routes = (
+ROUTES: Routes = (
     ("/v1/chat/completions", ChatCompletionBody, REFUSED_IN_CHAT),
     ("/v1/completions", CompletionBody, REFUSED_IN_COMPLETIONS),
+    ("/v1/decisions", DecisionBody, REFUSED_EVERYWHERE),
 )
 
 REMARKS = {
     "seed": "one for all prompts of a list; without it each prompt has its own",
     "messages": "text and text parts; an image, audio or a file is refused",
     "prompt": "text, token ids, or a list of either; null is the beginning-of-text token alone",
+    "input": "text, or messages, calls and their outputs; an image is refused",
+    "questions": "1 to 400 of type `predicate`, `choice` (2 to 255 values) or `score` (2 to 255 levels)",
     "suffix": "for vocabularies with tokens for filling in the middle",
     "n": "at most `max_n`",
     "best_of": "not with `stream`",
@@ -97,7 +101,7 @@ def treatments(body: type[BaseModel], refused: Mapping[str, object]) -> dict[str
     return {**known, **{name: "refused" for name in refused if name not in known}}
 
 
-def render_table(routes: Routes = _ROUTES, remarks: Mapping[str, str] = REMARKS) -> str:
+def render_table(routes: Routes = ROUTES, remarks: Mapping[str, str] = REMARKS) -> str:
     """The table in Markdown: one row per field, honoured fields first."""
     by_route = [treatments(body, refused) for _, body, refused in routes]
     names = list(dict.fromkeys(name for route in by_route for name in route))

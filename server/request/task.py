@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.engine.shared.messages import BeamOptions
+from weft.engine.shared.messages import BeamOptions, Pin
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.server.model.served_model import ServedModel
 from weft.server.request.cache_options import Breakpoint
@@ -43,12 +43,14 @@ class Texts:
     Attributes:
         items: None: one prompt that holds only the beginning-of-text token, or a stand-in for it.
         filling: How this vocabulary asks for the text before the suffix; None if there is no suffix.
+        pins: Beginnings that all of them have, to be kept in the prefix cache.
     """
 
     items: Sequence[tuple[str, str | list[int]]] | None
     add_special_tokens: bool = True
     suffix: str = ""
     filling: FillIn | None = None
+    pins: Sequence[Pin] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from weft.server.api import (
     chat_completions,
     chat_page,
     completions,
+    decisions,
     docs,
     health,
     messages,
@@ -67,7 +68,19 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         store=Store(settings),
         created=int(time.time()),
     )
-    for module in (chat_completions, completions, messages, models, tokenize, health, metrics, stats, docs, chat_page):
+    for module in (
+        chat_completions,
+        completions,
+        decisions,
+        messages,
+        models,
+        tokenize,
+        health,
+        metrics,
+        stats,
+        docs,
+        chat_page,
+    ):
         app.include_router(module.router)
     # The middleware that is added last is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)

@@ -44,6 +44,9 @@ class TextTokenizer(Protocol):
     def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
         """What was rendered to ids."""
 
+    def encode_inserted(self, text: str, end: list[str], room: Room | None = None) -> list[int]:
+        """A caller's text that goes on a rendered prompt to ids, and the rendered pieces behind it."""
+
     def template_source(self, has_tools: bool) -> str:
         """The chat template; empty when there is none."""
 

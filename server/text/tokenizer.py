@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -158,6 +159,19 @@ class Tokenizer:
         """Return the ids of a rendered prompt. Raises as `encode` does."""
         return self._encode_pieces(self._fitted_pieces(pieces, room))
 
+    def encode_inserted(self, text: str, end: list[str], room: Room | None = None) -> list[int]:
+        """Return the ids of a caller's text that goes on a rendered prompt, and of the rendered pieces behind it.
+
+        Raises:
+            ChatTemplateError: The text uses every private-use character.
+            TextTooLongError: It does not fit.
+        """
+        try:
+            marked = self._shield.mark(fitted(text, room, self._count))
+        except ValueError as error:
+            raise ChatTemplateError(str(error)) from error
+        return self._encode_pieces([*marked.cut(marked.value), *end], is_start=False)
+
     def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
         """Return the ids of a text that follows other text; nothing is put in front. Raises as `encode` does."""
         return self._continuation_ids(fitted(text, room, self._count))
@@ -231,12 +245,13 @@ class Tokenizer:
             num_cut = max(0, num_cut - len(piece))
         return fitting
 
-    def _encode_pieces(self, pieces: list[str]) -> list[int]:
-        """Encode a prompt that was cut where a caller's text could be part of a control token."""
-        whole = self._ids("".join(pieces), False)
+    def _encode_pieces(self, pieces: list[str], *, is_start: bool = True) -> list[int]:
+        """Encode a prompt, or what follows its start, that was cut where text could be part of a control token."""
+        encode_first = partial(self._ids, add_special_tokens=False) if is_start else self._continuation_ids
+        whole = encode_first("".join(pieces))
         if len(pieces) < 2:
             return whole
-        separate = self._ids(pieces[0], False)
+        separate = encode_first(pieces[0])
         for piece in pieces[1:]:
             separate += self._continuation_ids(piece)
         # Cuts lead to tokens that are unusual for the model: cut only if a control token would arise else.

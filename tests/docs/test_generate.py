@@ -12,10 +12,11 @@ from pydantic import BaseModel
 from docs.architectures import render_data
 from docs.generate import DATA, PAGES, PARTS, ROOT, TABLE, render_figures, update
 from weft.server.request.anthropic_body import REFUSED_IN_MESSAGES
-from weft.server.request.fields import REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
+from weft.server.request.fields import REFUSED_EVERYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
 from weft.server.request.fields_table import treatments
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.completions import CompletionBody
+from weft.server.schemas.decisions import DecisionBody
 from weft.server.schemas.messages import MessagesBody
 
 
@@ -67,6 +68,7 @@ def test_figures_are_medians_and_ratios_to_the_first_server(tmp_path: Path) -> N
         (ChatCompletionBody, REFUSED_IN_CHAT),
         (CompletionBody, REFUSED_IN_COMPLETIONS),
         (MessagesBody, REFUSED_IN_MESSAGES),
+        (DecisionBody, REFUSED_EVERYWHERE),
     ],
 )
 def test_the_parameters_table_says_accepted_of_what_is_reported(

@@ -67,6 +67,13 @@ def test_the_tools_example_is_answered_by_a_call(live_server: LiveServer) -> Non
 
 
 @needs_curl
+def test_the_decisions_example_has_an_answer_to_each_question(live_server: LiveServer) -> None:
+    answers = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/decisions", live_server)))["answers"]
+    assert [answer["name"] for answer in answers] == ["refund", "team", "urgency"]
+    assert len(answers[2]["probabilities"]) == 3
+
+
+@needs_curl
 def test_the_reasoning_example_is_answered_with_reasoning(live_server: LiveServer) -> None:
     answer = message("reasoning_effort", live_server)
     assert answer["reasoning_content"]

@@ -82,6 +82,9 @@ class ByteTokenizer:
     def encode_rendered(self, pieces: list[str], room: Room | None = None) -> list[int]:
         return [BOS, *fitted("".join(pieces), room, len).encode()]
 
+    def encode_inserted(self, text: str, end: list[str], room: Room | None = None) -> list[int]:
+        return self.encode(text + "".join(end), False, room)
+
     def decode(self, token_ids: Any, skip_special_tokens: bool = True) -> str:
         detokenizer = ByteDetokenizer(skip_special_tokens)
         return "".join(map(detokenizer.feed, token_ids)) + detokenizer.finish()

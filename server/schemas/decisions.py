@@ -1,0 +1,137 @@
+"""Wire types of POST /v1/decisions: the body and the answer."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Field, Tag
+
+from weft.server.schemas.chat_completions import MAX_MESSAGES, CacheBreakpoint
+from weft.server.schemas.common import TEXT_OR_OTHER, CachedTokens, Int, Items, PromptCacheOptions, Text, WireModel
+
+MAX_QUESTIONS = 400
+MAX_CHOICES = 255
+
+
+class DecisionPart(WireModel):
+    """One part of a content; `weft.server.request.decision_input` decides which types are accepted where."""
+
+    type: Text
+    text: Text | None = None
+    refusal: Text | None = None
+    data: Any = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+
+DecisionContent = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[DecisionPart], Tag("other")], TEXT_OR_OTHER]
+
+
+class DecisionItem(WireModel):
+    """One item of the input: a message, a call, or the output of a call."""
+
+    type: Literal["message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"] = (
+        "message"
+    )
+    role: Literal["user", "developer", "system", "assistant"] | None = None
+    content: DecisionContent | None = None
+    call_id: Text | None = None
+    name: Text | None = None
+    arguments: Text | None = None
+    input: Text | None = None
+    output: DecisionContent | None = None
+
+    # accepted, not honoured
+    id: Text | None = None
+    namespace: Text | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class DecisionChoice(WireModel):
+    """One of the values to choose from. A string and a boolean with the same text are distinct."""
+
+    value: Text | bool
+    description: Text | None = None
+
+
+class DecisionLevel(WireModel):
+    """One level of a score."""
+
+    label: Text
+    description: Text | None = None
+
+
+class DecisionQuestion(WireModel):
+    """One question about the input."""
+
+    type: Literal["predicate", "choice", "score"]
+    instructions: DecisionContent
+    name: Text | None = None
+    choices: Annotated[list[DecisionChoice], Field(min_length=2, max_length=MAX_CHOICES, fail_fast=True)] | None = None
+    levels: Annotated[list[DecisionLevel], Field(min_length=2, max_length=MAX_CHOICES, fail_fast=True)] | None = None
+
+
+DecisionItems = Annotated[list[DecisionItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class DecisionBody(WireModel):
+    """The body of POST /v1/decisions in OpenAI's shape."""
+
+    model: Text | None = None
+    input: Annotated[Annotated[Text, Tag("text")] | Annotated[DecisionItems, Tag("other")], TEXT_OR_OTHER]
+    questions: Annotated[list[DecisionQuestion], Field(min_length=1, max_length=MAX_QUESTIONS, fail_fast=True)]
+    prompt_cache_key: Text | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+
+    # extensions
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    priority: Int | None = None
+    cache_salt: Text | None = None
+
+    # accepted, not honoured
+    safety_identifier: Text | None = None
+
+
+class ValueProbability(msgspec.Struct):
+    """The probability of a choice, or of a level, which has its index and its label."""
+
+    value: str | bool | int
+    probability: float
+    label: str | UnsetType = UNSET
+
+
+class DecisionAnswer(msgspec.Struct, kw_only=True):
+    """The answer to one question; which members it has depends on its type. `x_label_mass` is an extension."""
+
+    type: Literal["predicate", "choice", "score", "refusal"]
+    name: str | None
+    probability: float | UnsetType = UNSET
+    choice: str | bool | UnsetType = UNSET
+    score: float | UnsetType = UNSET
+    confidence: float | UnsetType = UNSET
+    probabilities: list[ValueProbability] | UnsetType = UNSET
+    x_label_mass: float
+
+
+class DecisionOutputTokens(msgspec.Struct, frozen=True):
+    """Nothing is generated."""
+
+    reasoning_tokens: int = 0
+
+
+class DecisionUsage(msgspec.Struct):
+    """Token counts: the prompts of all questions, each with the whole input."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    total_tokens: int
+    output_tokens: int = 0
+    output_tokens_details: DecisionOutputTokens = DecisionOutputTokens()
+
+
+class Decision(msgspec.Struct):
+    """The answer: one for each question, in their order."""
+
+    answers: list[DecisionAnswer]
+    model: str
+    usage: DecisionUsage
