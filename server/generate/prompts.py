@@ -30,9 +30,9 @@ def encode_chat(tokenizer: TextTokenizer, chat: Chat, room: Room) -> tuple[list[
         token_ids = tokenizer.encode_rendered(tokenizer.render_chat(chat.messages, chat.options), room)
         return token_ids, pins_of(tokenizer, chat, token_ids, room)
     except ChatTemplateError as exc:
-        raise InvalidRequestError(str(exc), param="messages") from exc
+        raise InvalidRequestError(str(exc), param=chat.param) from exc
     except RecursionError as exc:
-        raise InvalidRequestError("messages are nested too deeply", param="messages") from exc
+        raise InvalidRequestError(f"{chat.param} is nested too deeply", param=chat.param) from exc
 
 
 def pins_of(tokenizer: TextTokenizer, chat: Chat, token_ids: list[int], room: Room) -> list[Pin]:
@@ -67,12 +67,13 @@ class PromptEncoder:
             prompts = [self._truncated(prompt) for prompt in await self._texts(self._task.input)]
             self._check_context(prompts, "prompt")
             return prompts, list(self._task.input.pins)
-        with self._checking_context("messages"):
+        param = self._task.input.param
+        with self._checking_context(param):
             token_ids, pins = await self._workers.run(
                 self._task.size, encode_chat, self._tokenizer, self._task.input, self._room
             )
         prompt = self._truncated(Prompt(token_ids))
-        self._check_context([prompt], "messages")
+        self._check_context([prompt], param)
         num_cut = len(token_ids) - len(prompt.token_ids)
         return [prompt], [Pin(max(0, pin.num_tokens - num_cut), pin.ttl_s) for pin in pins]
 

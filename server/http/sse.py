@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
-def encode_event(message: msgspec.Struct, name: str = "") -> bytes:
+def encode_event(message: msgspec.Struct | Mapping[str, object], name: str = "") -> bytes:
     """One event, with a line for its name if it has one. Escapes only characters that some take for line breaks."""
     return (b"event: %b\n" % name.encode() if name else b"") + _frame(_encode(message))
 

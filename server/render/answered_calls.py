@@ -41,7 +41,7 @@ class CallStream:
             case CallArguments() if not self._is_custom:
                 return [self._function_delta(CalledFunction(event.text))]
             case CallClosed() if self._is_custom:
-                self._input = _custom_input(event.arguments)
+                self._input = custom_input(event.arguments)
         return []
 
     def rest(self) -> list[ChunkDelta]:
@@ -55,7 +55,7 @@ class CallStream:
         if self._is_custom:
             custom = CalledCustom("", name)
             return ChunkDelta(
-                tool_calls=[AnsweredCall(index=self.num_calls - 1, id=_new_id(), type="custom", custom=custom)]
+                tool_calls=[AnsweredCall(index=self.num_calls - 1, id=new_call_id(), type="custom", custom=custom)]
             )
         return self._function_delta(CalledFunction("", name), is_head=True)
 
@@ -64,7 +64,7 @@ class CallStream:
             return ChunkDelta(function_call=function)
         call = AnsweredCall(index=self.num_calls - 1, function=function)
         if is_head:
-            call.id, call.type = _new_id(), "function"
+            call.id, call.type = new_call_id(), "function"
         return ChunkDelta(tool_calls=[call])
 
 
@@ -79,12 +79,12 @@ def add_calls(message: AssistantMessage, calls: list[CallClosed], use: ToolUse) 
 
 def _whole(call: CallClosed, use: ToolUse) -> AnsweredCall:
     if call.name in use.custom_names:
-        custom = CalledCustom(_custom_input(call.arguments), call.name)
-        return AnsweredCall(id=_new_id(), type="custom", custom=custom)
-    return AnsweredCall(id=_new_id(), type="function", function=CalledFunction(call.arguments, call.name))
+        custom = CalledCustom(custom_input(call.arguments), call.name)
+        return AnsweredCall(id=new_call_id(), type="custom", custom=custom)
+    return AnsweredCall(id=new_call_id(), type="function", function=CalledFunction(call.arguments, call.name))
 
 
-def _custom_input(arguments: str) -> str:
+def custom_input(arguments: str) -> str:
     """The input of a custom tool; the part that exists if the output ended within it."""
     for end in ("", "}", '"}'):
         try:
@@ -95,5 +95,6 @@ def _custom_input(arguments: str) -> str:
     return arguments
 
 
-def _new_id() -> str:
+def new_call_id() -> str:
+    """An id for a call."""
     return f"call_{secrets.token_hex(12)}"

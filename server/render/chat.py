@@ -10,10 +10,10 @@ import msgspec
 from msgspec import UNSET
 
 from weft.engine.shared.messages import FinishReason
-from weft.server.generate.events import End, Event, Part, Reasoning, Report, Text, Token, TokenIds, WholeChoice
+from weft.server.generate.events import End, Event, Reasoning, Report, Text, Token, TokenIds, WholeChoice
 from weft.server.http.sse import TextEvent, encode_event
 from weft.server.render.answered_calls import CallStream, add_calls
-from weft.server.render.common import FINISH_WORDS, MIN_LOGPROB, OpenAIRenderer, RenderOptions
+from weft.server.render.common import FINISH_WORDS, OpenAIRenderer, RenderOptions, shown_tokens
 from weft.server.request.task import Task
 from weft.server.schemas import chat_completions as wire
 
@@ -147,18 +147,5 @@ class ChatRenderer(OpenAIRenderer):
         """Log-probabilities of the tokens that are part of the text; None if there are none to show."""
         if self._options.logprobs is None:
             return None
-        content = [self._token(token) for token in tokens if token.part is Part.TEXT]
+        content = shown_tokens(tokens, self._options.logprobs, self._tokenizer)
         return wire.ChoiceLogprobs(content) if content or always else None
-
-    def _token(self, token: Token) -> wire.TokenLogprob:
-        logprobs = token.logprobs
-        assert logprobs is not None, "asked for, so the engine reports them"
-        top = [
-            wire.TopLogprob(*self._spelling(token_id, logprob))
-            for token_id, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
-        ]
-        return wire.TokenLogprob(*self._spelling(token.token_id, logprobs.logprob), top[: self._options.logprobs])
-
-    def _spelling(self, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
-        tokenizer = self._tokenizer
-        return tokenizer.token_text(token_id), max(logprob, MIN_LOGPROB), list(tokenizer.token_bytes(token_id))

@@ -4,6 +4,7 @@ import hashlib
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
@@ -12,11 +13,13 @@ from msgspec import UNSET, UnsetType
 
 from weft.engine.shared.messages import EngineInfo, FinishReason, TokenLogprobs
 from weft.server.errors import ApiError
-from weft.server.generate.events import Report
+from weft.server.generate.events import Part, Report, Token
 from weft.server.http.context import VERSION
 from weft.server.http.sse import encode_event, error_event
 from weft.server.request.task import Task
+from weft.server.schemas.chat_completions import TokenLogprob, TopLogprob
 from weft.server.schemas.common import CachedTokens, GenerationBody, OutputTokens, PromptLogprob, PromptLogprobs, Usage
+from weft.server.text.text_tokenizer import TextTokenizer
 
 FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 """OpenAI's words. Every other reason has become an error before rendering."""
@@ -133,11 +136,7 @@ class OpenAIRenderer(ABC):
         return None if self._options.usage else UNSET
 
     def _obfuscation(self, text: str) -> str | UnsetType:
-        """Random text that pads the length of a delta's text to a multiple of 32."""
-        if not self._options.obfuscation:
-            return UNSET
-        length = -len(text.encode("utf-8", "replace")) % _OBFUSCATION_BLOCK
-        return secrets.token_urlsafe(_OBFUSCATION_BLOCK)[:length]
+        return obfuscation(text) if self._options.obfuscation else UNSET
 
     def _add_prompt(self, shape: PromptMembers, index: int = 0) -> None:
         """Add the prompt of a choice as ids and as text, each if requested. The text includes control tokens."""
@@ -162,6 +161,28 @@ class OpenAIRenderer(ABC):
             i: PromptLogprob(max(logprob, MIN_LOGPROB), ranks.get(i), self._tokenizer.token_text(i))
             for i, logprob in logprobs.items()
         }
+
+
+def shown_tokens(tokens: Sequence[Token], num_top: int, tokenizer: TextTokenizer) -> list[TokenLogprob]:
+    """The tokens that are part of the text, with their log-probabilities and so many alternatives."""
+
+    def spelling(token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+        return tokenizer.token_text(token_id), max(logprob, MIN_LOGPROB), list(tokenizer.token_bytes(token_id))
+
+    shown = []
+    for token in (token for token in tokens if token.part is Part.TEXT):
+        logprobs = token.logprobs
+        assert logprobs is not None, "asked for, so the engine reports them"
+        pairs = zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True)
+        top = [TopLogprob(*spelling(*pair)) for pair in pairs][:num_top]
+        shown.append(TokenLogprob(*spelling(token.token_id, logprobs.logprob), top))
+    return shown
+
+
+def obfuscation(text: str) -> str:
+    """Random text that pads the length of a delta's text to a multiple of 32."""
+    length = -len(text.encode("utf-8", "replace")) % _OBFUSCATION_BLOCK
+    return secrets.token_urlsafe(_OBFUSCATION_BLOCK)[:length]
 
 
 def _system_fingerprint(info: EngineInfo) -> str:

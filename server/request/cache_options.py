@@ -11,7 +11,7 @@ from typing import Any
 from weft.engine.shared.messages import Pin
 from weft.server.errors import InvalidRequestError, shown
 from weft.server.request.messages import PART_SEPARATOR
-from weft.server.schemas.chat_completions import Message
+from weft.server.schemas.chat_completions import CacheBreakpoint, Message
 from weft.server.schemas.common import PromptCacheOptions
 
 TTLS_S = {"30m": 1800.0, "12h": 43200.0}
@@ -39,17 +39,27 @@ def find_breakpoints(messages: Sequence[Message], options: PromptCacheOptions | 
     Raises:
         InvalidRequestError: A ttl is not one of the known ones.
     """
-    usual_s = _ttl_s(options.ttl if options else None, "prompt_cache_options.ttl") or TTLS_S[DEFAULT_TTL]
+    usual_s = usual_ttl_s(options)
     found = []
     for i, message in enumerate(messages):
         num_chars = 0
         for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
             num_chars += len((part.text if part.type == "text" else part.refusal) or "")
             if part.prompt_cache_breakpoint is not None:
-                path = f"messages[{i}].content[{j}].prompt_cache_breakpoint.ttl"
-                found.append(Breakpoint(i, num_chars, _ttl_s(part.prompt_cache_breakpoint.ttl, path) or usual_s))
+                at = f"messages[{i}].content[{j}]"
+                found.append(breakpoint_at(i, num_chars, part.prompt_cache_breakpoint, usual_s, at))
             num_chars += len(PART_SEPARATOR)
     return found[-MAX_BREAKPOINTS:]
+
+
+def usual_ttl_s(options: PromptCacheOptions | None) -> float:
+    """How long a breakpoint without a ttl of its own lasts."""
+    return _ttl_s(options.ttl if options else None, "prompt_cache_options.ttl") or TTLS_S[DEFAULT_TTL]
+
+
+def breakpoint_at(message: int, num_chars: int, given: CacheBreakpoint, usual_s: float, at: str) -> Breakpoint:
+    """The breakpoint of the part at the path `at`, which ends after so many characters of the message's content."""
+    return Breakpoint(message, num_chars, _ttl_s(given.ttl, f"{at}.prompt_cache_breakpoint.ttl") or usual_s)
 
 
 def uses_cache(options: PromptCacheOptions | None) -> bool:

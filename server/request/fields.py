@@ -8,7 +8,7 @@ Every field is one of four kinds:
 - unknown: reported; 400 if parameters are strict
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -42,6 +42,33 @@ REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
     "thinking_token_budget": _NOTHING,
     "reasoning_budget_tokens": _NOTHING,
 }
+REFUSED_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
+    **REFUSED_EVERYWHERE,
+    "previous_response_id": _NOTHING,
+    "background": (None, False),
+    "conversation": _NOTHING,
+    "prompt": _NOTHING,
+    "access_programs": _NOTHING,
+    "image": _NOTHING,
+    "context_management": (None, []),
+    "background_options": _NOTHING,
+    "messages": _NOTHING,
+    "response_format": _NOTHING,
+    "reasoning_effort": _NOTHING,
+    "max_tokens": _NOTHING,
+    "max_completion_tokens": _NOTHING,
+    "n": (None, 1),
+    "prewarm": (None, False),
+    "prompt_logprobs": _NOTHING,
+    "logprob_token_ids": _NOTHING,
+    "return_token_ids": (None, False),
+    "return_prompt_text": (None, False),
+    "use_beam_search": (None, False),
+    "length_penalty": _NOTHING,
+    "early_stopping": _NOTHING,
+    "truncate_prompt_tokens": _NOTHING,
+    "stream_options.continuous_usage_stats": (None, False),
+}
 REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSED_IN_CHAT["chat_template"]}
 
 _ASKING_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {"store": (None, False)}
@@ -52,13 +79,31 @@ ACCEPTED = frozenset(
     }
 )
 """Fields that are validated and reported but have no effect."""
+ACCEPTED_IN_RESPONSES = frozenset(
+    {
+        "user",
+        "safety_identifier",
+        "prompt_cache_retention",
+        "text.verbosity",
+        "reasoning.summary",
+        "reasoning.generate_summary",
+        "reasoning.mode",
+    }
+)
 
 
-def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *, strict: bool) -> list[str]:
+def ignored_fields(
+    body: BaseModel,
+    refused: Mapping[str, tuple[object, ...]],
+    *,
+    strict: bool,
+    accepted: Collection[str] = ACCEPTED,
+) -> list[str]:
     """Return the dotted names of the fields of this body that have no effect.
 
     Args:
         refused: Names that are refused on this route, with the values that ask for nothing.
+        accepted: Fields that have no effect on this route.
 
     Raises:
         UnsupportedParameterError: A refused field asks for something.
@@ -66,7 +111,7 @@ def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *
     """
     ignored: list[str] = []
     for at, generic, value, is_extra in _walk(body, (), ""):
-        if is_extra and generic in refused:
+        if generic in refused:
             if value not in refused[generic]:
                 path = dotted_path(at)
                 raise UnsupportedParameterError(
@@ -75,7 +120,7 @@ def ignored_fields(body: BaseModel, refused: Mapping[str, tuple[object, ...]], *
         elif is_extra and strict:
             path = dotted_path(at)
             raise UnknownParameterError(f"unknown parameter: {path}", param=path)
-        elif (is_extra or generic in ACCEPTED) and value not in _ASKING_FOR_NOTHING.get(generic, _NOTHING):
+        elif (is_extra or generic in accepted) and value not in _ASKING_FOR_NOTHING.get(generic, _NOTHING):
             ignored.append(dotted_path(at))
     return ignored
 

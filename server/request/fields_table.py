@@ -5,25 +5,43 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 
 from weft.server.request.anthropic_body import REFUSED_IN_MESSAGES
-from weft.server.request.fields import ACCEPTED, REFUSED_EVERYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS
+from weft.server.request.fields import (
+    ACCEPTED,
+    ACCEPTED_IN_RESPONSES,
+    REFUSED_EVERYWHERE,
+    REFUSED_IN_CHAT,
+    REFUSED_IN_COMPLETIONS,
+    REFUSED_IN_RESPONSES,
+)
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.completions import CompletionBody
 from weft.server.schemas.decisions import DecisionBody
 from weft.server.schemas.messages import CountTokensBody, MessagesBody
+from weft.server.schemas.responses import ResponseBody
 
 Routes = Sequence[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]]]
 
 ROUTES: Routes = (
     ("/v1/chat/completions", ChatCompletionBody, REFUSED_IN_CHAT),
     ("/v1/completions", CompletionBody, REFUSED_IN_COMPLETIONS),
+    ("/v1/responses", ResponseBody, REFUSED_IN_RESPONSES),
     ("/v1/decisions", DecisionBody, REFUSED_EVERYWHERE),
 )
 
+_ACCEPTED: Mapping[type[BaseModel], frozenset[str]] = {ResponseBody: ACCEPTED_IN_RESPONSES}
+
 REMARKS = {
+    "input": "text, or messages, calls and their outputs; reasoning in [responses](#responses); no images",
+    "instructions": "a system message before the input",
+    "max_output_tokens": "counts reasoning too",
+    "max_tool_calls": "bounds calls of hosted tools, of which there are none",
+    "include": "`message.output_text.logprobs`; the others belong to hosted tools",
+    "text": "`format`: `json_schema` or `json_object`, enforced by grammar; `verbosity` as in chat",
+    "reasoning": "in /v1/responses `effort` and `context`; the others are reported",
+    "truncation": "`auto` leaves out the oldest turns",
     "seed": "one for all prompts of a list; without it each prompt has its own",
     "messages": "text and text parts; an image, audio or a file is refused",
     "prompt": "text, token ids, or a list of either; null is the beginning-of-text token alone",
-    "input": "text, or messages, calls and their outputs; an image is refused",
     "questions": "1 to 400 of type `predicate`, `choice` (2 to 255 values) or `score` (2 to 255 levels)",
     "suffix": "for vocabularies with tokens for filling in the middle",
     "n": "at most `max_n`",
@@ -97,8 +115,8 @@ MESSAGES_REMARKS = {
 
 def treatments(body: type[BaseModel], refused: Mapping[str, object]) -> dict[str, str]:
     """How each field of a body is treated: honoured, accepted (no effect, reported) or refused."""
-    known = {name: "accepted" if name in ACCEPTED else "honoured" for name in body.model_fields}
-    return {**known, **{name: "refused" for name in refused if name not in known}}
+    known = {name: "accepted" if name in _ACCEPTED.get(body, ACCEPTED) else "honoured" for name in body.model_fields}
+    return {**known, **{name: "refused" for name in refused if "." not in name}}
 
 
 def render_table(routes: Routes = ROUTES, remarks: Mapping[str, str] = REMARKS) -> str:

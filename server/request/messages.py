@@ -63,7 +63,7 @@ def _template_message(message: Message, at: str) -> dict[str, Any]:
             result[name] = getattr(message, name)
     calls = [_template_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
     if message.function_call is not None:
-        calls.append(_function_call(message.function_call))
+        calls.append(function_call(message.function_call))
     if calls:
         result["tool_calls"] = calls
     return result
@@ -86,20 +86,22 @@ def _part_text(part: ContentPart, at: str) -> str:
 
 def _template_call(call: ToolCall, at: str) -> dict[str, Any]:
     if call.function is not None:
-        shown_call = _function_call(call.function)
+        shown_call = function_call(call.function)
     else:
         custom = required(call.custom, f"{at}.{call.type}")
-        shown_call = _call(custom.name, {CUSTOM_INPUT: custom.input})
+        shown_call = call_of(custom.name, {CUSTOM_INPUT: custom.input})
     return shown_call if call.id is None else {"id": call.id, **shown_call}
 
 
-def _function_call(function: FunctionCall) -> dict[str, Any]:
+def function_call(function: FunctionCall) -> dict[str, Any]:
+    """A call of a function as templates expect it."""
     try:
         arguments: Any = msgspec.json.decode(function.arguments)
     except msgspec.DecodeError:
         arguments = function.arguments  # the model's text was not JSON: show it unchanged
-    return _call(function.name, arguments)
+    return call_of(function.name, arguments)
 
 
-def _call(name: str, arguments: Any) -> dict[str, Any]:
+def call_of(name: str, arguments: Any) -> dict[str, Any]:
+    """A call as templates expect it, without an id."""
     return {"type": "function", "function": {"name": name, "arguments": arguments}}

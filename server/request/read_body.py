@@ -1,7 +1,7 @@
 """Builds the task from the fields that OpenAI's generating endpoints share."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from weft.server.http.auth import digest, tenant_of
 from weft.server.http.context import ServerContext
 from weft.server.request.beam_search import beam_options
 from weft.server.request.cache_options import uses_cache
-from weft.server.request.fields import ignored_fields
+from weft.server.request.fields import ACCEPTED, ignored_fields
 from weft.server.request.params import build_sampling_params, build_text_options, check_common, num_to_look_at
 from weft.server.request.service_tier import service_of
 from weft.server.request.task import Chat, OutputWishes, Task, Texts
@@ -32,11 +32,12 @@ async def read_task(
     prompt_logprobs: int | None,
     num_made: int | None = None,
     user: str | None,
+    accepted: Collection[str] = ACCEPTED,
 ) -> Task:
     """Read the fields that both endpoints have, and build the task.
 
     Args:
-        refused: Fields that the endpoint refuses; see `ignored_fields`.
+        refused: Fields that the endpoint refuses, and `accepted`, which it ignores; see `ignored_fields`.
         sent: The body of another API from which `body` was made, whose fields are looked at for that.
         logprobs: Number of alternatives per token that the answer shows; None: it shows no logprobs.
         num_made: Number of choices to generate, of which the best are returned; None: all are returned.
@@ -47,7 +48,7 @@ async def read_task(
     """
     model, settings, size = await context.check_model(request, body.model), context.settings, len(await request.body())
     ignored = await context.workers.run_light(
-        size, ignored_fields, sent or body, refused, strict=settings.strict_params
+        size, ignored_fields, sent or body, refused, strict=settings.strict_params, accepted=accepted
     )
     honoured = honoured_by_template(model.tokenizer) if isinstance(input, Chat) else ()
     check_common(body, settings.max_n)

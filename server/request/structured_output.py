@@ -65,20 +65,20 @@ def _structures(body: GuidedBody) -> Iterator[Structure]:
 
 def _response_format(wanted: ResponseFormat) -> Structure:
     if wanted.type == "json_object":
-        return _json({"type": "object"}, "response_format")
+        return json_structure({"type": "object"}, "response_format")
     if wanted.type == "structural_tag":
         structures = required(wanted.structures, "response_format.structures")
         return _tags(structures, required(wanted.triggers, "response_format.triggers"), "response_format")
     named = required(wanted.json_schema, "response_format.json_schema")
     schema = {"type": "object"} if named.schema_ is None else named.schema_
-    return _json(schema, "response_format.json_schema.schema", is_lenient=not named.strict)
+    return json_structure(schema, "response_format.json_schema.schema", is_lenient=not named.strict)
 
 
 def _structured_outputs(wanted: StructuredOutputs) -> Structure:
     at = "structured_outputs"
     found = list(_fields(f"{at}.", wanted.json_, wanted.regex, wanted.choice, wanted.grammar))
     if wanted.json_object:
-        found.append(_json({"type": "object"}, f"{at}.json_object"))
+        found.append(json_structure({"type": "object"}, f"{at}.json_object"))
     if wanted.structural_tag is not None:
         found.append(_structural_tag(wanted.structural_tag, f"{at}.structural_tag"))
     if len(found) != 1:
@@ -91,7 +91,7 @@ def _fields(
 ) -> Iterator[Structure]:
     """The structures of the members that two fields share. The path of a member is `at` and its name."""
     if json is not None:
-        yield _json(_object(json, f"{at}json"), f"{at}json")
+        yield json_structure(_object(json, f"{at}json"), f"{at}json")
     if regex is not None:
         yield Structure({"lark_grammar": f"start: {lark.regex(regex)}"}, f"{at}regex")
     if choice is not None:
@@ -105,7 +105,12 @@ def _fields(
         yield Structure({"gbnf" if is_gbnf else "lark_grammar": grammar}, f"{at}grammar")
 
 
-def _json(schema: dict[str, Any], param: str, *, is_lenient: bool = False) -> Structure:
+def json_structure(schema: dict[str, Any], param: str, *, is_lenient: bool = False) -> Structure:
+    """The structure of a JSON schema, which stands at `param` in the body.
+
+    Raises:
+        JsonSchemaError: The schema cannot be followed.
+    """
     try:
         return Structure({"json_schema": guided_schema(schema, is_lenient=is_lenient)}, param)
     except SchemaError as error:

@@ -29,11 +29,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages for the chat template. The prompt up to each breakpoint is kept in the prefix cache."""
+    """Messages for the chat template, and the field that holds them.
+
+    The prompt up to each breakpoint is kept in the prefix cache.
+    """
 
     messages: list[dict[str, Any]]
     options: TemplateOptions
     breakpoints: Sequence[Breakpoint] = ()
+    param: str = "messages"
 
 
 @dataclass(frozen=True, slots=True)

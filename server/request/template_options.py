@@ -66,4 +66,4 @@ def checked_kwargs(given: Mapping[str, object] | None) -> Mapping[str, object]:
 
 def honoured_by_template(tokenizer: TextTokenizer) -> frozenset[str]:
     """Names of accepted fields that this template honours."""
-    return frozenset({"verbosity"}) & tokenizer.template_variables
+    return frozenset({"verbosity", "text.verbosity"} if "verbosity" in tokenizer.template_variables else ())

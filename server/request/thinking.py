@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from weft.server.errors import InvalidRequestError
@@ -52,7 +52,17 @@ def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
         for name in ("thinking_token_budget", "reasoning_budget_tokens")
         if getattr(body, name) is not None and formats.reasoning_ids is None and not tells_budget
     ]
-    effort = body.reasoning_effort
+    thinking = thinking_of(body.reasoning_effort, max_tokens, formats)
+    is_shown, ignored = body.include_reasoning is not False, [*ignored, *thinking.ignored]
+    return replace(thinking, is_shown=is_shown, ignored=ignored)
+
+
+def thinking_of(
+    effort: str | None, max_tokens: int | None, formats: OutputFormats, field: str = "reasoning_effort"
+) -> Thinking:
+    """How a model may reason with this effort and this budget; None: not given. `field` holds the effort."""
+    ignored: list[str] = []
+    tells_budget = bool(re.search(r"\bthinking_budget\b", formats.template))
     kwargs: Mapping[str, Any] = {}
     if effort is not None:
         switch = reasoning_switch(formats.template)
@@ -61,12 +71,12 @@ def read_thinking(body: ChatCompletionBody, formats: OutputFormats) -> Thinking:
         if re.search(r"\breasoning_effort\b", formats.template):
             kwargs = {**kwargs, "reasoning_effort": effort}
         elif switch is None and formats.reasoning_ids is None:
-            ignored.append("reasoning_effort")
+            ignored.append(field)
         elif max_tokens is None and not (effort == "none" and switch):
             max_tokens = _BUDGETS[effort]
     if tells_budget and max_tokens is not None:
         kwargs = {**kwargs, "thinking_budget": max_tokens}
-    return Thinking(kwargs, max_tokens, body.include_reasoning is not False, ignored)
+    return Thinking(kwargs, max_tokens, ignored=ignored)
 
 
 def _budget(body: ChatCompletionBody) -> int | None:

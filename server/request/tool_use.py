@@ -14,8 +14,8 @@ from weft.server.formats.schema import SchemaError, guided_schema
 from weft.server.request.validation import required
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.tools import (
-    CustomDefinition,
     FunctionDefinition,
+    GrammarDefinition,
     NamedTool,
     ToolChoiceObject,
     ToolDefinition,
@@ -68,16 +68,31 @@ def tool_use(body: ChatCompletionBody) -> ToolUse | None:
             raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
         return None
     functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
-    _check_names(functions, "tools")
+    check_functions(functions, "tools", ".function")
     kinds = {function.name: tool.type for function, tool in zip(functions, body.tools, strict=True)}
-    names, is_required, is_one = _chosen(body.tool_choice, kinds)
-    if not names:
+    return use_of(functions, kinds, _chosen(body.tool_choice, kinds), is_parallel=body.parallel_tool_calls is not False)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The tools that may be called, whether a call is required, and whether a single tool was named."""
+
+    names: frozenset[str]
+    is_required: bool = False
+    is_one: bool = False
+
+
+def use_of(
+    functions: Sequence[FunctionDefinition], kinds: Mapping[str, str], choice: Choice, *, is_parallel: bool
+) -> ToolUse | None:
+    """Put checked declarations and the choice together; None if no tool may be called. `kinds` maps names to kinds."""
+    if not choice.names:
         return None
     return ToolUse(
         shown=[_shown(function) for function in functions],
-        tools=[_tool(function) for function in functions if function.name in names],
-        is_required=is_required,
-        allows_many=body.parallel_tool_calls is not False and not is_one,
+        tools=[_tool(function) for function in functions if function.name in choice.names],
+        is_required=choice.is_required,
+        allows_many=is_parallel and not choice.is_one,
         custom_names=frozenset(name for name, kind in kinds.items() if kind == "custom"),
     )
 
@@ -85,12 +100,12 @@ def tool_use(body: ChatCompletionBody) -> ToolUse | None:
 def _legacy_use(body: ChatCompletionBody, functions: list[FunctionDefinition]) -> ToolUse | None:
     if body.tools is not None:
         raise InvalidRequestError("functions is the old name of tools: send only one of them", param="functions")
-    _check_names(functions, "functions")
+    check_functions(functions, "functions", "")
     if body.function_call == "none":
         return None
     callable_functions = functions
     if isinstance(body.function_call, NamedTool):
-        _check_declared(body.function_call.name, [function.name for function in functions], "function_call.name")
+        check_declared(body.function_call.name, [function.name for function in functions], "function_call.name")
         callable_functions = [function for function in functions if function.name == body.function_call.name]
     return ToolUse(
         shown=[_shown(function) for function in functions],
@@ -105,18 +120,23 @@ def _function(tool: ToolDefinition, at: str) -> FunctionDefinition:
     """The declaration of any tool, as a function."""
     if tool.type == "function":
         return required(tool.function, f"{at}.function")
-    return _custom_function(required(tool.custom, f"{at}.custom"), f"{at}.custom")
-
-
-def _custom_function(custom: CustomDefinition, at: str) -> FunctionDefinition:
-    text: dict[str, Any] = {"type": "string"}
+    custom, grammar = required(tool.custom, f"{at}.custom"), None
     if custom.format is not None and custom.format.type == "grammar":
-        grammar = required(custom.format.grammar, f"{at}.format.grammar")
+        grammar = required(custom.format.grammar, f"{at}.custom.format.grammar")
+    return custom_function(custom.name, custom.description, grammar, f"{at}.custom.format.grammar")
+
+
+def custom_function(
+    name: str, description: str | None, grammar: GrammarDefinition | None, at: str
+) -> FunctionDefinition:
+    """A custom tool as a function. `at` is the path of its grammar, which is None if the input is free text."""
+    text: dict[str, Any] = {"type": "string"}
+    if grammar is not None:
         if grammar.syntax == "lark":
             raise UnsupportedValueError(
-                f"{at}.format.grammar.syntax must be 'regex': the input of a tool is written inside JSON, where a Lark "
-                f"grammar cannot be followed; got 'lark'",
-                param=f"{at}.format.grammar.syntax",
+                f"{at}.syntax must be 'regex': the input of a tool is written inside JSON, where a Lark grammar cannot "
+                f"be followed; got 'lark'",
+                param=f"{at}.syntax",
             )
         text["pattern"] = f"^(?:{grammar.definition})$"
     parameters = {
@@ -125,10 +145,11 @@ def _custom_function(custom: CustomDefinition, at: str) -> FunctionDefinition:
         "required": [CUSTOM_INPUT],
         "additionalProperties": False,
     }
-    return FunctionDefinition(name=custom.name, description=custom.description, parameters=parameters, strict=True)
+    return FunctionDefinition(name=name, description=description, parameters=parameters, strict=True)
 
 
-def _check_names(functions: Sequence[FunctionDefinition], param: str) -> None:
+def check_functions(functions: Sequence[FunctionDefinition], param: str, step: str) -> None:
+    """Check the number, the names and the schemas. `step` leads from an entry of the list to its function."""
     if not 1 <= len(functions) <= MAX_TOOLS:
         raise InvalidRequestError(f"{param} must hold 1 to {MAX_TOOLS} tools, got {len(functions)}", param=param)
     seen: set[str] = set()
@@ -137,7 +158,7 @@ def _check_names(functions: Sequence[FunctionDefinition], param: str) -> None:
             at = f"{param}[{i}]"
             raise InvalidRequestError(f"{at} declares {shown(function.name)} a second time", param=at)
         seen.add(function.name)
-        _check_parameters(function, f"{param}[{i}]{'.function' if param == 'tools' else ''}.parameters")
+        _check_parameters(function, f"{param}[{i}]{step}.parameters")
 
 
 def _check_parameters(function: FunctionDefinition, at: str) -> None:
@@ -151,30 +172,35 @@ def _check_parameters(function: FunctionDefinition, at: str) -> None:
         raise JsonSchemaError(f"{at}: {error}", param=at) from None
 
 
-def _check_declared(name: str, names: Sequence[str], param: str) -> None:
+def check_declared(name: str, names: Sequence[str], param: str) -> None:
+    """Check that a choice names a declared tool."""
     if name not in names:
         raise InvalidRequestError(f"{param} must be one of {shown(names)}, got {shown(name)}", param=param)
 
 
-def _chosen(choice: str | ToolChoiceObject | None, kinds: Mapping[str, str]) -> tuple[frozenset[str], bool, bool]:
-    """Names that may be called; is a call required; is a single tool named. `kinds` maps names to kinds."""
+def chosen_word(choice: str | None, kinds: Mapping[str, str]) -> Choice:
+    """What none, auto and required mean."""
+    return Choice(frozenset(() if choice == "none" else kinds), choice == "required")
+
+
+def _chosen(choice: str | ToolChoiceObject | None, kinds: Mapping[str, str]) -> Choice:
     if choice is None or isinstance(choice, str):
-        return frozenset(() if choice == "none" else kinds), choice == "required", False
+        return chosen_word(choice, kinds)
     if choice.type == "allowed_tools":
         if choice.allowed_tools is None or not choice.allowed_tools.tools:
             at = "tool_choice.allowed_tools.tools"
             raise InvalidRequestError(f"{at} must name at least one tool, got none", param=at)
         references = enumerate(choice.allowed_tools.tools)
         names = [_name(each, kinds, f"tool_choice.allowed_tools.tools[{i}]") for i, each in references]
-        return frozenset(names), choice.allowed_tools.mode == "required", False
-    return frozenset({_name(choice, kinds, "tool_choice")}), True, True
+        return Choice(frozenset(names), choice.allowed_tools.mode == "required")
+    return Choice(frozenset({_name(choice, kinds, "tool_choice")}), is_required=True, is_one=True)
 
 
 def _name(reference: ToolReference | ToolChoiceObject, kinds: Mapping[str, str], at: str) -> str:
     """Check a reference to a declared tool, and return the tool's name."""
     at += f".{reference.type}"
     name = required(reference.function if reference.type == "function" else reference.custom, at).name
-    _check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
+    check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
     return name
 
 

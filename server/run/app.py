@@ -23,6 +23,7 @@ from weft.server.api import (
     messages,
     metrics,
     models,
+    responses,
     stats,
     tokenize,
 )
@@ -68,19 +69,8 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         store=Store(settings),
         created=int(time.time()),
     )
-    for module in (
-        chat_completions,
-        completions,
-        decisions,
-        messages,
-        models,
-        tokenize,
-        health,
-        metrics,
-        stats,
-        docs,
-        chat_page,
-    ):
+    apis = (chat_completions, completions, decisions, messages, responses, models, tokenize)
+    for module in (*apis, health, metrics, stats, docs, chat_page):
         app.include_router(module.router)
     # The middleware that is added last is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)

@@ -60,6 +60,12 @@ def test_the_schema_example_is_answered_by_the_schema(live_server: LiveServer) -
 
 
 @needs_curl
+def test_the_responses_example_is_answered(live_server: LiveServer) -> None:
+    answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/responses", live_server)))
+    assert answer["output"][-1]["content"][0]["text"].strip()
+
+
+@needs_curl
 def test_the_tools_example_is_answered_by_a_call(live_server: LiveServer) -> None:
     (call,) = message('"tools"', live_server)["tool_calls"]
     assert call["function"]["name"] == "get_weather"

@@ -1,0 +1,43 @@
+"""Shortens a conversation that does not fit: the oldest turns are left out, never the instructions or the question."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from weft.server.request.task import Chat
+
+_KEPT_ROLES = frozenset({"system", "developer"})
+
+
+def shortened(chat: Chat, fits: Callable[[Chat], bool]) -> Chat:
+    """The chat itself, or the longest of its shorter forms that fits; the shortest of them if none does.
+
+    A shorter form begins with a later message of the user, or keeps the last one of these and begins with a later
+    answer to it. Outputs of calls stay with their calls. `fits` is asked a logarithmic number of times.
+    """
+    if fits(chat):
+        return chat
+    forms = _forms(chat.messages)
+    low, high = 0, len(forms) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if fits(replace(chat, messages=forms[middle], breakpoints=())):
+            high = middle
+        else:
+            low = middle + 1
+    return replace(chat, messages=forms[low], breakpoints=()) if forms else chat
+
+
+def _forms(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The shorter forms, longest first."""
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if not users:
+        return []
+    last = users[-1]
+
+    def form(start: int, question: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        kept = [message for message in messages[:start] if message["role"] in _KEPT_ROLES]
+        return [*kept, *question, *messages[start:]]
+
+    answers = [i for i in range(last + 1, len(messages)) if messages[i]["role"] == "assistant"]
+    return [*(form(i, []) for i in users[1:] or users), *(form(i, [messages[last]]) for i in answers[1:])]

@@ -1,0 +1,175 @@
+"""Turns the input items of POST /v1/responses into messages for the chat template.
+
+Reasoning, a message of the assistant and calls that follow each other are one turn, so they become one message. An item
+that this server has no use for is refused by name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
+from weft.server.formats.parser import ToolFormat
+from weft.server.request.cache_options import MAX_BREAKPOINTS, Breakpoint, breakpoint_at, usual_ttl_s
+from weft.server.request.call_ids import fit_call_ids
+from weft.server.request.messages import PART_SEPARATOR, call_of, function_call
+from weft.server.request.tool_use import CUSTOM_INPUT
+from weft.server.request.validation import required
+from weft.server.schemas.chat_completions import FunctionCall
+from weft.server.schemas.common import PromptCacheOptions
+from weft.server.schemas.responses import ResponseItem, ResponsePart
+
+_ROLES = frozenset({"user", "system", "developer", "assistant"})
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
+
+
+@dataclass(frozen=True, slots=True)
+class InputItem:
+    """One item, and its path in the body; items of earlier responses have a path that says so."""
+
+    item: ResponseItem
+    at: str
+
+
+@dataclass(slots=True)
+class Messages:
+    """Messages for the chat template, while they are made from items; only `add` mutates it."""
+
+    usual_ttl_s: float
+    reasoning_from: int  # reasoning of items before this one is left out
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    breakpoints: list[Breakpoint] = field(default_factory=list)
+    turn: dict[str, Any] | None = None  # the open message of the assistant
+    call_ids: set[str] = field(default_factory=set)
+
+    def add(self, index: int, item: ResponseItem, at: str) -> None:
+        """Add the next item.
+
+        Raises:
+            InvalidRequestError: The item is incomplete, or answers a call that is not in the input.
+            UnsupportedValueError: This server has no use for such an item, or for a part of it.
+        """
+        match item.type or ("message" if item.role is not None else None):
+            case "message":
+                self._message(item, at)
+            case "reasoning":
+                if index >= self.reasoning_from and (text := _reasoning(item, at)):
+                    turn = self._turn(("content", "tool_calls"))
+                    turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+            case "function_call":
+                function = FunctionCall(name=_member(item, "name", at), arguments=_member(item, "arguments", at))
+                self._call(item, at, function_call(function))
+            case "custom_tool_call":
+                self._call(item, at, call_of(_member(item, "name", at), {CUSTOM_INPUT: _member(item, "input", at)}))
+            case "function_call_output" | "custom_tool_call_output":
+                self._output(item, at)
+            case other:
+                raise UnsupportedValueError(
+                    f"{at}: items of type {shown(other)} are not supported by this server", param=f"{at}.type"
+                )
+
+    def _message(self, item: ResponseItem, at: str) -> None:
+        role = _member(item, "role", at)
+        if role not in _ROLES:
+            bound = ", ".join(sorted(_ROLES))
+            raise InvalidRequestError(f"{at}.role must be one of {bound}, got {shown(role)}", param=f"{at}.role")
+        if role == "assistant":
+            self._turn(("content", "tool_calls"))["content"] = _text(item.content, f"{at}.content")
+            return
+        self.turn = None
+        self._find_breakpoints(item.content, f"{at}.content")
+        self.messages.append({"role": role, "content": _text(item.content, f"{at}.content")})
+
+    def _call(self, item: ResponseItem, at: str, call: dict[str, Any]) -> None:
+        call_id = _member(item, "call_id", at)
+        self.call_ids.add(call_id)
+        self._turn(()).setdefault("tool_calls", []).append({"id": call_id, **call})
+
+    def _output(self, item: ResponseItem, at: str) -> None:
+        call_id = _member(item, "call_id", at)
+        if call_id not in self.call_ids:
+            raise InvalidRequestError(
+                f"{at}.call_id must be that of an earlier call in the input, got {shown(call_id)}",
+                param=f"{at}.call_id",
+            )
+        self.turn = None
+        content = _text(item.output, f"{at}.output")
+        self.messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
+
+    def _turn(self, absent: Sequence[str]) -> dict[str, Any]:
+        """The open message of the assistant; a new one if there is none, or if it has one of these members."""
+        if self.turn is None or any(self.turn.get(name) is not None for name in absent):
+            self.turn = {"role": "assistant", "content": None}
+            self.messages.append(self.turn)
+        return self.turn
+
+    def _find_breakpoints(self, content: str | list[ResponsePart] | None, at: str) -> None:
+        num_chars = 0
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            num_chars += len(part.text or part.refusal or "")
+            if part.prompt_cache_breakpoint is not None:
+                given, here = part.prompt_cache_breakpoint, len(self.messages)
+                self.breakpoints.append(breakpoint_at(here, num_chars, given, self.usual_ttl_s, f"{at}[{j}]"))
+            num_chars += len(PART_SEPARATOR)
+
+
+def input_messages(
+    items: Sequence[InputItem],
+    instructions: str | None,
+    tools: ToolFormat | None,
+    cache: PromptCacheOptions | None,
+    *,
+    shows_old_reasoning: bool,
+) -> tuple[list[dict[str, Any]], list[Breakpoint]]:
+    """The messages for the template, and the last breakpoints in them.
+
+    Args:
+        tools: How the model writes calls; None: it has no tools.
+        shows_old_reasoning: Reasoning before the last message of the user is kept; the template may still drop it.
+
+    Raises:
+        InvalidRequestError: There is no item, or one is wrong.
+    """
+    if not items and instructions is None:
+        raise InvalidRequestError("input must hold at least one item, got none", param="input")
+    of_user = [i for i, each in enumerate(items) if each.item.role == "user"]
+    made = Messages(usual_ttl_s(cache), of_user[-1] if of_user and not shows_old_reasoning else 0)
+    if instructions is not None:
+        made.messages.append({"role": "system", "content": instructions})
+    try:
+        for i, each in enumerate(items):
+            made.add(i, each.item, each.at)
+    except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
+        raise InvalidRequestError("input is nested too deeply", param="input") from exc
+    for message in made.messages:
+        if message["content"] is None and not message.get("tool_calls"):
+            message["content"] = ""  # the turn was cut during its reasoning
+    fit_call_ids(made.messages, tools)
+    return made.messages, made.breakpoints[-MAX_BREAKPOINTS:]
+
+
+def _member(item: ResponseItem, name: str, at: str) -> str:
+    value: str = required(getattr(item, name), f"{at}.{name}")
+    return value
+
+
+def _reasoning(item: ResponseItem, at: str) -> str:
+    """The text of the reasoning itself, else of its summary."""
+    if item.content:
+        return _text(item.content, f"{at}.content", "")
+    return _text(item.summary or "", f"{at}.summary")
+
+
+def _text(content: str | list[ResponsePart] | None, at: str, separator: str = PART_SEPARATOR) -> str:
+    if content is None:
+        raise InvalidRequestError(f"{at} is required", param=at)
+    if isinstance(content, str):
+        return content
+    return separator.join(_part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: ResponsePart, at: str) -> str:
+    if part.type not in _TEXT_PARTS:
+        raise UnsupportedValueError(f"{at}: the model does not take parts of type {shown(part.type)}", param=at)
+    name = "refusal" if part.type == "refusal" else "text"
+    return required(part.refusal if name == "refusal" else part.text, f"{at}.{name}")

@@ -1,0 +1,140 @@
+"""Reads what a body of POST /v1/responses wishes of the output: tools, structure, reasoning; flat where chat nests."""
+
+from typing import Any
+
+from weft.server.errors import InvalidRequestError, UnsupportedParameterError, UnsupportedValueError, shown
+from weft.server.formats.detection import OutputFormats
+from weft.server.request.params import MAX_LOGPROBS
+from weft.server.request.structured_output import Structure, json_structure
+from weft.server.request.task import OutputWishes
+from weft.server.request.template_options import checked_kwargs, prompt_end
+from weft.server.request.thinking import Thinking, thinking_of
+from weft.server.request.tool_use import (
+    Choice,
+    ToolUse,
+    check_declared,
+    check_functions,
+    chosen_word,
+    custom_function,
+    use_of,
+)
+from weft.server.request.validation import check_range, required
+from weft.server.schemas.responses import FlatReference, ResponseBody, ResponseTool, ResponseToolChoice
+from weft.server.schemas.tools import FunctionDefinition, GrammarDefinition
+from weft.server.text.chat_template import TemplateOptions
+from weft.server.text.text_tokenizer import TextTokenizer
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+def read_wishes(body: ResponseBody, formats: OutputFormats) -> OutputWishes:
+    """Read the fields about tools, structure and reasoning.
+
+    Raises:
+        InvalidRequestError: One of them is wrong.
+        UnsupportedParameterError: There are tools, but the model's chat template does not show tools.
+    """
+    use = _tool_use(body)
+    if use is not None and formats.tools is None:
+        raise UnsupportedParameterError(
+            "tools cannot be used: the chat template of this model shows no tools", param="tools"
+        )
+    effort = body.reasoning.effort if body.reasoning else None
+    thinking = thinking_of(effort, None, formats, "reasoning.effort") if effort else Thinking()
+    return OutputWishes(use, _structure(body), thinking)
+
+
+def template_options(body: ResponseBody, wishes: OutputWishes, tokenizer: TextTokenizer) -> TemplateOptions:
+    """The variables of the chat template. The prompt always ends where the model answers."""
+    variables: dict[str, Any] = {**wishes.variables, **checked_kwargs(body.chat_template_kwargs)}
+    if body.text and body.text.verbosity and "verbosity" in tokenizer.template_variables:
+        variables["verbosity"] = body.text.verbosity
+    return prompt_end(None, None, variables)
+
+
+def max_output_tokens(body: ResponseBody) -> int | None:
+    """Most tokens of the output; None: as many as fit."""
+    if body.prompt_cache_options and body.prompt_cache_options.prewarm:
+        return 0
+    if body.max_output_tokens is not None:
+        check_range("max_output_tokens", body.max_output_tokens, 1, None)
+    if body.max_tool_calls is not None:
+        check_range("max_tool_calls", body.max_tool_calls, 1, None)
+    return body.max_output_tokens
+
+
+def num_logprobs(body: ResponseBody) -> int | None:
+    """Number of most probable alternatives per token; None if logprobs were not requested.
+
+    Raises:
+        InvalidRequestError: The number is out of range, or logprobs are not included.
+    """
+    top = check_range("top_logprobs", body.top_logprobs or 0, 0, MAX_LOGPROBS)
+    if LOGPROBS in (body.include or ()):
+        return top
+    if top:
+        raise InvalidRequestError(f"top_logprobs is only allowed when include holds {LOGPROBS}", param="top_logprobs")
+    return None
+
+
+def _tool_use(body: ResponseBody) -> ToolUse | None:
+    if not body.tools:  # an agent without tools sends an empty list
+        if body.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
+        return None
+    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    check_functions(functions, "tools", "")
+    kinds = {function.name: tool.type for function, tool in zip(functions, body.tools, strict=True)}
+    return use_of(functions, kinds, _chosen(body.tool_choice, kinds), is_parallel=body.parallel_tool_calls is not False)
+
+
+def _function(tool: ResponseTool, at: str) -> FunctionDefinition:
+    if tool.type not in ("function", "custom"):
+        raise UnsupportedValueError(
+            f"{at}.type must be 'function' or 'custom': this server does not host {shown(tool.type)}",
+            param=f"{at}.type",
+        )
+    name = required(tool.name, f"{at}.name")
+    if tool.type == "function":
+        return FunctionDefinition(
+            name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
+    grammar = None
+    if tool.format is not None and tool.format.type == "grammar":
+        required(tool.format.syntax, f"{at}.format.syntax")
+        required(tool.format.definition, f"{at}.format.definition")
+        grammar = GrammarDefinition.model_validate(tool.format.model_dump(include={"syntax", "definition"}))
+    return custom_function(name, tool.description, grammar, f"{at}.format")
+
+
+def _chosen(choice: str | ResponseToolChoice | None, kinds: dict[str, str]) -> Choice:
+    if choice is None or isinstance(choice, str):
+        return chosen_word(choice, kinds)
+    if choice.type != "allowed_tools":
+        return Choice(frozenset({_name(choice, kinds, "tool_choice")}), is_required=True, is_one=True)
+    if not choice.tools:
+        at = "tool_choice.tools"
+        raise InvalidRequestError(f"{at} must name at least one tool, got none", param=at)
+    names = [_name(each, kinds, f"tool_choice.tools[{i}]") for i, each in enumerate(choice.tools)]
+    return Choice(frozenset(names), required(choice.mode, "tool_choice.mode") == "required")
+
+
+def _name(reference: FlatReference, kinds: dict[str, str], at: str) -> str:
+    if reference.type not in ("function", "custom"):
+        raise UnsupportedValueError(
+            f"{at}.type must be 'function' or 'custom', got {shown(reference.type)}", param=f"{at}.type"
+        )
+    name = required(reference.name, f"{at}.name")
+    check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
+    return name
+
+
+def _structure(body: ResponseBody) -> Structure | None:
+    wanted = body.text.format if body.text else None
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return json_structure({"type": "object"}, "text.format")
+    required(wanted.name, "text.format.name")
+    schema = required(wanted.schema_, "text.format.schema")
+    return json_structure(schema, "text.format.schema", is_lenient=not wanted.strict)

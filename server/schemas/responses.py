@@ -1,0 +1,306 @@
+"""Wire types of POST /v1/responses: the body and its items, and the answer with its items.
+
+Items are one wide model: `weft.server.request.response_input` decides which types and members are accepted.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Field, Tag
+
+from weft.server.schemas.chat_completions import CacheBreakpoint, Metadata, TokenLogprob
+from weft.server.schemas.common import (
+    TEXT_OR_OTHER,
+    GenerationBody,
+    Int,
+    Items,
+    PromptCacheOptions,
+    Text,
+    WireModel,
+)
+from weft.server.schemas.tools import ToolName
+
+MAX_INPUT_ITEMS = 2**14
+
+
+class ResponsePart(WireModel):
+    """One part of a content, of a tool's output, or of reasoning."""
+
+    type: Text
+    text: Text | None = None
+    refusal: Text | None = None
+    annotations: Items[Any] | None = None
+    logprobs: Items[Any] | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+
+Content = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[ResponsePart], Tag("other")], TEXT_OR_OTHER]
+
+
+class ResponseItem(WireModel):
+    """One item of the input: a message, a call, the output of a call, reasoning, or a reference to a stored item."""
+
+    type: Text | None = None
+    id: Text | None = None
+    role: Text | None = None
+    content: Content | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    call_id: Text | None = None
+    name: Text | None = None
+    arguments: Text | None = None
+    input: Text | None = None
+    output: Content | None = None
+    summary: Items[ResponsePart] | None = None
+    encrypted_content: Text | None = None
+
+
+Input = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[list[ResponseItem], Field(fail_fast=True, max_length=MAX_INPUT_ITEMS), Tag("other")],
+    TEXT_OR_OTHER,
+]
+
+
+class ToolFormat(WireModel):
+    """The format of a custom tool's input."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: Text | None = None
+
+
+class ResponseTool(WireModel):
+    """One entry of `tools`. Only functions and custom tools are accepted."""
+
+    type: Text
+    name: ToolName | None = None
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: ToolFormat | None = None
+
+
+class FlatReference(WireModel):
+    """A reference to a tool by kind and name."""
+
+    type: Text
+    name: Text | None = None
+
+
+class ResponseToolChoice(FlatReference):
+    """One tool that must be called, or the tools that may be called."""
+
+    mode: Literal["auto", "required"] | None = None
+    tools: Items[FlatReference] | None = None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("text")] | Annotated[ResponseToolChoice, Tag("other")],
+    TEXT_OR_OTHER,
+]
+
+
+class TextFormat(WireModel):
+    """The format of the answer. Only json_schema has the other members."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(WireModel):
+    """How the text of the answer must be."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(WireModel):
+    """How the model reasons. `context`: whether reasoning of earlier turns is shown to the model again."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    mode: Text | None = None
+
+
+class ResponseCacheOptions(PromptCacheOptions):
+    """How the response uses the prefix cache. `prewarm` computes the prompt and generates nothing."""
+
+    prewarm: bool | None = None
+
+
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+
+
+class ResponseBody(GenerationBody):
+    """The body of POST /v1/responses."""
+
+    input: Input
+    instructions: Text | None = None
+    previous_response_id: Text | None = None
+    max_output_tokens: Int | None = None
+    max_tool_calls: Int | None = None
+    include: Annotated[list[Includable], Field(max_length=16)] | None = None
+    top_logprobs: Int | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: Items[ResponseTool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    prompt_cache_options: ResponseCacheOptions | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    background: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    # accepted, not honoured
+    safety_identifier: Text | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """The text of a message."""
+
+    text: str = ""
+    annotations: list[None] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """The text of reasoning."""
+
+    text: str = ""
+
+
+class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
+    """The text of the answer."""
+
+    id: str
+    status: str = "in_progress"
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText] = []
+
+
+class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """The reasoning before the answer. Weft shows the reasoning itself, so there is no summary."""
+
+    id: str
+    status: str = "in_progress"
+    summary: list[None] = []
+    content: list[ReasoningText] = []
+    encrypted_content: str | UnsetType = UNSET
+
+
+class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call of a function; `arguments` is JSON text."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: str = "in_progress"
+
+
+class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str = ""
+    status: str = "in_progress"
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+
+
+class InputDetails(msgspec.Struct):
+    """Input tokens that were read from the prefix cache, and that were written to it."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(msgspec.Struct):
+    """Output tokens that were spent on reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why the answer ended early."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+
+
+class ResponseFailure(msgspec.Struct):
+    """Why there is no answer."""
+
+    code: FailureCode
+    message: str
+    type: str
+    param: str | None
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """The response. What the body chose stands in it; status, output and usage change while it is made."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: str = "in_progress"
+    background: bool = False
+    completed_at: int | None = None
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    service_tier: str
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: ResponseUsage | None = None
+    user: str | None
