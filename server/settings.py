@@ -260,6 +260,9 @@ class Settings(BaseModel):
     store_max_age_s: float = Field(
         default=30 * 86400.0, gt=0, description="Seconds after which a stored object without changes is removed."
     )
+    max_file_bytes: Size = Field(
+        default=512 << 20, description="Maximum bytes of an uploaded file; beyond it the answer is 413."
+    )
     files_max_bytes: Size = Field(
         default=10 << 30, description="Maximum bytes of all files together; beyond it the answer is 507."
     )
@@ -279,7 +282,7 @@ FLAGS = (
 SECRETS = frozenset({"api_key", "priority_keys"})
 DOORS = frozenset({"api_key", "api_keys_file"})
 """The settings that must not be empty: a variable that somebody forgot to fill would open the server to all."""
-SIZES = frozenset({"kv_cache_memory", "max_body_bytes", "store_max_bytes", "files_max_bytes"})
+SIZES = frozenset({"kv_cache_memory", "max_body_bytes", "store_max_bytes", "max_file_bytes", "files_max_bytes"})
 """The settings in bytes; they accept a unit."""
 
 _FIELDS = Settings.model_fields

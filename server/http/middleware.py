@@ -23,6 +23,11 @@ from weft.server.http.lifecycle import Lifecycle
 OPEN_PATHS = frozenset({"/health", "/ready"})
 METRICS_PATH = "/metrics"
 
+FILES_PATH = "/v1/files"
+UPLOADS_PATH = "/v1/uploads/"
+FORM_BYTES = 64 << 10
+"""What a form may hold beside its file."""
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:+/=-]{1,128}")
 _LOOKING = OPEN_PATHS | {METRICS_PATH, "/stats"}
 
@@ -123,15 +128,21 @@ class DrainMiddleware(HttpMiddleware):
 class BodyLimitMiddleware(HttpMiddleware):
     """Refuses a body that is too long before it is parsed: at once if its length is declared, else while it arrives."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, max_file_bytes: int) -> None:
+        """Bound bodies by `max_body_bytes`, and those with a file by `max_file_bytes`."""
         super().__init__(app)
         self._max_body_bytes = max_body_bytes
+        self._max_form_bytes = max_file_bytes + FORM_BYTES
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or serve it with a bound on its body."""
+        is_form = scope["path"] == FILES_PATH or (
+            scope["path"].startswith(UPLOADS_PATH) and scope["path"].endswith("/parts")
+        )
+        bound = self._max_form_bytes if is_form else self._max_body_bytes
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and int(declared) > self._max_body_bytes:
-            error = BodyTooLargeError(self._message(f"got {declared}"))
+        if declared.isdecimal() and int(declared) > bound:
+            error = BodyTooLargeError(_message(bound, f"got {declared}"))
             await error_response(error, scope)(scope, receive, send)
             return
         num_bytes = 0
@@ -140,12 +151,13 @@ class BodyLimitMiddleware(HttpMiddleware):
             nonlocal num_bytes
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
+            if num_bytes > bound:
                 # The only exception that FastAPI does not replace while it reads a body.
-                raise HTTPException(413, self._message("got more"))
+                raise HTTPException(413, _message(bound, "got more"))
             return message
 
         await self._app(scope, receive_counted, send)
 
-    def _message(self, got: str) -> str:
-        return f"the body must have at most {self._max_body_bytes} bytes, {got}"
+
+def _message(max_bytes: int, got: str) -> str:
+    return f"the body must have at most {max_bytes} bytes, {got}"

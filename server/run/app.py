@@ -19,6 +19,7 @@ from weft.server.api import (
     completions,
     decisions,
     docs,
+    files,
     health,
     messages,
     metrics,
@@ -26,6 +27,7 @@ from weft.server.api import (
     responses,
     stats,
     tokenize,
+    uploads,
 )
 from weft.server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError
 from weft.server.http.auth import AuthMiddleware
@@ -69,11 +71,27 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         store=Store(settings),
         created=int(time.time()),
     )
-    apis = (chat_completions, completions, decisions, messages, responses, models, tokenize)
-    for module in (*apis, health, metrics, stats, docs, chat_page):
+    for module in (
+        chat_completions,
+        chat_page,
+        completions,
+        decisions,
+        docs,
+        files,
+        health,
+        messages,
+        metrics,
+        models,
+        responses,
+        stats,
+        tokenize,
+        uploads,
+    ):
         app.include_router(module.router)
     # The middleware that is added last is the outermost.
-    app.add_middleware(BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes, max_file_bytes=settings.max_file_bytes
+    )
     app.add_middleware(DrainMiddleware, lifecycle=app.state.lifecycle)
     app.add_middleware(
         AuthMiddleware, keys=settings.api_key, open_paths=chat_page.PATHS, guard_metrics=settings.metrics_auth

@@ -66,7 +66,7 @@ class Store:
         Raises:
             ApiError: `work` raised it, or the store cannot be read.
         """
-        return await self.run(partial(self._transact, work, is_write=False))
+        return await self._in_order(partial(self._transact, work, is_write=False))
 
     async def write(self, work: Callable[[Transaction], T]) -> T:
         """Call `work` in the store's thread. All that it writes becomes durable, or nothing.
@@ -74,10 +74,13 @@ class Store:
         Raises:
             ApiError: `work` raised it, there is no room, or the store cannot be written.
         """
-        return await self.run(partial(self._transact, work, is_write=True))
+        return await self._in_order(partial(self._transact, work, is_write=True))
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Call a function on files in the store's thread. Its failures become API errors."""
+        """Call a function on files in a thread. Its failures become API errors."""
+        return await asyncio.to_thread(_translated, work)
+
+    async def _in_order(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, _translated, work)
 
     def close(self) -> None:

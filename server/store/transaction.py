@@ -83,9 +83,20 @@ class Transaction:
         return rows[0] if rows and tenant in (None, rows[0].tenant) else None
 
     def page(
-        self, kind: str, tenant: str, *, parent: str = "", after: str | None = None, limit: int, order: Order = "desc"
+        self,
+        kind: str,
+        tenant: str,
+        *,
+        parent: str = "",
+        member: tuple[str, str] | None = None,
+        after: str | None = None,
+        limit: int,
+        order: Order = "desc",
     ) -> Sequence[Row] | None:
-        """Up to `limit` rows in order of creation, from behind the row `after`; None if there is no such row."""
+        """Up to `limit` rows in order of creation, from behind the row `after`; None if there is no such row.
+
+        With `member`, only rows whose JSON has this member with this value.
+        """
         sign, place = (">", 0) if order == "asc" else ("<", 2**62)
         named = {"kind": kind, "tenant": tenant, "parent": parent}
         where = f"kind = :kind AND tenant = :tenant AND parent = :parent AND {_IS_ALIVE}"
@@ -94,6 +105,9 @@ class Transaction:
             if not found:
                 return None
             place = found[0][0]
+        if member is not None:
+            where += " AND json_extract(CAST(data AS TEXT), :path) = :value"
+            named |= {"path": f"$.{member[0]}", "value": member[1]}
         query = f"SELECT {_COLUMNS} FROM objects WHERE {where} AND number {sign} :place ORDER BY number {order}"
         return self._rows(f"{query} LIMIT :limit", place=place, limit=limit, **named)
 

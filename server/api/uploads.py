@@ -1,0 +1,182 @@
+"""/v1/uploads: a file in parts. The parts become one file at the end, and until then they expire."""
+
+import asyncio
+import hashlib
+import time
+from functools import partial
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from weft.server.api.files import Context, expiry
+from weft.server.errors import InvalidRequestError, NotFoundError, shown
+from weft.server.http.auth import tenant_of
+from weft.server.request.body import CLIENT_CLOSED, BodyRoute
+from weft.server.request.fields import ignored_fields, ignored_header
+from weft.server.request.form import read_form
+from weft.server.request.validation import check_range
+from weft.server.schemas.stored import CompleteBody, UploadBody
+from weft.server.store.files import Content, content_path, file_row, join, new_id
+from weft.server.store.store import Store
+from weft.server.store.transaction import Row, Transaction
+
+LIFE_S = 3600
+"""An upload that is not completed expires after so long."""
+MAX_PARTS = 10_000
+
+router = APIRouter()
+body_router = APIRouter(route_class=BodyRoute)
+
+
+@body_router.post("/v1/uploads")
+async def create_upload(body: UploadBody, request: Request, context: Context) -> Response:
+    """Begin an upload."""
+    ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
+    check_range("bytes", body.bytes, 1, context.settings.max_file_bytes)
+    now = int(time.time())
+    seconds = body.expires_after.seconds if body.expires_after else None
+    shown_fields = {"id": new_id("upload_"), "object": "upload", "bytes": body.bytes, "created_at": now}
+    shown_fields |= {"expires_at": now + LIFE_S, "filename": body.filename, "purpose": body.purpose}
+    upload = shown_fields | {"status": "pending", "file": None, "expires_after": seconds}
+    row = _row(upload, tenant_of(request))
+    await context.store.write(lambda transaction: transaction.put(row))
+    return _answer(upload, ignored_header(ignored))
+
+
+@router.post("/v1/uploads/{upload_id}/parts")
+async def add_part(upload_id: str, request: Request, context: Context) -> Response:
+    """Store one part, sent as a multipart form."""
+    tenant, id, store = tenant_of(request), new_id("part_"), context.store
+    await store.read(lambda transaction: _pending(transaction, upload_id, tenant))
+    try:
+        form = await read_form(request, store, id, "data", context.settings.max_file_bytes)
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_CLOSED)
+    size, now = form.content.size, int(time.time())
+    part = {"id": id, "object": "upload.part", "created_at": now, "upload_id": upload_id}
+
+    def add(transaction: Transaction) -> None:
+        upload = _pending(transaction, upload_id, tenant)
+        parts = _parts(transaction, upload_id, tenant)
+        total = sum(part.size - 1 for part in parts.values()) + size
+        if total > upload["bytes"] or len(parts) >= MAX_PARTS:
+            bound = f"{upload['bytes']} bytes in {MAX_PARTS} parts"
+            raise InvalidRequestError(f"the parts must have at most {bound}, got {total}", param="data")
+        data, expires = msgspec.json.encode(part), upload["expires_at"]
+        transaction.put(Row("part", id, tenant, data, upload_id, now, expires, is_kept=True, size=size + 1))
+
+    try:
+        await store.write(add)
+    except BaseException:
+        form.content.discard()
+        raise
+    return Response(msgspec.json.encode(part), media_type="application/json")
+
+
+@body_router.post("/v1/uploads/{upload_id}/complete")
+async def complete_upload(upload_id: str, body: CompleteBody, request: Request, context: Context) -> Response:
+    """Make a file of the parts, in the order of `part_ids`."""
+    ignored = ignored_fields(body, {}, strict=context.settings.strict_params)
+    tenant, store, file_id = tenant_of(request), context.store, new_id("file-")
+    upload = await store.read(lambda transaction: _pending(transaction, upload_id, tenant))
+    parts = await store.read(lambda transaction: _parts(transaction, upload_id, tenant))
+    _check_parts(body.part_ids, parts, upload["bytes"])
+    content = await store.run(partial(Content, content_path(store, file_id)))
+    expires_at = expiry(upload["purpose"], upload["expires_after"])
+    fields = {"bytes": upload["bytes"], "filename": upload["filename"], "purpose": upload["purpose"]}
+    row = file_row(file_id, tenant, **fields, expires_at=expires_at)
+    done = upload | {"status": "completed", "file": msgspec.Raw(row.data)}
+
+    def finish(transaction: Transaction) -> None:
+        _pending(transaction, upload_id, tenant)
+        transaction.delete("upload", upload_id, tenant)
+        transaction.put(_row(done, tenant))
+        transaction.put(row)
+
+    try:
+        await store.run(partial(join, [content_path(store, id) for id in body.part_ids], content))
+        await _check_md5(store, file_id, body.md5, content)
+        await store.run(content.finish)
+        await store.write(finish)
+    except BaseException:
+        content.discard()
+        raise
+    await _remove(store, parts)
+    return _answer(done, ignored_header(ignored))
+
+
+@router.post("/v1/uploads/{upload_id}/cancel")
+async def cancel_upload(upload_id: str, request: Request, context: Context) -> Response:
+    """End an upload without a file."""
+    tenant = tenant_of(request)
+
+    def cancel(transaction: Transaction) -> tuple[dict[str, Any], dict[str, Row]]:
+        upload = _pending(transaction, upload_id, tenant) | {"status": "cancelled"}
+        parts = _parts(transaction, upload_id, tenant)
+        transaction.delete("upload", upload_id, tenant)
+        transaction.put(_row(upload, tenant))
+        return upload, parts
+
+    upload, parts = await context.store.write(cancel)
+    await _remove(context.store, parts)
+    return _answer(upload, {})
+
+
+def _row(upload: dict[str, Any], tenant: str) -> Row:
+    data, is_kept = msgspec.json.encode(upload), upload["status"] == "pending"
+    return Row("upload", upload["id"], tenant, data, "", upload["created_at"], upload["expires_at"], is_kept=is_kept)
+
+
+def _answer(upload: dict[str, Any], headers: dict[str, str]) -> Response:
+    shown_fields = {name: value for name, value in upload.items() if name != "expires_after"}
+    return Response(msgspec.json.encode(shown_fields), headers=headers, media_type="application/json")
+
+
+def _pending(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Any]:
+    row = transaction.get("upload", upload_id, tenant)
+    if row is None:
+        raise NotFoundError(f"no such upload, or it has expired: {shown(upload_id)}", param="upload_id")
+    upload: dict[str, Any] = msgspec.json.decode(row.data)
+    if upload["status"] != "pending":
+        raise InvalidRequestError(f"the upload must be pending, it is {upload['status']}", param="upload_id")
+    return upload
+
+
+def _parts(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, Row]:
+    rows = transaction.page("part", tenant, parent=upload_id, limit=MAX_PARTS, order="asc")
+    return {row.id: row for row in rows or ()}
+
+
+def _check_parts(part_ids: list[str], parts: dict[str, Row], num_bytes: int) -> None:
+    for i, id in enumerate(part_ids):
+        if id not in parts or id in part_ids[:i]:
+            message = f"part_ids[{i}] must be a part of this upload, each once, got {shown(id)}"
+            raise InvalidRequestError(message, param=f"part_ids[{i}]")
+    total = sum(parts[id].size - 1 for id in part_ids)
+    if total != num_bytes:
+        raise InvalidRequestError(f"the parts must have {num_bytes} bytes together, got {total}", param="part_ids")
+
+
+async def _check_md5(store: Store, file_id: str, md5: str | None, content: Content) -> None:
+    if md5 is None:
+        return
+
+    def checksum() -> str:
+        content.flush()
+        with content_path(store, file_id).open("rb") as file:
+            return hashlib.file_digest(file, "md5").hexdigest()
+
+    found = await store.run(checksum)
+    if md5.lower() != found:
+        raise InvalidRequestError(f"md5 must be that of the file, {found}, got {shown(md5)}", param="md5")
+
+
+async def _remove(store: Store, parts: dict[str, Row]) -> None:
+    removals = [store.run(partial(content_path(store, id).unlink, missing_ok=True)) for id in parts]
+    await asyncio.gather(*removals)
+
+
+router.include_router(body_router)

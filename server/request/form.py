@@ -1,0 +1,140 @@
+"""A multipart form with one file, which goes to the disk while it arrives; memory holds a few pieces of it."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from weft.server.errors import BodyTooLargeError, InvalidRequestError, MalformedBodyError, shown
+from weft.server.store.files import Content, content_path
+from weft.server.store.store import Store
+
+MAX_FIELDS = 16
+MAX_FIELD_BYTES = 4096
+PIECE_BYTES = 1 << 20
+"""The file is written in pieces of about this size."""
+
+
+class Form:
+    """What came: texts by name, the file's name, and its content, which the caller keeps or discards."""
+
+    def __init__(self, file_field: str, content: Content, max_file_bytes: int) -> None:
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+        self.content = content
+        self._file_field = file_field
+        self._max_file_bytes = max_file_bytes
+        self._pieces: list[bytes] = []
+        self._num_bytes = 0
+        self._header = self._value = self._name = b""
+        self._disposition = b""
+        self._text = bytearray()
+        self._is_file = False
+        self.is_whole = False
+
+    @property
+    def callbacks(self) -> dict[str, object]:
+        """What the parser calls."""
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._on_header,
+            "on_header_value": self._on_value,
+            "on_header_end": self._end_header,
+            "on_headers_finished": self._end_headers,
+            "on_part_data": self._on_data,
+            "on_part_end": self._end,
+            "on_end": self._finish,
+        }
+
+    def take(self, least: int) -> bytes:
+        """What has arrived of the file since the last call, once that is at least so much."""
+        if sum(map(len, self._pieces)) < least:
+            return b""
+        data, self._pieces = b"".join(self._pieces), []
+        return data
+
+    def _begin(self) -> None:
+        self._header = self._value = self._disposition = b""
+        self._text = bytearray()
+
+    def _on_header(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _on_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._header = self._value = b""
+
+    def _end_headers(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._name, filename = options.get(b"name", b""), options.get(b"filename")
+        self._is_file = self._name.decode("utf-8", "replace") == self._file_field
+        if self._is_file:
+            if self.filename is not None:
+                raise InvalidRequestError(f"{self._file_field} must be sent once", param=self._file_field)
+            self.filename = (filename or b"upload").decode("utf-8", "replace")[:255]
+        elif len(self.fields) >= MAX_FIELDS:
+            raise MalformedBodyError(f"the form must have at most {MAX_FIELDS} fields, got more")
+
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
+        if self._is_file:
+            self._num_bytes += end - start
+            if self._num_bytes > self._max_file_bytes:
+                raise BodyTooLargeError(f"a file must have at most {self._max_file_bytes} bytes, got more")
+            self._pieces.append(data[start:end])
+            return
+        self._text += data[start:end]
+        if len(self._text) > MAX_FIELD_BYTES:
+            name = self._name.decode("utf-8", "replace")
+            raise InvalidRequestError(f"{shown(name)} must have at most {MAX_FIELD_BYTES} bytes, got more", param=name)
+
+    def _end(self) -> None:
+        if not self._is_file:
+            self.fields[self._name.decode("utf-8", "replace")] = self._text.decode("utf-8", "replace")
+
+    def _finish(self) -> None:
+        self.is_whole = True
+
+
+async def read_form(request: Request, store: Store, id: str, file_field: str, max_file_bytes: int) -> Form:
+    """Read the form; its file is then on the disk as the content of `id`, and nothing of it if this fails.
+
+    Raises:
+        ApiError: It is not such a form, too large, or the disk is full.
+        ClientDisconnect: The client left.
+    """
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data" or b"boundary" not in options:
+        raise MalformedBodyError("the body was not read: the Content-Type header must be multipart/form-data")
+    content = await store.run(partial(Content, content_path(store, id)))
+    try:
+        form = Form(file_field, content, max_file_bytes)
+        try:
+            parser = MultipartParser(options[b"boundary"], form.callbacks)  # type: ignore[arg-type]
+            async for chunk in _pieces(request):
+                parser.write(chunk)
+                if data := form.take(PIECE_BYTES):
+                    await store.run(partial(content.write, data))
+        except FormParserError as exc:
+            raise MalformedBodyError(f"the body is not a valid form: {exc}") from None
+        if not form.is_whole:
+            raise MalformedBodyError("the body is not a valid form: it ends in the middle")
+        if form.filename is None:
+            raise InvalidRequestError(f"{file_field} is required", param=file_field)
+        await store.run(partial(content.write, form.take(0)))
+        await store.run(content.finish)
+    except BaseException:
+        content.discard()
+        raise
+    return form
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    async for chunk in request.stream():
+        for start in range(0, len(chunk), PIECE_BYTES):
+            yield chunk[start : start + PIECE_BYTES]

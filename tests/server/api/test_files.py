@@ -1,0 +1,172 @@
+"""/v1/files and /v1/uploads with the OpenAI SDK, and what they refuse."""
+
+import errno
+import hashlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from weft.server.store import files as stored
+
+TEXT = b"one\ntwo\r\n--three\n" * 1000
+
+
+@pytest.fixture
+def data(make_site: Any, tmp_path: pathlib.Path) -> Iterator[Any]:
+    site = make_site(data_dir=str(tmp_path), max_file_bytes=100_000, files_max_bytes=150_000, api_key=("a", "b"))
+    yield site
+    site.app.state.context.store.close()
+
+
+@pytest.fixture
+def client(data: Any) -> Iterator[openai.OpenAI]:
+    with data.live() as url, openai.OpenAI(base_url=f"{url}/v1", api_key="a", max_retries=0) as client:
+        yield client
+
+
+def post(site: Any, *, file: bytes | None = b"x", headers: Any = None, **fields: str) -> Any:
+    files = {} if file is None else {"file": ("name", file)}
+    return site.call(
+        "POST", "/v1/files", data={"purpose": "batch", **fields}, files=files or {"other": (None, b"")},
+        headers=headers or {"authorization": "Bearer a"},
+    )  # fmt: skip
+
+
+def contents(tmp_path: pathlib.Path) -> list[str]:
+    return [path.name for path in (tmp_path / stored.FILES).iterdir()]
+
+
+def test_a_file_comes_back(client: openai.OpenAI, tmp_path: pathlib.Path) -> None:
+    file = client.files.create(file=("lines.jsonl", TEXT), purpose="batch")
+    assert (file.bytes, file.filename, file.purpose, file.status) == (len(TEXT), "lines.jsonl", "batch", "processed")
+    assert file.expires_at == pytest.approx(file.created_at + 30 * 86400, abs=2)
+    other = client.files.create(
+        file=("ünï.txt", b""), purpose="user_data", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert other.filename == "ünï.txt"
+    assert other.expires_at == pytest.approx(other.created_at + 3600, abs=2)
+    assert client.files.content(file.id).content == TEXT
+    assert client.files.content(other.id).content == b""
+    assert client.files.retrieve(file.id) == file
+    assert [found.id for found in client.files.list(limit=1)] == [other.id, file.id]  # the SDK turns the pages
+    assert [found.id for found in client.files.list(order="asc")] == [file.id, other.id]
+    assert [found.id for found in client.files.list(purpose="batch")] == [file.id]
+    stranger = client.with_options(api_key="b")
+    assert list(stranger.files.list()) == []
+    for act in (stranger.files.retrieve, stranger.files.content, stranger.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            act(file.id)
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError, match="no such file"):
+        client.files.content(file.id)
+    assert contents(tmp_path) == [other.id]
+
+
+def test_an_upload_in_parts(client: openai.OpenAI, tmp_path: pathlib.Path) -> None:
+    upload = client.uploads.create(bytes=len(TEXT), filename="f", mime_type="text/plain", purpose="user_data")
+    assert upload.status == "pending"
+    second = client.uploads.parts.create(upload.id, data=TEXT[7000:])
+    first = client.uploads.parts.create(upload.id, data=TEXT[:7000])
+    with pytest.raises(openai.BadRequestError, match="md5 must be that of the file"):
+        client.uploads.complete(upload.id, part_ids=[first.id, second.id], md5="0" * 32)
+    with pytest.raises(openai.BadRequestError, match="must have 17000 bytes together, got 7000"):
+        client.uploads.complete(upload.id, part_ids=[first.id])
+    with pytest.raises(openai.BadRequestError, match="each once"):
+        client.uploads.complete(upload.id, part_ids=[first.id, first.id])
+    with pytest.raises(openai.BadRequestError, match="at most 17000 bytes in 10000 parts, got 17001"):
+        client.uploads.parts.create(upload.id, data=b"x")
+    with pytest.raises(openai.NotFoundError):
+        client.with_options(api_key="b").uploads.cancel(upload.id)
+    md5 = hashlib.md5(TEXT).hexdigest()
+    done = client.uploads.complete(upload.id, part_ids=[first.id, second.id], md5=md5)
+    assert done.status == "completed" and done.file is not None
+    assert client.files.content(done.file.id).content == TEXT
+    assert contents(tmp_path) == [done.file.id]
+    with pytest.raises(openai.BadRequestError, match="must be pending, it is completed"):
+        client.uploads.cancel(upload.id)
+    other = client.uploads.create(bytes=1, filename="f", mime_type="text/plain", purpose="batch")
+    client.uploads.parts.create(other.id, data=b"x")
+    assert client.uploads.cancel(other.id).status == "cancelled"
+    assert contents(tmp_path) == [done.file.id]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"purpose": "vision"}, "purpose", "purpose must be batch or user_data, got 'vision'"),
+        ({"expires_after[seconds]": "4000"}, "expires_after.anchor", "must be created_at, got None"),
+        (
+            {"expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},
+            "expires_after.seconds",
+            "must be between 3600 and 2592000, got 1",
+        ),
+        (
+            {"expires_after[anchor]": "created_at", "expires_after[seconds]": "soon"},
+            "expires_after.seconds",
+            "must be a whole number, got 'soon'",
+        ),
+        ({"purpose": "x" * 5000}, "purpose", "must have at most 4096 bytes"),
+    ],
+)
+def test_a_wrong_field_stores_nothing(
+    data: Any, tmp_path: pathlib.Path, fields: dict[str, str], param: str, message: str
+) -> None:
+    reply = post(data, **fields)
+    assert (reply.status, reply.error["param"]) == (400, param)
+    assert message in reply.error["message"]
+    assert contents(tmp_path) == []
+
+
+def test_forms_that_are_none(data: Any, tmp_path: pathlib.Path) -> None:
+    key = {"authorization": "Bearer a"}
+    assert post(data, file=None).error["message"] == "file is required"
+    assert data.call("POST", "/v1/files", json={}, headers=key).status == 400
+    form = {**key, "content-type": "multipart/form-data; boundary=b"}
+    for body in (b"nonsense", b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nhalf'):
+        assert data.call("POST", "/v1/files", content=body, headers=form).status == 400
+    assert contents(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=nobody", "after")]
+)
+def test_a_wrong_query_is_refused(data: Any, query: str, param: str) -> None:
+    reply = data.call("GET", f"/v1/files?{query}", headers={"authorization": "Bearer a"})
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_bounds_of_one_file_and_of_all(data: Any, tmp_path: pathlib.Path) -> None:
+    assert post(data, file=b"x" * 100_001).status == 413
+    assert post(data, file=b"x" * 200_000).status == 413  # refused by its declared length
+    assert post(data, file=b"x" * 100_000).status == 200
+    reply = post(data, file=b"x" * 60_000)
+    assert (reply.status, reply.error["code"]) == (507, "storage_full")
+    assert len(contents(tmp_path)) == 1
+    assert post(data, file=b"x" * 40_000).status == 200
+
+
+@pytest.mark.parametrize("step", ["write", "finish"])
+def test_a_full_disk_stores_nothing(
+    data: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    kept = post(data, file=b"kept").json["id"]
+    with monkeypatch.context() as patch:
+        patch.setattr(stored.Content, step, fail)
+        reply = post(data)
+    assert (reply.status, reply.error["code"]) == (507, "storage_full")
+    assert contents(tmp_path) == [kept]
+    assert data.call("GET", f"/v1/files/{kept}/content", headers={"authorization": "Bearer a"}).text == "kept"
+
+
+def test_content_without_a_row_is_swept(data: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = post(data).json["id"]
+    (tmp_path / stored.FILES / "file-left").touch()
+    monkeypatch.setattr(stored, "ABANDONED_S", -1.0)
+    other = post(data).json["id"]
+    assert sorted(contents(tmp_path)) == sorted([kept, other])
