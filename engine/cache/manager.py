@@ -68,7 +68,8 @@ class KVCacheManager:
         self.specs = tuple(specs)
         self.can_rewind = all(spec.can_rewind for spec in specs)
         self.can_copy = not any(isinstance(spec, ModuleCache) for spec in specs)
-        self.prefix_caching = prefix_caching and self.can_copy
+        self.is_whole = any(spec.is_bidirectional for spec in specs)
+        self.prefix_caching = prefix_caching and self.can_copy and not self.is_whole
         self.num_blocks = num_blocks - 1
         self.pools = tuple(BlockPool(spec.pool_size(num_blocks, num_states)) for spec in specs)
         self.pins = Pins(self.pools, max_num_pinned_blocks)

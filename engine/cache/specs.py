@@ -18,6 +18,9 @@ from weft.engine.step.batch import Ints
 
 _PositionT = TypeVar("_PositionT", int, Ints)
 
+_FAR = 1 << 30
+"""More tokens than any request has."""
+
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:
@@ -40,6 +43,8 @@ class PagedKV:
             to the scaled scores. Empty for none.
         has_sinks: Whether one learned logit per query head joins the denominator of the softmax; `attend` gets them.
         num_heads: Query heads; None means those that the model names for all layers.
+        is_bidirectional: Whether a token sees the tokens behind it, too, as far as those before it. A request is then
+            computed whole, in one step, and no later step reads its keys and values. So all layers share a cache.
     """
 
     can_rewind: ClassVar[bool] = True
@@ -53,6 +58,14 @@ class PagedKV:
     slopes: tuple[float, ...] = ()
     has_sinks: bool = False
     num_heads: int | None = None
+    is_bidirectional: bool = False
+
+    @property
+    def num_ahead(self) -> int:
+        """Tokens behind it that a token sees, if there are so many."""
+        if not self.is_bidirectional:
+            return 0
+        return _FAR if self.sliding_window is None else self.sliding_window - 1
 
     @property
     def value_dim(self) -> int:
@@ -72,7 +85,8 @@ class PagedKV:
     @property
     def is_plain(self) -> bool:
         """Whether libraries know such attention: a softmax of scores of keys over a window."""
-        return self.latent_dim is None and self.span is None and not self.slopes and not self.has_sinks
+        is_causal = self.span is None and not self.is_bidirectional
+        return self.latent_dim is None and is_causal and not self.slopes and not self.has_sinks
 
     def first_seen(self, position: _PositionT) -> _PositionT:
         """The first position that the token at a position sees; for one or an array of them."""
@@ -114,12 +128,14 @@ class StateSpec:
     Attributes:
         can_rewind: See `PagedKV`.
         sliding_window: See `PagedKV`; a state is never given back early.
+        is_bidirectional: See `PagedKV`.
         sees_all: See `PagedKV`; of states a token sees only the one after the token before it.
         shape: Shape of one request's state.
         dtype: Dtype of its values, whatever the model's is.
     """
 
     can_rewind: ClassVar[bool] = False
+    is_bidirectional: ClassVar[bool] = False
     sliding_window: ClassVar[None] = None
     sees_all: ClassVar[bool] = False
     shape: tuple[int, ...]
@@ -155,12 +171,13 @@ class ModuleCache:
     and a fork begins at its first token.
 
     Attributes:
-        can_rewind, sliding_window, sees_all: See `StateSpec` and `PagedKV`.
+        can_rewind, is_bidirectional, sliding_window, sees_all: See `StateSpec` and `PagedKV`.
         bytes_per_token: What an object takes for each token, over all layers.
         bytes_per_request: What it takes beside that.
     """
 
     can_rewind: ClassVar[bool] = False
+    is_bidirectional: ClassVar[bool] = False
     sliding_window: ClassVar[None] = None
     sees_all: ClassVar[bool] = True
     bytes_per_token: int

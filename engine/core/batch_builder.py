@@ -57,6 +57,7 @@ def build_batch(
         row_indices=_row_indices(requests, query_start_locs),
         sampling=_sampling(requests, source_rows),
         scores=_scores(requests, query_start_locs),
+        token_types=_token_types(requests) if any(spec.is_bidirectional for spec in specs) else None,
         adapters=_ints([s.request.adapter for s in requests]) if any(s.request.adapter for s in requests) else None,
     )
 
@@ -68,6 +69,13 @@ def scored_range(scheduled: ScheduledRequest) -> range:
         return range(0)
     end = min(scheduled.start + scheduled.num_tokens, request.num_prompt_tokens - 1)
     return range(max(scheduled.start, request.num_scored_tokens - 1) + 1, end + 1)
+
+
+def _token_types(requests: list[ScheduledRequest]) -> Ints | None:
+    """Requests of encoders are computed whole."""
+    if not any(s.request.token_types for s in requests):
+        return None
+    return _ints(chain.from_iterable(s.request.token_types or [0] * s.num_tokens for s in requests))
 
 
 def _ints(values: Sequence[int] | chain[int]) -> Ints:

@@ -64,6 +64,7 @@ class Request:
         num_lifts: Tiers gained by waiting. Changes only while the request waits.
         deadline: Latest `time.monotonic` to leave the waiting queue; None means no limit.
         runs_alone: No other request may run beside it (a suspect of a crash).
+        token_types: Of the prompt's tokens; empty if all have type 0.
         token_ids: Prompt and known output ids.
         num_placeholders: Output ids that a launched step samples and that the host does not know yet.
         draft_token_ids: Guesses for the next ids, verified in the next step; never indexed.
@@ -106,6 +107,7 @@ class Request:
     deadline: float | None = None
     runs_alone: bool = False
     status: RequestStatus = RequestStatus.WAITING
+    token_types: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     num_placeholders: int = 0
     draft_token_ids: list[int] = field(default_factory=list)
@@ -245,6 +247,7 @@ def make_request(
         key=RequestKey(connection, add.request_id, 0),
         params=params,
         prompt_token_ids=add.input.token_ids,
+        token_types=add.input.token_types,
         arrival=arrival,
         arrival_time=arrival_time,
         eos_token_ids=eos_token_ids,

@@ -37,11 +37,16 @@ class StepBudget:
         self._block_size = block_size
         self._has_granted = False
 
-    def grant(self, num_tokens: int, context: int, share: float = 1.0) -> int:
+    def grant(self, num_tokens: int, context: int, share: float = 1.0, *, is_whole: bool = False) -> int:
         """How many of num_tokens prefill tokens, after `context` computed ones, may be computed; 0 when spent.
 
         At most `share` of what is left is granted, but for the first block. Nothing is charged yet.
+
+        Args:
+            is_whole: Grant all or nothing; the first of a step gets all.
         """
+        if is_whole:
+            return num_tokens if num_tokens <= self._num_tokens_left or not self._has_granted else 0
         limit = float(self._num_tokens_left)
         if self._limit_s is not None:
             limit = min(limit, self._cost.num_tokens_within(self._load, context, self._limit_s))

@@ -34,6 +34,7 @@ class ModelConfig(ModelFacts):
         max_position_embeddings: Longest context the checkpoint is meant for; YaRN's extension is included.
         ropes, sliding_windows: One entry per layer; None is full attention.
         activation: Of the feed-forward layers, a key of `weft.engine.layers.gated.ACTIVATIONS`.
+        num_token_types: Types that a token may have; 1 for a model that knows none.
         num_draft_layers: Behind the last layer, heads that predict several tokens; they are not used.
         switches: What else differs between families. Where a field above has the same meaning, that one counts.
     """
@@ -46,6 +47,12 @@ class ModelConfig(ModelFacts):
     tie_word_embeddings: bool
     switches: FamilySwitches
     num_draft_layers: int = 0
+    num_token_types: int = 1
+
+    @property
+    @override
+    def is_bidirectional(self) -> bool:
+        return self.switches.is_bidirectional
 
     @property
     @override
@@ -88,6 +95,8 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
     if fields.integer("intermediate_size") < 0:
         raise fields.wrong("intermediate_size", "no negative integer")
     max_position_embeddings = fields.size("max_position_embeddings")
+    if switches.counts_skipped:
+        max_position_embeddings -= switches.num_positions_skipped
     windows = switches.sliding_windows or (None,) * num_layers
     ropes = read_ropes(fields, switches, windows, head_dim, max_position_embeddings)
     return ModelConfig(
@@ -104,11 +113,12 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
         ropes=ropes,
         sliding_windows=windows,
         activation=_read_activation(fields, switches),
-        tie_word_embeddings=fields.flag("tie_word_embeddings", switches.ties_embeddings),
+        tie_word_embeddings=switches.is_bidirectional or fields.flag("tie_word_embeddings", switches.ties_embeddings),
         dtype=read_dtype(fields),
         eos_token_ids=read_eos_token_ids(folder, fields, vocab_size),
         switches=switches,
         num_draft_layers=fields.integer("num_nextn_predict_layers", 0),
+        num_token_types=fields.size("type_vocab_size", 1) if switches.names.token_types else 1,
     )
 
 

@@ -19,7 +19,7 @@ from weft.engine.layers.step_caches import StepCaches
 
 
 class Model(Protocol):
-    """What the runner needs of a model. Neither method waits for the device."""
+    """What the runner needs of a model. No method waits for the device."""
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, caches: StepCaches, rows: torch.Tensor | None = None
@@ -35,6 +35,10 @@ class Model(Protocol):
         Returns:
             (num_rows, hidden_size) hidden states after the final norm, in the model's dtype.
         """
+
+    def typed(self, positions: torch.Tensor, token_types: torch.Tensor) -> torch.Tensor:
+        """Positions for `forward` that say the types of tokens, too; a model that knows no types ignores them."""
+        return positions
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(num_rows, vocab_size) float32 logits of (num_rows, hidden_size). The next call may overwrite them."""
@@ -52,6 +56,7 @@ class Decoder(Model):
         weights_bytes: Memory that the weights take.
         positions: A learned embedding of positions; None for none.
         embedding_norm: Of the sum of embeddings.
+        num_types: Types that tokens may have. The embedding of positions has num_positions rows for each of them.
     """
 
     embedding: Layer
@@ -63,6 +68,8 @@ class Decoder(Model):
     weights_bytes: int
     positions: Layer | None = None
     embedding_norm: Layer = unchanged
+    num_types: int = 1
+    num_positions: int = 0
 
     @override
     def forward(
@@ -74,6 +81,10 @@ class Decoder(Model):
             hidden = hidden + self.positions(positions)
         hidden = run_blocks(self.blocks, self.embedding_norm(hidden), step)
         return self.norm(hidden) if hidden.size(0) else hidden  # an empty launch is an error on CUDA
+
+    @override
+    def typed(self, positions: torch.Tensor, token_types: torch.Tensor) -> torch.Tensor:
+        return positions + token_types.clamp(max=self.num_types - 1) * self.num_positions
 
     @override
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,11 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
 
     @property
+    def is_bidirectional(self) -> bool:
+        """Whether tokens see those behind them, so that a request is computed whole, in one step."""
+        return False
+
+    @property
     def feed_forward_values(self) -> int:
         """Values of a token inside the widest feed-forward layer at once."""
         return self.intermediate_size

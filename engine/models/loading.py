@@ -6,14 +6,17 @@ shape is a `ModelError` that names it. The load format "dummy" makes random weig
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from weft.engine.layers.block import unchanged
 from weft.engine.layers.chained import ChainedLinear, scaled, shifted, soft_cap
 from weft.engine.layers.kit import LayerKit
+from weft.engine.layers.parts import Layer
 from weft.engine.layers.rotary import RotaryTable
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.decoder import Decoder
@@ -56,7 +59,8 @@ def load_weights(
     else:
         drafts = range(config.num_layers, config.num_layers + config.num_draft_layers)
         layers = config.switches.names.layers
-        checkpoint = CheckpointSource(folder, device, unused=tuple(f"{layers}.{layer}." for layer in drafts))
+        unused = *(f"{layers}.{layer}." for layer in drafts), *config.switches.unused
+        checkpoint = CheckpointSource(folder, device, unused=unused)
         if config.tie_word_embeddings and _has_own_head(config, checkpoint):
             config = replace(config, tie_word_embeddings=False)
         source = checkpoint
@@ -108,13 +112,10 @@ def build_decoder(
         head = ChainedLinear(head, scaled(unchanged, switches.logit_scale))
     if switches.logit_soft_cap is not None:
         head = ChainedLinear(head, soft_cap(switches.logit_soft_cap))
-    positions = kit.embedding(spec.positions, reader) if spec.positions else None
+    positions = _position_embedding(spec, kit, reader)
     if positions is not None and switches.num_positions_skipped:
         positions = shifted(positions, switches.num_positions_skipped)
-    blocks, num_caches = [], 0
-    for block in spec.blocks:
-        blocks.append(block.build(kit, reader, num_caches))
-        num_caches += len(block.caches)
+    blocks = [block.build(kit, reader, first) for block, first in zip(spec.blocks, spec.first_caches(), strict=True)]
     return Decoder(
         embedding,
         kit.fuse(blocks),
@@ -125,4 +126,14 @@ def build_decoder(
         spec.weights_bytes(kit, dtype),
         positions,
         build_norm(spec.embedding_norm, kit, reader),
+        num_types=spec.token_types.out_features if spec.token_types else 1,
+        num_positions=spec.positions.out_features if spec.positions else 0,
     )
+
+
+def _position_embedding(spec: DecoderSpec, kit: LayerKit, reader: WeightReader) -> Layer | None:
+    """The embedding of positions, with that of each type of tokens added to a copy: one addition less in each step."""
+    if spec.positions is None or spec.token_types is None:
+        return kit.embedding(spec.positions, reader) if spec.positions else None
+    positions, types = reader.dense(spec.positions)[0], reader.dense(spec.token_types)[0]
+    return partial(F.embedding, weight=(positions + types[:, None]).flatten(0, 1))

@@ -30,6 +30,7 @@ from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
 from weft.engine.layers.parallel_block import ParallelBlock
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
+from weft.engine.layers.post_norm_block import PostNormBlock
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, TensorRef, WeightRef
 
@@ -252,6 +253,22 @@ class PreNormSpec(BlockSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class PostNormSpec(BlockSpec):
+    """`PostNormBlock`."""
+
+    mixer: MixerSpec
+    mixer_norm: NormSpec
+    feed_forward: FeedForwardSpec
+    feed_forward_norm: NormSpec
+
+    @override
+    def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Block:
+        mixer = self.mixer.build(kit, reader, first_cache)
+        mixer_norm, feed_forward = self.mixer_norm.build(kit, reader), self.feed_forward.build(kit, reader)
+        return PostNormBlock(mixer, mixer_norm, feed_forward, self.feed_forward_norm.build(kit, reader))
+
+
+@dataclass(frozen=True, slots=True)
 class ParallelSpec(BlockSpec):
     """`ParallelBlock`; feed_forward_norm is None if both halves share a norm."""
 
@@ -278,6 +295,7 @@ class DecoderSpec(PartSpec):
         norm: Behind the last block; None for none.
         head: None if the output head shares the matrix of the embedding.
         positions: A learned embedding of positions; None for none.
+        token_types: A learned embedding of the types of tokens; None for none.
         embedding_norm: Of the embeddings; None for none.
     """
 
@@ -287,6 +305,22 @@ class DecoderSpec(PartSpec):
     head: WeightRef | None
     positions: WeightRef | None = None
     embedding_norm: NormSpec | None = None
+    token_types: WeightRef | None = None
+
+    @property
+    @override
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """Those of all blocks; layers of equal specs share one that no later step reads."""
+        caches = tuple(cache for block in self.blocks for cache in block.caches)
+        return tuple(dict.fromkeys(caches)) if any(cache.is_bidirectional for cache in caches) else caches
+
+    def first_caches(self) -> Iterator[int]:
+        """For each block the index of its first cache."""
+        caches, num_caches = self.caches, 0
+        for block in self.blocks:
+            is_shared = any(cache.is_bidirectional for cache in block.caches)
+            yield caches.index(block.caches[0]) if is_shared else num_caches
+            num_caches += len(block.caches)
 
     @property
     def matrices(self) -> tuple[WeightRef, ...]:
@@ -315,7 +349,8 @@ class DecoderSpec(PartSpec):
         num_bytes += sum(tensor.num_bytes(dtype) for tensor in self.tensors)
         num_bytes += sum(kit.experts_bytes(ref, dtype) for ref in self.weights if isinstance(ref, ExpertsRef))
         if self.positions is not None:
-            num_bytes += self.positions.num_values * dtype.itemsize
+            num_types = self.token_types.out_features if self.token_types else 1
+            num_bytes += num_types * self.positions.num_values * dtype.itemsize
         if self.head is None:
             return num_bytes + kit.tied_bytes(last, dtype)
         return num_bytes + kit.linear_bytes(last, dtype) + self.embedding.num_values * dtype.itemsize

@@ -20,6 +20,7 @@ from weft.engine.models.specs import (
     NormSpec,
     OutputSpec,
     ParallelSpec,
+    PostNormSpec,
     PreNormSpec,
     UngatedSpec,
 )
@@ -32,10 +33,12 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
     names, head = switches.names, None
     if not config.tie_word_embeddings:
         head = WeightRef((names.head,), vocabulary, hidden, switches.head_bias, split=Split.COLUMN)
-    positions = None
+    positions = token_types = None
     if names.positions:
         num_positions = config.max_position_embeddings + switches.num_positions_skipped
         positions = WeightRef((names.positions,), (num_positions,), hidden)
+    if names.token_types:
+        token_types = WeightRef((names.token_types,), (config.num_token_types,), hidden)
     return DecoderSpec(
         embedding=WeightRef((names.embedding,), vocabulary, hidden, split=Split.COLUMN),
         blocks=tuple(_block(config, index) for index in range(config.num_layers)),
@@ -43,6 +46,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         head=head,
         positions=positions,
         embedding_norm=norm_spec(config, names.embedding_norm) if names.embedding_norm else None,
+        token_types=token_types,
     )
 
 
@@ -59,9 +63,10 @@ def output_spec(config: ModelConfig, matrix: WeightRef, norm: NormSpec | None) -
 def _block(config: ModelConfig, index: int) -> BlockSpec:
     switches, layer = config.switches, f"{config.switches.names.layers}.{index}"
     names, norms = switches.names, switches.norms
-    before = norms is not Norms.AFTER
+    before = norms not in (Norms.AFTER, Norms.OF_SUM)
     after = norms in (Norms.AFTER, Norms.AROUND)
-    first = norm_spec(config, f"{layer}.{names.mixer_norm}") if before else None
+    has_first = before and index not in switches.normless
+    first = norm_spec(config, f"{layer}.{names.mixer_norm}") if has_first else None
     halves = switches.halves[index] if switches.halves else Halves.BOTH
     if halves is Halves.MIXER:
         return PreNormSpec(first, _mixer(config, layer, index, None), None, None)
@@ -71,6 +76,9 @@ def _block(config: ModelConfig, index: int) -> BlockSpec:
     mixer = _mixer(config, layer, index, norm_spec(config, f"{layer}.{names.mixer_post_norm}") if after else None)
     post_norm = norm_spec(config, f"{layer}.{names.feed_forward_post_norm}") if after else None
     feed_forward = _feed_forward(config, layer, index, post_norm)
+    if norms is Norms.OF_SUM:
+        mixer_norm, last = (f"{layer}.{name}" for name in (names.mixer_post_norm, names.feed_forward_post_norm))
+        return PostNormSpec(mixer, norm_spec(config, mixer_norm), feed_forward, norm_spec(config, last))
     if norms is Norms.PARALLEL:
         assert first is not None
         return ParallelSpec(first, mixer, second, feed_forward)
@@ -110,6 +118,7 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
             switches.attention_soft_cap,
             slopes=switches.slopes,
             has_sinks=bool(switches.sinks),
+            is_bidirectional=switches.is_bidirectional,
         ),
         rotation=config.distinct_ropes.index(rope),
         clip=switches.clip,

@@ -18,6 +18,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 _FP8_CAPABILITY = 8, 9
 """GPUs of this compute capability or a higher one convert e4m3 in hardware."""
 
+_TORCH_ATTENTION = {"decode_attention": "torch", "prefill_attention": "torch"}
+"""On CUDA, where Weft's own kernel is causal."""
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -72,7 +75,9 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
     max_num_seqs = options.max_num_seqs or (256 if is_cuda else 128)
     block_size = options.block_size or (16 if is_cuda else 32)  # the CPU's attention reads 32 tokens at a time
     least = max_num_seqs + block_size
-    max_num_batched_tokens = options.max_num_batched_tokens or max(8192 if is_cuda else 2048, least)
+    longest_whole = options.max_model_len or model.max_position_embeddings if model.is_bidirectional else 0
+    usual = max(8192 if is_cuda else 2048, least, longest_whole)
+    max_num_batched_tokens = options.max_num_batched_tokens or usual
     if max_num_batched_tokens < least:
         raise ModelError(
             f"max_num_batched_tokens must be at least max_num_seqs + block_size = {least}, got {max_num_batched_tokens}"
@@ -83,6 +88,8 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
             f"max_model_len must be at most {model.max_position_embeddings}, which the model was made for, "
             f"got {max_model_len}"
         )
+    if model.is_bidirectional:
+        max_model_len = min(max_model_len, max_num_batched_tokens)
     dtype = _DTYPES.get(options.dtype, model.dtype)
     if options.quantization == "int8" and (device.type != "cpu" or dtype != torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
@@ -101,7 +108,7 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
         is_kv_cache_fp8=_is_kv_cache_fp8(options, device),
-        kernels=options.kernels,
+        kernels=options.kernels | _TORCH_ATTENTION if is_cuda and model.is_bidirectional else options.kernels,
     )
 
 

@@ -131,6 +131,8 @@ def make_plan(
     states_bytes = (max_num_seqs + num_kept_states + 1) * state_bytes
     blocks_per_request = -(-config.max_model_len // config.block_size)
     num_blocks = max_num_seqs * blocks_per_request + 1
+    if any(group.spec.is_bidirectional for group in groups):  # kept for a step only, of which two may be under way
+        num_blocks = min(num_blocks, 2 * (config.max_num_batched_tokens // config.block_size + max_num_seqs) + 1)
     paged_bytes = max(kv_bytes - states_bytes, 0)
     if block_bytes:
         num_blocks = min(paged_bytes // block_bytes, num_blocks)

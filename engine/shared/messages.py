@@ -246,20 +246,28 @@ class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     early_stopping: bool | Literal["never"] = False
 
 
-class TokensInput(msgspec.Struct, tag="tokens", frozen=True):
-    """A prompt of token ids; at least one."""
+class TokensInput(msgspec.Struct, tag="tokens", frozen=True, omit_defaults=True):
+    """A prompt of token ids; at least one.
+
+    Attributes:
+        token_types: One for each token, such as the side of a pair; empty if all have type 0. Only encoders read it.
+    """
 
     token_ids: list[int]
+    token_types: list[int] = []
 
     def fault(self, vocab_size: int) -> str | None:
         """What is wrong with the prompt for a model of vocab_size ids; None when nothing is."""
         if not self.token_ids:
             return "the prompt must hold at least one token"
+        if self.token_types and (len(self.token_types) != len(self.token_ids) or min(self.token_types) < 0):
+            return f"token_types must hold a type from 0 on for each of the {len(self.token_ids)} tokens"
         return id_fault("prompt", self.token_ids, vocab_size)
 
 
 RequestInput = TokensInput
-"""What a request may bring: a union of tagged structs. Each has the prompt's `token_ids` and finds its own `fault`."""
+"""What a request may bring: a union of tagged structs. Each has the prompt's `token_ids` and `token_types` and
+finds its own `fault`."""
 
 
 def id_fault(name: str, token_ids: Collection[int], vocab_size: int) -> str | None:

@@ -160,6 +160,7 @@ class Batch:
         row_indices: (num_rows,) flat token index whose hidden state each sampled row uses.
         sampling: how the rows are sampled.
         scores: None when no prompt is scored.
+        token_types: (num_tokens,) type of each token, such as the side of a pair; None when all are of type 0.
         adapters: (num_requests,) index of each request's adapter among the engine's, from 1; 0 is the model itself.
             None when all requests use the model itself.
         graph: The recorded step that computes this one. It has graph.num_tokens tokens: those of the batch, then
@@ -175,6 +176,7 @@ class Batch:
     row_indices: Ints
     sampling: SamplingBatch
     scores: ScoreBatch | None = None
+    token_types: Ints | None = None
     adapters: Ints | None = None
     graph: GraphKey | None = None
 

@@ -150,7 +150,7 @@ static void open_item(const Call *call, Worker *worker, const Visit *visit) {
         const bf16 *query = call->queries + token * call->query_stride + row_head(plan, visit, row) * dim;
         for (int64_t at = 0; at < dim; at += STEP) copy_inputs(to + at * LEFT_ROWS, query + at, STEP);
         worker->rows[2 * row] = (int32_t)first_seen(plan, position);
-        worker->rows[2 * row + 1] = (int32_t)position + 1;
+        worker->rows[2 * row + 1] = (int32_t)end_seen(plan, visit->item->request, position);
         worker->masses[row] = (Mass){-INFINITY, 0};
     }
     memset(worker->results, 0, (size_t)(rows * plan->value_dim) * sizeof(float));

@@ -43,7 +43,7 @@ class _Plan(ctypes.Structure):
 
     _fields_ = (
         *((name, _SIZE) for name in ("num_requests", "num_tokens", "table_width", "block_size", "num_heads")),
-        *((name, _SIZE) for name in ("num_kv_heads", "head_dim", "value_dim", "window", "span", "is_latent")),
+        *((name, _SIZE) for name in ("num_kv_heads", "head_dim", "value_dim", "window", "span", "is_latent", "ahead")),
         *((name, ctypes.c_double) for name in ("scale", "soft_cap")),
         *((name, _POINTER) for name in ("slopes", *_ARRAYS, "memory")),
         ("memory_size", _SIZE),
@@ -140,6 +140,7 @@ class NativeBackend(AttentionBackend):
             is_latent=spec.latent_dim is not None,
             window=spec.sliding_window or 0,
             span=spec.span or 0,
+            ahead=spec.num_ahead,
             scale=spec.score_scale,
             soft_cap=spec.soft_cap or 0.0,
             slopes=slopes.ctypes.data if len(slopes) else None,

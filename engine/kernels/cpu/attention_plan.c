@@ -27,6 +27,10 @@ static int64_t count_parts(const Plan *plan) {
 /* If parts would take too much memory, split only requests of one token, or none. */
 static void choose_split_rows(Plan *plan) {
     const int64_t most = MAX_PART_BYTES / (plan->num_heads * part_values(plan) * (int64_t)sizeof(float));
+    if (plan->ahead) { /* a row's chunks do not end with its own */
+        plan->split_rows = 0;
+        return;
+    }
     plan->split_rows = max_of(SPLIT_ROWS, group_size(plan));
     if (count_parts(plan) > most) plan->split_rows = group_size(plan);
     if (count_parts(plan) > most) plan->split_rows = 0;
@@ -56,7 +60,7 @@ static void add_token(Plan *plan, Item *item, int64_t token) {
     int64_t position = plan->positions[token];
     plan->tokens[item->first_token + item->num_tokens++] = (int32_t)token;
     item->first_key = (int32_t)min_of(item->first_key, first_seen(plan, position));
-    item->end_key = (int32_t)max_of(item->end_key, position + 1);
+    item->end_key = (int32_t)max_of(item->end_key, end_seen(plan, item->request, position));
 }
 
 /* Chains of requests for one chunk: those in one bucket of the hash table, and those with equal blocks. */
@@ -123,7 +127,7 @@ static void plan_whole(Plan *plan, int64_t request, int64_t item_tokens) {
     for (int64_t end = plan->query_starts[request + 1]; end > start; end -= item_tokens) {
         int64_t begin = max_of(start, end - item_tokens);
         Item *item = add_item(plan, request, first_seen(plan, plan->positions[begin]) / CHUNK,
-                              plan->positions[end - 1] / CHUNK + 1, false);
+                              ceil_div(end_seen(plan, request, plan->positions[end - 1]), CHUNK), false);
         for (int64_t token = begin; token < end; token++) add_token(plan, item, token);
     }
     /* Head by head: the keys and values of one head then stay in the second-level cache. */

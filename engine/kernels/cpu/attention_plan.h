@@ -19,10 +19,11 @@ typedef struct {
     int32_t is_split;                         /* has one chunk of several: its results are parts, to be merged */
 } Item;
 
-/* A step as one KV group sees it. Mirrored in engine/kernels/cpu/attention.py; the caller fills the first six lines. */
+/* A step as one KV group sees it. Mirrored in engine/kernels/cpu/attention.py; the caller fills the first seven lines. */
 typedef struct Plan {
     int64_t num_requests, num_tokens, table_width, block_size, num_heads, num_kv_heads, head_dim, value_dim;
     int64_t window, span, is_latent; /* the values of latents are the first value_dim values of the keys, kept alone */
+    int64_t ahead;                   /* later positions that a token sees, if they are there; 0 is causal */
     double scale, soft_cap;          /* soft_cap 0 means none */
     const float *slopes;             /* (num_heads) ALiBi, or NULL */
     const int64_t *query_starts, *seq_lens, *block_tables, *slots;
@@ -45,6 +46,11 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t first_seen(const Plan *plan, int64_t position) {
     if (plan->span) return position - position % plan->span;
     return plan->window ? max_of(0, position - plan->window + 1) : 0;
+}
+
+/* The position behind the last one that a token of a request sees. */
+static inline int64_t end_seen(const Plan *plan, int64_t request, int64_t position) {
+    return min_of(position + 1 + plan->ahead, plan->seq_lens[request]);
 }
 
 /* Query heads that share a K/V head. */

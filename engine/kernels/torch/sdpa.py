@@ -107,10 +107,10 @@ class SdpaBackend:
             for start in range(first, end, num_queries):
                 stop = min(start + num_queries, end)
                 positions = np.arange(start, stop) + (seq_len - end)
-                seen = np.arange(spec.first_seen(positions)[0], positions[-1] + 1)
+                seen = np.arange(spec.first_seen(positions)[0], min(positions[-1] + 1 + spec.num_ahead, seq_len))
                 blocks, offsets = np.divmod(seen, self._block_size)
                 slots = group.block_tables[request, blocks] * self._block_size + offsets
-                is_seen = (seen <= positions[:, None]) & (seen >= spec.first_seen(positions)[:, None])
+                is_seen = (seen <= positions[:, None] + spec.num_ahead) & (seen >= spec.first_seen(positions)[:, None])
                 distances = self._to_device(seen - positions[:, None]) if spec.slopes else None
                 yield _Part(start, stop, self._to_device(slots), self._to_device(is_seen), distances)
 

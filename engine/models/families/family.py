@@ -49,13 +49,14 @@ class Norms(enum.Enum):
     """Where the norms of a block are.
 
     BEFORE: before each half. AFTER: behind what each half makes, before it is added. AROUND: both. PARALLEL: before the
-    halves, which read the same hidden states.
+    halves, which read the same hidden states. OF_SUM: behind each half, of the sum that it was added to.
     """
 
     BEFORE = "before"
     AFTER = "after"
     AROUND = "around"
     PARALLEL = "parallel"
+    OF_SUM = "of sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,25 @@ class Halves(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Classifier:
+    """The head that turns the hidden states of one token, or their mean, into a score for each label.
+
+    Attributes:
+        scores: Name of the last matrix.
+        dense: Name of a square matrix before it, "" for none.
+        activation: Behind `dense`, as torch.nn names it.
+        norm: Name of a LayerNorm behind that, "" for none.
+        pooling: What the head reads: cls for the first token, mean for the mean, last for the last token.
+    """
+
+    scores: str
+    dense: str = ""
+    activation: str = "Tanh"
+    norm: str = ""
+    pooling: str = "cls"
+
+
+@dataclass(frozen=True, slots=True)
 class FamilySwitches:
     """The part of a `ModelConfig` that is read differently from family to family.
 
@@ -115,6 +135,11 @@ class FamilySwitches:
         ropeless: Layers without one, by index.
         local_rope_theta: Base of the rotary embedding of layers with a window, never scaled; None for none.
         num_positions_skipped: Rows at the beginning of the embedding of positions that are never used.
+        counts_skipped: Whether max_position_embeddings counts them.
+        is_bidirectional: Whether a token sees the tokens behind it, too.
+        classifier: The head of a classifier; None for any other model.
+        unused: Beginnings of the names of tensors that checkpoints may hold and nothing reads.
+        normless: Layers without a norm before attention, by index.
         clip: Bound on the values of queries, keys and values; None for none.
         sinks: Name of the sinks behind that of a layer, see `AttentionStep.attend`; "" for none.
         slopes: Of ALiBi, one for each head, see `PagedKV`; empty for none.
@@ -151,6 +176,11 @@ class FamilySwitches:
     ropeless: frozenset[int] = frozenset()
     local_rope_theta: float | None = None
     num_positions_skipped: int = 0
+    counts_skipped: bool = False
+    is_bidirectional: bool = False
+    classifier: Classifier | None = None
+    normless: frozenset[int] = frozenset()
+    unused: tuple[str, ...] = ()
     clip: float | None = None
     sinks: str = ""
     slopes: tuple[float, ...] = ()

@@ -10,6 +10,7 @@ class TensorNames:
     Attributes:
         layers: The list of layers; a layer's name is this, a dot, its index.
         positions: Learned embedding of positions.
+        token_types: Learned embedding of the types of tokens.
         embedding_norm: Norm of embeddings.
         feed_forward_norm: Norm before the feed-forward layer, "" to share that of the mixer (parallel blocks).
         mixer_post_norm, feed_forward_post_norm: Norms of what the halves of a block add.
@@ -22,6 +23,7 @@ class TensorNames:
     norm: str = "model.norm"
     head: str = "lm_head"
     positions: str = ""
+    token_types: str = ""
     embedding_norm: str = ""
     mixer_norm: str = "input_layernorm"
     mixer_post_norm: str = "post_attention_layernorm"

@@ -1,11 +1,14 @@
 """Steps come from a real scheduler over blocks of 4 tokens; arrays are compared with literal lists."""
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import request
 from weft.engine.cache.manager import KVCacheManager
+from weft.engine.cache.specs import PagedKV
 from weft.engine.core.batch_builder import build_batch
 from weft.engine.core.output_collector import collect
 from weft.engine.core.request import Request
@@ -24,9 +27,13 @@ class Steps:
     """Schedules, builds and collects; keeps the last step that is not collected."""
 
     def __init__(
-        self, *requests: Request, windows: tuple[int | None, ...] = (None,), max_num_tokens: int = 100
+        self,
+        *requests: Request,
+        windows: tuple[int | None, ...] = (None,),
+        kinds: tuple[PagedKV, ...] = (),
+        max_num_tokens: int = 100,
     ) -> None:
-        kv = KVCacheManager(50, 4, paged_specs(*windows))
+        kv = KVCacheManager(50, 4, kinds or paged_specs(*windows))
         self.scheduler = Scheduler(
             kv, StepCostModel(), max_num_seqs=8, max_num_batched_tokens=max_num_tokens, itl_target_s=10.0
         )
@@ -92,6 +99,15 @@ def test_a_chunk_that_does_not_reach_the_end_has_no_row() -> None:
     steps.collect()
     batch = steps.launch()
     assert lists(batch.token_ids, batch.positions, batch.row_indices) == [[6, 7, 8, 9], [6, 7, 8, 9], [3]]
+
+
+def test_texts_of_an_encoder_are_computed_whole_with_their_types() -> None:
+    requests = [request([7] * n, n, max_tokens=0) for n in (60, 30, 50)]
+    requests[1].token_types = [0] * 20 + [1] * 10
+    steps = Steps(*requests, kinds=tuple(replace(spec, is_bidirectional=True) for spec in paged_specs(None)))
+    batch = steps.launch()
+    assert batch.query_start_locs.tolist() == [0, 30, 80]  # the longest text does not fit into the 100 tokens
+    assert batch.token_types is not None and batch.token_types.tolist() == [0] * 20 + [1] * 10 + [0] * 50
 
 
 def test_every_group_has_its_tables() -> None:

@@ -39,6 +39,7 @@ class RepeatedInput(msgspec.Struct, tag="repeated", frozen=True):
 
     token_id: int
     times: int
+    token_types: list[int] = []
 
     @property
     def token_ids(self) -> list[int]:

@@ -35,6 +35,15 @@ def test_beside_decodes_prefill_gets_what_is_left_of_the_target() -> None:
     assert step.grant(5000, 0) == 0
 
 
+def test_what_must_be_whole_is_granted_whole_or_not() -> None:
+    """The first of a step is granted whatever is left, or a text longer than a halved budget would wait for ever."""
+    step = budget(0, max_num_tokens=100)
+    assert step.grant(150, 0, is_whole=True) == 150
+    step.charge(60, 0)
+    assert step.grant(41, 0, is_whole=True) == 0
+    assert step.grant(40, 0, is_whole=True) == 40
+
+
 def test_the_token_limit_holds_beside_decodes() -> None:
     assert budget(20, max_num_tokens=50).grant(5000, 0) == 30
 
