@@ -16,6 +16,7 @@ from docs.formats import render_formats
 from docs.structure import render_modules, render_reading_path
 from weft.server.request.fields_table import MESSAGES_REMARKS, MESSAGES_ROUTES
 from weft.server.request.fields_table import render_table as render_parameters
+from weft.server.request.habit_tables import LLAMA_CPP_REMARKS, LLAMA_CPP_ROUTES, OLLAMA_REMARKS, OLLAMA_ROUTES
 from weft.server.terminal.settings_table import render_table as render_settings
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +55,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "formats": render_formats,
     "parameters": render_parameters,
     "messages-parameters": partial(render_parameters, MESSAGES_ROUTES, MESSAGES_REMARKS),
+    "llama-cpp-parameters": partial(render_parameters, LLAMA_CPP_ROUTES, LLAMA_CPP_REMARKS),
+    "ollama-parameters": partial(render_parameters, OLLAMA_ROUTES, OLLAMA_REMARKS),
     "settings": render_settings,
     "reading-path": partial(render_reading_path, ROOT),
     "modules": partial(render_modules, ROOT),

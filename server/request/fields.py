@@ -74,7 +74,7 @@ REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSE
 _ASKING_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {"store": (None, False)}
 ACCEPTED = frozenset(
     {
-        *("user", "safety_identifier", "prompt_cache_retention", "metadata", "store", "verbosity"),
+        *("user", "safety_identifier", "prompt_cache_retention", "metadata", "store", "verbosity", "keep_alive"),
         *("input[].id", "input[].namespace", "input[].phase", "input[].status"),
     }
 )

@@ -14,10 +14,14 @@ from docs.generate import DATA, PAGES, PARTS, ROOT, TABLE, render_figures, updat
 from weft.server.request.anthropic_body import REFUSED_IN_MESSAGES
 from weft.server.request.fields import REFUSED_EVERYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
 from weft.server.request.fields_table import treatments
+from weft.server.request.llama_cpp_body import REFUSED_IN_LLAMA_CPP
+from weft.server.request.ollama_body import REFUSED_IN_OLLAMA_CHAT, REFUSED_IN_OLLAMA_GENERATE
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.completions import CompletionBody
 from weft.server.schemas.decisions import DecisionBody
+from weft.server.schemas.llama_cpp import InfillBody, LlamaCppCompletionBody
 from weft.server.schemas.messages import MessagesBody
+from weft.server.schemas.ollama import OllamaChatBody, OllamaGenerateBody
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -69,6 +73,10 @@ def test_figures_are_medians_and_ratios_to_the_first_server(tmp_path: Path) -> N
         (CompletionBody, REFUSED_IN_COMPLETIONS),
         (MessagesBody, REFUSED_IN_MESSAGES),
         (DecisionBody, REFUSED_EVERYWHERE),
+        (LlamaCppCompletionBody, REFUSED_IN_LLAMA_CPP),
+        (InfillBody, REFUSED_IN_LLAMA_CPP),
+        (OllamaChatBody, REFUSED_IN_OLLAMA_CHAT),
+        (OllamaGenerateBody, REFUSED_IN_OLLAMA_GENERATE),
     ],
 )
 def test_the_parameters_table_says_accepted_of_what_is_reported(

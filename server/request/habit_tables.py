@@ -1,0 +1,38 @@
+"""What the parameters tables of docs/api.md say of the routes that other servers have: Ollama's and llama.cpp's."""
+
+from weft.server.request.fields_table import Routes
+from weft.server.request.llama_cpp_body import REFUSED_IN_LLAMA_CPP
+from weft.server.request.ollama_body import REFUSED_IN_OLLAMA_CHAT, REFUSED_IN_OLLAMA_GENERATE
+from weft.server.schemas.llama_cpp import InfillBody, LlamaCppCompletionBody
+from weft.server.schemas.ollama import OllamaChatBody, OllamaGenerateBody
+
+OLLAMA_ROUTES: Routes = (
+    ("/api/chat", OllamaChatBody, REFUSED_IN_OLLAMA_CHAT),
+    ("/api/generate", OllamaGenerateBody, REFUSED_IN_OLLAMA_GENERATE),
+)
+OLLAMA_REMARKS = {
+    "options": "`num_predict`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `stop`, three penalties, and "
+    "`num_ctx`, which may be at most the context that there is",
+    "stream": "JSON lines, unless false",
+    "format": "`json` or a schema; enforced by a grammar",
+    "think": "as far as the model can switch it",
+    "raw": "leaves out the chat template",
+    "suffix": "for vocabularies with tokens for filling in the middle",
+    "messages": "without any, the answer is that the model is loaded",
+    "keep_alive": "models stay loaded",
+}
+
+LLAMA_CPP_ROUTES: Routes = (
+    ("/completion", LlamaCppCompletionBody, REFUSED_IN_LLAMA_CPP),
+    ("/infill", InfillBody, REFUSED_IN_LLAMA_CPP),
+)
+LLAMA_CPP_REMARKS = {
+    "prompt": "a text or token ids; in /infill the beginning of what is filled in",
+    "n_predict": "-1 as many as the context holds, which is also the default",
+    "n_probs": "up to 20",
+    "logit_bias": "by token id; false never",
+    "cache_prompt": "false leaves the prefix cache alone",
+    "grammar": "GBNF",
+    "input_extra": "stands as plain text in front of the prefix",
+    "seed": "-1 is random",
+}

@@ -1,0 +1,122 @@
+"""Converts Ollama's bodies to chat bodies and completion bodies.
+
+Calls have no ids there: a tool's turn belongs to the first open call of its name, or to the first open call.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from weft.server.request.validation import check_range
+from weft.server.schemas.chat_completions import ChatCompletionBody, FunctionCall, Message, ToolCall
+from weft.server.schemas.completions import CompletionBody
+from weft.server.schemas.ollama import OllamaBody, OllamaChatBody, OllamaGenerateBody, OllamaMessage, Options
+
+RENAMED: Mapping[str, str] = {
+    r"^(temperature|top_k|top_p|min_p|seed|stop|presence_penalty|frequency_penalty)(?=$|\[)": r"options.\1",
+    r"^repetition_penalty": "options.repeat_penalty",
+    r"^max_tokens": "options.num_predict",
+    r"^response_format.*": "format",
+    r"^reasoning_effort": "think",
+}
+"""Beginnings of paths in the bodies made here, and what the caller calls them."""
+
+_OFF: Mapping[str, tuple[object, ...]] = {
+    "options.mirostat": (None, 0),
+    "options.typical_p": (None, 1),
+    "options.tfs_z": (None, 1),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+}
+REFUSED_IN_OLLAMA_CHAT: Mapping[str, tuple[object, ...]] = {**_OFF, "messages[].images": (None, [])}
+REFUSED_IN_OLLAMA_GENERATE: Mapping[str, tuple[object, ...]] = {
+    **_OFF,
+    "images": (None, []),
+    "context": (None, []),
+    "template": (None, ""),
+}
+
+
+def chat_of(body: OllamaChatBody, max_model_len: int) -> ChatCompletionBody:
+    """The conversation to answer.
+
+    Raises:
+        InvalidRequestError: An option is out of range.
+    """
+    return ChatCompletionBody(
+        **_shared_fields(body, max_model_len),
+        messages=_messages(body.messages or ()),
+        tools=body.tools or None,
+        reasoning_effort=_effort(body),
+    )
+
+
+def chat_of_prompt(body: OllamaGenerateBody, max_model_len: int) -> ChatCompletionBody:
+    """A prompt as a conversation of one turn."""
+    system = [Message(role="system", content=body.system)] if body.system else []
+    return ChatCompletionBody(
+        **_shared_fields(body, max_model_len),
+        messages=[*system, Message(role="user", content=body.prompt or "")],
+        reasoning_effort=_effort(body),
+    )
+
+
+def completion_of(body: OllamaGenerateBody, max_model_len: int) -> CompletionBody:
+    """A prompt that is continued as it is."""
+    return CompletionBody(**_shared_fields(body, max_model_len), prompt=body.prompt or "", suffix=body.suffix)
+
+
+def _shared_fields(body: OllamaBody, max_model_len: int) -> dict[str, Any]:
+    options = body.options or Options()
+    if options.num_ctx is not None:
+        check_range("options.num_ctx", options.num_ctx, 1, max_model_len)
+    num_predict = options.num_predict
+    format: dict[str, Any] | None = None
+    if isinstance(body.format, dict):
+        format = {"type": "json_schema", "json_schema": {"name": "output", "schema": body.format, "strict": True}}
+    elif body.format:
+        format = {"type": "json_object"}
+    return {
+        "model": body.model,
+        "stream": body.stream is not False,
+        "max_tokens": None if num_predict in (None, -1, -2) else num_predict,  # without end; as the context allows
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "seed": options.seed,
+        "stop": options.stop or None,
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "response_format": format,
+    }
+
+
+def _effort(body: OllamaBody) -> Any:
+    if isinstance(body.think, bool):
+        return "medium" if body.think else "none"
+    return body.think
+
+
+def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
+    messages: list[Message] = []
+    open_calls: list[tuple[str, str]] = []  # (name, id)
+    num_calls = 0
+    for each in given:
+        calls = []
+        for call in each.tool_calls or ():
+            arguments = msgspec.json.encode(call.function.arguments).decode()
+            function = FunctionCall(name=call.function.name, arguments=arguments)
+            calls.append(ToolCall(id=f"call_{num_calls}", function=function))
+            open_calls.append((call.function.name, f"call_{num_calls}"))
+            num_calls += 1
+        message: dict[str, Any] = {"role": each.role, "content": each.content or ""}
+        if each.role == "tool":
+            names = [name for name, _ in open_calls]
+            at = names.index(each.tool_name) if each.tool_name in names else 0
+            message["tool_call_id"] = open_calls.pop(at)[1] if open_calls else "call_0"
+            message["name"] = each.tool_name
+        messages.append(Message(**message, reasoning_content=each.thinking, tool_calls=calls or None))
+    return messages
