@@ -14,7 +14,7 @@ from benchmarks.compare.report import format_value
 from docs.architectures import render_architectures, render_data
 from docs.formats import render_formats
 from docs.structure import render_modules, render_reading_path
-from weft.server.request.fields_table import MESSAGES_REMARKS, MESSAGES_ROUTES
+from weft.server.request.fields_table import DECISION_REMARKS, DECISION_ROUTES, MESSAGES_REMARKS, MESSAGES_ROUTES
 from weft.server.request.fields_table import render_table as render_parameters
 from weft.server.request.habit_tables import LLAMA_CPP_REMARKS, LLAMA_CPP_ROUTES, OLLAMA_REMARKS, OLLAMA_ROUTES
 from weft.server.terminal.settings_table import render_table as render_settings
@@ -54,6 +54,7 @@ DATA = ROOT / "server/terminal/architectures.json"
 PARTS: dict[str, Callable[[], str]] = {
     "formats": render_formats,
     "parameters": render_parameters,
+    "decision-parameters": partial(render_parameters, DECISION_ROUTES, DECISION_REMARKS),
     "messages-parameters": partial(render_parameters, MESSAGES_ROUTES, MESSAGES_REMARKS),
     "llama-cpp-parameters": partial(render_parameters, LLAMA_CPP_ROUTES, LLAMA_CPP_REMARKS),
     "ollama-parameters": partial(render_parameters, OLLAMA_ROUTES, OLLAMA_REMARKS),

@@ -5,7 +5,8 @@ Messages state the bound and the value given. Internal details are logged, never
 
     ApiError
       InvalidRequestError        400  the caller's fault
-        InvalidTypeError              a value of the wrong JSON type
+        UnprocessableError       422  as InvalidRequestError, on routes whose clients expect it
+      InvalidTypeError              a value of the wrong JSON type
         MalformedBodyError            a body that is not JSON, or holds too many values
         UnsupportedParameterError     a known field that this server does not honour
           ThreadsUnsupportedError     Anthropic's `thread`
@@ -84,6 +85,12 @@ class MalformedBodyError(InvalidRequestError):
     """The body is not JSON, its content type is not, or it holds too many values."""
 
     code = None
+
+
+class UnprocessableError(InvalidRequestError):
+    """A body does not match the schema, on routes whose clients expect 422 then."""
+
+    status = 422
 
 
 class UnsupportedParameterError(InvalidRequestError):

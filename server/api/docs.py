@@ -61,7 +61,7 @@ def _object(schema: _Schema) -> str:
         f"<tr><td><code>{escape(name)}</code><td>{_type(field)}<td>{'required' if name in required else ''}"
         for name, field in schema.get("properties", {}).items()
     ]
-    table = f"<table><tr><th>field<th>value<th>{''.join(rows)}</table>"
+    table = f"<table><tr><th>field<th>value<th>{''.join(rows)}</table>" if rows else _type(schema)
     return f"<p>{escape(schema.get('description', ''))}</p>{table}"
 
 

@@ -19,15 +19,15 @@ _USER_PARTS = frozenset({"input_text", "input_json"})
 _PARTS = {"user": _USER_PARTS, "assistant": frozenset({"output_text", "refusal"})}
 
 
-def chat_of(given: str | Sequence[DecisionItem]) -> list[Message]:
-    """The input as messages.
+def chat_of(given: str | Sequence[DecisionItem], param: str = "input") -> list[Message]:
+    """The input as messages; `param` is its field.
 
     Raises:
         InvalidRequestError: An item lacks a member, is blank, or names a call that is not there.
         UnsupportedValueError: A part is an image.
     """
     if isinstance(given, str):
-        return [Message(role="user", content=not_blank(given, "input"))]
+        return [Message(role="user", content=not_blank(given, param))]
     messages: list[Message] = []
     calls: set[tuple[str, str]] = set()
     for i, item in enumerate(given):

@@ -75,7 +75,7 @@ def _read(question: DecisionQuestion, at: str) -> Asked:
 def yes_or_no(question: str, details: Sequence[str | None], at: str) -> Asked:
     """Ask whether a statement is true. `details` tell what yes and no mean."""
     lines = [f"{label}: {detail}" for label, detail in zip(YES_AND_NO, details, strict=True) if detail]
-    text = [f"Is the following true? {question}", *lines, "Answer with yes or no only."]
+    text = [f"Is the following true? {question}".rstrip(), *lines, "Answer with yes or no only."]
     return Asked("\n".join(text), YES_AND_NO, at)
 
 
@@ -84,7 +84,7 @@ def choice_of(question: str, names: Sequence[str], details: Sequence[str | None]
     labels = _labels(len(names))
     lines = [f"{label}: {_described(name, detail)}" for label, name, detail in zip(labels, names, details, strict=True)]
     what = "letter" if len(labels[0]) == 1 else "letters"
-    text = [f"Question: {question}", *lines, f"Answer with the {what} of one option only."]
+    text = [*_heading(question), *lines, f"Answer with the {what} of one option only."]
     return Asked("\n".join(text), labels, at)
 
 
@@ -93,13 +93,17 @@ def level_of(question: str, levels: Sequence[str], at: str) -> Asked:
     labels = string.digits[: len(levels)] if len(levels) <= _MAX_DIGITS else _labels(len(levels))
     what = "number" if len(levels) <= _MAX_DIGITS else "letters" if len(labels[0]) > 1 else "letter"
     lines = [f"{label}: {level}" for label, level in zip(labels, levels, strict=True)]
-    text = [f"Question: {question}", *lines, f"Answer with the {what} of one level only."]
+    text = [*_heading(question), *lines, f"Answer with the {what} of one level only."]
     return Asked("\n".join(text), labels, at)
 
 
 def _labels(count: int) -> Sequence[str]:
     """One letter each, or two if there are more than 26."""
     return _LETTERS[:count] if count <= len(_LETTERS) else [a + b for a in _LETTERS for b in _LETTERS][:count]
+
+
+def _heading(question: str) -> list[str]:
+    return [f"Question: {question}"] if question else []
 
 
 def _described(name: str, detail: str | None) -> str:

@@ -69,6 +69,15 @@ REFUSED_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": _NOTHING,
     "stream_options.continuous_usage_stats": (None, False),
 }
+REFUSED_IN_SGLANG_DECISIONS: Mapping[str, tuple[object, ...]] = {
+    "images": (None, []),
+    "return_prompt_token_ids": (None, False),
+}
+REFUSED_IN_SYSTEMONE: Mapping[str, tuple[object, ...]] = {
+    **REFUSED_IN_SGLANG_DECISIONS,
+    "temperature": _NOTHING,
+    "prompt_format_version": _NOTHING,
+}
 REFUSED_IN_TOKENIZE: Mapping[str, tuple[object, ...]] = {"chat_template": REFUSED_IN_CHAT["chat_template"]}
 
 _ASKING_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {"store": (None, False)}

@@ -12,9 +12,12 @@ from weft.server.request.fields import (
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
     REFUSED_IN_RESPONSES,
+    REFUSED_IN_SGLANG_DECISIONS,
+    REFUSED_IN_SYSTEMONE,
 )
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.completions import CompletionBody
+from weft.server.schemas.decision_shapes import SglangBody, SystemOneBody
 from weft.server.schemas.decisions import DecisionBody
 from weft.server.schemas.messages import CountTokensBody, MessagesBody
 from weft.server.schemas.responses import ResponseBody
@@ -25,7 +28,6 @@ ROUTES: Routes = (
     ("/v1/chat/completions", ChatCompletionBody, REFUSED_IN_CHAT),
     ("/v1/completions", CompletionBody, REFUSED_IN_COMPLETIONS),
     ("/v1/responses", ResponseBody, REFUSED_IN_RESPONSES),
-    ("/v1/decisions", DecisionBody, REFUSED_EVERYWHERE),
 )
 
 _ACCEPTED: Mapping[type[BaseModel], frozenset[str]] = {ResponseBody: ACCEPTED_IN_RESPONSES}
@@ -42,7 +44,6 @@ REMARKS = {
     "seed": "one for all prompts of a list; without it each prompt has its own",
     "messages": "text and text parts; an image, audio or a file is refused",
     "prompt": "text, token ids, or a list of either; null is the beginning-of-text token alone",
-    "questions": "1 to 400 of type `predicate`, `choice` (2 to 255 values) or `score` (2 to 255 levels)",
     "suffix": "for vocabularies with tokens for filling in the middle",
     "n": "at most `max_n`",
     "best_of": "not with `stream`",
@@ -110,6 +111,23 @@ MESSAGES_REMARKS = {
     "service_tier": "`standard_only` is the tier `default`",
     "metadata": "no effect yet: all callers share one queue",
     "thread": "the SDK then sends the whole conversation",
+}
+
+
+DECISION_ROUTES: Routes = (
+    ("/v1/decisions", DecisionBody, REFUSED_EVERYWHERE),
+    ("/v1/decisions (SGLang)", SglangBody, REFUSED_IN_SGLANG_DECISIONS),
+    ("/v1/systemone", SystemOneBody, REFUSED_IN_SYSTEMONE),
+)
+DECISION_REMARKS = {
+    "input": "text, or messages, calls and their outputs; an image is refused. SGLang: any JSON",
+    "questions": "1 to 400; 2 to 255 choices and levels. SGLang: 2 to 26, 2 to 10. System One: 1 to 255, 1 to 10",
+    "temperature": "above 0; of the probabilities",
+    "prompt_format_version": "1",
+    "chat_template_kwargs": "must not switch thinking on",
+    "service_tier": "`flex` last; `priority` and `fast` first, only for `priority_keys`",
+    "prompt_cache_options": "`explicit` without a breakpoint: only these questions share blocks; ttl `30m`, `12h`",
+    **{name: REMARKS[name] for name in ("priority", "prompt_cache_key", "cache_salt", "safety_identifier")},
 }
 
 

@@ -1,6 +1,8 @@
 """POST /v1/decisions over a fake engine, which gives every asked id the log-probability -9."""
 
 import json
+import socket
+import time
 from typing import Any
 
 import msgspec
@@ -208,3 +210,18 @@ def test_bad_input(site: Any, body: dict[str, Any], param: str, words: str) -> N
 def test_json_within_its_bounds_is_taken(site: Any) -> None:
     assert decide(site, input=as_json(nested(32))).status == 200
     assert decide(site, input=as_json([{"a": None}, {}])).status == 200
+
+
+def test_a_disconnect_aborts_what_runs_and_the_rest_is_never_sent(site: Any) -> None:
+    site.engine.may_go_on = lambda num_read: False
+    body = json.dumps({"input": "Hi", "questions": [CHOICE] * 400}).encode()
+    fields = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    with site.live() as base_url:
+        with socket.create_connection(("127.0.0.1", int(base_url.rpartition(":")[2]))) as connection:
+            connection.sendall(f"POST /v1/decisions HTTP/1.1\r\n{fields}".encode() + body)
+            deadline = time.monotonic() + 60
+            while len(site.engine.asked) < 4:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        assert all(asked.generation.closed.wait(60) for asked in site.engine.asked)
+        assert len(site.engine.asked) == 4
