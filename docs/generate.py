@@ -14,7 +14,14 @@ from benchmarks.compare.report import format_value
 from docs.architectures import render_architectures, render_data
 from docs.formats import render_formats
 from docs.structure import render_modules, render_reading_path
-from weft.server.request.fields_table import DECISION_REMARKS, DECISION_ROUTES, MESSAGES_REMARKS, MESSAGES_ROUTES
+from weft.server.request.fields_table import (
+    DECISION_REMARKS,
+    DECISION_ROUTES,
+    MESSAGES_REMARKS,
+    MESSAGES_ROUTES,
+    VECTOR_REMARKS,
+    VECTOR_ROUTES,
+)
 from weft.server.request.fields_table import render_table as render_parameters
 from weft.server.request.habit_tables import LLAMA_CPP_REMARKS, LLAMA_CPP_ROUTES, OLLAMA_REMARKS, OLLAMA_ROUTES
 from weft.server.terminal.settings_table import render_table as render_settings
@@ -58,6 +65,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "messages-parameters": partial(render_parameters, MESSAGES_ROUTES, MESSAGES_REMARKS),
     "llama-cpp-parameters": partial(render_parameters, LLAMA_CPP_ROUTES, LLAMA_CPP_REMARKS),
     "ollama-parameters": partial(render_parameters, OLLAMA_ROUTES, OLLAMA_REMARKS),
+    "vector-parameters": partial(render_parameters, VECTOR_ROUTES, VECTOR_REMARKS),
     "settings": render_settings,
     "reading-path": partial(render_reading_path, ROOT),
     "modules": partial(render_modules, ROOT),

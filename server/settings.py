@@ -151,6 +151,16 @@ class Settings(BaseModel):
         description="What computes the model: Weft's own layers (native) or transformers' module over Weft's cache; "
         "auto: native for an architecture that has a family.",
     )
+    task: Literal["auto", "generate", "embed", "classify"] = Field(
+        default="auto",
+        description="What the model is for: text, or vectors (embeddings, or scores of a classifier or reranker); "
+        "auto: as its architecture and modules.json say.",
+    )
+    pooling: Literal["auto", "last", "mean", "cls"] = Field(
+        default="auto",
+        description="Of which hidden states a vector is made: of the last token, the mean, or of the first; auto: as "
+        "the checkpoint says, else last.",
+    )
     quantization: Literal["none", "int8"] = Field(
         default="none", description="How to store matrices; int8 halves the bytes that a CPU reads for each token."
     )
@@ -275,7 +285,7 @@ FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "block_size", "prefix_caching", "load_format"),
     *("quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key", "api_keys_file"),
-    *("server_processes", "data_dir", "log_format"),
+    *("server_processes", "data_dir", "task", "log_format"),
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 

@@ -481,5 +481,7 @@ class KVCacheManager:
 
 
 def _is_unscored(request: Request) -> bool:
-    """Whether prompt log-probabilities are still to be reported, so that the whole prompt must be computed."""
+    """Whether log-probabilities or hidden states of the whole prompt are wanted, so that all of it must be computed."""
+    if request.pooler is not None:
+        return request.pooler.needs_whole_prompt
     return request.params.prompt_logprobs is not None and request.num_scored_tokens < request.num_prompt_tokens

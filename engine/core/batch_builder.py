@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 
 from weft.engine.cache.specs import CacheSpec, StateSpec
+from weft.engine.core.pooled_requests import pool_batch
 from weft.engine.core.request import Request, RequestKey
 from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep
 from weft.engine.guidance.reasoning_budget import ReasoningProgress
@@ -58,6 +59,7 @@ def build_batch(
         sampling=_sampling(requests, source_rows),
         scores=_scores(requests, query_start_locs),
         token_types=_token_types(requests) if any(spec.is_bidirectional for spec in specs) else None,
+        pooling=pool_batch(requests, query_start_locs),
         adapters=_ints([s.request.adapter for s in requests]) if any(s.request.adapter for s in requests) else None,
     )
 

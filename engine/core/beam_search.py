@@ -20,7 +20,6 @@ from weft.engine.shared.messages import (
     AddRequest,
     BeamOptions,
     FinishReason,
-    RequestOutput,
     TokenLogprobs,
     TokensOutput,
 )
@@ -103,13 +102,13 @@ class BeamSearch:
         scheduler.counters.generation_tokens += sum(len(output.token_ids) for output in outputs)
         return self._close(scheduler, outputs)
 
-    def _close(self, scheduler: Scheduler, outputs: list[RequestOutput]) -> Outputs:
+    def _close(self, scheduler: Scheduler, outputs: list[TokensOutput]) -> Outputs:
         connection, request_id, _ = self._requests[0].key
         for request in scheduler.requests.choices_of(connection, request_id):
             scheduler.finish(request)
         return [(connection, output) for output in outputs]
 
-    def _choice(self, index: int, beam: Beam) -> RequestOutput:
+    def _choice(self, index: int, beam: Beam) -> TokensOutput:
         is_stop = beam.token_id in self._stop_ids
         output = self._output(index, FinishReason.STOP if is_stop else FinishReason.LENGTH)
         output.token_ids = beam.token_ids
@@ -119,7 +118,7 @@ class BeamSearch:
         output.queue_time_s = self._requests[0].queue_time_s
         return output
 
-    def _output(self, index: int, reason: FinishReason, message: str | None = None) -> RequestOutput:
+    def _output(self, index: int, reason: FinishReason, message: str | None = None) -> TokensOutput:
         return TokensOutput(self._requests[0].key.request_id, index, [], reason, message=message)
 
     def _form(self, scheduler: Scheduler) -> None:

@@ -16,6 +16,7 @@ from weft.engine.core.check_request import request_fault
 from weft.engine.core.grammar_masks import MaskComputer
 from weft.engine.core.output_collector import Outputs, collect, end, fail
 from weft.engine.core.pending_grammars import Compiled, PendingGrammars
+from weft.engine.core.pooler import Pooler, VectorModel, pooling_fault
 from weft.engine.core.request import Request, make_request
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.speculator import BatchDrafter, Drafter, Speculator
@@ -60,6 +61,7 @@ class Engine(Generic[Launched]):
         grammars: PendingGrammars | None = None,
         masks: MaskComputer | None = None,
         draft_model: BatchDrafter | None = None,
+        vectors: VectorModel | None = None,
         before_launch: Callable[[ScheduledStep], None] = lambda step: None,
     ) -> None:
         """Put the parts together.
@@ -77,6 +79,7 @@ class Engine(Generic[Launched]):
             grammars: Where requests wait for their grammar; None rejects requests with a grammar.
             masks: Computes what grammars allow; needed with `grammars`.
             draft_model: Drafts for the requests that no drafter has a draft for; None for no draft model.
+            vectors: Makes vectors of hidden states; None rejects requests with pooling.
             before_launch: Called with every step right before it is launched.
         """
         self.scheduler = scheduler
@@ -90,6 +93,7 @@ class Engine(Generic[Launched]):
         self.grammars = grammars
         self._masks = masks
         self._speculator = Speculator(scheduler, drafters, draft_model) if drafters or draft_model else None
+        self._vectors = vectors
         self._before_launch = before_launch
         self._launched: deque[tuple[ScheduledStep, Launched, float]] = deque()
         self.ended_steps: list[ScheduledStep] = []
@@ -143,6 +147,8 @@ class Engine(Generic[Launched]):
         request.runs_alone = runs_alone
         if add.beams is not None:
             request.search = BeamSearch(request, add.num_choices, add.beams)
+        if add.pooling is not None and self._vectors is not None:
+            request.pooler = Pooler(self._vectors, add.pooling, request.num_prompt_tokens)
         self._num_arrivals += 1
         if add.guidance.grammar is not None:
             self._compile(request, add.guidance.grammar)
@@ -270,6 +276,8 @@ class Engine(Generic[Launched]):
     def _check(self, add: AddRequest) -> None:
         num_prompt, params = len(add.input.token_ids), add.sampling_params
         if (fault := request_fault(add, self._vocab_size, self._adapters)) is not None:
+            raise RejectedError(RejectReason.INVALID, fault)
+        if add.pooling is not None and (fault := pooling_fault(add, add.pooling, self._vectors)) is not None:
             raise RejectedError(RejectReason.INVALID, fault)
         least = 1 if params.max_tokens is None else params.max_tokens
         if num_prompt + least > self._max_model_len:

@@ -8,6 +8,7 @@ import logging
 
 from weft.engine.core.batch_builder import scored_range
 from weft.engine.core.forced_ids import certain_token_ids
+from weft.engine.core.pooled_requests import give
 from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.scheduler import ScheduledRequest, ScheduledStep, Scheduler
 from weft.engine.core.verify_drafts import count_drafts, num_accepted_drafts
@@ -28,8 +29,12 @@ def collect(scheduler: Scheduler, step: ScheduledStep, result: StepResult) -> Ou
     """
     outputs: Outputs = []
     scores = iter(result.scores)
+    pooled = iter(() if result.pooled is None else result.pooled)
     for scheduled in step.requests:
         request = scheduled.request
+        if request.pooler is not None:
+            outputs += give(scheduler, scheduled, request.pooler, pooled)
+            continue
         prompt_logprobs = [next(scores) for _ in scored_range(scheduled)]
         if request.is_finished:
             continue
@@ -76,7 +81,7 @@ def end(scheduler: Scheduler, request: Request, reason: FinishReason, message: s
     return outputs
 
 
-def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResult, output: RequestOutput) -> None:
+def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResult, output: TokensOutput) -> None:
     """Append the ids sampled for one request."""
     request = scheduled.request
     if scheduled.num_rows:
@@ -123,7 +128,7 @@ def _advance(scheduler: Scheduler, scheduled: ScheduledRequest, result: StepResu
         scheduler.finish(request)
 
 
-def _append(request: Request, token_id: int, output: RequestOutput) -> None:
+def _append(request: Request, token_id: int, output: TokensOutput) -> None:
     is_end_forced = request.reasoning is not None and request.reasoning.is_used_up()  # whatever the parameters allow
     if request.grammar is not None:
         output.message = request.grammar.accept(token_id)

@@ -30,6 +30,7 @@ from weft.engine.speculation.lookup import TokenHistory
 
 if TYPE_CHECKING:
     from weft.engine.core.beam_search import BeamSearch
+    from weft.engine.core.pooler import Pooler
 
 
 class RequestStatus(enum.Enum):
@@ -89,6 +90,7 @@ class Request:
         drafting: What speculation has learned about this choice.
         awaits_ids: There is a draft. It is made again once the ids being sampled are known, and no step comes before.
         search: The beam search that this is a beam of. It picks the next ids. None: the sampled ids are next.
+        pooler: Makes a vector of its hidden states; None if it generates.
     """
 
     key: RequestKey
@@ -133,6 +135,7 @@ class Request:
     drafting: Drafting = field(default_factory=Drafting)
     awaits_ids: bool = False
     search: "BeamSearch | None" = None
+    pooler: "Pooler | None" = None
 
     def __post_init__(self) -> None:
         """Start from the prompt alone."""

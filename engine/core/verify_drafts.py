@@ -1,7 +1,7 @@
 """Verifies drafts against what was sampled: a draft is accepted while plain decoding samples the same ids."""
 
 from weft.engine.core.scheduler import ScheduledRequest, Scheduler
-from weft.engine.shared.messages import RequestOutput
+from weft.engine.shared.messages import TokensOutput
 from weft.engine.speculation.drafters import PredictionDrafter
 
 
@@ -13,7 +13,7 @@ def num_accepted_drafts(draft_token_ids: tuple[int, ...], token_ids: list[int]) 
     return len(draft_token_ids)
 
 
-def count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepted: int, output: RequestOutput) -> None:
+def count_drafts(scheduler: Scheduler, scheduled: ScheduledRequest, num_accepted: int, output: TokensOutput) -> None:
     """Tell the counters, the source of the drafts, and the caller whose prediction they were from."""
     num_drafts = len(scheduled.draft_token_ids)
     scheduler.counters.num_drafts += 1

@@ -52,7 +52,7 @@ class DraftModel(Follower):
 
     @override
     def follow(self, token_ids: torch.Tensor, batch: Batch) -> None:
-        unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None)
+        unread = dataclasses.replace(self._own(batch), row_indices=np.zeros(0, np.int64), scores=None, pooling=None)
         self._runner.fill_caches(token_ids, unread)
 
     @override

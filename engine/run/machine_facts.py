@@ -8,7 +8,7 @@ import torch
 from weft.engine.kernels.cpu import library
 from weft.engine.run import settled_file
 from weft.engine.run.config import available_memory_bytes
-from weft.engine.shared.messages import CudaDevice, MachineFacts
+from weft.engine.shared.machine_facts import CudaDevice, MachineFacts
 
 
 def collect() -> MachineFacts:

@@ -58,11 +58,12 @@ class ModelPlan:
     load: Callable[[Path, Progress], LoadedModel]
 
 
-def read_model(folder: Path, model_impl: str) -> ModelFacts:
+def read_model(folder: Path, model_impl: str, max_num_tokens: int | None = None) -> ModelFacts:
     """Read the configuration of a model folder in Hugging Face layout.
 
     Args:
         model_impl: auto, native or transformers.
+        max_num_tokens: A tighter bound on the context than that of config.json; None for none.
 
     Raises:
         ModelError: A file is missing or malformed, or the model cannot be served this way.
@@ -74,10 +75,15 @@ def read_model(folder: Path, model_impl: str) -> ModelFacts:
     if any(outer.has(name) for name in ("text_config", "vision_config", "audio_config")):
         logger.warning("only text is served: images and sounds are not read")
     if identity.switches is not None:
-        return native_config(folder, identity)
-    from weft.engine.fallback.config import load_fallback_config  # imports transformers
+        facts: ModelFacts = native_config(folder, identity)
+        if isinstance(facts, ModelConfig) and identity.architecture not in outer.texts("architectures"):
+            facts = replace(facts, tie_word_embeddings=True)  # unless a head of its own is found
+    else:
+        from weft.engine.fallback.config import load_fallback_config  # imports transformers
 
-    return load_fallback_config(folder, identity)
+        facts = load_fallback_config(folder, identity)
+    longest = min(facts.max_position_embeddings, max_num_tokens or facts.max_position_embeddings)
+    return replace(facts, max_position_embeddings=longest)
 
 
 def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:

@@ -21,6 +21,7 @@ from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.models.decoder import Model
 from weft.engine.run.cuda_graphs import ComputedStep, StepGraphs
 from weft.engine.sampling.logprobs import LogprobTensors, score, token_logprobs
+from weft.engine.sampling.pooling import pool
 from weft.engine.sampling.sampler import SampleResult, SamplingKit, sample
 from weft.engine.step.batch import Batch, ScoreBatch
 from weft.engine.step.executor import Executor
@@ -58,12 +59,14 @@ class LaunchedStep:
     Attributes:
         samples: None if it sampled nothing.
         began: Marks the start of the step on the device; None on the CPU.
+        is_pooled: Whether the last of the results are sums of hidden states.
     """
 
     samples: SampleResult | None
     scores: list[LogprobTensors]
     download: Download
     began: torch.cuda.Event | None
+    is_pooled: bool = False
 
 
 class ModelRunner(Executor[LaunchedStep]):
@@ -136,11 +139,11 @@ class ModelRunner(Executor[LaunchedStep]):
         """Compute the hidden states of a batch with these input ids.
 
         Returns:
-            (num_rows, hidden_size) of the rows to be sampled, or of all tokens if prompts are scored.
+            (num_rows, hidden_size) of the rows to be sampled, or of all tokens if prompts are scored or pooled.
         """
         caches = self._caches.begin(batch)
         rows = None
-        if batch.scores is None and len(batch.row_indices) != batch.num_tokens:
+        if batch.scores is None and batch.pooling is None and len(batch.row_indices) != batch.num_tokens:
             rows = to_device(batch.row_indices, self._device)
         positions = to_device(batch.positions, self._device)
         if batch.token_types is not None:
@@ -160,7 +163,8 @@ class ModelRunner(Executor[LaunchedStep]):
         if launched.began is not None and launched.download.ended is not None:
             device_s = launched.began.elapsed_time(launched.download.ended) / 1e3
         drafts_device_s = self._follower.take_device_s() if self._follower is not None else 0.0
-        return StepResult(token_ids, logprobs, scores, device_s, drafts_device_s)
+        pooled = next(tensors).numpy() if launched.is_pooled else None
+        return StepResult(token_ids, logprobs, scores, device_s, drafts_device_s, pooled)
 
     def _launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> LaunchedStep:
         computed = None
@@ -178,8 +182,10 @@ class ModelRunner(Executor[LaunchedStep]):
             self._follower.follow(computed.token_ids, batch)
         parts = [*([samples.logprobs] if samples and samples.logprobs else []), *scores]
         results = [tensor for part in parts for tensor in part.tensors]
+        if batch.pooling is not None:
+            results.append(pool(batch.pooling, computed.hidden_states))
         download = Download([*([samples.token_ids] if samples else []), *results], self._device)
-        launched = LaunchedStep(samples, scores, download, computed.began)
+        launched = LaunchedStep(samples, scores, download, computed.began, batch.pooling is not None)
         self._previous_token_ids = samples.token_ids if samples else None
         if self._graphs is not None and samples is not None and computed.sampled_ids is None:
             self._graphs.keep_sampled(samples.token_ids)

@@ -15,7 +15,7 @@ import torch
 
 from weft.engine.run.settled_file import SettledFile
 from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import Settled, Verdict
+from weft.engine.shared.machine_facts import Settled, Verdict
 from weft.engine.step.capture import CudaCapture
 from weft.engine.step.out_of_memory import is_out_of_memory
 

@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from weft.engine.kernels.cpu import library
-from weft.engine.shared.messages import Settled
+from weft.engine.shared.machine_facts import Settled
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace as replace_fields
 
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
@@ -41,6 +42,7 @@ from weft.engine.run.kernel_choice import (
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
+from weft.engine.run.vector_model import find_task, read_vector_model
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.shared.errors import ModelError
@@ -74,7 +76,8 @@ def start(
     Raises:
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.
     """
-    model_config = read_model(Path(options.model), options.model_impl)
+    task = find_task(Path(options.model), options.task)
+    model_config = read_model(Path(options.model), options.model_impl, task.max_num_tokens)
     config = engine_config.resolve(options, model_config)
     _check_fit(model_config, config)
     settler = settler_for(config.device)
@@ -108,6 +111,7 @@ def start(
         itl_target_s=config.itl_target_s,
         is_ahead=config.overlap,
     )
+    vectors = read_vector_model(Path(options.model), task, model_config, options)
     vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(
         scheduler,
@@ -121,9 +125,11 @@ def start(
         masks=MaskComputer(model_config.vocab_size),
         drafters=_drafters(config, kv.can_copy),
         draft_model=draft_model,
+        vectors=vectors,
         before_launch=before_launch,
     )
-    return Started(engine, _info(epoch, model_config, config, plan, caches.name, num_threads), plan)
+    info = _info(epoch, model_config, config, plan, caches.name, num_threads)
+    return Started(engine, replace_fields(info, task=task.name, vectors=vectors.info if vectors else None), plan)
 
 
 def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:

@@ -13,7 +13,10 @@ from typing import Literal
 
 import msgspec
 
+from weft.engine.shared.finish_reason import FinishReason as FinishReason
+from weft.engine.shared.options import EngineOptions as EngineOptions
 from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.shared.vectors import PooledOutput, Pooling, VectorInfo
 
 MAX_FRAME_BYTES = 256 << 20
 """A longer frame means that the two ends are out of sync. The reader closes the connection."""
@@ -30,17 +33,6 @@ TIER_WIDTH = 1 << 32
 _LENGTH = struct.Struct("<I")
 
 
-class FinishReason(enum.IntEnum):
-    """Why an output ended. Only the server turns it into OpenAI's words."""
-
-    STOP = 0
-    LENGTH = 1
-    ABORT = 2
-    ERROR = 3
-    TIMEOUT = 4
-    DEAD_END = 5
-
-
 class RejectReason(enum.IntEnum):
     """Why a request was not accepted."""
 
@@ -49,54 +41,6 @@ class RejectReason(enum.IntEnum):
     QUEUE_FULL = 2
     POISON = 3
     GRAMMAR = 4
-
-
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor asks of the engine process; None means that the engine decides.
-
-    Each field but `model` has the value of the setting of that name (`weft.server.settings.engine_options`).
-
-    Attributes:
-        model: Local checkpoint folder in Hugging Face layout.
-        device: auto, cpu or cuda.
-        dtype: auto, bfloat16, float16 or float32.
-        max_model_len: Most tokens of prompt and output together.
-        kv_cache_memory: Bytes for the KV cache.
-        kv_cache_dtype: auto, or fp8 for one byte per value.
-        kernels: What computes a component, by its name; what is not named is settled by measurement.
-        prefix_caching: Whether full blocks are indexed by content.
-        pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
-        load_format: auto, or dummy for random weights.
-        model_impl: native for Weft's own layers, transformers for the module of that library, auto for the first if
-            there is a family.
-        quantization: none, or int8 for matrices of one byte per value.
-        speculative: ngram, or the folder of a draft model; None for neither.
-        itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes; on CUDA at any time.
-        deterministic: Whether a request's results must be the same, bit for bit, whatever runs beside it.
-        stall_timeout_s: Longest silence in seconds before the engine counts as hanging; 0 means that it never does.
-    """
-
-    model: str
-    device: str = "auto"
-    dtype: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    kv_cache_memory: int | None = None
-    kv_cache_dtype: str = "auto"
-    kernels: dict[str, str] = {}
-    block_size: int | None = None
-    prefix_caching: bool = True
-    pin_share: float = 0.25
-    load_format: Literal["auto", "dummy"] = "auto"
-    model_impl: str = "auto"
-    quantization: str = "none"
-    speculative: str | None = None
-    itl_target_ms: float | None = None
-    deterministic: bool = False
-    max_num_waiting: int = 1024
-    stall_timeout_s: float = 120.0
-    log_format: str = "text"
 
 
 class EngineInfo(msgspec.Struct, tag="info", frozen=True):
@@ -114,76 +58,8 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
     num_blocks: int
     max_num_seqs: int
     max_num_batched_tokens: int
-
-
-class CudaDevice(msgspec.Struct, frozen=True):
-    """A GPU as torch sees it; compute_capability is, for example, "9.0"."""
-
-    name: str
-    compute_capability: str
-    free_bytes: int
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """How a candidate did when a component was settled.
-
-    Attributes:
-        seconds: Of one run; None if it was not timed, since there was nothing to choose or it cannot be used.
-        error: Its distance from the reference; None if it was not compared, or gave no numbers.
-        fault: Why it cannot be chosen; empty if it can.
-    """
-
-    candidate: str
-    seconds: float | None = None
-    error: float | None = None
-    fault: str = ""
-
-
-class Settled(msgspec.Struct, frozen=True):
-    """What was chosen for a component, and why.
-
-    Attributes:
-        shapes: Text of the sizes for which it holds.
-        names: What there was to choose from.
-        verdicts: Of the candidates that were compared.
-    """
-
-    component: str
-    shapes: str
-    names: tuple[str, ...]
-    chosen: str
-    verdicts: tuple[Verdict, ...]
-
-    def summary(self) -> str:
-        """The choice, then the other candidates, each with its time or the reason against it."""
-        others = [verdict for verdict in self.verdicts if verdict.candidate != self.chosen]
-        first = [verdict for verdict in self.verdicts if verdict.candidate == self.chosen]
-        return "; ".join([*(map(_judged, first) if first else [self.chosen]), *map(_judged, others)])
-
-
-def _judged(verdict: Verdict) -> str:
-    if verdict.fault:
-        return f"{verdict.candidate}: {verdict.fault}"
-    return verdict.candidate if verdict.seconds is None else f"{verdict.candidate} {verdict.seconds * 1e3:.3f} ms"
-
-
-class MachineFacts(msgspec.Struct, frozen=True):
-    """Facts of a machine that only the engine's side can tell, for `weft doctor`.
-
-    Attributes:
-        cuda_version: CUDA version that torch was built for; None for a CPU build.
-        free_bytes: Memory of the host that can be allocated now.
-        compiled: Instruction sets that native kernels were compiled for, best first.
-        native: The instruction set that is used here; None when torch's own operations are used.
-        settled: What earlier starts chose on this machine.
-    """
-
-    cuda_version: str | None
-    cuda_devices: tuple[CudaDevice, ...]
-    free_bytes: int
-    compiled: tuple[str, ...]
-    native: str | None
-    settled: tuple[Settled, ...] = ()
+    task: str = "generate"
+    vectors: VectorInfo | None = None
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True):
@@ -299,6 +175,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
         beams: Asks for a beam search as wide as there are choices. The choices are its best outputs and come whole,
             best first. Only two kinds of sampling parameters count: `logprobs`, and those that end an output. None:
             each choice is sampled.
+        pooling: Asks for a vector. Then max_tokens is 0, and there is one choice. None: the prompt is continued.
         request_id: Unique on its connection. Counted in each process, so a request is sent once.
     """
 
@@ -314,6 +191,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True):
     guidance: Guidance = UNGUIDED
     caching: CachePolicy = USUAL_CACHING
     beams: BeamOptions | None = None
+    pooling: Pooling | None = None
     request_id: int = msgspec.field(default_factory=_request_ids.__next__)
 
 
@@ -377,6 +255,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag=0):
 
     def merge(self, later: "RequestOutput") -> None:
         """Append a later output of the same choice, which is of the same kind."""
+        assert isinstance(later, TokensOutput)
         self.token_ids = self.token_ids + later.token_ids
         self.finish_reason = later.finish_reason
         self.stop_token_id = later.stop_token_id
@@ -393,7 +272,7 @@ class TokensOutput(msgspec.Struct, array_like=True, tag=0):
         self.num_rejected_predictions += later.num_rejected_predictions
 
 
-RequestOutput = TokensOutput
+RequestOutput = TokensOutput | PooledOutput
 """What a choice may gain: a union of structs, each with an integer as its tag. What carries outputs (`StepOutput`,
 `ServerLink`, the client's mailboxes) uses only their `request_id`, `index`, `finish_reason` and `merge`."""
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from weft.engine.step.pool_batch import PoolBatch
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
@@ -161,6 +163,7 @@ class Batch:
         sampling: how the rows are sampled.
         scores: None when no prompt is scored.
         token_types: (num_tokens,) type of each token, such as the side of a pair; None when all are of type 0.
+        pooling: None when nobody wants hidden states.
         adapters: (num_requests,) index of each request's adapter among the engine's, from 1; 0 is the model itself.
             None when all requests use the model itself.
         graph: The recorded step that computes this one. It has graph.num_tokens tokens: those of the batch, then
@@ -177,6 +180,7 @@ class Batch:
     sampling: SamplingBatch
     scores: ScoreBatch | None = None
     token_types: Ints | None = None
+    pooling: PoolBatch | None = None
     adapters: Ints | None = None
     graph: GraphKey | None = None
 

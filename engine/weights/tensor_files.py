@@ -38,7 +38,8 @@ _HARMLESS = (  # of old checkpoints: constants, and the output head of tied ones
 )
 
 
-_DRAFT_HEADS = ("mtp.", "model.mtp")
+_OTHER_HEADS = ("mtp.", "model.mtp", "score.")
+"""Beginnings of names: heads that predict several tokens, and the head of a classifier, which is read by itself."""
 
 
 class CheckpointSource(TensorSource):
@@ -125,7 +126,7 @@ class CheckpointSource(TensorSource):
 
 def refuse_unexpected(names: Iterable[str]) -> None:
     """Raise ModelError if the checkpoint has a tensor that no model needs."""
-    unexpected = [name for name in names if not name.endswith(_HARMLESS) and not name.startswith(_DRAFT_HEADS)]
+    unexpected = [name for name in names if not name.endswith(_HARMLESS) and not name.startswith(_OTHER_HEADS)]
     if unexpected:
         raise ModelError(f"tensor {min(unexpected)} of the checkpoint has no place in the model")
 

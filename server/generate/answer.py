@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
-from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput
+from weft.engine.shared.messages import AddRequest, FinishReason, RequestOutput, TokensOutput
 from weft.server.errors import (
     ApiError,
     DeadlineError,
@@ -104,6 +104,7 @@ class Answer:
         try:
             async with aclosing(_merged(self._generations)) as outputs:
                 async for prompt_index, output in outputs:
+                    assert isinstance(output, TokensOutput), "no vector was asked for"
                     index = prompt_index * self._num_choices + output.index
                     choice = self._choices[index]
                     self._note(index, self.prompts[prompt_index], output)
@@ -160,7 +161,7 @@ class Answer:
             self._num_rejected,
         )
 
-    def _note(self, index: int, report: PromptReport, output: RequestOutput) -> None:
+    def _note(self, index: int, report: PromptReport, output: TokensOutput) -> None:
         if report.num_cached_tokens is None:
             report.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None and report.logprobs_source in (None, output.index):
@@ -171,7 +172,7 @@ class Answer:
         if not self._choices[index].is_finished:
             self._timer.note_output(index, output, time.monotonic())
 
-    def _finish(self, index: int, prompt_index: int, output: RequestOutput, end: Event) -> None:
+    def _finish(self, index: int, prompt_index: int, output: TokensOutput, end: Event) -> None:
         """Record the end of a choice. If a stop string ended it, abort it in the engine."""
         assert isinstance(end, End)
         self._timer.finish_choice(index, end.reason, self._choices[index].num_output_tokens)

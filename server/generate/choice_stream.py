@@ -19,7 +19,7 @@ Characters are counted from the start of the output.
 from collections import deque
 from dataclasses import replace
 
-from weft.engine.shared.messages import FinishReason, RequestOutput, TokenLogprobs
+from weft.engine.shared.messages import FinishReason, TokenLogprobs, TokensOutput
 from weft.server.generate.events import End, Event, Part, Text, Token, TokenIds
 from weft.server.generate.parsed_choice import ParsedChoice
 from weft.server.request.task import TextOptions
@@ -50,7 +50,7 @@ class ChoiceStream:
         self._sum_logprobs = 0.0
         self.is_finished = False
 
-    def feed(self, output: RequestOutput) -> list[Event] | None:
+    def feed(self, output: TokensOutput) -> list[Event] | None:
         """Take an output of the engine; return its events, or None if nothing can be released yet.
 
         If the result has an `End` but `output` has no finish reason, a stop string matched. The caller must then abort
@@ -94,7 +94,7 @@ class ChoiceStream:
             self.num_output_tokens = parsed.num_tokens
         return events
 
-    def _read(self, output: RequestOutput) -> tuple[str, list[Token], End | None]:
+    def _read(self, output: TokensOutput) -> tuple[str, list[Token], End | None]:
         """The text that is released, its tokens, and the end if the choice has ended."""
         text = ""
         last = len(output.token_ids) - 1

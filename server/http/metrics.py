@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from weft.engine.shared.messages import FinishReason, RequestOutput
+from weft.engine.shared.messages import FinishReason, TokensOutput
 from weft.engine.shared.status_page import SHOWN, Counters, Status
 from weft.server.http.shared_metrics import FOLDER_VARIABLE
 from weft.server.model.engine_client import EngineClient
@@ -209,7 +209,7 @@ class RequestTimer:
         for num_tokens in num_prompt_tokens:
             self._metrics.prompt_tokens.observe(num_tokens)
 
-    def note_output(self, index: int, output: RequestOutput, now: float) -> None:
+    def note_output(self, index: int, output: TokensOutput, now: float) -> None:
         """Record an output of choice `index`."""
         metrics = self._metrics
         if output.queue_time_s is not None:

@@ -9,6 +9,7 @@ from weft.server.errors import EngineRestartingError
 from weft.server.formats.detection import OutputFormats, choose_formats
 from weft.server.model.engine_client import EngineClient
 from weft.server.model.generation_defaults import GenerationDefaults, read_generation_defaults
+from weft.server.model.vector_prompts import NO_PROMPTS, VectorPrompts, read_vector_prompts
 from weft.server.settings import Settings
 from weft.server.text.text_tokenizer import TextTokenizer
 
@@ -20,6 +21,7 @@ class ServedModel:
     Attributes:
         name: The model's own name. Clients may use other names for it, too.
         adapter: Name of the adapter that the engine applies; None: the base model.
+        prompts: Texts that the checkpoint wants before those whose vectors are made.
     """
 
     name: str
@@ -28,6 +30,7 @@ class ServedModel:
     formats: OutputFormats
     defaults: GenerationDefaults
     adapter: str | None = None
+    prompts: VectorPrompts = NO_PROMPTS
 
     @property
     def engine_info(self) -> EngineInfo:
@@ -52,6 +55,7 @@ def served_models(
         settings: `model` is the checkpoint folder, which holds the sampling defaults; None: no defaults.
     """
     defaults = read_generation_defaults(Path(settings.model)) if settings.model else GenerationDefaults()
+    prompts = read_vector_prompts(Path(settings.model)) if settings.model else NO_PROMPTS
     formats = choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format, tokenizer.added_id)
     names = settings.served_model_name
-    return {name: ServedModel(names[0], engine_client, tokenizer, formats, defaults) for name in names}
+    return {name: ServedModel(names[0], engine_client, tokenizer, formats, defaults, prompts=prompts) for name in names}

@@ -21,6 +21,7 @@ from weft.server.schemas.decision_shapes import SglangBody, SystemOneBody
 from weft.server.schemas.decisions import DecisionBody
 from weft.server.schemas.messages import CountTokensBody, MessagesBody
 from weft.server.schemas.responses import ResponseBody
+from weft.server.schemas.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 
 Routes = Sequence[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]]]
 
@@ -128,6 +129,34 @@ DECISION_REMARKS = {
     "service_tier": "`flex` last; `priority` and `fast` first, only for `priority_keys`",
     "prompt_cache_options": "`explicit` without a breakpoint: only these questions share blocks; ttl `30m`, `12h`",
     **{name: REMARKS[name] for name in ("priority", "prompt_cache_key", "cache_salt", "safety_identifier")},
+}
+
+
+VECTOR_ROUTES: Routes = (
+    ("/v1/embeddings", EmbeddingBody, REFUSED_EVERYWHERE),
+    ("/pooling", PoolingBody, REFUSED_EVERYWHERE),
+    ("/v1/classify", ClassifyBody, REFUSED_EVERYWHERE),
+    ("/v1/score", ScoreBody, REFUSED_EVERYWHERE),
+    ("/v1/rerank", RerankBody, REFUSED_EVERYWHERE),
+)
+VECTOR_REMARKS = {
+    "input": "a text, token ids, or up to 8,192 of either",
+    "dimensions": "if config.json has `matryoshka_dimensions` or `is_matryoshka`; cut before the length becomes 1",
+    "encoding_format": "`float`, or `base64` of float32 in little-endian order",
+    "normalize": "to length 1; the default is what the checkpoint says",
+    "use_activation": "false answers with logits",
+    "prompt_name": "a prompt of the checkpoint, put before each text",
+    "input_type": "as `prompt_name`; `search_query` is `query`, `search_document` is `document`",
+    "task": "`token_embed`, the default, for the hidden states of all tokens; or the task of the model",
+    "truncate_prompt_tokens": "keeps the first N tokens and the special ones at the end; -1 as many as fit",
+    "max_tokens_per_doc": "as `truncate_prompt_tokens`, for query and document together",
+    "text_1": "one text, or as many as in `text_2`",
+    "documents": "texts, or objects with `text`; up to 8,192",
+    "top_n": "so many documents, the most relevant first",
+    "return_documents": "false if not given",
+    "instruction": "for a reranker with a chat template",
+    "cache_salt": "only requests with the same salt share blocks",
+    "user": "no effect yet: all callers share one queue",
 }
 
 

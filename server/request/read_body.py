@@ -81,15 +81,15 @@ async def read_task(
         truncate_to=body.truncate_prompt_tokens,
         service=service_of(request, body, settings),
         tenant=_tenant(request, user),
-        deadline=_deadline(request, is_stream=bool(body.stream), ping_s=settings.sse_ping_s),
-        cache_salt=_cache_salt(body.cache_salt, body.prompt_cache_key),
+        deadline=deadline_of(request, is_stream=bool(body.stream), ping_s=settings.sse_ping_s),
+        cache_salt=cache_salt_of(body.cache_salt, body.prompt_cache_key),
         uses_cache=uses_cache(body.prompt_cache_options),
         is_stream=bool(body.stream),
         ignored=[*(name for name in ignored if name not in honoured), *wishes.thinking.ignored],
     )
 
 
-def _deadline(request: Request, *, is_stream: bool, ping_s: float) -> float | None:
+def deadline_of(request: Request, *, is_stream: bool, ping_s: float) -> float | None:
     """When the client will have given up, on the clock of `time.monotonic`; None if that is not known.
 
     SDKs send how long they wait for the next byte. Keep-alive comments in a stream count as bytes, so a stream has no
@@ -112,7 +112,7 @@ def _tenant(request: Request, user: str | None) -> str:
     return tenant_of(request) or (digest(user) if user else "")
 
 
-def _cache_salt(*parts: str | None) -> str:
+def cache_salt_of(*parts: str | None) -> str:
     """Combine several salts into one; empty if there are none. Different lists of parts give different salts."""
     given = [f"{len(part)}:{part}" if part else "" for part in parts]
     return ",".join(given) if any(given) else ""

@@ -1,8 +1,8 @@
 """Turns MODEL into a local checkpoint folder, downloading it from the hub if needed.
 
-Downloads only configuration, tokenizer, chat template and safetensors; never code or pickles. A cached model needs no
-network. Refuses a model that the engine cannot run, by its config.json and before its weights are downloaded. The
-engine checks everything else.
+Downloads only configuration, tokenizer, chat template, safetensors and the folders of sentence-transformers; never code
+or pickles. A cached model needs no network. Refuses a model that the engine cannot run, by its config.json and before
+its weights are downloaded. The engine checks everything else.
 """
 
 import pathlib
@@ -17,7 +17,8 @@ from weft.server.settings import StartError
 DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
 DEMO_NAME = "weft-demo"
 PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
-"""Files to download from the hub; those in subfolders are left out."""
+"""Files to download from the hub; of subfolders those of sentence-transformers, such as 1_Pooling."""
+LEFT_OUT = ["[!0-9]*/*", "consolidated*"]
 TORCH_PATTERNS = ["pytorch_model*.bin"]
 """Fetched besides where there are no safetensors."""
 CONFIG_PATTERNS = ["config.json", "generation_config.json"]
@@ -121,7 +122,7 @@ def _download(model: str, setting: str, patterns: list[str]) -> pathlib.Path:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return pathlib.Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=["*/*", "consolidated*"]))
+        return pathlib.Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=LEFT_OUT))
     except GatedRepoError:
         fault = "the hub asks for permission: accept its terms there and set HF_TOKEN"
     except RepositoryNotFoundError:

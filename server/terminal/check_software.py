@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from weft.engine.shared.messages import MachineFacts
+from weft.engine.shared.machine_facts import MachineFacts
 from weft.server.terminal.finding import Finding, Severity, gigabytes
 
 _COMPILER_ADVICE = "install GCC 11 or newer and Python's headers (Debian: apt install gcc libc6-dev python3-dev)"

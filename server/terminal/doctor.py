@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
-from weft.engine.shared.messages import MachineFacts
+from weft.engine.shared.machine_facts import MachineFacts
 from weft.server.http.connections import raise_file_limit
 from weft.server.run import checkpoint, runtime_folder, supervisor
 from weft.server.run.checkpoint import DEMO_MODEL, is_gguf, is_hub_id

@@ -22,6 +22,7 @@ from weft.server.schemas.decisions import DecisionBody
 from weft.server.schemas.llama_cpp import InfillBody, LlamaCppCompletionBody
 from weft.server.schemas.messages import MessagesBody
 from weft.server.schemas.ollama import OllamaChatBody, OllamaGenerateBody
+from weft.server.schemas.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -77,6 +78,11 @@ def test_figures_are_medians_and_ratios_to_the_first_server(tmp_path: Path) -> N
         (InfillBody, REFUSED_IN_LLAMA_CPP),
         (OllamaChatBody, REFUSED_IN_OLLAMA_CHAT),
         (OllamaGenerateBody, REFUSED_IN_OLLAMA_GENERATE),
+        (EmbeddingBody, REFUSED_EVERYWHERE),
+        (PoolingBody, REFUSED_EVERYWHERE),
+        (ClassifyBody, REFUSED_EVERYWHERE),
+        (ScoreBody, REFUSED_EVERYWHERE),
+        (RerankBody, REFUSED_EVERYWHERE),
     ],
 )
 def test_the_parameters_table_says_accepted_of_what_is_reported(

@@ -77,8 +77,8 @@ REFUSED_ON_A_CPU = {
 }
 """What a CPU with float32 has not arrives as a refusal."""
 
-OTHERS = {"model", "log_format", "stall_timeout_s", "model_impl"}
-"""Have tests of their own: below, and in tests/faults/test_hung_engine.py."""
+OTHERS = {"model", "log_format", "stall_timeout_s", "model_impl", "task", "pooling"}
+"""Have tests of their own: below, in tests/engine/run/test_vector_model.py, and in tests/faults/test_hung_engine.py."""
 
 
 def test_there_is_a_test_for_every_option() -> None:

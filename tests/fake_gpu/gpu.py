@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tests.fake_gpu.driver import HOPPER, SHARED_BYTES, FakeDriver, Record
 from tests.fake_gpu.tensors import FakeCuda, WithIndex, address, device_guard
 from weft.engine.run.settle import Component, Settler
-from weft.engine.shared.messages import Settled
+from weft.engine.shared.machine_facts import Settled
 from weft.engine.step.capture import CudaCapture
 from weft.engine.weights.tensor_files import RandomSource
 

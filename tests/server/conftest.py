@@ -65,6 +65,9 @@ class ByteTokenizer:
         self.threads.add(threading.current_thread().name)
         return [BOS] * add_special_tokens + list(fitted(text, room, len).encode())
 
+    def encode_pair(self, first: str, second: str, room: Room | None = None) -> list[int]:
+        return [BOS, *fitted(first, room, len).encode(), END, *fitted(second, room, len).encode(), END]
+
     def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
         return self.encode(text, False, room)
 

@@ -180,6 +180,8 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "max_num_waiting": 9,
     "stall_timeout_s": 7.5,
     "log_format": "json",
+    "task": "embed",
+    "pooling": "mean",
 }
 
 

@@ -35,6 +35,17 @@ class Fields:
             raise ModelError(f"{path}: expected a JSON object")
         return cls(values, str(path))
 
+    @classmethod
+    def read_list(cls, path: Path) -> "list[Fields]":
+        """Read a file that holds a list of JSON objects; raises ModelError as `read` does."""
+        try:
+            items = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: not readable as JSON ({error})") from None
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise ModelError(f"{path}: expected a list of JSON objects")
+        return [cls(item, str(path)) for item in items]
+
     def names(self) -> tuple[str, ...]:
         """The names of the fields that are not null."""
         return tuple(name for name, value in self._values.items() if value is not None)

@@ -55,6 +55,15 @@ class Identity:
     fields: Fields
 
 
+def generating(architecture: str) -> str:
+    """The architecture with an output head whose family computes this one, which may lack that or have another."""
+    for ending in ("ForSequenceClassification", "Model"):
+        name = architecture.removesuffix(ending) + "ForCausalLM"
+        if architecture.endswith(ending) and architecture not in FAMILIES and name in FAMILIES:
+            return name
+    return architecture
+
+
 def identify(folder: Path, model_impl: str = "auto") -> Identity:
     """Find the family of a model folder.
 
@@ -68,7 +77,7 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
     architectures = fields.texts("architectures")
     if not architectures:
         raise ModelError(f"{folder / 'config.json'}: names no architecture")
-    architecture, family = architectures[0], None
+    architecture, family = generating(architectures[0]), None
     if model_impl != "transformers":
         half = text_half(architecture, fields)
         name, own = half if half and half[0] in FAMILIES else (architecture, fields)

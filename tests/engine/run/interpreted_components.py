@@ -13,7 +13,8 @@ from weft.engine.run import components, kernel_choice
 from weft.engine.run import config as engine_config
 from weft.engine.run.settle import Settler
 from weft.engine.run.settled_file import SettledFile
-from weft.engine.shared.messages import EngineOptions, Settled
+from weft.engine.shared.machine_facts import Settled
+from weft.engine.shared.messages import EngineOptions
 
 DEMO = Path(server.__file__).parent / "demo_model"
 

@@ -24,7 +24,8 @@ from weft.engine.run.settle import Component, Settler
 from weft.engine.run.startup import Started, start
 from weft.engine.run.trials import AttentionTrials, StepShape
 from weft.engine.shared.errors import ModelError
-from weft.engine.shared.messages import EngineOptions, Settled
+from weft.engine.shared.machine_facts import Settled
+from weft.engine.shared.messages import EngineOptions
 
 DEMO = Path(server.__file__).parent / "demo_model"
 OPTIONS = EngineOptions(model=str(DEMO), device="cpu", max_num_seqs=8, kv_cache_memory=30_000_000)

@@ -6,7 +6,7 @@ import torch
 from weft.engine.kernels.cpu import library
 from weft.engine.run import settled_file
 from weft.engine.run.machine_facts import collect
-from weft.engine.shared.messages import Settled
+from weft.engine.shared.machine_facts import Settled
 
 
 def test_facts_are_those_of_torch_and_the_kernels() -> None:

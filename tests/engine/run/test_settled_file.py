@@ -9,7 +9,7 @@ import torch
 
 from weft.engine.run import settled_file
 from weft.engine.run.settled_file import SettledFile, default_path, machine_text
-from weft.engine.shared.messages import Settled, Verdict
+from weft.engine.shared.machine_facts import Settled, Verdict
 
 NAMES = ("triton", "flash2")
 

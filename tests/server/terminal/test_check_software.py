@@ -2,7 +2,7 @@ import msgspec
 import pytest
 from packaging.requirements import Requirement
 
-from weft.engine.shared.messages import CudaDevice, MachineFacts, Settled, Verdict
+from weft.engine.shared.machine_facts import CudaDevice, MachineFacts, Settled, Verdict
 from weft.server.terminal.check_software import (
     check_compiler,
     check_cuda,

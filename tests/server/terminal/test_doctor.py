@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from weft.engine.shared.messages import MachineFacts, Settled, Verdict
+from weft.engine.shared.machine_facts import MachineFacts, Settled, Verdict
 from weft.server.settings import Settings
 from weft.server.terminal import doctor
 

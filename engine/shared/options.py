@@ -1,0 +1,57 @@
+"""What the supervisor asks of the engine process."""
+
+from typing import Literal
+
+import msgspec
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor asks of the engine process; None means that the engine decides.
+
+    Each field but `model` has the value of the setting of that name (`weft.server.settings.engine_options`).
+
+    Attributes:
+        model: Local checkpoint folder in Hugging Face layout.
+        device: auto, cpu or cuda.
+        dtype: auto, bfloat16, float16 or float32.
+        max_model_len: Most tokens of prompt and output together.
+        kv_cache_memory: Bytes for the KV cache.
+        kv_cache_dtype: auto, or fp8 for one byte per value.
+        kernels: What computes a component, by its name; what is not named is settled by measurement.
+        prefix_caching: Whether full blocks are indexed by content.
+        pin_share: Share of the KV cache, from 0 to 1, that requests may pin.
+        load_format: auto, or dummy for random weights.
+        model_impl: native for Weft's own layers, transformers for the module of that library, auto for the first if
+            there is a family.
+        quantization: none, or int8 for matrices of one byte per value.
+        speculative: ngram, or the folder of a draft model; None for neither.
+        itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes; on CUDA at any time.
+        deterministic: Whether a request's results must be the same, bit for bit, whatever runs beside it.
+        stall_timeout_s: Longest silence in seconds before the engine counts as hanging; 0 means that it never does.
+        task: What the model is for: generate, embed or classify; auto as the checkpoint says.
+        pooling: Of which hidden states a vector is made: last, mean or cls; auto as the checkpoint says.
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory: int | None = None
+    kv_cache_dtype: str = "auto"
+    kernels: dict[str, str] = {}
+    block_size: int | None = None
+    prefix_caching: bool = True
+    pin_share: float = 0.25
+    load_format: Literal["auto", "dummy"] = "auto"
+    model_impl: str = "auto"
+    quantization: str = "none"
+    speculative: str | None = None
+    itl_target_ms: float | None = None
+    deterministic: bool = False
+    max_num_waiting: int = 1024
+    stall_timeout_s: float = 120.0
+    log_format: str = "text"
+    task: str = "auto"
+    pooling: str = "auto"

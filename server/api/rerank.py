@@ -1,0 +1,97 @@
+"""POST /v1/score and /v1/rerank: how well pairs of texts fit.
+
+A classifier with one label reads both texts at once. With a model for embeddings it is the cosine of two vectors, each
+with the checkpoint's prompt for queries or documents.
+"""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.engine.shared.vectors import Pooling
+from weft.server.api.embeddings import answer, vector_info
+from weft.server.errors import InvalidRequestError, UnsupportedValueError
+from weft.server.generate.vectors import VectorCall, Vectors
+from weft.server.http.context import ServerContext, get_context
+from weft.server.render.vectors import cosine, values_of
+from weft.server.request.body import BodyRoute
+from weft.server.request.validation import check_range
+from weft.server.request.vector_inputs import MAX_INPUTS, Input, InputEncoder, prompted, require_task
+from weft.server.schemas.vectors import Ranked, Ranking, RerankBody, Score, ScoreBody, VectorList
+
+router = APIRouter(route_class=BodyRoute)
+Context = Annotated[ServerContext, Depends(get_context)]
+
+
+@router.post("/v1/score")
+@router.post("/score")
+async def score(body: ScoreBody, request: Request, context: Context) -> Response:
+    """The score of each pair."""
+    firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
+    seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    check_range("the number of texts in text_2", len(seconds), 1, MAX_INPUTS, param="text_2")
+    if len(firsts) not in (1, len(seconds)):
+        message = f"text_1 must hold one text or as many as text_2, which has {len(seconds)}, got {len(firsts)}"
+        raise InvalidRequestError(message, param="text_1")
+    vectors, scores = await _scores(body, request, context, firsts, seconds, "text_2", "score")
+    data = [Score(index, value) for index, value in enumerate(scores)]
+    listed = VectorList(vectors.id, vectors.created, vectors.name, data, vectors.usage)
+    return await answer(context, vectors, lambda: listed)
+
+
+@router.post("/v1/rerank")
+@router.post("/v2/rerank")
+@router.post("/rerank")
+async def rerank(body: RerankBody, request: Request, context: Context) -> Response:
+    """The documents, the most relevant first."""
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    check_range("the number of documents", len(texts), 1, MAX_INPUTS, param="documents")
+    top_n = len(texts) if body.top_n is None else check_range("top_n", body.top_n, 1, None)
+    if body.max_tokens_per_doc is not None:
+        check_range("max_tokens_per_doc", body.max_tokens_per_doc, 1, None)
+        longest = (await context.check_model(request, body.model)).engine_info.max_model_len
+        body = body.model_copy(update={"truncate_prompt_tokens": min(body.max_tokens_per_doc, longest)})
+    vectors, scores = await _scores(body, request, context, [body.query], texts, "documents", "rerank")
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[:top_n]
+    shown = [{"text": text} for text in texts] if body.return_documents else [None] * len(texts)
+    results = [Ranked(index, scores[index], shown[index]) for index in order]
+    meta: dict[str, dict[str, str | int]] = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
+    ranking = Ranking(vectors.id, vectors.name, results, vectors.usage, meta)
+    return await answer(context, vectors, lambda: ranking)
+
+
+async def _scores(
+    body: ScoreBody | RerankBody,
+    request: Request,
+    context: ServerContext,
+    firsts: list[str],
+    seconds: list[str],
+    param: str,
+    id_prefix: str,
+) -> tuple[Vectors, list[float]]:
+    """The score of each pair; one first text goes with all others."""
+    model = await context.check_model(request, body.model)
+    require_task(model, "classify", "embed")
+    encoder = InputEncoder(model, body, param, body.instruction)
+    call = VectorCall(body, request, context, model, encoder)
+    if model.engine_info.task == "embed":
+        if body.use_activation is not None:
+            raise InvalidRequestError("use_activation needs a model for the task classify", param="use_activation")
+        names = model.prompts.texts
+        queries = prompted(list(firsts), model, "query" if "query" in names else None, None)
+        documents = prompted(list(seconds), model, "document" if "document" in names else None, None)
+        vectors = await call.vectors([*queries, *documents], Pooling(is_finished=True), id_prefix)
+        first, others = vectors.outputs[: len(firsts)], vectors.outputs[len(firsts) :]
+        pairs = zip(first if len(first) > 1 else [first[0]] * len(others), others, strict=True)
+        size = sum(len(output.values) for output in others)
+        return vectors, await context.workers.run(size, lambda: [cosine(a, b) for a, b in pairs])
+    labels = vector_info(model).labels
+    if len(labels) != 1:
+        message = f"scores need a classifier with one label, and {model.name} has {len(labels)}"
+        raise UnsupportedValueError(message, param="model")
+    whole = firsts if len(firsts) > 1 else firsts * len(seconds)
+    inputs: list[Input] = list(zip(whole, seconds, strict=True))
+    vectors = await call.vectors(inputs, Pooling(is_finished=body.use_activation), id_prefix)
+    return vectors, [values_of(output)[0] for output in vectors.outputs]

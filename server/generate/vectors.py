@@ -1,0 +1,136 @@
+"""Gets the vectors of many prompts from the engine, a bounded number at a time, so that others get their turn.
+
+Whoever is cancelled leaves nothing in the engine.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from weft.engine.shared.messages import AddRequest, FinishReason, TokensInput
+from weft.engine.shared.sampling_params import SamplingParams
+from weft.engine.shared.vectors import PooledOutput, Pooling
+from weft.server.errors import DeadlineError, EngineRestartingError, InternalError
+from weft.server.http.auth import tenant_of
+from weft.server.http.context import ServerContext
+from weft.server.http.metrics import RequestTimer
+from weft.server.model.served_model import ServedModel
+from weft.server.request.fields import REFUSED_EVERYWHERE, ignored_fields
+from weft.server.request.read_body import cache_salt_of, deadline_of
+from weft.server.request.vector_inputs import Input, InputEncoder
+from weft.server.schemas.vectors import VectorBody, VectorUsage
+
+MAX_IN_FLIGHT = 64
+"""Most prompts of one call in the engine at once: enough to fill its steps."""
+MAX_IN_FLIGHT_PER_TOKEN = 2
+"""The same for the hidden states of all tokens, of which an answer may have 16 MiB."""
+
+_NO_OUTPUT = SamplingParams(max_tokens=0)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """The vectors of one body.
+
+    Attributes:
+        outputs: One for each input, in order.
+        ignored: Fields of the body that have no effect.
+    """
+
+    id: str
+    created: int
+    name: str
+    outputs: Sequence[PooledOutput]
+    usage: VectorUsage
+    ignored: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorCall:
+    """One call: its body, what it is sent by, and the model that answers."""
+
+    body: VectorBody
+    request: Request
+    context: ServerContext
+    model: ServedModel
+    encoder: InputEncoder
+
+    async def vectors(self, inputs: Sequence[Input], pooling: Pooling, id_prefix: str) -> Vectors:
+        """Encode the inputs and get their vectors.
+
+        Raises:
+            ApiError: An input does not fit, or the engine rejected or gave up one.
+        """
+        body, context, model = self.body, self.context, self.model
+        ignored = ignored_fields(body, REFUSED_EVERYWHERE, strict=context.settings.strict_params)
+        prompts = await self.encoder.encode(inputs, context.workers)
+        deadline = deadline_of(self.request, is_stream=False, ping_s=0)
+        salt, tenant = cache_salt_of(body.cache_salt), tenant_of(self.request)
+        timer = RequestTimer(context.metrics.of(model.name), self.request.state.arrival_time, len(prompts))
+        timer.accept([len(prompt) for prompt in prompts])
+
+        async def one(index: int) -> PooledOutput:
+            add = AddRequest(
+                TokensInput(prompts[index]),
+                _NO_OUTPUT,
+                tenant=tenant,
+                deadline=deadline,
+                cache_salt=salt,
+                adapter=model.adapter,
+                pooling=pooling,
+            )
+            reason = FinishReason.ABORT
+            try:
+                output = await _pooled(model, add)
+                reason = FinishReason.STOP
+            finally:
+                timer.finish_choice(index, reason, 0)
+            return output
+
+        outputs = await _bounded(one, len(prompts), MAX_IN_FLIGHT_PER_TOKEN if pooling.is_per_token else MAX_IN_FLIGHT)
+        num_tokens = sum(map(len, prompts))
+        name = body.model or model.name
+        usage = VectorUsage(num_tokens, num_tokens)
+        return Vectors(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), name, outputs, usage, ignored)
+
+
+async def _bounded(one: Callable[[int], Awaitable[PooledOutput]], number: int, bound: int) -> list[PooledOutput]:
+    """Await one(0) to one(number - 1), at most `bound` at once; the first error cancels the others."""
+    outputs: dict[int, PooledOutput] = {}
+    indices = iter(range(number))
+
+    async def work() -> None:
+        for index in indices:
+            outputs[index] = await one(index)
+
+    tasks = [asyncio.create_task(work()) for _ in range(min(bound, number))]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [outputs[index] for index in range(number)]
+
+
+async def _pooled(model: ServedModel, add: AddRequest) -> PooledOutput:
+    generation = await model.engine_client.generate(add)
+    try:
+        async for output in generation:
+            if isinstance(output, PooledOutput):
+                return output
+            if output.finish_reason is FinishReason.TIMEOUT:
+                raise DeadlineError("the client's deadline passed while the request waited")
+            if output.finish_reason is FinishReason.ABORT:
+                break
+            _log.error("the engine gave a request up: %s", output.message)
+            raise InternalError("the engine failed on this request; the server's log has the details")
+    finally:
+        generation.close()
+    raise EngineRestartingError("the engine stopped this request; try again")
