@@ -84,3 +84,22 @@ def test_the_reasoning_example_is_answered_with_reasoning(live_server: LiveServe
     answer = message("reasoning_effort", live_server)
     assert answer["reasoning_content"]
     assert answer["reasoning"] == answer["reasoning_content"]
+
+
+@needs_curl
+def test_the_example_in_anthropics_shape_is_answered(live_server: LiveServer) -> None:
+    answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/messages", live_server)))
+    assert answer["content"][0]["text"]
+
+
+@needs_curl
+def test_the_example_in_ollamas_shape_is_streamed_in_lines(live_server: LiveServer) -> None:
+    lines = run("sh", "-c", example("docs/api.md", "sh", "/api/chat", live_server)).splitlines()
+    assert "".join(json.loads(line)["message"]["content"] for line in lines)
+    assert [json.loads(line)["done"] for line in lines[-2:]] == [False, True]
+
+
+@needs_curl
+def test_the_example_in_llama_cpps_shape_follows_its_grammar(live_server: LiveServer) -> None:
+    answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/completion ", live_server)))
+    assert answer["content"] in ("yes", "no")

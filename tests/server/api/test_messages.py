@@ -156,3 +156,16 @@ def test_a_failure_in_a_stream_is_its_last_event(site: Any) -> None:
 def test_tokens_are_counted(site: Any) -> None:
     counted = send(site, "/v1/messages/count_tokens", system="Be short.", max_tokens=None)
     assert counted.json == {"input_tokens": 1 + len("system: Be short.\nuser: Hi\nassistant:")}
+
+
+def test_an_empty_list_of_tools_is_none(site: Any) -> None:
+    """Coding agents send one with their request for a title."""
+    assert send(site, tools=[], tool_choice={"type": "auto"}).status == 200
+
+
+@pytest.mark.parametrize("depth", [100, 1000, 20_000])
+def test_blocks_inside_blocks_are_refused(site: Any, depth: int) -> None:
+    nested: str = '{"type":"tool_result","tool_use_id":"a","content":[' * depth + "]}" * depth
+    body = '{"max_tokens":9,"messages":[{"role":"user","content":[' + nested + "]}]}"
+    reply = site.call("POST", "/v1/messages", content=body, headers={"content-type": "application/json"})
+    assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")

@@ -521,3 +521,19 @@ def test_of_too_many_connections_the_oldest_gives_way() -> None:
             assert [transport.is_over for transport in connections] == [False] * 24 + [True] * 74 + [False] * 2
 
     run(test)
+
+
+def test_a_refused_request_gets_the_error_of_its_api() -> None:
+    """Requests that never reach the app get the shape of the API that they asked."""
+
+    async def test() -> None:
+        async with open_site() as site:
+            protocol, transport = site.connect()
+            head = b"POST /v1/messages?beta=true HTTP/1.1\r\nHost: a\r\n"
+            protocol.data_received(head + b"a: b\r\n" * (MAX_NUM_HEADERS + 1) + b"\r\n")
+            headers, _, body = bytes(transport.written).partition(b"\r\n\r\n")
+            error = json.loads(body)
+            assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+            assert f"x-request-id: {error['request_id']}".encode() in headers
+
+    run(test)
