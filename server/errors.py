@@ -154,7 +154,7 @@ class NotFoundError(InvalidRequestError):
     """This API key has no such object."""
 
     status = 404
-    code = None
+    code = "not_found"
 
 
 class BodyTooLargeError(InvalidRequestError):

@@ -1,59 +1,224 @@
-"""POST /v1/responses: turns a body into a task."""
+"""POST /v1/responses, its tokens counted, and the task that a body becomes."""
 
 import secrets
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.generate.pipeline import respond
+from weft.server.errors import InvalidRequestError, RouteError
+from weft.server.generate.background import BackgroundRun, follow
+from weft.server.generate.pipeline import open_answer, respond
 from weft.server.generate.prompts import encode_chat
 from weft.server.generate.shorten import shortened
+from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
+from weft.server.http.sse import EventStream
 from weft.server.model.served_model import ServedModel
-from weft.server.render.responses import ResponseOptions, ResponseRenderer
+from weft.server.render.responses import ResponseOptions, ResponseRenderer, error_event
 from weft.server.request.body import BodyRoute
-from weft.server.request.fields import ACCEPTED_IN_RESPONSES, REFUSED_IN_RESPONSES
+from weft.server.request.fields import (
+    ACCEPTED_IN_RESPONSES,
+    REFUSED_IN_RESPONSES,
+    ignored_fields,
+    ignored_header,
+)
 from weft.server.request.read_body import read_task
-from weft.server.request.response_input import InputItem, input_messages
-from weft.server.request.response_options import max_output_tokens, num_logprobs, read_wishes, template_options
-from weft.server.request.task import Chat, Task
-from weft.server.schemas.responses import ResponseBody, ResponseItem, ResponseObject, ResponseTool
+from weft.server.request.response_input import InputItem, input_messages, items_to_store
+from weft.server.request.response_options import (
+    ENCRYPTED,
+    max_output_tokens,
+    num_logprobs,
+    read_wishes,
+    template_options,
+)
+from weft.server.request.task import Chat, OutputWishes, Task
+from weft.server.schemas.responses import (
+    InputTokensBody,
+    ResponseBody,
+    ResponseItem,
+    ResponseObject,
+    ResponseTool,
+)
+from weft.server.store.responses import StoredResponse, chain, find_item
+from weft.server.store.sealing import Sealer
 from weft.server.text.long_text import Room, TextTooLongError
 
 router = APIRouter(route_class=BodyRoute)
+MIN_COUNTED_TOKENS = 1 << 16
+"""Tokens that are always counted, even if the context is shorter."""
 
 
 @router.post("/v1/responses")
 async def create_response(
     body: ResponseBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
-    """Answer a conversation, streamed or whole."""
-    task = await _read(body, request, context)
-    shows = ResponseOptions(num_logprobs(body), bool(body.stream_options and body.stream_options.include_obfuscation))
-    return await respond(task, request, context, partial(ResponseRenderer, task, _head(body, task), shows))
+    """Answer a conversation: streamed, whole, or in the background."""
+    if body.background and body.store is False:
+        raise InvalidRequestError("background needs store: the response is read from there", param="background")
+    items = await gathered_items(body, request, context)
+    sealer = await context.store.run(lambda: Sealer(context.store.folder))
+    task = await _read(body, items, sealer, request, context)
+    seal = sealer.seal if ENCRYPTED in (body.include or ()) else None
+    pads = bool(body.stream_options and body.stream_options.include_obfuscation)
+    shows, head = ResponseOptions(num_logprobs(body), pads, seal), _head(body, task)
+    new_renderer = partial(ResponseRenderer, task, head, shows)
+    if not head.store:
+        return await respond(task, request, context, new_renderer)
+    own = items_to_store(_own_items(body), head.id)
+    if body.background:
+        return await _in_background(task, request, context, new_renderer, own)
+    return await _kept(task, request, context, new_renderer, own)
 
 
-async def _read(body: ResponseBody, request: Request, context: ServerContext) -> Task:
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(
+    body: InputTokensBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+) -> Response:
+    """Count the tokens that a response with this input would read."""
+    model, size = await context.check_model(request, body.model), len(await request.body())
+    ignored = await context.workers.run_light(
+        size,
+        ignored_fields,
+        body,
+        REFUSED_IN_RESPONSES,
+        strict=context.settings.strict_params,
+        accepted=ACCEPTED_IN_RESPONSES,
+    )
+    items = await gathered_items(body, request, context)
+    sealer = await context.store.run(lambda: Sealer(context.store.folder))
+    chat, _ = await _chat(body, items, sealer, model, context, size)
+    room = Room(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
+    try:
+        token_ids, _ = await context.workers.run(size, encode_chat, model.tokenizer, chat, room)
+    except TextTooLongError as exc:
+        message = f"input must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
+        raise InvalidRequestError(message, param="input") from None
+    answer = {"object": "response.input_tokens", "input_tokens": len(token_ids)}
+    return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
+
+
+@router.post("/v1/responses/compact")
+async def compact(body: InputTokensBody) -> Response:
+    """Refuse by name: what a model's own summary of a conversation would lose cannot be told."""
+    raise RouteError(501, "compact is not supported by this server: send the items, or truncation 'auto'", {})
+
+
+async def _in_background(
+    task: Task, request: Request, context: ServerContext, new_renderer: Any, own: list[dict[str, Any]]
+) -> Response:
+    tenant, headers = tenant_of(request), ignored_header(task.ignored)
+    answer, renderer = await open_answer(replace(task, is_stream=True, deadline=None), request, context, new_renderer)
+    assert isinstance(renderer, ResponseRenderer)
+    try:
+        response = renderer.response
+        response.status = "queued"
+        stored = StoredResponse(msgspec.to_builtins(response), own, time.time())
+        first = msgspec.json.encode(response)
+        await context.store.write(lambda transaction: transaction.put(stored.row(tenant)))
+        run = BackgroundRun(answer, renderer, stored, tenant, renderer.begin(), lambda: response)
+    except BaseException:
+        answer.close()
+        raise
+    run.start(context)
+    if not task.is_stream:
+        return Response(first, headers=headers, media_type="application/json")
+    return followed(context, response.id, tenant, -1, headers)
+
+
+def followed(context: ServerContext, response_id: str, tenant: str, after: int, headers: dict[str, str]) -> Response:
+    """The events of a background response as a stream."""
+    return EventStream(
+        follow(context, response_id, tenant, after),
+        lambda: b"",
+        error_event,
+        headers=headers,
+        ping_s=context.settings.sse_ping_s,
+        close=lambda: None,
+    )
+
+
+async def _kept(
+    task: Task, request: Request, context: ServerContext, new_renderer: Any, own: list[dict[str, Any]]
+) -> Response:
+    """Answer, and store the response before its end is sent."""
+    tenant, headers = tenant_of(request), ignored_header(task.ignored)
+    answer, renderer = await open_answer(task, request, context, new_renderer)
+    assert isinstance(renderer, ResponseRenderer)
+
+    async def keep() -> None:
+        stored = StoredResponse(msgspec.to_builtins(renderer.response), own)
+        await context.store.write(lambda transaction: transaction.put(stored.row(tenant)))
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        async with aclosing(answer.rendered(renderer.stream)) as parts:
+            async for data in parts:
+                yield data
+        renderer.finish()
+        await keep()
+
+    if task.is_stream:
+        return EventStream(
+            events(),
+            renderer.stream_end,
+            renderer.stream_error,
+            headers=headers,
+            ping_s=context.settings.sse_ping_s,
+            close=answer.close,
+        )
+    try:
+        choices = await answer.whole(task.num_choices)
+    finally:
+        answer.close()  # also if this task is cancelled
+    data = renderer.whole(choices)
+    await keep()
+    return Response(data, headers=headers, media_type="application/json")
+
+
+async def gathered_items(body: ResponseBody, request: Request, context: ServerContext) -> list[InputItem]:
+    """All items of the input: those of earlier responses, then the body's own; references are resolved.
+
+    Raises:
+        NotFoundError: A response or an item is not stored.
+    """
+    tenant, own, wanted = tenant_of(request), _own_items(body), body.previous_response_id
+    references = {each.at: each.item.id or "" for each in own if each.item.type == "item_reference"}
+    earlier: list[dict[str, Any]] = []
+    if wanted is not None:
+        earlier = await context.store.write(lambda transaction: chain(transaction, wanted, tenant))
+    found = {}
+    if references:
+        found = await context.store.read(
+            lambda transaction: {at: find_item(transaction, id, tenant, at) for at, id in references.items()}
+        )
+    old = [InputItem(ResponseItem.model_validate(item), f"previous_response_id[{i}]") for i, item in enumerate(earlier)]
+    new = [InputItem(ResponseItem.model_validate(found[e.at]), e.at) if e.at in found else e for e in own]
+    return [*old, *new]
+
+
+def _own_items(body: ResponseBody) -> list[InputItem]:
+    """The items of the body itself."""
+    given: object = body.input
+    if given is None:
+        return []
+    if isinstance(body.input, str):
+        return [InputItem(ResponseItem(type="message", role="user", content=body.input), "input")]
+    return [InputItem(item, f"input[{i}]") for i, item in enumerate(body.input)]
+
+
+async def _read(
+    body: ResponseBody, items: list[InputItem], sealer: Sealer, request: Request, context: ServerContext
+) -> Task:
     model, size = await context.check_model(request, body.model), len(await request.body())
     logprobs, max_tokens = num_logprobs(body), max_output_tokens(body)
-    wishes = await context.workers.run_light(size, read_wishes, body, model.formats)
-    messages, breakpoints = await context.workers.run_light(
-        size,
-        input_messages,
-        own_items(body),
-        body.instructions,
-        model.formats.tools,
-        body.prompt_cache_options,
-        shows_old_reasoning=not (body.reasoning and body.reasoning.context == "current_turn"),
-    )
-    chat = Chat(messages, template_options(body, wishes, model.tokenizer), breakpoints, "input")
-    if body.truncation == "auto":
-        room = model.engine_info.max_model_len - (1 if max_tokens is None else max_tokens)
-        chat = await context.workers.run(size, shortened, chat, partial(_fits, model, Room(room)))
+    chat, wishes = await _chat(body, items, sealer, model, context, size)
     return await read_task(
         body,
         request,
@@ -69,11 +234,27 @@ async def _read(body: ResponseBody, request: Request, context: ServerContext) ->
     )
 
 
-def own_items(body: ResponseBody) -> list[InputItem]:
-    """The items of the body itself."""
-    if isinstance(body.input, str):
-        return [InputItem(ResponseItem(type="message", role="user", content=body.input), "input")]
-    return [InputItem(item, f"input[{i}]") for i, item in enumerate(body.input)]
+async def _chat(
+    body: ResponseBody, items: list[InputItem], sealer: Sealer, model: ServedModel, context: ServerContext, size: int
+) -> tuple[Chat, OutputWishes]:
+    """The messages for the template, and what the output must be."""
+    max_tokens = max_output_tokens(body)
+    wishes = await context.workers.run_light(size, read_wishes, body, model.formats)
+    messages, breakpoints = await context.workers.run_light(
+        size,
+        input_messages,
+        items,
+        body.instructions,
+        model.formats.tools,
+        body.prompt_cache_options,
+        shows_old_reasoning=not (body.reasoning and body.reasoning.context == "current_turn"),
+        unseal=sealer.unseal,
+    )
+    chat = Chat(messages, template_options(body, wishes, model.tokenizer), breakpoints, "input")
+    if body.truncation == "auto":
+        room = model.engine_info.max_model_len - (1 if max_tokens is None else max_tokens)
+        chat = await context.workers.run(size, shortened, chat, partial(_fits, model, Room(max(0, room))))
+    return chat, wishes
 
 
 def _fits(model: ServedModel, room: Room, chat: Chat) -> bool:
@@ -90,6 +271,7 @@ def _head(body: ResponseBody, task: Task) -> ResponseObject:
     return ResponseObject(
         id=f"resp_{secrets.token_hex(24)}",
         created_at=int(time.time()),
+        background=bool(body.background),
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
@@ -101,7 +283,7 @@ def _head(body: ResponseBody, task: Task) -> ResponseObject:
         reasoning=body.reasoning.model_dump(exclude_none=True) if body.reasoning else {},
         safety_identifier=body.safety_identifier,
         service_tier=task.service.tier,
-        store=False,
+        store=body.store is not False,
         temperature=task.sampling.temperature,
         text={"format": {"type": "text"}, **text},
         tool_choice=choice if isinstance(choice, str) else choice.model_dump(exclude_none=True) if choice else "auto",

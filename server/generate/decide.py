@@ -21,7 +21,7 @@ from weft.server.errors import ContextLengthError, InvalidRequestError, Unsuppor
 from weft.server.formats.detection import OutputFormats
 from weft.server.formats.reasoning import ReasoningBlock
 from weft.server.generate.events import Counts
-from weft.server.generate.pipeline import complete
+from weft.server.generate.partial_answer import complete
 from weft.server.generate.prompts import pins_of
 from weft.server.http.context import ServerContext
 from weft.server.request.decision_questions import Asked

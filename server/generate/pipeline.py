@@ -17,7 +17,7 @@ from starlette.responses import Response
 from weft.engine.shared.messages import AddRequest, CachePolicy, Pin, TokensInput
 from weft.server.generate.answer import Answer
 from weft.server.generate.choice_stream import ChoiceStream
-from weft.server.generate.events import Renderer, Report, WholeChoice
+from weft.server.generate.events import Renderer, Report
 from weft.server.generate.output_plan import OutputPlan, naming_the_grammar, plan_output
 from weft.server.generate.parsed_choice import ParsedChoice
 from weft.server.generate.prompts import PromptEncoder
@@ -44,13 +44,7 @@ async def respond(
     Raises:
         ApiError: A prompt does not fit, or the engine rejected it. For a whole answer, also if generation failed.
     """
-    context.metrics.of(task.model.name).note_retry(request.headers.get("x-stainless-retry-count", ""))
-    prompts, answer = await _new_answer(task, request, context)
-    # A renderer may decode the prompts of texts, to echo them.
-    size = sum(len(prompt.token_ids) for prompt in prompts) if isinstance(task.input, Texts) else 0
-    renderer = await context.workers.run(size, new_renderer, answer)
-    with naming_the_grammar(task.wishes):
-        await answer.open(task.model.engine_client)
+    answer, renderer = await open_answer(task, request, context, new_renderer)
     headers = ignored_header(task.ignored)
     if task.is_stream:
         return EventStream(
@@ -69,22 +63,21 @@ async def respond(
     return Response(renderer.whole(choices), headers=headers, media_type="application/json")
 
 
-async def complete(task: Task, request: Request, context: ServerContext) -> tuple[list[WholeChoice], Report]:
-    """Generate the whole answer to a task that is one part of a response.
-
-    Raises:
-        ApiError: As `respond`.
-    """
-    _, answer = await _new_answer(task, request, context)
+async def open_answer(
+    task: Task, request: Request, context: ServerContext, new_renderer: Callable[[Report], Renderer]
+) -> tuple[Answer, Renderer]:
+    """An answer that the engine has accepted, and its renderer. The caller closes the answer."""
+    context.metrics.of(task.model.name).note_retry(request.headers.get("x-stainless-retry-count", ""))
+    prompts, answer = await new_answer(task, request, context)
+    # A renderer may decode the prompts of texts, to echo them.
+    size = sum(len(prompt.token_ids) for prompt in prompts) if isinstance(task.input, Texts) else 0
+    renderer = await context.workers.run(size, new_renderer, answer)
     with naming_the_grammar(task.wishes):
         await answer.open(task.model.engine_client)
-    try:
-        return await answer.whole(task.num_choices), answer
-    finally:
-        answer.close()
+    return answer, renderer
 
 
-async def _new_answer(task: Task, request: Request, context: ServerContext) -> tuple[list[Prompt], Answer]:
+async def new_answer(task: Task, request: Request, context: ServerContext) -> tuple[list[Prompt], Answer]:
     """Prepare everything that is sent to the engine; sends nothing yet."""
     require_task(task.model, "generate")
     encoder, workers = PromptEncoder(task, context.workers), context.workers

@@ -16,6 +16,8 @@ class Lifecycle:
         self.num_active = 0
         self.unanswered: set[asyncio.Task[Any]] = set()
         """Tasks of requests whose answer has not begun. Whoever awaits a task adds and removes it."""
+        self.background: set[asyncio.Task[Any]] = set()
+        """Tasks that outlive their requests. Whoever starts one counts it in and out."""
         self._idle = asyncio.Event()
         self._idle.set()
 

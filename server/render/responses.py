@@ -4,9 +4,8 @@ Both go through the same state, so the items and ids of the events are those of 
 """
 
 import json
-import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -30,6 +29,7 @@ from weft.server.render.answered_calls import custom_input, new_call_id
 from weft.server.render.common import obfuscation, shown_tokens
 from weft.server.request.task import Task
 from weft.server.schemas import responses as wire
+from weft.server.store.responses import item_id
 
 
 @dataclass(slots=True)
@@ -47,6 +47,7 @@ class ResponseOptions:
 
     logprobs: int | None
     obfuscation: bool
+    seal: Callable[[str], str] | None = None  # how reasoning is encrypted; None: it is not
 
 
 class ResponseRenderer:
@@ -70,7 +71,7 @@ class ResponseRenderer:
 
     def stream_end(self) -> bytes:
         """The last event, which holds the whole response."""
-        self._finish()
+        self.finish()
         return self._response_event(self.response.status)
 
     def stream_error(self, error: ApiError) -> bytes:
@@ -86,7 +87,7 @@ class ResponseRenderer:
         for call in choice.calls:
             events += [CallOpened(call.name), CallArguments(call.arguments), call]
         self.stream(0, [*events, choice.end])
-        self._finish()
+        self.finish()
         return msgspec.json.encode(self.response)
 
     def begin(self) -> bytes:
@@ -108,7 +109,8 @@ class ResponseRenderer:
         self.response.status = "failed"
         self.response.error = wire.ResponseFailure(code, error_text(error), error.type, error.param)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Complete the response, of which every event has been written."""
         counts = self._report.counts()
         self.response.usage = wire.ResponseUsage(
             counts.prompt_tokens,
@@ -117,7 +119,7 @@ class ResponseRenderer:
             wire.OutputDetails(counts.reasoning_tokens),
             counts.prompt_tokens + counts.output_tokens,
         )
-        if self.response.status == "completed":
+        if self.response.status == "completed" and self.response.completed_at is None:
             self.response.completed_at = int(time.time())
 
     def _written(self, event: Event) -> bytes:
@@ -155,8 +157,8 @@ class ResponseRenderer:
 
     def _begin_call(self, name: str) -> bytes:
         if name in self._custom_names:
-            return self._add(wire.CustomCallItem(_new_id("ctc"), new_call_id(), name))
-        return self._add(wire.FunctionCallItem(_new_id("fc"), new_call_id(), name))
+            return self._add(wire.CustomCallItem(self._new_id("ctc"), new_call_id(), name))
+        return self._add(wire.FunctionCallItem(self._new_id("fc"), new_call_id(), name))
 
     def _end_call(self, event: CallClosed) -> bytes:
         item, data = self._item, b""
@@ -184,7 +186,7 @@ class ResponseRenderer:
         if isinstance(self._item, kind):
             return b""
         data = self._close("completed")
-        item = kind(_new_id(prefix))
+        item = kind(self._new_id(prefix))
         data += self._add(item)
         if isinstance(item, wire.MessageItem):
             item.content = [wire.OutputText()]
@@ -212,6 +214,8 @@ class ResponseRenderer:
         else:
             part = item.content[0]
             part.text = text
+            if isinstance(item, wire.ReasoningItem) and self._options.seal:
+                item.encrypted_content = self._options.seal(text)
             kind = "output_text" if isinstance(part, wire.OutputText) else "reasoning_text"
             logprobs = {"logprobs": part.logprobs} if isinstance(part, wire.OutputText) else {}
             data = self._item_event(f"{kind}.done", content_index=0, text=text, **logprobs)
@@ -232,6 +236,9 @@ class ResponseRenderer:
         at = {"item_id": self._open.item.id, "output_index": self._open.index}
         return self._event(f"response.{kind}", **at, **members)
 
+    def _new_id(self, prefix: str) -> str:
+        return item_id(prefix, self.response.id, len(self.response.output))
+
     def _response_event(self, kind: str) -> bytes:
         return self._event(f"response.{kind}", response=self.response)
 
@@ -241,8 +248,10 @@ class ResponseRenderer:
         return encode_event({"type": kind, "sequence_number": number, **members}, kind)
 
 
-def _new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(24)}"
+def error_event(error: ApiError) -> bytes:
+    """The event for a failure of a stream of which no response can be told: flat, as SDKs want it."""
+    fields = {"code": error.code, "message": error_text(error), "param": error.param, "sequence_number": 0}
+    return encode_event({"type": "error", **fields}, "error")
 
 
 def _is_json(text: str) -> bool:

@@ -44,8 +44,6 @@ REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
 }
 REFUSED_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
     **REFUSED_EVERYWHERE,
-    "previous_response_id": _NOTHING,
-    "background": (None, False),
     "conversation": _NOTHING,
     "prompt": _NOTHING,
     "access_programs": _NOTHING,

@@ -4,7 +4,7 @@ Reasoning, a message of the assistant and calls that follow each other are one t
 that this server has no use for is refused by name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,16 @@ from weft.server.request.validation import required
 from weft.server.schemas.chat_completions import FunctionCall
 from weft.server.schemas.common import PromptCacheOptions
 from weft.server.schemas.responses import ResponseItem, ResponsePart
+from weft.server.store.responses import FIRST_INPUT, item_id
 
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
 _ROLES = frozenset({"user", "system", "developer", "assistant"})
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
 
@@ -36,6 +45,7 @@ class Messages:
     """Messages for the chat template, while they are made from items; only `add` mutates it."""
 
     usual_ttl_s: float
+    unseal: Callable[[str], str | None]
     reasoning_from: int  # reasoning of items before this one is left out
     messages: list[dict[str, Any]] = field(default_factory=list)
     breakpoints: list[Breakpoint] = field(default_factory=list)
@@ -53,7 +63,7 @@ class Messages:
             case "message":
                 self._message(item, at)
             case "reasoning":
-                if index >= self.reasoning_from and (text := _reasoning(item, at)):
+                if index >= self.reasoning_from and (text := self._reasoning(item, at)):
                     turn = self._turn(("content", "tool_calls"))
                     turn["reasoning_content"] = turn.get("reasoning_content", "") + text
             case "function_call":
@@ -96,6 +106,18 @@ class Messages:
         content = _text(item.output, f"{at}.output")
         self.messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
 
+    def _reasoning(self, item: ResponseItem, at: str) -> str:
+        """The text of the reasoning itself, plain or encrypted, else of its summary."""
+        if item.content:
+            return _text(item.content, f"{at}.content", "")
+        if item.encrypted_content is None:
+            return _text(item.summary or "", f"{at}.summary")
+        text = self.unseal(item.encrypted_content)
+        if text is None:
+            path = f"{at}.encrypted_content"
+            raise InvalidRequestError(f"{path} was not made by this server, or was changed", param=path)
+        return text
+
     def _turn(self, absent: Sequence[str]) -> dict[str, Any]:
         """The open message of the assistant; a new one if there is none, or if it has one of these members."""
         if self.turn is None or any(self.turn.get(name) is not None for name in absent):
@@ -120,11 +142,13 @@ def input_messages(
     cache: PromptCacheOptions | None,
     *,
     shows_old_reasoning: bool,
+    unseal: Callable[[str], str | None],
 ) -> tuple[list[dict[str, Any]], list[Breakpoint]]:
     """The messages for the template, and the last breakpoints in them.
 
     Args:
         tools: How the model writes calls; None: it has no tools.
+        unseal: Decrypts reasoning; None is returned for what this server has not encrypted.
         shows_old_reasoning: Reasoning before the last message of the user is kept; the template may still drop it.
 
     Raises:
@@ -133,7 +157,7 @@ def input_messages(
     if not items and instructions is None:
         raise InvalidRequestError("input must hold at least one item, got none", param="input")
     of_user = [i for i, each in enumerate(items) if each.item.role == "user"]
-    made = Messages(usual_ttl_s(cache), of_user[-1] if of_user and not shows_old_reasoning else 0)
+    made = Messages(usual_ttl_s(cache), unseal, of_user[-1] if of_user and not shows_old_reasoning else 0)
     if instructions is not None:
         made.messages.append({"role": "system", "content": instructions})
     try:
@@ -148,16 +172,31 @@ def input_messages(
     return made.messages, made.breakpoints[-MAX_BREAKPOINTS:]
 
 
+def items_to_store(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:
+    """The items in their full form: each with an id and a status, contents as lists of parts."""
+    return [_full(each.item, response_id, i) for i, each in enumerate(items)]
+
+
+def _full(item: ResponseItem, response_id: str, index: int) -> dict[str, Any]:
+    given = item.model_dump(exclude_none=True)
+    kind = given.setdefault("type", "message")
+    given.setdefault("id", item_id(_PREFIXES.get(kind, "item"), response_id, FIRST_INPUT + index))
+    given.setdefault("status", "completed")
+    if kind == "message":
+        is_output = item.role == "assistant"
+        if isinstance(item.content, str):
+            given["content"] = [{"type": "output_text" if is_output else "input_text", "text": item.content}]
+        for part in given["content"] if is_output else ():
+            if part["type"] == "output_text":
+                part.setdefault("annotations", [])
+    if kind == "reasoning":
+        given.setdefault("summary", [])
+    return given
+
+
 def _member(item: ResponseItem, name: str, at: str) -> str:
     value: str = required(getattr(item, name), f"{at}.{name}")
     return value
-
-
-def _reasoning(item: ResponseItem, at: str) -> str:
-    """The text of the reasoning itself, else of its summary."""
-    if item.content:
-        return _text(item.content, f"{at}.content", "")
-    return _text(item.summary or "", f"{at}.summary")
 
 
 def _text(content: str | list[ResponsePart] | None, at: str, separator: str = PART_SEPARATOR) -> str:

@@ -24,6 +24,7 @@ from weft.server.schemas.tools import FunctionDefinition, GrammarDefinition
 from weft.server.text.chat_template import TemplateOptions
 from weft.server.text.text_tokenizer import TextTokenizer
 
+ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
 

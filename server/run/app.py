@@ -30,6 +30,7 @@ from weft.server.api import (
     rerank,
     responses,
     stats,
+    stored_responses,
     tokenize,
     uploads,
 )
@@ -92,6 +93,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         rerank,
         responses,
         stats,
+        stored_responses,
         tokenize,
         uploads,
     ):

@@ -174,6 +174,12 @@ class ResponseBody(GenerationBody):
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
 
 
+class InputTokensBody(ResponseBody):
+    """The body of POST /v1/responses/input_tokens."""
+
+    input: Input | None = None  # type: ignore[assignment]
+
+
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
     """The text of a message."""
 

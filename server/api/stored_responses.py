@@ -1,0 +1,98 @@
+"""GET and DELETE /v1/responses/{id}, its cancellation and its input items: what became of stored responses."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server.api.responses import followed
+from weft.server.errors import InvalidRequestError, NotFoundError, shown
+from weft.server.http.auth import tenant_of
+from weft.server.http.context import ServerContext, get_context
+from weft.server.request.validation import check_range
+from weft.server.store.responses import KIND, StoredResponse, chain, change, load
+from weft.server.store.transaction import Transaction
+
+router = APIRouter()
+MAX_PAGE = 100
+_Context = Annotated[ServerContext, Depends(get_context)]
+
+
+@router.get("/v1/responses/{response_id}")
+async def retrieve(response_id: str, request: Request, context: _Context) -> Response:
+    """The response as it is now, or the events of one that was made in the background."""
+    query, tenant = request.query_params, tenant_of(request)
+    is_stream = query.get("stream", "false") == "true"
+    after = _number(query.get("starting_after"), "starting_after", -1, 0, None)
+    if "starting_after" in query and not is_stream:
+        raise InvalidRequestError("starting_after is only allowed when stream is true", param="starting_after")
+    stored = await context.store.write(lambda transaction: load(transaction, response_id, tenant))
+    if not is_stream:
+        return _json(stored.response)
+    if not stored.response["background"]:
+        message = "stream must not be true: only responses that were made in the background can be replayed"
+        raise InvalidRequestError(message, param="stream")
+    return followed(context, response_id, tenant, after, {})
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete(response_id: str, request: Request, context: _Context) -> Response:
+    """Delete a response. One that is being made in the background ends."""
+    tenant = tenant_of(request)
+    if not await context.store.write(lambda transaction: transaction.delete(KIND, response_id, tenant)):
+        raise NotFoundError(f"the response {shown(response_id)} does not exist")
+    return _json({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel(response_id: str, request: Request, context: _Context) -> Response:
+    """Stop a response that is being made in the background. One that is done stays as it is."""
+
+    def edit(stored: StoredResponse) -> None:
+        if not stored.response["background"]:
+            raise InvalidRequestError("only a response that is made in the background can be cancelled")
+        if not stored.is_done:
+            stored.response["status"] = "cancelled"
+
+    stored = await context.store.write(change(response_id, tenant_of(request), edit))
+    return _json(stored.response)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(response_id: str, request: Request, context: _Context) -> Response:
+    """The items that the response was made from, a page at a time."""
+    query, tenant = request.query_params, tenant_of(request)
+    limit = _number(query.get("limit"), "limit", 20, 1, MAX_PAGE)
+    order, after = query.get("order", "desc"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequestError(f"order must be 'asc' or 'desc', got {shown(order)}", param="order")
+
+    def work(transaction: Transaction) -> list[dict[str, Any]]:
+        stored = load(transaction, response_id, tenant)
+        previous = stored.response["previous_response_id"]
+        return [*(chain(transaction, previous, tenant) if previous else ()), *stored.input]
+
+    items = await context.store.write(work)
+    items = items if order == "asc" else items[::-1]
+    if after is not None:
+        places = [i for i, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise InvalidRequestError(f"after must be the id of an item of the list, got {shown(after)}", param="after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
+    return _json({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
+
+
+def _number(text: str | None, name: str, default: int, low: int, high: int | None) -> int:
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 9:
+        raise InvalidRequestError(f"{name} must be a whole number, got {shown(text)}", param=name)
+    return check_range(name, int(text), low, high)
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
