@@ -25,4 +25,10 @@ def test_the_client_is_content(live_server: LiveServer, script: pathlib.Path) ->
 
 
 def test_no_client_is_forgotten() -> None:
-    assert [script.stem for script in SCRIPTS] == ["use_instructor", "use_langchain", "use_litellm", "use_pydantic_ai"]
+    assert [script.stem for script in SCRIPTS] == [
+        "use_instructor",
+        "use_langchain",
+        "use_litellm",
+        "use_pydantic_ai",
+        "use_pydantic_ai_messages",
+    ]
