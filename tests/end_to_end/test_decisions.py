@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.checkpoints import load_reference
-from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve
+from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, serving
 from weft.server.run.checkpoint import DEMO_MODEL
 
 CHOICE: Any = {
@@ -91,26 +91,36 @@ def test_probabilities_are_those_of_a_plain_forward_pass(client: openai.OpenAI, 
     assert answers[1].confidence == pytest.approx((30 * max(shares) - 1) / 29, abs=1e-3)
 
 
-def test_400_questions_compute_the_input_once(client: openai.OpenAI, live_server: LiveServer) -> None:
-    text = "The invoice was charged twice and nobody answers the phone. " * 40
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """The demo model with Weft's own kernels."""
+    with serving(tmp_path_factory.mktemp("decisions") / "server.log", "--max-model-len", "2048") as server:
+        yield server
+
+
+def decide(server: LiveServer, **body: Any) -> Any:
+    reply = httpx.post(f"{server.base_url}/v1/decisions", json=body, timeout=TIMEOUT_S)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_400_questions_compute_the_input_once(server: LiveServer) -> None:
+    text = "The invoice was charged twice and nobody answers the phone. " * 30
     questions = [{**CHOICE, "name": None, "instructions": f"Which team, customer {i}?"} for i in range(400)]
-    before = live_server.metric("weft:engine_prefill_tokens_total")
-    usage = ask(client, questions, text).usage
-    computed = live_server.metric("weft:engine_prefill_tokens_total") - before
-    num_tokens = usage.input_tokens / 400
+    before = server.metric("weft:engine_prefill_tokens_total")
+    usage = decide(server, input=text, questions=questions)["usage"]
+    computed = server.metric("weft:engine_prefill_tokens_total") - before
+    num_tokens = usage["input_tokens"] / 400
     assert num_tokens > 1000
-    assert computed == usage.input_tokens - usage.input_tokens_details.cached_tokens
+    assert computed == usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
     assert computed < num_tokens + 400 * 96
 
 
-def test_probabilities_do_not_depend_on_load(serve: Serve) -> None:
+def test_probabilities_do_not_depend_on_load(server: LiveServer) -> None:
     """Weft's own kernels compute the same bits whatever runs beside them, and whatever is cached."""
-    server = serve("--max-model-len", "1024")
-    body = {"input": TICKET, "questions": [CHOICE, PREDICATE, SCORE]}
 
     def answers(key: str) -> Any:
-        body_with_key = body | {"prompt_cache_key": key}
-        return httpx.post(f"{server.base_url}/v1/decisions", json=body_with_key, timeout=TIMEOUT_S).json()["answers"]
+        return decide(server, input=TICKET, questions=[CHOICE, PREDICATE, SCORE], prompt_cache_key=key)["answers"]
 
     alone = answers("alone")
     assert answers("alone") == alone
