@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -30,6 +31,9 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+ENCODERS = ("bert", "xlm-roberta", "modernbert")
+ENCODER_SIZES = {key: SIZES[key] for key in ("vocab_size", "num_hidden_layers", "num_attention_heads")}
+ENCODER_SIZES |= {"hidden_size": 64, "intermediate_size": 80, "max_position_embeddings": 258, "pad_token_id": 0}
 TEXTS = ["the ring", "a", "kalo miren tusha? " * 9, "中文 да", "é"]
 PROMPTS = {"query": "Find: ", "document": ""}
 
@@ -37,7 +41,8 @@ PROMPTS = {"query": "Find: ", "document": ""}
 def write_model(folder: Path, model_type: str, auto: Any = AutoModel, **changes: Any) -> Path:
     """Weights, config.json and tokenizer of a model whose hidden states differ clearly; returns the folder."""
     torch.manual_seed(3)
-    model = auto.from_config(AutoConfig.for_model(model_type, **(SIZES | changes)), dtype=torch.float32)
+    own = ENCODER_SIZES if model_type in ENCODERS else SIZES
+    model = auto.from_config(AutoConfig.for_model(model_type, **(own | changes)), dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -88,3 +93,22 @@ RERANKING = (
     "<|im_start|>user\n{% for m in messages if m.role in ('query', 'document') %}<{{ m.role }}>: {{ m.content }}\n"
     "{% endfor %}<|im_end|>\n<|im_start|>assistant\n"
 )
+
+
+def write_encoder(folder: Path, model_type: str, auto: Any = AutoModel, **changes: Any) -> Path:
+    """An encoder with a tokenizer that puts tokens around texts and gives the second of a pair another type."""
+    write_model(folder, model_type, auto, **changes)
+    tokenizer = byte_level()
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        pair="<|im_start|> $A <|im_end|> $B:1 <|im_end|>:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("<|im_start|>", "<|im_end|>")],
+    )
+    names = (
+        ["input_ids", "attention_mask", "token_type_ids"] if model_type == "bert" else ["input_ids", "attention_mask"]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<|endoftext|>", model_input_names=names, model_max_length=256
+    )
+    fast.save_pretrained(folder)
+    return folder

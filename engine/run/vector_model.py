@@ -16,8 +16,10 @@ import torch
 from torch.nn import functional
 
 from weft.engine.core.pooler import PoolingKind, VectorModel, unit_length
+from weft.engine.layers.norm import LayerNorm
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.facts import ModelFacts
+from weft.engine.models.families.family import Classifier
 from weft.engine.models.families.fields import Fields
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
@@ -26,6 +28,7 @@ from weft.engine.step.batch import Floats
 from weft.engine.weights.tensor_files import CheckpointSource
 
 CLASSIFIER = "ForSequenceClassification"
+_HEADLESS = ("Model", "ForMaskedLM", "ForPreTraining")
 _KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Identity": lambda values: values,
@@ -73,7 +76,7 @@ def find_task(folder: Path, wanted: str) -> Task:
     fields = Fields.read(folder / "config.json")
     architecture = (*fields.texts("architectures"), "")[0]
     modules = _read_modules(folder)
-    is_headless = architecture.endswith("Model") and not (architecture.endswith("HeadModel"))
+    is_headless = architecture.endswith(_HEADLESS) and not architecture.endswith("HeadModel")
     own = "embed" if modules or is_headless else "generate"
     if (
         architecture.endswith(CLASSIFIER)
@@ -203,14 +206,28 @@ def _matryoshka(folder: Path) -> tuple[tuple[int, ...], bool]:
 def _classifier(folder: Path, task: Task, facts: ModelFacts) -> VectorModel:
     fields = Fields.read(folder / "config.json")
     source = CheckpointSource(folder, torch.device("cpu"))
+    head = facts.switches.classifier if isinstance(facts, ModelConfig) else None
     if task.architecture.endswith(CLASSIFIER):
-        layers = [read_layer(source, "score")]
-        labels = _labels(fields, layers[0][0].shape[0])
+        layers = _head_layers(source, head) if head else [read_layer(source, "score")]
+        labels = _labels(fields, layers[-1][0].shape[0])
     else:
         layers, labels = [_yes_or_no(folder, task, facts, fields, source)], ("relevant",)
     finish = _last_step(fields, len(labels))
     info = VectorInfo(len(labels), facts.hidden_size, labels)
-    return VectorModel("last", partial(_run, layers), finish, True, info)
+    return VectorModel(head.pooling if head else "last", partial(_run, layers), finish, True, info)
+
+
+def _head_layers(source: CheckpointSource, head: Classifier) -> list[Layer]:
+    """The layers of an encoder's head."""
+    scores = read_layer(source, head.scores)
+    if not head.dense:
+        return [scores]
+    activation = _ACTIVATIONS[head.activation]
+    if head.norm:
+        weight, bias, _ = read_layer(source, head.norm)
+        norm, before = LayerNorm(weight, bias, head.eps), activation
+        activation = lambda values: norm(before(values))  # noqa: E731
+    return [read_layer(source, head.dense, activation), scores]
 
 
 def _labels(fields: Fields, num_labels: int) -> tuple[str, ...]:

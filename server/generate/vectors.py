@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from weft.engine.shared.messages import AddRequest, FinishReason, TokensInput
+from weft.engine.shared.messages import AddRequest, FinishReason
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.shared.vectors import PooledOutput, Pooling
 from weft.server.errors import DeadlineError, EngineRestartingError, InternalError
@@ -73,11 +73,12 @@ class VectorCall:
         deadline = deadline_of(self.request, is_stream=False, ping_s=0)
         salt, tenant = cache_salt_of(body.cache_salt), tenant_of(self.request)
         timer = RequestTimer(context.metrics.of(model.name), self.request.state.arrival_time, len(prompts))
-        timer.accept([len(prompt) for prompt in prompts])
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        timer.accept(lengths)
 
         async def one(index: int) -> PooledOutput:
             add = AddRequest(
-                TokensInput(prompts[index]),
+                prompts[index],
                 _NO_OUTPUT,
                 tenant=tenant,
                 deadline=deadline,
@@ -94,7 +95,7 @@ class VectorCall:
             return output
 
         outputs = await _bounded(one, len(prompts), MAX_IN_FLIGHT_PER_TOKEN if pooling.is_per_token else MAX_IN_FLIGHT)
-        num_tokens = sum(map(len, prompts))
+        num_tokens = sum(lengths)
         name = body.model or model.name
         usage = VectorUsage(num_tokens, num_tokens)
         return Vectors(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), name, outputs, usage, ignored)

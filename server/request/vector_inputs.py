@@ -5,6 +5,7 @@ A cut text loses its end, but never the special tokens that the tokenizer puts t
 
 from collections.abc import Callable, Sequence
 
+from weft.engine.shared.messages import TokensInput
 from weft.server.errors import ContextLengthError, InvalidRequestError, UnsupportedValueError
 from weft.server.http.workers import LONG_SIZE, Workers
 from weft.server.model.served_model import ServedModel
@@ -91,8 +92,8 @@ class InputEncoder:
         if instruction is not None and not self._has_pair_template:
             raise InvalidRequestError("instruction needs a chat template for pairs, which this model lacks")
 
-    async def encode(self, inputs: Sequence[Input], workers: Workers) -> list[list[int]]:
-        """The token ids of all inputs.
+    async def encode(self, inputs: Sequence[Input], workers: Workers) -> list[TokensInput]:
+        """The tokens of all inputs.
 
         Raises:
             ContextLengthError: One is too long, and the body does not ask to cut it.
@@ -102,10 +103,11 @@ class InputEncoder:
         # One call for all: thousands of short texts would else be as many tasks of a thread.
         return await workers.run(min(size, LONG_SIZE - 1) if len(inputs) == 1 else size, self._encode_all, inputs)
 
-    def _encode_all(self, inputs: Sequence[Input]) -> list[list[int]]:
+    def _encode_all(self, inputs: Sequence[Input]) -> list[TokensInput]:
         return [self._encode(item, index) for index, item in enumerate(inputs)]
 
-    def _encode(self, item: Input, index: int) -> list[int]:
+    def _encode(self, item: Input, index: int) -> TokensInput:
+        types: list[int] = []
         try:
             if isinstance(item, list):
                 check_token_ids(item, self._model.engine_info.vocab_size, f"{self._param}[{index}]")
@@ -115,7 +117,7 @@ class InputEncoder:
             elif self._has_pair_template:
                 token_ids = self._cut(item[1], lambda text, room: self._encode_rendered(item[0], text, room))
             else:
-                token_ids = self._cut(item[1], lambda text, room: self._encode_pair(item[0], text, room))
+                token_ids = self._cut(item[1], lambda text, room: self._encode_pair(item[0], text, room, types))
         except TextTooLongError as exc:
             raise self._too_long(index, exc.num_tokens, "at least ") from None
         if len(token_ids) > self._longest:
@@ -123,7 +125,7 @@ class InputEncoder:
         if not token_ids:
             message = f"{self._param}[{index}] must hold at least one token, got none"
             raise InvalidRequestError(message, param=self._param)
-        return token_ids
+        return TokensInput(token_ids, types[: len(token_ids)] if any(types) else [])
 
     def _cut(self, text: str, encode: Callable[[str, Room | None], list[int]]) -> list[int]:
         """Encode a text with what comes around it, and cut its own end if it is too long and may be cut."""
@@ -146,8 +148,12 @@ class InputEncoder:
     def _encode_text(self, text: str, room: Room | None) -> list[int]:
         return self._model.tokenizer.encode(text, True, room)
 
-    def _encode_pair(self, first: str, second: str, room: Room | None) -> list[int]:
-        return self._model.tokenizer.encode_pair(first, second, room)
+    def _encode_pair(self, first: str, second: str, room: Room | None, types: list[int]) -> list[int]:
+        """Keep the types of the longest encoding: those of the prompt, before its end is cut."""
+        token_ids, of_tokens = self._model.tokenizer.encode_pair(first, second, room)
+        if len(of_tokens) > len(types):
+            types[:] = of_tokens
+        return token_ids
 
     def _encode_rendered(self, query: str, document: str, room: Room | None) -> list[int]:
         messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]

@@ -31,7 +31,7 @@ class TextTokenizer(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True, room: Room | None = None) -> list[int]:
         """Plain text to ids; raises TextTooLongError when there is no room, as the others do that take one."""
 
-    def encode_pair(self, first: str, second: str, room: Room | None = None) -> list[int]:
+    def encode_pair(self, first: str, second: str, room: Room | None = None) -> tuple[list[int], list[int]]:
         """Two texts to ids, with what the checkpoint puts around and between them."""
 
     def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:

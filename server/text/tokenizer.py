@@ -119,10 +119,14 @@ class Tokenizer:
         """
         return self._ids(fitted(text, room, self._count), add_special_tokens)
 
-    def encode_pair(self, first: str, second: str, room: Room | None = None) -> list[int]:
-        """Return the ids of two texts as one prompt; raises TextTooLongError if there is no room for one of them."""
-        ids: list[int] = self._backend.encode(fitted(first, room, self._count), fitted(second, room, self._count)).ids
-        return ids
+    def encode_pair(self, first: str, second: str, room: Room | None = None) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts as one prompt, and the types of its tokens.
+
+        Raises:
+            TextTooLongError: There is no room for one of them.
+        """
+        encoded = self._backend.encode(fitted(first, room, self._count), fitted(second, room, self._count))
+        return encoded.ids, encoded.type_ids
 
     def render_chat(
         self, messages: Sequence[Mapping[str, object]], options: TemplateOptions, *, chat_template: str | None = None

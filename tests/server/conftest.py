@@ -65,8 +65,9 @@ class ByteTokenizer:
         self.threads.add(threading.current_thread().name)
         return [BOS] * add_special_tokens + list(fitted(text, room, len).encode())
 
-    def encode_pair(self, first: str, second: str, room: Room | None = None) -> list[int]:
-        return [BOS, *fitted(first, room, len).encode(), END, *fitted(second, room, len).encode(), END]
+    def encode_pair(self, first: str, second: str, room: Room | None = None) -> tuple[list[int], list[int]]:
+        sides = [BOS, *fitted(first, room, len).encode(), END], [*fitted(second, room, len).encode(), END]
+        return sides[0] + sides[1], [0] * len(sides[0]) + [1] * len(sides[1])
 
     def encode_continuation(self, text: str, room: Room | None = None) -> list[int]:
         return self.encode(text, False, room)

@@ -52,7 +52,16 @@ _MODERN = TensorNames(
 
 _HEAD_ACTIVATIONS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU", "tanh": "Tanh"}
 
-_UNUSED = ("embeddings.position_ids", "pooler.", "cls.", "lm_head.", "decoder.", "vocab_")
+_UNUSED = (
+    "embeddings.position_ids",
+    "pooler.",
+    "classifier.",
+    "pre_classifier.",
+    "cls.",
+    "lm_head.",
+    "decoder.",
+    "vocab_",
+)
 """What other tasks read, and constants."""
 
 
@@ -169,6 +178,7 @@ def modernbert_classifier(fields: Fields) -> FamilySwitches:
         dense="head.dense",
         norm="head.norm",
         activation=_HEAD_ACTIVATIONS[fields.optional_text("classifier_activation") or "gelu"],
-        pooling=fields.optional_text("classifier_pooling") or "cls",
+        eps=fields.number("norm_eps", 1e-5),
+        pooling="mean" if fields.optional_text("classifier_pooling") == "mean" else "cls",
     )
-    return replace(modernbert(fields), classifier=head, unused=())
+    return replace(modernbert(fields), classifier=head)

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA, TensorNames
@@ -105,7 +105,7 @@ class Classifier:
         scores: Name of the last matrix.
         dense: Name of a square matrix before it, "" for none.
         activation: Behind `dense`, as torch.nn names it.
-        norm: Name of a LayerNorm behind that, "" for none.
+        norm: Name of a LayerNorm behind that, "" for none; eps is its own.
         pooling: What the head reads: cls for the first token, mean for the mean, last for the last token.
     """
 
@@ -113,7 +113,8 @@ class Classifier:
     dense: str = ""
     activation: str = "Tanh"
     norm: str = ""
-    pooling: str = "cls"
+    eps: float = 1e-5
+    pooling: Literal["last", "mean", "cls"] = "cls"
 
 
 @dataclass(frozen=True, slots=True)

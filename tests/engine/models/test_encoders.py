@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, PretrainedConfig
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PretrainedConfig
 
 from weft.engine.cache.specs import group_layers
 from weft.engine.kernels.cpu.library import runnable_variants
@@ -14,7 +14,8 @@ from weft.engine.models.config import ModelConfig, load_model_config
 from weft.engine.run.config import resolve
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.kernel_choice import make_caches
-from weft.engine.run.model_choice import plan_model
+from weft.engine.run.model_choice import plan_model, read_model
+from weft.engine.run.vector_model import find_task, read_vector_model
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
 
@@ -44,11 +45,16 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "distilbert": DISTILBERT,
     "modernbert": MODERN,
 }
+CLASSIFIERS: dict[str, dict[str, Any]] = ENCODERS | {
+    "qwen2": SIZES | {"num_key_value_heads": 1},
+    "qwen3": SIZES | {"num_key_value_heads": 1, "head_dim": 32},
+    "llama": SIZES,
+}
 
 
 def write(folder: Path, name: str, auto: Any = AutoModel, **changes: Any) -> Any:
     """A checkpoint with random weights in every tensor, and the module that wrote it."""
-    config: PretrainedConfig = AutoConfig.for_model(name, **(ENCODERS[name] | changes))
+    config: PretrainedConfig = AutoConfig.for_model(name, **(CLASSIFIERS[name] | changes))
     torch.manual_seed(0)
     module = auto.from_config(config).eval()
     with torch.no_grad():
@@ -63,7 +69,8 @@ def compute(
     folder: Path, texts: list[torch.Tensor], dtype: str = "float32", types: torch.Tensor | None = None
 ) -> tuple[list[torch.Tensor], Any, ModelConfig]:
     """The hidden states of texts in one step, the model, and its configuration."""
-    model = load_model_config(folder)
+    model = read_model(folder, "native")
+    assert isinstance(model, ModelConfig)
     config = resolve(EngineOptions(model=str(folder), device="cpu", dtype=dtype, block_size=32), model)
     plan = plan_model(model, config)
     assert ("native" in plan.name) is (dtype == "bfloat16")
@@ -105,6 +112,20 @@ def test_hidden_states_equal_those_of_transformers(tmp_path: Path, name: str) ->
             expected = module(text[None]).last_hidden_state[0]
         assert expected.std() > 0.1
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_scores_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
+    options = {"classifier_pooling": "mean"} if name == "modernbert" else {}
+    module = write(tmp_path, name, AutoModelForSequenceClassification, num_labels=3, **options)
+    hidden, _, config = compute(tmp_path, texts())
+    model = read_vector_model(tmp_path, find_task(tmp_path, "auto"), config, EngineOptions(model=str(tmp_path)))
+    assert model is not None and len(model.info.labels) == 3
+    for text, got in zip(texts(), hidden, strict=True):
+        with torch.inference_mode():
+            expected = module(text[None]).logits[0]
+            pooled = {"cls": got[0], "last": got[-1], "mean": got.mean(0)}[model.kind]
+            torch.testing.assert_close(torch.from_numpy(model.head(pooled.numpy())), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_types_of_tokens_are_embedded(tmp_path: Path) -> None:
