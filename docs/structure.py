@@ -17,6 +17,7 @@ FOLDERS = {
     "server/store": "What outlives a request: a bounded database and files, shared by all server processes.",
     "server/model": "A served model: the client of its engine, its formats, its defaults.",
     "server/api": "One file for each group of routes; those that generate make a task of a body.",
+    "server/batch": "Batches: checks of their lines, the journal of results, and the task that runs them.",
     "server/schemas": "Wire shapes of bodies and answers, as pydantic models.",
     "server/request": "From a checked body to a task, in no API's words.",
     "server/text": "Chat template, tokenizer, detokenizer, stop strings.",

@@ -276,6 +276,9 @@ class Settings(BaseModel):
     files_max_bytes: Size = Field(
         default=10 << 30, description="Maximum bytes of all files together; beyond it the answer is 507."
     )
+    batch_lines: int = Field(
+        default=16, ge=1, le=1024, description="Lines of a batch that run at once, while no other requests do."
+    )
     sse_ping_s: float = Field(
         default=50.0, ge=0, description="Seconds of silence in a stream before a keep-alive comment; 0: none."
     )

@@ -23,6 +23,7 @@ ORDER = (
         "request",
         "generate",
         "render",
+        "batch",
         "api",
         "run",
     ),

@@ -8,6 +8,7 @@ parked as soon as that shows.
 from collections.abc import Iterator
 
 from weft.engine.cache.manager import KVCacheManager
+from weft.engine.core.background import gives_way
 from weft.engine.core.request import Request
 from weft.engine.core.waiting_queue import WaitingQueue
 
@@ -38,8 +39,11 @@ def candidates(waiting: WaitingQueue, kv: KVCacheManager, running: list[Request]
 
 
 def must_wait_alone(request: Request, running: list[Request]) -> bool:
-    """Whether the request must wait because it, or what runs now, runs alone. Its own choices may run beside it."""
-    return bool(running) and (request.runs_alone or running[0].runs_alone)
+    """Whether the request must wait because it, or what runs now, runs alone, or because it gives way to what runs.
+
+    Its own choices may run beside it.
+    """
+    return bool(running) and (request.runs_alone or running[0].runs_alone or gives_way(request, running[0]))
 
 
 def _hash_slice(request: Request, kv: KVCacheManager, *, is_bounded: bool) -> int:

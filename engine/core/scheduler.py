@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
 from weft.engine.core.admission import candidates, must_wait_alone
+from weft.engine.core.background import in_the_way
 from weft.engine.core.live_requests import LiveRequests
 from weft.engine.core.request import Request, RequestKey, RequestStatus
 from weft.engine.core.step_budget import SHARE_FOR_OTHERS, LatencyTarget, StepBudget
@@ -133,8 +134,7 @@ class Scheduler:
 
     def next_choice(self, request: Request) -> Request:
         """Make the first pending choice a request of its own. It takes over the other pending ones."""
-        index, *others = request.pending_indices
-        request.pending_indices = []
+        (index, *others), request.pending_indices = request.pending_indices, []
         choice = request.sibling(index)
         choice.pending_indices = others
         return choice
@@ -174,6 +174,8 @@ class Scheduler:
         self.kv.pins.release_expired()
         self.kv.finish_loads()
         self.waiting.age(time.monotonic())
+        for request in in_the_way(self.running, self.waiting):
+            self._preempt(request)
         num_preemptions = self.counters.num_preemptions
         if not self.kv.can_rewind:
             self._fork_in_time()
@@ -261,8 +263,7 @@ class Scheduler:
 
     def _has_admissible(self) -> bool:
         """Whether the first waiting request could be admitted. Running prefills then leave it a share."""
-        first = self.waiting.first
-        if first is None or len(self.running) >= self._max_num_seqs:
+        if (first := self.waiting.first) is None or len(self.running) >= self._max_num_seqs:
             return False
         return not first.num_placeholders and not must_wait_alone(first, self.running)
 
@@ -289,8 +290,7 @@ class Scheduler:
             if 0 < num_available < num_tokens:
                 num_tokens = num_available
                 continue
-            victim = self._victim(step, request)
-            if victim is None:
+            if (victim := self._victim(step, request)) is None:
                 return 0
             self._preempt(victim)
             if victim is request:

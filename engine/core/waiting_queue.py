@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from weft.engine.core.indexed_heap import IndexedHeap
 from weft.engine.core.request import Request, RequestKey, RequestStatus
+from weft.engine.shared.background import is_background
 
 AGE_S = 30.0
 """Seconds of waiting that lift a request by a tier."""
@@ -40,8 +41,7 @@ class WaitingQueue:
     @property
     def first(self) -> Request | None:
         """The next request among those not parked; None if there is none."""
-        first = self._ready.first()
-        return first[1] if first else None
+        return first[1] if (first := self._ready.first()) else None
 
     def add(self, request: Request, now_s: float) -> None:
         """Add a request. Its waiting time counts from its arrival, also after it was preempted."""
@@ -104,7 +104,7 @@ class WaitingQueue:
         assert _ASIDE not in self._parked
 
     def _lift(self, request: Request, num_lifts: int) -> None:
-        request.num_lifts = num_lifts
+        request.num_lifts = 0 if is_background(request.priority) else num_lifts
         self._lifts.push(request.key, request.arrival_time + (num_lifts + 1) * AGE_S, request)
 
     def _unpark(self, request: Request) -> None:

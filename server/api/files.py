@@ -95,12 +95,12 @@ async def delete_file(file_id: str, request: Request, context: Context) -> Respo
     return json_answer({"id": file_id, "object": "file", "deleted": True})
 
 
-async def find_file(file_id: str, request: Request, context: ServerContext) -> Row:
+async def find_file(file_id: str, request: Request, context: ServerContext, param: str = "file_id") -> Row:
     """The row of a file. Raises NotFoundError if this API key has no such file."""
     tenant = tenant_of(request)
     row = await context.store.read(lambda transaction: transaction.get("file", file_id, tenant))
     if row is None:
-        raise NotFoundError(f"no such file: {shown(file_id)}", param="file_id")
+        raise NotFoundError(f"no such file: {shown(file_id)}", param=param)
     return row
 
 

@@ -24,6 +24,16 @@ def digest(name: str) -> str:
     return hashlib.blake2s(name.encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
+BATCH_TENANT = "weft.batch_tenant"
+"""Member of the scope of a request that a batch makes inside this process: whose batch it is. A server fills a scope by
+itself, so no client can set it."""
+
+
+def is_of_batch(request: Request) -> bool:
+    """Whether a line of a batch asks, which is served only while nobody else is."""
+    return BATCH_TENANT in request.scope
+
+
 class AuthMiddleware(HttpMiddleware):
     """Answers 401 without a known key; stores a known key in the request's state."""
 
@@ -35,7 +45,9 @@ class AuthMiddleware(HttpMiddleware):
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or refuse it."""
-        if self._keys and scope["path"] not in self._open_paths:
+        if BATCH_TENANT in scope:
+            scope.setdefault("state", {})["tenant"] = scope[BATCH_TENANT]
+        elif self._keys and scope["path"] not in self._open_paths:
             headers = Headers(scope=scope)
             scheme, _, key = headers.get("authorization", "").partition(" ")
             key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()

@@ -80,7 +80,7 @@ async def read_task(
         wishes=wishes,
         truncate_to=body.truncate_prompt_tokens,
         service=service_of(request, body, settings),
-        tenant=_tenant(request, user),
+        tenant=tenant_of(request) or (digest(user) if user else ""),
         deadline=deadline_of(request, is_stream=bool(body.stream), ping_s=settings.sse_ping_s),
         cache_salt=cache_salt_of(body.cache_salt, body.prompt_cache_key),
         uses_cache=uses_cache(body.prompt_cache_options),
@@ -102,14 +102,6 @@ def deadline_of(request: Request, *, is_stream: bool, ping_s: float) -> float | 
     if not 0 < timeout_s < 1e9 or (is_stream and 0 < ping_s < timeout_s):
         return None
     return time.monotonic() + timeout_s
-
-
-def _tenant(request: Request, user: str | None) -> str:
-    """A digest of who this work is for: the API key, else the user that the caller names; empty if neither is known.
-
-    The engine receives it, but scheduling does not use it yet.
-    """
-    return tenant_of(request) or (digest(user) if user else "")
 
 
 def cache_salt_of(*parts: str | None) -> str:

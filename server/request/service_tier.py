@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from weft.engine.shared.background import BACKGROUND
 from weft.engine.shared.messages import TIER_WIDTH
 from weft.server.errors import InvalidRequestError
+from weft.server.http.auth import is_of_batch
 from weft.server.schemas.common import GenerationBody
 from weft.server.settings import EVERYBODY, Settings
 
@@ -42,6 +44,8 @@ def service_of(request: Request, body: GenerationBody, settings: Settings) -> Se
     tier = _ALIASES.get(asked, asked)
     if tier == "priority" and not may_go_first:
         tier = "default"
+    if is_of_batch(request):
+        return Service("default", BACKGROUND + max(priority, 0))
     return Service(tier, _CLASSES[tier] * TIER_WIDTH + priority)
 
 

@@ -3,8 +3,10 @@
 Starts nothing. Routes use `app.state.context`. The process drains `app.state.lifecycle`.
 """
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.api import (
+    batches,
     chat_completions,
     chat_page,
     completions,
@@ -34,6 +37,7 @@ from weft.server.api import (
     tokenize,
     uploads,
 )
+from weft.server.batch.runner import BatchRunner
 from weft.server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError
 from weft.server.http.auth import AuthMiddleware
 from weft.server.http.context import VERSION, ServerContext
@@ -65,7 +69,14 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
     default = next(iter(served.values()))
     # "default" also keeps FastAPI from describing a 422, which this server never sends.
     failure = {"description": "An error", "content": {"application/json": {"schema": ERROR_SCHEMA}}}
-    app = FastAPI(title="Weft", version=VERSION, docs_url=None, redoc_url=None, responses={"default": failure})
+    app = FastAPI(
+        title="Weft",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        responses={"default": failure},
+        lifespan=_run_batches,
+    )
     app.state.lifecycle = Lifecycle()
     app.state.context = ServerContext(
         models=served,
@@ -77,6 +88,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         created=int(time.time()),
     )
     for module in (
+        batches,
         chat_completions,
         chat_page,
         completions,
@@ -111,6 +123,17 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
     app.add_middleware(RequestHeadersMiddleware, model_name=default.name)
     _install_error_handlers(app)
     return app
+
+
+@contextlib.asynccontextmanager
+async def _run_batches(app: FastAPI) -> AsyncIterator[None]:
+    """Run batches while the process serves."""
+    running = asyncio.create_task(BatchRunner(app, app.state.context).run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def _install_error_handlers(app: FastAPI) -> None:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from weft.server.errors import ApiError, StorageError, StorageFullError
 from weft.server.settings import Settings
-from weft.server.store.database import TEMPORARY_MARK, open_database
+from weft.server.store.database import FILE_NAME, TEMPORARY_MARK, open_database
 from weft.server.store.transaction import Bounds, Transaction
 
 MAX_KEPT_OBJECTS = 20_000
@@ -59,6 +59,13 @@ class Store:
             else:
                 self._folder = pathlib.Path(self._data_dir)
         return self._folder
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything was ever stored here."""
+        return self._connection is not None or (
+            self._data_dir is not None and (pathlib.Path(self._data_dir) / FILE_NAME).exists()
+        )
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
         """Call `work` in the store's thread; it sees one state of the database.

@@ -12,6 +12,7 @@ from weft.engine.core.output_collector import Outputs, collect
 from weft.engine.core.request import Request, RequestStatus
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.step_cost import StepCostModel
+from weft.engine.shared.background import BACKGROUND
 from weft.engine.shared.messages import TIER_WIDTH, FinishReason, ReasoningBudget
 from weft.engine.step.step_result import StepResult
 
@@ -469,3 +470,28 @@ def test_a_preempted_request_keeps_the_id_that_was_on_its_way() -> None:
     assert scheduler.kv.num_free_blocks == 1
     assert [o.request_id for _, o in finish_step(scheduler, first)] == [0, 1]
     assert (young.token_ids, young.num_placeholders) == ([*prompt(1, 7), 7, 7], 0)
+
+
+# --- background requests --------------------------------------------------------------------------------------------
+
+
+def test_background_requests_compute_only_while_no_other_wants_to() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, 1, 6, priority=BACKGROUND)
+    add(scheduler, 2, 6, priority=BACKGROUND)
+    assert run_step(scheduler) == [(1, 6), (2, 6)]
+    other = add(scheduler, 3, 5)
+    assert run_step(scheduler) == [(3, 5)]
+    assert run_step(scheduler) == [(3, 1)]
+    assert [r.key.request_id for r in scheduler.waiting] == [1, 2]
+    scheduler.finish(other)
+    assert run_step(scheduler) == [(1, 3), (2, 3)]  # their full blocks were still cached
+
+
+def test_background_requests_come_last_however_long_they_wait() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    old = add(scheduler, 1, 6, priority=BACKGROUND)
+    old.arrival_time -= 1e6
+    scheduler.waiting.age(time.monotonic())
+    add(scheduler, 2, 6, priority=TIER_WIDTH)
+    assert run_step(scheduler) == [(2, 6)]

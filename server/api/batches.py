@@ -1,0 +1,130 @@
+"""/v1/batches: many requests from a file, answered into files with the capacity that others leave."""
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server.api.files import Context, find_file
+from weft.server.batch.runner import batch_row
+from weft.server.errors import InvalidRequestError, NotFoundError, shown
+from weft.server.http.auth import tenant_of
+from weft.server.request.body import BodyRoute
+from weft.server.request.fields import ignored_fields, ignored_header
+from weft.server.request.page import list_answer, read_page
+from weft.server.schemas.stored import BatchBody
+from weft.server.store.files import new_id
+from weft.server.store.transaction import Row, Transaction
+
+WINDOW_S = 24 * 3600
+MAX_METADATA = 16
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v1/classify",
+    "/v1/decisions",
+)
+"""What may stand in a batch, as far as this server has it."""
+_HIDDEN = frozenset({"final", "result_file_ids", "output_seconds"})
+_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+
+router = APIRouter()
+body_router = APIRouter(route_class=BodyRoute)
+
+
+@body_router.post("/v1/batches")
+async def create_batch(body: BatchBody, request: Request, context: Context) -> Response:
+    """Begin a batch."""
+    ignored = ignored_fields(body.model_copy(update={"metadata": None}), {}, strict=context.settings.strict_params)
+    served = request.app.openapi()["paths"]
+    endpoints = [endpoint for endpoint in ENDPOINTS if endpoint in served]
+    if body.endpoint not in endpoints:
+        wanted = ", ".join(endpoints)
+        raise InvalidRequestError(f"endpoint must be one of {wanted}, got {shown(body.endpoint)}", param="endpoint")
+    _check_metadata(body.metadata or {})
+    file = await find_file(body.input_file_id, request, context, "input_file_id")
+    if msgspec.json.decode(file.data)["purpose"] != "batch":
+        raise InvalidRequestError("input_file_id must be a file with the purpose batch", param="input_file_id")
+    now = int(time.time())
+    batch: dict[str, Any] = {"id": new_id("batch_"), "object": "batch", "endpoint": body.endpoint}
+    batch |= {"input_file_id": file.id, "completion_window": body.completion_window, "created_at": now}
+    batch |= {"status": "validating", "expires_at": now + WINDOW_S, "metadata": body.metadata, "model": None}
+    batch |= {f"{name}_at": None for name in _TIMES}
+    batch |= {"request_counts": {"total": 0, "completed": 0, "failed": 0}, "usage": None, "errors": None}
+    batch |= {"output_file_id": None, "error_file_id": None, "result_file_ids": [new_id("file-"), new_id("file-")]}
+    batch["output_seconds"] = body.output_expires_after.seconds if body.output_expires_after else None
+    row = batch_row(batch, tenant_of(request))
+    await context.store.write(lambda transaction: transaction.put(row))
+    return Response(_shown(row), headers=ignored_header(ignored), media_type="application/json")
+
+
+@router.get("/v1/batches")
+async def list_batches(request: Request, context: Context) -> Response:
+    """The batches of this API key."""
+    page, tenant = read_page(request, max_limit=100, default_limit=20), tenant_of(request)
+    rows = await context.store.read(
+        lambda transaction: transaction.page("batch", tenant, after=page.after, limit=page.limit + 1, order=page.order)
+    )
+    return list_answer(rows, page, _shown)
+
+
+@router.get("/v1/batches/{batch_id}")
+async def retrieve_batch(batch_id: str, request: Request, context: Context) -> Response:
+    """One batch."""
+    tenant = tenant_of(request)
+    row = await context.store.read(lambda transaction: _find(transaction, batch_id, tenant))
+    return Response(_shown(row), media_type="application/json")
+
+
+@router.post("/v1/batches/{batch_id}/cancel")
+async def cancel_batch(batch_id: str, request: Request, context: Context) -> Response:
+    """End a batch early; what is done stays."""
+    tenant = tenant_of(request)
+
+    def cancel(transaction: Transaction) -> Row:
+        batch = msgspec.json.decode(_find(transaction, batch_id, tenant).data)
+        if batch["status"] not in ("validating", "in_progress", "cancelling"):
+            raise InvalidRequestError(f"the batch cannot be cancelled: it is {batch['status']}", param="batch_id")
+        now = int(time.time())
+        if batch["status"] == "validating":
+            batch |= {"status": "cancelled", "cancelling_at": now, "cancelled_at": now}
+        else:
+            batch |= {"status": "cancelling", "cancelling_at": batch["cancelling_at"] or now}
+        row = batch_row(batch, tenant)
+        transaction.put(row)
+        return row
+
+    return Response(_shown(await context.store.write(cancel)), media_type="application/json")
+
+
+def _find(transaction: Transaction, batch_id: str, tenant: str) -> Row:
+    row = transaction.get("batch", batch_id, tenant)
+    if row is None:
+        raise NotFoundError(f"no such batch: {shown(batch_id)}", param="batch_id")
+    return row
+
+
+def _shown(row: Row) -> bytes:
+    batch = msgspec.json.decode(row.data)
+    return msgspec.json.encode({name: value for name, value in batch.items() if name not in _HIDDEN})
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > MAX_METADATA:
+        message = f"metadata must have at most {MAX_METADATA} members, got {len(metadata)}"
+        raise InvalidRequestError(message, param="metadata")
+    for name, value in metadata.items():
+        if len(name) > 64 or len(value) > 512:
+            message = f"metadata: keys must have at most 64 characters and values at most 512, got {shown(name)}"
+            raise InvalidRequestError(message, param="metadata")
+
+
+router.include_router(body_router)

@@ -1,0 +1,179 @@
+"""The lines of a batch: checks of its input, and the journal of what is done, from which a batch goes on after a crash.
+
+A result is one line, appended and synced. A line that a crash cut in the middle is removed, and its request done again.
+Everything here blocks: call it through `Store.run`.
+"""
+
+import errno
+import os
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from weft.server.errors import shown
+
+MAX_LINES = 50_000
+MAX_ERRORS = 100
+"""Most faults of an input that are told."""
+MAX_CUSTOM_ID = 512
+
+
+class InputLine(msgspec.Struct):
+    """One line of the input; unknown members are ignored."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+def read_lines(path: pathlib.Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield each line that is not empty with its number, from 1; of a line that is too long, only its beginning."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(max_bytes + 2):
+            number += 1
+            if len(line) > max_bytes + 1:
+                while line[-1:] != b"\n" and (rest := file.readline(1 << 20)) and rest[-1:] != b"\n":
+                    pass
+            if line.strip():
+                yield number, line
+
+
+def check_input(path: pathlib.Path, endpoint: str, max_bytes: int) -> tuple[int, str | None, list[dict[str, Any]]]:
+    """Count the lines, and return the first one's model and the faults."""
+    count, model, seen, errors = 0, None, set(), []
+    for number, line in read_lines(path, max_bytes):
+        count += 1
+        if count > MAX_LINES:
+            errors.append(_fault(None, "too_many_lines", f"a batch must have at most {MAX_LINES} lines, got more"))
+            break
+        fault, custom_id, named = _check_line(line, endpoint, max_bytes)
+        if fault is None and custom_id in seen:
+            fault = ("duplicate_custom_id", f"custom_id must be unique, got {shown(custom_id)} again", "custom_id")
+        seen.add(custom_id)
+        model = model or named
+        if fault is not None and len(errors) < MAX_ERRORS:
+            errors.append(_fault(number, *fault))
+    if not count:
+        errors.append(_fault(None, "empty_file", "a batch must have at least one line, got none"))
+    return count, model, errors
+
+
+def _check_line(line: bytes, endpoint: str, max_bytes: int) -> tuple[tuple[str, str, str | None] | None, str, Any]:
+    """The fault of a line (code, message, param) or None, its custom_id, its model."""
+    if len(line) > max_bytes + 1:
+        return ("line_too_long", f"a line must have at most {max_bytes} bytes, got more", None), "", None
+    try:
+        given = msgspec.json.decode(line, type=InputLine)
+        body = msgspec.json.decode(given.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        return ("invalid_json_line", f"not a JSON object with custom_id, method, url, body: {exc}", None), "", None
+    custom_id, fault = given.custom_id, None
+    if not 1 <= len(custom_id) <= MAX_CUSTOM_ID:
+        message = f"custom_id must have between 1 and {MAX_CUSTOM_ID} characters, got {len(custom_id)}"
+        fault = ("invalid_custom_id", message, "custom_id")
+    elif given.method != "POST":
+        fault = ("invalid_method", f"method must be POST, got {shown(given.method)}", "method")
+    elif given.url != endpoint:
+        fault = ("mismatched_url", f"url must be {endpoint}, as in the batch, got {shown(given.url)}", "url")
+    elif not isinstance(body, dict):
+        fault = ("invalid_body", f"body must be an object, got {shown(body)}", "body")
+    elif body.get("stream"):
+        fault = ("invalid_body", "body.stream cannot be used in a batch", "body.stream")
+    named = body.get("model") if isinstance(body, dict) else None
+    return fault, custom_id, named if isinstance(named, str) else None
+
+
+def _fault(line: int | None, code: str, message: str, param: str | None = None) -> dict[str, Any]:
+    return {"code": code, "line": line, "message": message, "param": param}
+
+
+class Journal:
+    """Results of one batch in two files: answers, and errors. Owned by the process that runs the batch.
+
+    Attributes:
+        done: Numbers of the lines that have a result.
+        counts: Number of answers and of errors.
+        usage: Tokens of all answers.
+    """
+
+    def __init__(self, paths: tuple[pathlib.Path, pathlib.Path]) -> None:
+        """Open both; cut what a crash left unfinished."""
+        self.done: set[int] = set()
+        self.counts = [0, 0]
+        self.usage = Usage()
+        self._files: list[int] = []
+        self._lock = threading.Lock()
+        paths[0].parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for is_error, path in enumerate(paths):
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._files.append(file)
+            os.ftruncate(file, self._read(path, is_error))
+
+    def _read(self, path: pathlib.Path, is_error: int) -> int:
+        """Take in the results that are there; return their bytes."""
+        size = 0
+        with path.open("rb") as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                size += len(line)
+                self._note(line, is_error)
+        return size
+
+    def _note(self, line: bytes, is_error: int) -> None:
+        result = msgspec.json.decode(line)
+        self.done.add(int(result["id"].rpartition("_")[2]))
+        self.counts[is_error] += 1
+        if not is_error:
+            self.usage.add(result["response"]["body"])
+
+    def append(self, line: bytes, *, is_error: bool) -> None:
+        """Add a result and wait until it is on the disk. Nothing of it is there if this fails."""
+        file = self._files[is_error]
+        with self._lock:
+            size = os.fstat(file).st_size
+            try:
+                if os.write(file, line) != len(line):
+                    raise OSError(errno.ENOSPC, "only a part was written")
+                os.fsync(file)
+            except OSError:
+                os.ftruncate(file, size)
+                raise
+            self._note(line, is_error)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            os.close(file)
+
+
+class Usage:
+    """The sum of the answers' usage, in the names of batches."""
+
+    def __init__(self) -> None:
+        self.input_tokens = self.cached_tokens = self.output_tokens = self.reasoning_tokens = 0
+
+    def add(self, body: dict[str, Any]) -> None:
+        """Count an answer of any endpoint."""
+        usage = body.get("usage") or {}
+        self.input_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
+        self.output_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
+        given = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        made = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+        self.cached_tokens += given.get("cached_tokens") or 0
+        self.reasoning_tokens += made.get("reasoning_tokens") or 0
+
+    def shown(self) -> dict[str, Any]:
+        """As in a batch object."""
+        return {
+            "input_tokens": self.input_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens},
+            "output_tokens": self.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "total_tokens": self.input_tokens + self.output_tokens,
+        }
