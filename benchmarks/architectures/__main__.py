@@ -20,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.architectures.models import SHAPES, VOCAB_SIZE, Touched, model_folder
-from benchmarks.architectures.steps import Bandwidth, Steps
+from benchmarks.architectures.steps import Bandwidth, Peer, Steps
 from benchmarks.compare import machine
 
 SCRATCH = pathlib.Path("build/bench")
@@ -54,6 +54,8 @@ class Figure:
     matrix_gb_per_s: float
     """At which a matrix is read that is multiplied with as many rows as there are streams."""
     rounds: tuple[Round, ...]
+    llama_ms: float | None
+    """A step of llama.cpp; None if it was not measured."""
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -63,6 +65,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", default=",".join(SHAPES), help=f"comma-separated (default: {','.join(SHAPES)})")
     parser.add_argument("--streams", default="1,16", help="numbers of streams, ascending (default: 1,16)")
     parser.add_argument("--context", type=int, default=512, help="tokens of a prompt (default: 512)")
+    parser.add_argument("--llama-python", type=pathlib.Path, help="interpreter with llama-cpp-python and gguf")
     parser.add_argument("--out", type=pathlib.Path, help=f"folder of results that are kept (default: {SCRATCH})")
     parsed = parser.parse_args(arguments)
     if unknown := set(parsed.models.split(",")) - SHAPES.keys():
@@ -80,6 +83,7 @@ def measure(options: argparse.Namespace, name: str, bandwidth: Bandwidth, progre
     folder = model_folder(SCRATCH / "architectures", name)
     steps, touched = Steps(folder, VOCAB_SIZE, options.context, max(numbers)), Touched.read(folder)
     progress.advance(task)
+    peer = Peer(options.llama_python, folder, max(numbers), options.context) if options.llama_python else None
     figures = []
     for number in numbers:
         progress.update(task, description=f"{name}: prompts of {number}", advance=1)
@@ -87,10 +91,12 @@ def measure(options: argparse.Namespace, name: str, bandwidth: Bandwidth, progre
         progress.update(task, description=f"{name}: steps of {number}")
         begun, experts = steps.num_tokens(), steps.count_experts()
         windows, reads, matrix = [], [bandwidth.measure()], []
+        peers = [peer.time(number, 1)] if peer else []
         for _ in range(options.runs):
             windows.append(steps.time(NUM_STEPS))
             reads.append(bandwidth.measure())
             matrix.append(bandwidth.product(number))
+            peers += [peer.time(number, NUM_STEPS)] if peer else []
             progress.advance(task)
         context = statistics.mean((*begun, *steps.num_tokens()))
         num_bytes = touched.weight_bytes((experts + steps.count_experts()) // 2)
@@ -103,14 +109,37 @@ def measure(options: argparse.Namespace, name: str, bandwidth: Bandwidth, progre
         middle = sorted(rounds, key=lambda one: one.ratio)[len(rounds) // 2]
         floor_ms = middle.step_ms / middle.ratio
         medians = middle.step_ms, floor_ms, middle.ratio, statistics.median(matrix) / 1e9
-        figures.append(Figure(name, number, context, experts, num_bytes, *medians, tuple(rounds)))
+        figures.append(
+            Figure(
+                name,
+                number,
+                context,
+                experts,
+                num_bytes,
+                *medians,
+                tuple(rounds),
+                statistics.median(peers[1:]) if peers else None,
+            )
+        )
+    if peer:
+        peer.close()
     return figures
 
 
 def table(figures: list[Figure]) -> Table:
     """For a terminal."""
     result = Table()
-    for title in ("", "streams", "touched", "reads", "step", "floor", "step / floor", "a matrix with as many rows"):
+    for title in (
+        "",
+        "streams",
+        "touched",
+        "reads",
+        "step",
+        "floor",
+        "step / floor",
+        "a matrix with as many rows",
+        "llama.cpp",
+    ):
         result.add_column(title, justify="right" if title else "left")
     for figure in figures:
         rate = figure.touched_bytes / figure.floor_ms / 1e6
@@ -118,6 +147,7 @@ def table(figures: list[Figure]) -> Table:
             *(figure.model, str(figure.streams), f"{figure.touched_bytes / 1e6:.0f} MB", f"{rate:.1f} GB/s"),
             *(f"{figure.step_ms:.2f} ms", f"{figure.floor_ms:.2f} ms", f"{figure.ratio:.2f}"),
             f"{figure.matrix_gb_per_s:.1f} GB/s",
+            "" if figure.llama_ms is None else f"{figure.llama_ms:.2f} ms",
         )
     return result
 
@@ -133,13 +163,15 @@ def main() -> None:
     console.print(table(figures))
     folder = options.out or SCRATCH
     folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "architectures.json"
+    before = json.loads(file.read_text())["figures"] if file.exists() else []
     done = {
         "date": datetime.date.today().isoformat(),
         "command": machine_command(sys.argv[1:]),
         "machine": dataclasses.asdict(here),
-        "figures": [dataclasses.asdict(figure) for figure in figures],
+        "figures": [figure for figure in before if figure["model"] not in options.models.split(",")]
+        + [dataclasses.asdict(figure) for figure in figures],
     }
-    file = folder / "architectures.json"
     file.write_text(json.dumps(done, indent=1) + "\n")
     console.print(f"written: {file}")
 

@@ -2,6 +2,7 @@
 
 import pathlib
 import random
+import subprocess
 import time
 
 import torch
@@ -103,3 +104,33 @@ class Steps:
         finally:
             NativeExperts.add_to = add_to  # type: ignore[method-assign]
         return sum(counts)
+
+
+class Peer:
+    """llama.cpp in a process of its own, see llama_peer.py, with streams of the same lengths."""
+
+    def __init__(self, python: pathlib.Path, folder: pathlib.Path, num_streams: int, context: int) -> None:
+        """Start it; it loads while this waits."""
+        program = pathlib.Path(__file__).with_name("llama_peer.py")
+        sizes = str(num_streams), str(context + 256)
+        command = [str(python), str(program), str(folder / "config.json"), *sizes]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._context = context
+        self._read()
+
+    def time(self, num_streams: int, num_steps: int) -> float:
+        """Milliseconds of a step, the mean of so many."""
+        assert self._process.stdin
+        print(num_streams, self._context, num_steps, file=self._process.stdin, flush=True)
+        return float(self._read())
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait()
+
+    def _read(self) -> str:
+        assert self._process.stdout
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError("llama.cpp's process ended")
+        return line

@@ -86,6 +86,9 @@ class TopK:
 
     def choose(self, logits: "torch.Tensor", bias: "torch.Tensor | None") -> tuple["torch.Tensor", "torch.Tensor"]:
         """See `Routing`."""
+        if self._is_of_chosen and bias is None:
+            chosen = logits.topk(self.num_chosen)
+            return chosen.indices, chosen.values.softmax(-1)
         scores = _apply(self.scores, logits)
         ranks = scores if bias is None else scores + bias
         if self.num_best_groups < self.num_groups:
@@ -95,6 +98,13 @@ class TopK:
         if self.divides:
             shares = shares / (shares.sum(1, keepdim=True) + self.epsilon)
         return ids, shares * self.scale if self.scale != 1.0 else shares
+
+    @property
+    def _is_of_chosen(self) -> bool:
+        """Whether shares are the softmax of the chosen logits alone, in which what others add cancels out."""
+        by_others = self.scores == "softmax" and self.shares is None and self.divides
+        is_whole = self.num_best_groups == self.num_groups and self.scale == 1.0
+        return is_whole and (by_others or (self.scores is None and self.shares == "softmax" and not self.divides))
 
     def _within_groups(self, ranks: "torch.Tensor") -> "torch.Tensor":
         """Ranks with those outside of the best groups at minus infinity."""
