@@ -57,6 +57,11 @@ class HeadShape:
     value_bytes: int
     is_latent: bool = False
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether a tile has more columns than a head has values."""
+        return padded(self.head_dim) != self.head_dim
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -137,7 +142,8 @@ def prompt_tiles(shape: HeadShape, gpu: Gpu) -> dict[str, Tile]:
     - 64 rows in 4 warps: two programs share a multiprocessor, so that one computes its softmax while the other's
       products run. Before Hopper they take half as many keys, since registers hold the operands, too.
     - 128 rows in 8 warps: K/V are read half as often. There are too few registers for a second program, so the softmax
-      of four warps has only the products of the other four beside it.
+      of four warps has only the products of the other four beside it. Before Hopper they take half as many keys
+      where shared memory has no room for three stages, or heads are padded, whose masks take registers, too.
 
     Hopper begins with 64, because within a program nothing else runs while it computes a softmax; others with 128.
     """
@@ -150,7 +156,9 @@ def prompt_tiles(shape: HeadShape, gpu: Gpu) -> dict[str, Tile]:
         keys_of_64 = keys if gpu.capability[0] in _READING_SHARED else max(32, keys // 2)
         tiles = [_tile(shape, gpu, 64, keys_of_64, 4, max_stages=3, num_programs=2)]
         if padded(shape.head_dim) <= 128 or gpu.capability[0] == _HOPPER:  # elsewhere wide heads would spill registers
-            tiles.append(_tile(shape, gpu, 128, keys, 8, max_stages=3))
+            is_tight = shape.is_padded or _num_stages(shape, gpu, 128, keys, num_programs=1) < 3
+            keys_of_128 = max(32, keys // 2) if is_tight and gpu.capability[0] not in _READING_SHARED else keys
+            tiles.append(_tile(shape, gpu, 128, keys_of_128, 8, max_stages=3))
         if gpu.capability[0] != _HOPPER:
             tiles.reverse()
     fitting = [tile for tile in tiles if tile.rows >= shape.num_shared]
