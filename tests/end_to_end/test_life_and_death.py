@@ -320,9 +320,9 @@ def test_a_full_queue_is_said(serve: Serve, long_model: str) -> None:
 def test_a_model_that_cannot_be_loaded_ends_with_one_line(serve: Serve, tmp_path: pathlib.Path) -> None:
     demo = pathlib.Path(server.__file__).parent / "demo_model"
     shutil.copy(demo / "tokenizer.json", tmp_path)
-    (tmp_path / "config.json").write_text('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')
+    (tmp_path / "config.json").write_text('{"architectures": ["BartForQuestionAnswering"], "model_type": "bart"}')
     live = serve(str(tmp_path), ready=False)
     assert live.process.wait(TIMEOUT_S) == 2
     lines = [line for line in live.log.read_text().splitlines() if "error" in line]
     assert len(lines) == 1
-    assert "BertForMaskedLM" in lines[0]
+    assert "BartForQuestionAnswering" in lines[0]
