@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks.compare.report import format_value
 from docs.architectures import render_architectures, render_data
 from docs.formats import render_formats
-from docs.structure import render_modules, render_reading_path
-from weft.server.request.fields_table import (
+from docs.habit_parameters import LLAMA_CPP_REMARKS, LLAMA_CPP_ROUTES, OLLAMA_REMARKS, OLLAMA_ROUTES
+from docs.parameters import (
     DECISION_REMARKS,
     DECISION_ROUTES,
     MESSAGES_REMARKS,
@@ -22,8 +22,8 @@ from weft.server.request.fields_table import (
     VECTOR_REMARKS,
     VECTOR_ROUTES,
 )
-from weft.server.request.fields_table import render_table as render_parameters
-from weft.server.request.habit_tables import LLAMA_CPP_REMARKS, LLAMA_CPP_ROUTES, OLLAMA_REMARKS, OLLAMA_ROUTES
+from docs.parameters import render_table as render_parameters
+from docs.structure import render_modules, render_reading_path
 from weft.server.terminal.settings_table import render_table as render_settings
 
 ROOT = Path(__file__).parents[1]

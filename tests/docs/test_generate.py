@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from docs.architectures import render_data
 from docs.generate import DATA, PAGES, PARTS, ROOT, TABLE, render_figures, update
+from docs.parameters import treatments
 from weft.server.request.anthropic_body import REFUSED_IN_MESSAGES
 from weft.server.request.fields import REFUSED_EVERYWHERE, REFUSED_IN_CHAT, REFUSED_IN_COMPLETIONS, ignored_fields
-from weft.server.request.fields_table import treatments
 from weft.server.request.llama_cpp_body import REFUSED_IN_LLAMA_CPP
 from weft.server.request.ollama_body import REFUSED_IN_OLLAMA_CHAT, REFUSED_IN_OLLAMA_GENERATE
 from weft.server.schemas.chat_completions import ChatCompletionBody

@@ -1,4 +1,4 @@
-from weft.server.request.fields_table import REMARKS, ROUTES, render_table, treatments
+from docs.parameters import REMARKS, ROUTES, render_table, treatments
 from weft.server.schemas.chat_completions import ChatCompletionBody
 
 

@@ -1,6 +1,6 @@
 """What the parameters tables of docs/api.md say of the routes that other servers have: Ollama's and llama.cpp's."""
 
-from weft.server.request.fields_table import Routes
+from docs.parameters import Routes
 from weft.server.request.llama_cpp_body import REFUSED_IN_LLAMA_CPP
 from weft.server.request.ollama_body import REFUSED_IN_OLLAMA_CHAT, REFUSED_IN_OLLAMA_GENERATE
 from weft.server.schemas.llama_cpp import InfillBody, LlamaCppCompletionBody
