@@ -410,6 +410,18 @@ class KVCacheManager:
             self._stop_leading(request, block_hash)
         self._release(request)
 
+    def lacks_copies(self, request: Request, failed: Sequence[StepBlocks]) -> bool:
+        """Whether a request holds a block that failed steps should have copied, or is yet to get a copy of one.
+
+        Such a request need not be in these steps: a fork may wait for its turn beside its copy.
+        """
+        for group, table in enumerate(request.block_tables):
+            coming = self._step_blocks.copies[group]
+            missing = {target for step_blocks in failed for target in step_blocks.copies[group]}
+            if any(coming.get(block, block) in missing for block in table):
+                return True
+        return False
+
     def fail_steps(self, failed: Sequence[StepBlocks]) -> None:
         """Un-index the blocks that failed steps had indexed, since their content was never written.
 

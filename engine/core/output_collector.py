@@ -65,7 +65,7 @@ def fail(scheduler: Scheduler, steps: list[ScheduledStep], message: str) -> Outp
             request = scheduled.request
             if not request.is_finished:
                 outputs += end(scheduler, request, FinishReason.ERROR, message)
-    scheduler.kv.fail_steps([step.blocks for step in steps])  # last: a request that ends indexes its blocks
+    scheduler.fail_steps([step.blocks for step in steps])  # last: a request that ends indexes its blocks
     return outputs
 
 

@@ -9,6 +9,7 @@ touches a tensor.
 
 import bisect
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
@@ -161,6 +162,12 @@ class Scheduler:
                 return
             self.kv.free(child)
         self.add(child)
+
+    def fail_steps(self, failed: Sequence[StepBlocks]) -> None:
+        """Undo the block bookkeeping of failed steps; who waits for a copy that they did not make is recomputed."""
+        for request in [r for r in self.running if self.kv.lacks_copies(r, failed)]:
+            self._preempt(request)
+        self.kv.fail_steps(failed)  # last: a request that is freed indexes its blocks
 
     # --- one step -------------------------------------------------------------------------------------------------
 

@@ -353,6 +353,22 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(
     assert finish(fake) == {(2, 0): greedy([2] * 9, 5), (9, 0): greedy([0] * 9, 5)}
 
 
+@pytest.mark.parametrize(("num_kept_states", "num_steps"), [(None, 2), (0, 1)])
+def test_a_fork_whose_copy_was_in_a_failed_step_is_recomputed(
+    num_kept_states: int | None, num_steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That step had no budget left for the fork itself, which went on from what lay in its block before."""
+    caplog.set_level(logging.CRITICAL)
+    fake = make_engine(max_num_seqs=2, max_num_batched_tokens=1, num_kept_states=num_kept_states)
+    fake.engine.add(0, add_request([1, 2], num_choices=2, max_tokens=3, temperature=0.0))
+    for _ in range(num_steps):
+        fake.step()
+    fake.runner.fails_at_launch = True
+    assert [(o.index, o.finish_reason) for _, o in fake.step()] == [(0, FinishReason.ERROR)]
+    fake.engine.scheduler.check_integrity()
+    assert finish(fake) == {(0, 1): greedy([1, 2], 3)}
+
+
 def test_an_engine_that_has_lost_its_device_ends(caplog: pytest.LogCaptureFixture) -> None:
     """It failed every request from then on, where the supervisor would have started another one."""
     caplog.set_level(logging.CRITICAL)
