@@ -78,7 +78,7 @@ def compact_json(data: object, at: str) -> str:
     """JSON data as its text.
 
     Raises:
-        InvalidRequestError: It is too deep, too much or too long, or holds a lone surrogate.
+        InvalidRequestError: It is too deep, too much or too long.
     """
     num_values = num_levels = 0
     for level in _levels(data):
@@ -87,11 +87,7 @@ def compact_json(data: object, at: str) -> str:
         check_range(f"the container levels of {at}", num_levels, 0, MAX_JSON_LEVELS, param=at)
         check_range(f"the number of values in {at}", num_values, 0, MAX_JSON_VALUES, param=at)
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        raise InvalidRequestError(f"{at} must be text without lone surrogates", param=at) from None
-    check_range(f"the bytes of {at} as compact JSON", size, 0, MAX_JSON_BYTES, param=at)
+    check_range(f"the bytes of {at} as compact JSON", len(text.encode()), 0, MAX_JSON_BYTES, param=at)
     return text
 
 

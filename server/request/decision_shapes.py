@@ -96,8 +96,8 @@ def _systemone(name: str, question: SystemOneQuestion, at: str) -> Named:
     criteria = question.criteria
     text = text_of(question.instructions, f"{at}.instructions").strip()
     wanted = {"noul": dict | None, "choice": dict, "score": list}[question.type]
-    is_known = question.type != "noul" or not criteria or set(criteria) <= {"true", "false"}
-    if not isinstance(criteria, wanted) or not is_known:
+    is_known = isinstance(criteria, wanted) and (question.type != "noul" or {*(criteria or ())} <= {"true", "false"})
+    if not is_known:
         what = "a list of levels" if question.type == "score" else "an object"
         what += " with `true` and `false`" if question.type == "noul" else ""
         raise InvalidRequestError(f"{at}.criteria must be {what}, got {shown(criteria)}", param=f"{at}.criteria")

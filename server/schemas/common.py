@@ -7,20 +7,11 @@ Bodies are pydantic models, for good error messages. Answers are msgspec structs
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-
-def _has_utf8(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("string_unicode", "input should be text without lone surrogates") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_has_utf8)]
-"""Text without lone surrogates (\\ud800). JSON can write them, but tokenizers and engine messages cannot hold them."""
+Text = str
+"""Text. `weft.server.request.body` refuses lone surrogates (\\ud800), which tokenizers and messages cannot hold."""
 
 Int = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
 """The integers that MessagePack, and so a message to the engine, can hold."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from weft.server.schemas.common import MAX_MEMBERS, TEXT_OR_OTHER, Int, Items, Members, Text, TextOrTexts, WireModel
 
@@ -12,6 +12,11 @@ Bias = float | Literal[False]
 """What is added to a token's logit; false: the token never comes."""
 BiasPair = Annotated[list[Bias], Field(min_length=2, max_length=2)]
 """A token id and its bias."""
+
+Biases = Annotated[
+    Annotated[Members[Bias], Tag("object")] | Annotated[Items[BiasPair], Field(max_length=MAX_MEMBERS), Tag("list")],
+    Discriminator(lambda value: "object" if isinstance(value, dict) else "list"),
+]
 
 
 class LlamaCppBody(WireModel):
@@ -29,10 +34,7 @@ class LlamaCppBody(WireModel):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: (
-        Annotated[Annotated[Members[Bias], Tag("text")] | Annotated[Items[BiasPair], Tag("other")], TEXT_OR_OTHER]
-        | None
-    ) = None
+    logit_bias: Biases | None = None
     ignore_eos: bool | None = None
     n_probs: Int | None = None
     return_tokens: bool | None = None

@@ -131,6 +131,7 @@ def test_sglangs_errors_are_400(site: Any, body: dict[str, Any], param: str) -> 
     [
         ({"questions": {}}, 422, "questions"),
         ({"questions": {"n": {"type": "noul"}}}, 422, "questions.n.instructions"),
+        ({"questions": {"n": {**NOUL, "criteria": [{}]}}}, 422, "questions.n.criteria"),
         ({"questions": {"n": {**NOUL, "criteria": {"maybe": "x"}}}}, 422, "questions.n.criteria"),
         ({"questions": {"c": {"type": "choice"}}}, 422, "questions.c.criteria"),
         ({"questions": {"c": {"type": "choice", "criteria": ["x"]}}}, 422, "questions.c.criteria"),

@@ -188,7 +188,7 @@ def as_json(data: Any) -> list[Any]:
         ({"input": as_json(nested(33))}, "input[0].content[0].data", "between 0 and 32, got 33"),
         ({"input": as_json({"a": [0] * 10_000})}, "input[0].content[0].data", "between 0 and 10000, got 10002"),
         ({"input": as_json({"a": "x" * (256 << 10)})}, "input[0].content[0].data", "between 0 and 262144"),
-        ({"input": as_json({"a": "\ud800"})}, "input[0].content[0].data", "surrogates"),
+        ({"input": as_json({"a": "\ud800"})}, "input[0].content[0].data.a", "surrogates"),
         ({"input": [{**CALL, "type": "function_call_output", "output": "x"}]}, "input[0].call_id", "'c'"),
         (
             {"input": [CALL, {"type": "custom_tool_call_output", "call_id": "c", "output": "x"}]},

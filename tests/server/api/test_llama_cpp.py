@@ -53,6 +53,8 @@ def test_sampling_reaches_the_engine(site: Any) -> None:
     assert (asked.params.temperature, asked.params.top_k, asked.params.min_p) == (0.5, 0, 0.1)
     assert asked.params.repetition_penalty == 1.1
     assert asked.params.logit_bias == {5: -100.0, 6: 2.0}
+    send(site, logit_bias={"5": False, "6": 2})
+    assert site.engine.asked[-1].params.logit_bias == asked.params.logit_bias
     assert asked.params.max_tokens is None
     assert asked.request.caching.is_used
     send(site, cache_prompt=False, n_predict=5000)

@@ -55,6 +55,38 @@ def test_counting_takes_linear_time(filler: bytes) -> None:
     assert_linear(count, 4_000_000)
 
 
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ('"prompt": "\\ud800"', "prompt"),
+        ('"prompt": "\\uD83D \\uDE00"', "prompt"),
+        ('"prompt": "x", "more": {"a": [1, {"\\udfff": 2}]}', "more.a[1].?"),
+        ('"more": [["\\udc00"], "\\udc01"]', "more[0][0]"),
+    ],
+)
+def test_lone_surrogates_are_refused_in_fields_of_any_name(part: str, param: str) -> None:
+    """In the schema of a tool, or in a field that is kept as it is, they were an internal error."""
+    error = refusal(b"{" + part.encode() + b"}")
+    assert (error.code, error.param) == ("invalid_type", param)
+    assert "lone surrogates" in error.message
+
+
+def test_characters_may_be_written_as_pairs() -> None:
+    read = decode(CompletionBody, b'{"prompt": "\\ud83d\\ude00 \xed\x95\x9c \\\\ud800"}')
+    assert read is not None
+    assert read.prompt == "\U0001f600 \ud55c \\ud800"
+
+
+def test_finding_them_takes_linear_time() -> None:
+    def find(size: int) -> None:
+        decode(
+            CompletionBody,
+            b'{"prompt": "\\ud83d\\ude00", "more": %s%s}' % (b"[" * 400, b"1," * size + b"1" + b"]" * 400),
+        )
+
+    assert_linear(find, 200_000)
+
+
 def test_the_first_wrong_item_is_told_and_no_other() -> None:
     """Each item was a finding: 1.2 MB of empty texts took 603 MB and 2.7 seconds."""
     error = refusal(b'{"prompt": [1' + b', ""' * 100_000 + b"]}")
