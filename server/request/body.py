@@ -7,7 +7,6 @@ disconnects, the request is dropped. Work that a thread has begun still runs to 
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -19,16 +18,14 @@ from starlette.types import Receive, Scope
 
 from weft.server.errors import InvalidTypeError, MalformedBodyError, ShuttingDownError, shown
 from weft.server.http.workers import Workers
-from weft.server.request.validation import as_invalid_request, dotted_path
+from weft.server.request.surrogates import check_utf8
+from weft.server.request.validation import as_invalid_request
 from weft.server.schemas.common import MAX_ITEMS
 
 MAX_PARTS = 2**17
 """Most texts, lists and objects in a body; names of members count as texts."""
 
 _SLICE_BYTES = 1 << 18
-_LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""What lone surrogates are written with; pairs of escapes, which are characters, are too."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 CLIENT_CLOSED = 499
 """Status if the client has disconnected; nobody reads it."""
@@ -109,8 +106,7 @@ def decode(model: type[T], data: bytes) -> T | None:
         raise MalformedBodyError(f"the body is not valid JSON: {exc.msg} at character {exc.pos}") from None
     except (ValueError, RecursionError) as exc:
         raise MalformedBodyError(f"the body is not valid JSON: {_fault(exc)}") from None
-    if _LONE_SURROGATE.search(data):
-        _check_utf8(value)
+    check_utf8(data, value)
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -119,32 +115,6 @@ def decode(model: type[T], data: bytes) -> T | None:
         return model.model_validate(value, from_attributes=True)
     except ValidationError as exc:
         raise as_invalid_request(exc.errors(include_url=False), value) from None
-
-
-def _check_utf8(value: object) -> None:
-    """Refuse lone surrogates, which tokenizers, messages and answers cannot hold, in members of any name.
-
-    Raises:
-        InvalidTypeError: There is one; the error names the first place.
-    """
-    places: list[tuple[Any, object]] = [(None, value)]  # each with its step and the place above: paths may be long
-    while places:
-        at, here = places.pop()
-        if isinstance(here, list | dict):
-            items = list(here.items() if isinstance(here, dict) else enumerate(here))
-            places += [((step, at), inner) for step, inner in reversed(items)]
-        for text in (here, at and at[0]):
-            if isinstance(text, str) and not text.isascii() and _SURROGATE.search(text):
-                path = _path(at).encode("utf-8", "replace").decode()
-                raise InvalidTypeError(f"{path}: input should be text without lone surrogates", param=path)
-
-
-def _path(at: Any) -> str:
-    steps: list[str | int] = []
-    while at is not None:
-        step, at = at
-        steps.append(step)
-    return dotted_path(steps[::-1])
 
 
 def _fault(exc: Exception) -> str:

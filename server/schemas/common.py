@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import PydanticCustomError
 
 Text = str
-"""Text. `weft.server.request.body` refuses lone surrogates (\\ud800), which tokenizers and messages cannot hold."""
+"""Text; `weft.server.request.surrogates` refuses lone surrogates (\\ud800), which tokenizers cannot hold."""
 
 Int = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
 """The integers that MessagePack, and so a message to the engine, can hold."""
