@@ -1,6 +1,7 @@
 """native.py, in every instruction set that runs here: against attention in float64, and bit for bit against itself."""
 
 import dataclasses
+import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,24 +55,31 @@ class Tokens:
     qkv: torch.Tensor
 
 
+def random_qkv(shape: Shape, num_tokens: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    num_heads = shape.num_heads + 2 * shape.num_kv_heads
+    return torch.randn(num_tokens, num_heads, shape.head_dim, generator=generator).bfloat16()
+
+
+def sinks_of(shape: Shape) -> torch.Tensor | None:
+    """Logits around the largest of a score, one far above and one far below all of them."""
+    return torch.linspace(-300, 4, shape.num_heads).flip(0) if shape.has_sinks else None
+
+
 class Harness:
     """One layer over a cache in which other requests have left `garbage`, the null block excepted."""
 
     def __init__(self, library: NativeLibrary, shape: Shape, garbage: float = float("nan"), seed: int = 0) -> None:
         self.shape = shape
         groups = (CacheGroup(shape.spec, (0,)),)
-        # Logits around the largest of a score, one far above and one far below all of them.
-        self.sinks = torch.linspace(-300, 4, shape.num_heads).flip(0) if shape.has_sinks else None
+        self.sinks = sinks_of(shape)
         self.backend = NativeBackend(groups, NUM_BLOCKS, shape.block_size, torch.bfloat16, CPU, library)
         self.blocks = self.backend._caches[0].view(NUM_BLOCKS, -1)
         self.blocks[1:] = garbage
         self.paged = PagedRequests(NUM_BLOCKS, shape.block_size, (shape.spec,), seed)
 
     def add(self, num_tokens: int, seed: int) -> Tokens:
-        generator = torch.Generator().manual_seed(seed)
-        num_heads = self.shape.num_heads + 2 * self.shape.num_kv_heads
-        qkv = torch.randn(num_tokens, num_heads, self.shape.head_dim, generator=generator).bfloat16()
-        return Tokens(self.paged.add(np.zeros(num_tokens, np.int64)), qkv)
+        return Tokens(self.paged.add(np.zeros(num_tokens, np.int64)), random_qkv(self.shape, num_tokens, seed))
 
     def step(self, scheduled: Sequence[tuple[Tokens, int]], copies: np.ndarray = NO_COPIES) -> list[torch.Tensor]:
         """Compute the next n tokens of each; returns their attention outputs."""
@@ -97,29 +105,36 @@ class Harness:
         return torch.cat(outputs)
 
     def expected(self, tokens: Tokens) -> torch.Tensor:
-        parts = (self.shape.num_heads, self.shape.num_kv_heads, self.shape.num_kv_heads)
-        queries, keys, values = tokens.qkv.double().split_with_sizes(parts, dim=1)
-        values = values if self.shape.latent_dim is None else keys[..., : self.shape.latent_dim]
-        keys, values = (part.repeat_interleave(self.shape.num_shared, 1) for part in (keys, values))
-        positions = torch.arange(len(queries))
-        distances = positions[:, None] - positions
-        is_seen = (distances >= 0) & (distances < (self.shape.window or len(queries)))
-        if self.shape.span:
-            is_seen &= positions[:, None] // self.shape.span == positions // self.shape.span
-        scores = torch.einsum("qhd,khd->hqk", queries, keys) * (self.shape.scale or self.shape.head_dim**-0.5)
-        if self.shape.soft_cap:
-            scores = self.shape.soft_cap * torch.tanh(scores / self.shape.soft_cap)
-        if self.shape.has_slopes:
-            scores -= torch.tensor(self.shape.spec.slopes)[:, None, None] * distances
-        maxima = scores.masked_fill(~is_seen, float("-inf")).amax(-1, keepdim=True)
-        weights = (scores - maxima).exp() * is_seen
-        sums = weights.sum(-1, keepdim=True)
-        if self.sinks is not None:
-            sums += (self.sinks[:, None, None] - maxima).exp()
-        return torch.einsum("hqk,khd->qhd", weights / sums, values)
+        return naive_attention(self.shape, tokens.qkv, self.sinks)
 
-    def check(self, tokens: Tokens, outputs: torch.Tensor) -> None:
-        torch.testing.assert_close(outputs.double(), self.expected(tokens), atol=TOLERANCE, rtol=TOLERANCE)
+
+def naive_attention(shape: Shape, qkv: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    parts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    queries, keys, values = qkv.double().split_with_sizes(parts, dim=1)
+    values = values if shape.latent_dim is None else keys[..., : shape.latent_dim]
+    keys, values = (part.repeat_interleave(shape.num_shared, 1) for part in (keys, values))
+    positions = torch.arange(len(queries))
+    distances = positions[:, None] - positions
+    is_seen = (distances >= 0) & (distances < (shape.window or len(queries)))
+    if shape.span:
+        is_seen &= positions[:, None] // shape.span == positions // shape.span
+    scores = torch.einsum("qhd,khd->hqk", queries, keys) * (shape.scale or shape.head_dim**-0.5)
+    if shape.soft_cap:
+        scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
+    if shape.has_slopes:
+        scores -= torch.tensor(shape.spec.slopes)[:, None, None] * distances
+    maxima = scores.masked_fill(~is_seen, float("-inf")).amax(-1, keepdim=True)
+    weights = (scores - maxima).exp() * is_seen
+    sums = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        sums += (sinks[:, None, None] - maxima).exp()
+    return torch.einsum("hqk,khd->qhd", weights / sums, values)
+
+
+@functools.cache
+def expected_of(shape: Shape, num_tokens: int, seed: int) -> torch.Tensor:
+    """The attention of `random_qkv` with these arguments, computed once for all instruction sets."""
+    return naive_attention(shape, random_qkv(shape, num_tokens, seed), sinks_of(shape))
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -179,8 +194,9 @@ def test_mixed_steps_equal_naive_attention(library: NativeLibrary, shape: Shape)
         parts = harness.step([(requests[i], size) for i, size in zip(picked, sizes, strict=True)])
         for i, part in zip(picked, parts, strict=True):
             outputs[i].append(part)
-    for tokens, parts in zip(requests, outputs, strict=True):
-        harness.check(tokens, torch.cat(parts))
+    for seed, (tokens, parts) in enumerate(zip(requests, outputs, strict=True)):
+        expected = expected_of(shape, len(tokens.qkv), seed)
+        torch.testing.assert_close(torch.cat(parts).double(), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 INVARIANCE_SHAPES = [
