@@ -1,7 +1,7 @@
 # The commands of the README. The first target that needs .venv makes it; later ones find it done.
 #
 #   make serve      the demo model on 127.0.0.1:8000      (MODEL= HOST= PORT= ARGS=)
-#   make test       the tests, without the slow ones      (ARGS=)
+#   make test       the tests, without the slow ones      (WORKERS= ARGS=)
 #   make test-slow  the slow ones alone                   (ARGS=)
 #   make faults     hung, hostile and starved, at length  (ARGS=)
 #   make lint       format, lint and type checks
@@ -27,6 +27,8 @@ PORT ?=
 ARGS ?=
 URL ?=
 BENCH ?= compare
+# Processes that run tests side by side. Each starts servers of its own, and these have threads of their own.
+WORKERS ?= 2
 
 # Installed before anything else: of this very version pip takes a CPU build that its configuration offers, and what
 # follows is content with it, so nothing fetches CUDA packages onto a machine without a GPU.
@@ -52,7 +54,7 @@ serve: $(VENV)/.installed
 	@$(BIN)/weft serve $(MODEL) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: $(VENV)/.installed-test $(CLIENTS)/.installed
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(ARGS)
