@@ -42,6 +42,7 @@ FOLDERS = {
     "engine/kernels/triton": "Weft's own kernels for CUDA, in Triton.",
     "engine/sampling": "Logits to ids: penalties, masks, filters, the draw, log-probabilities.",
     "engine/guidance": "Grammars and reasoning budgets: what may be sampled next, and what must be.",
+    "engine/offload": "What falls out of the cache, kept in the host's memory and on disk.",
     "engine/speculation": "Guesses of the next tokens, and how many of them.",
 }
 """What each folder is for, in the order of the page."""

@@ -143,6 +143,19 @@ class Settings(BaseModel):
         description="Tokens per block of the KV cache. Default: 16 on CUDA, 32 on a CPU.",
     )
     prefix_caching: bool = Field(default=True, description="Let requests share the KV blocks of equal prefixes.")
+    kv_offload: Annotated[int, BeforeValidator(_parse_size), Field(ge=0)] = Field(
+        default=0,
+        description="Memory of the host for blocks that fall out of the KV cache of a GPU (32GiB, bytes); they come "
+        "back when a prompt begins with them. 0: none.",
+    )
+    kv_offload_dir: str | None = Field(
+        default=None,
+        description="Folder in which blocks that fall out of the KV cache are kept, beyond a restart. It holds what "
+        "models made of prompts: give it to nobody else. Default: none.",
+    )
+    kv_offload_disk: Size = Field(
+        default=32 << 30, description="Maximum bytes in kv_offload_dir for a model; then the least recently used go."
+    )
     load_format: Literal["auto", "dummy"] = Field(
         default="auto", description="How to load weights; dummy makes random ones."
     )
@@ -286,16 +299,19 @@ class Settings(BaseModel):
 
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
-    *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "block_size", "prefix_caching", "load_format"),
-    *("quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key", "api_keys_file"),
-    *("server_processes", "data_dir", "task", "log_format"),
+    *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "kv_offload", "block_size", "prefix_caching"),
+    *("load_format", "quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key"),
+    *("api_keys_file", "server_processes", "data_dir", "task", "log_format"),
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
 SECRETS = frozenset({"api_key", "priority_keys"})
 DOORS = frozenset({"api_key", "api_keys_file"})
 """The settings that must not be empty: a variable that somebody forgot to fill would open the server to all."""
-SIZES = frozenset({"kv_cache_memory", "max_body_bytes", "store_max_bytes", "max_file_bytes", "files_max_bytes"})
+SIZES = frozenset({"kv_cache_memory", "kv_offload", "kv_offload_disk", "max_body_bytes", "store_max_bytes"}) | {
+    "max_file_bytes",
+    "files_max_bytes",
+}
 """The settings in bytes; they accept a unit."""
 
 _FIELDS = Settings.model_fields

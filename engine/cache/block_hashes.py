@@ -1,6 +1,7 @@
 """Names the blocks of prompts by keyed, chained 128-bit hashes: equal hashes mean equal tokens from the first one on.
 
-The key is random and lives as long as the process, so nobody outside can make two prompts collide.
+The key is random and lives as long as the process, or as the folder that keeps evicted blocks. So nobody outside can
+make two prompts collide.
 """
 
 import hashlib
@@ -16,10 +17,10 @@ _HASH_BYTES = 16
 class BlockHashes:
     """Owner of the key."""
 
-    def __init__(self, block_size: int) -> None:
-        """Draw a key; a block has block_size tokens."""
+    def __init__(self, block_size: int, key: bytes | None = None) -> None:
+        """Take a key, or draw one; a block has block_size tokens."""
         self._block_size = block_size
-        self._key = os.urandom(_HASH_BYTES)
+        self._key = key or os.urandom(_HASH_BYTES)
 
     def seed(self, cache_salt: str, adapter: str | None, extra_hash_keys: Sequence[str]) -> bytes:
         """First parent of the chain of hashes; differs when any of the arguments does."""

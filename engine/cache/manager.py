@@ -54,6 +54,7 @@ class KVCacheManager:
         num_states: int = 0,
         tier: BlockTier | None = None,
         least_stop: int = LEAST_TOKENS,
+        hash_key: bytes | None = None,
     ) -> None:
         """Make one pool for each cache group.
 
@@ -63,6 +64,7 @@ class KVCacheManager:
             num_states: States in each group of states, those for prefixes and before drafts included.
             tier: Keeps evicted content; without one (None) it is lost.
             least_stop: Fewest tokens for which states are kept.
+            hash_key: Of the hashes that the tier knows; None draws a new one.
         """
         self.block_size = block_size
         self.specs = tuple(specs)
@@ -80,7 +82,7 @@ class KVCacheManager:
         self._states = tuple(group for group in self._all_groups if group not in self._paged)
         self._least_stop = least_stop
         self._see_all = all(specs[group].sees_all for group in self._paged)
-        self.hashes = BlockHashes(block_size)
+        self.hashes = BlockHashes(block_size, hash_key)
         self._lookups: tuple[Callable[[bytes], object], ...] = tuple(pool.lookup for pool in self.pools)
         self._offload = Offload(tier, self.pools)
         self._leaders: dict[bytes, Request] = {}
@@ -116,16 +118,22 @@ class KVCacheManager:
         """
         return self._num_found_blocks(request, self._lookups, self._all_groups) * self.block_size
 
-    def bring_back(self, request: Request) -> bytes | None:
+    def bring_back(self, request: Request, compute_s: Callable[[int, int], float]) -> bytes | None:
         """Begin to load the blocks of a waiting request's prefix that only the tier has. Needs a tier.
 
+        Args:
+            compute_s: Predicted seconds to compute so many tokens behind so many others; 0 as long as none are known.
+
         Returns:
-            The hash that `wake_followers` gets once the load has ended or failed; None when nothing is loaded.
+            The hash that `wake_followers` gets once the load has ended or failed; None when nothing is loaded, for
+            example because it would take longer than to compute it.
         """
         num_blocks = self._num_found_blocks(request, self._offload.lookups, self._all_groups)
         position = num_blocks * self.block_size
         firsts = [self._first_visible_block(group, position) for group in self._all_groups]
-        return self._offload.begin([request.block_hashes[first:num_blocks] for first in firsts])
+        num_cached = self.find_prefix(request)
+        limit_s = compute_s(position - num_cached, num_cached)
+        return self._offload.begin([request.block_hashes[first:num_blocks] for first in firsts], limit_s)
 
     def finish_loads(self) -> bool:
         """Index the blocks that have been loaded, and wake who waits for them. Return whether loads are under way."""

@@ -38,6 +38,9 @@ class BlockTier(Protocol):
     def has(self, group: int, block_hash: bytes) -> bool:
         """Whether this content can be loaded."""
 
+    def load_seconds(self, blocks: Sequence[tuple[int, bytes]]) -> float:
+        """Predicted seconds to load these (cache group, hash); 0 as long as nothing is known."""
+
     def load(self, blocks: Sequence[CachedBlock]) -> "Future[None]":
         """Begin to load these blocks. The future ends when every later step finds the content, or with an error."""
 
@@ -79,17 +82,23 @@ class Offload:
         """Whether blocks are held for loads under way."""
         return bool(self._loads)
 
-    def begin(self, hashes_seen: Sequence[Sequence[bytes]]) -> bytes | None:
+    def begin(self, hashes_seen: Sequence[Sequence[bytes]], limit_s: float = 0.0) -> bytes | None:
         """Load the blocks that the pools lack of a prefix that pools and tier have together.
 
         Args:
             hashes_seen: Per cache group, the hashes of the blocks that the next token sees.
+            limit_s: What would take longer is not loaded; 0 for no limit.
 
         Returns:
             A hash that is being loaded now, for this prefix or for another one that shares it; None when nothing is
-            missing, when too few blocks are free, or when the tier fails. Cached blocks may be evicted all the same.
+            missing, when it would take too long, when too few blocks are free, or when the tier fails. Cached blocks
+            may be evicted all the same.
         """
         assert self._tier is not None
+        groups = enumerate(zip(self._pools, hashes_seen, strict=True))
+        lacked = [(group, h) for group, (pool, hashes) in groups for h in hashes if pool.lookup(h) is None]
+        if limit_s and self._tier.load_seconds(lacked) >= limit_s:
+            return None
         held: list[tuple[BlockPool, int]] = []
         blocks: list[CachedBlock] = []
         for group, (pool, hashes) in enumerate(zip(self._pools, hashes_seen, strict=True)):

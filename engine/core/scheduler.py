@@ -75,11 +75,16 @@ class Scheduler:
         max_num_batched_tokens: int,
         itl_target_s: float | None,
         is_ahead: bool = False,
+        counters: Counters | None = None,
     ) -> None:
-        """Start with no requests. The limits are per step. `LatencyTarget` explains itl_target_s and is_ahead."""
+        """Start with no requests. The limits are per step. `LatencyTarget` explains itl_target_s and is_ahead.
+
+        Args:
+            counters: Also counted in by others; None makes new ones.
+        """
         self.kv = kv
         self.cost = cost
-        self.counters = Counters()
+        self.counters = counters or Counters()
         self.requests = LiveRequests()
         self.running: list[Request] = []
         self.waiting = WaitingQueue()
@@ -388,7 +393,7 @@ class Scheduler:
         They are those that the request is expected to take beyond the loaded ones. If others took them, what was loaded
         would be evicted again before the request could run.
         """
-        block_hash = self.kv.bring_back(request)
+        block_hash = self.kv.bring_back(request, self.cost.predict_prefill)
         if block_hash is None:
             return None
         self.waiting.park(request, block_hash)

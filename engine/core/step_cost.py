@@ -89,6 +89,12 @@ class StepCostModel:
         """Predicted seconds of such a step."""
         return float(self._coefficients @ load.features())
 
+    def predict_prefill(self, num_tokens: int, context: int) -> float:
+        """Predicted seconds of a step that computes num_tokens tokens of one request, after context computed ones."""
+        load = StepLoad()
+        load.add(num_tokens, context)
+        return self.predict(load)
+
     def num_tokens_within(self, load: StepLoad, context: int, seconds: float) -> int:
         """Most tokens of one request, after `context` computed ones, that fit beside load into `seconds`.
 

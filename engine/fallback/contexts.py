@@ -55,6 +55,10 @@ class ContextBackend(AttentionBackend):
         return False
 
     @override
+    def blocks(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return ()
+
+    @override
     def begin(self, batch: Batch) -> "ContextStep":
         (group,) = batch.groups
         return ContextStep(self, batch.query_start_locs, batch.seq_lens, group.block_tables)

@@ -4,8 +4,12 @@ The runner begins a step here. The blocks of the model then reach their caches, 
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.kernels.torch.states import StateCache
 from weft.engine.layers.attention import AttentionBackend
 from weft.engine.layers.step_caches import StepCaches
@@ -45,6 +49,15 @@ class Caches:
     def prepare(self) -> bool:
         """See `AttentionBackend`."""
         return self.attention.prepare()
+
+    def blocks(self, groups: Sequence[CacheGroup[CacheSpec]]) -> list[list[torch.Tensor]]:
+        """The tensors that hold the blocks of each cache group, each (num_blocks, ...) and contiguous."""
+        return [[tensor for layer in group.layers for tensor in self._layer_blocks(layer)] for group in groups]
+
+    def _layer_blocks(self, layer: int) -> Sequence[torch.Tensor]:
+        if self.states is not None and layer in self.states.states:
+            return (self.states.states[layer],)
+        return self.attention.blocks(layer)
 
     def begin(self, batch: Batch) -> StepCaches:
         """Do the copies of the batch, and prepare what the layers of each kind share."""

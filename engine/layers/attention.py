@@ -5,6 +5,7 @@ of one layer and gets the attention output. Block tables and slots reach the bac
 `weft.engine.cache.specs` says what a layer keeps and how layers form groups.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,6 +71,9 @@ class AttentionBackend(Protocol):
 
     def prepare(self) -> bool:
         """Spend a few milliseconds of idle time on work that steps would wait for; returns whether more is left."""
+
+    def blocks(self, layer: int) -> Sequence[torch.Tensor]:
+        """The tensors that hold the blocks of a layer, each (num_blocks, ...) and contiguous."""
 
     def begin(self, batch: Batch) -> AttentionStep:
         """Do the block copies of the batch, and prepare the metadata that all layers share."""

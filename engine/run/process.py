@@ -74,6 +74,7 @@ class EngineProcess:
         _announce(started, options)
         self._engine = started.engine
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
+        self._tier = started.tier
         self._num_blocks = started.info.num_blocks
         self._stall_rule = StallRule(options.stall_timeout_s, started.info.device)
         self._write_status()
@@ -198,6 +199,8 @@ class EngineProcess:
                 num_blocks=self._num_blocks - 1,
                 num_used_blocks=max(pool.num_used for pool in pools),
                 num_cached_blocks=max(pool.num_indexed for pool in pools),
+                kv_offload_host_blocks=self._tier.num_host_blocks if self._tier else 0,
+                kv_offload_disk_blocks=self._tier.num_disk_blocks if self._tier else 0,
                 **msgspec.structs.asdict(scheduler.counters),
             )
         )

@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace as replace_fields
 
 from weft.engine.cache.manager import KVCacheManager
-from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
+from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, group_layers
 from weft.engine.core.engine import Engine
 from weft.engine.core.forced_ids import ForcedTokens
 from weft.engine.core.grammar_masks import MaskComputer
@@ -26,6 +26,9 @@ from weft.engine.guidance.vocabulary import load_vocabulary
 from weft.engine.kernels.caches import Caches
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.facts import ModelFacts
+from weft.engine.offload.block_bytes import BlockBytes
+from weft.engine.offload.offload_tier import OffloadTier
+from weft.engine.offload.open_tier import Opened, open_tier
 from weft.engine.run import config as engine_config
 from weft.engine.run.components import settle_kernels, settler_for
 from weft.engine.run.config import EngineConfig
@@ -54,11 +57,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine that is ready, and its description."""
+    """An engine that is ready, its description, and what keeps evicted blocks, if anything does."""
 
     engine: Engine[LaunchedStep]
     info: EngineInfo
     plan: MemoryPlan
+    tier: OffloadTier | None = None
 
 
 def start(
@@ -93,9 +97,13 @@ def start(
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
-    kv = _cache_manager(config, plan, groups)
+    draft_caches = _draft_caches(draft, plan) if draft else None
+    offload = _open_offload(config, plan, groups, caches, draft, draft_caches)
+    kv = _cache_manager(config, plan, groups, offload)
     sampling = choose_sampling(config)
-    draft_model = _draft_model(draft, drafter, plan, sampling, kv) if draft and drafter else None
+    draft_model = (
+        _draft_model(draft, drafter, draft_caches, sampling, kv) if draft and drafter and draft_caches else None
+    )
     graphs = _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
     cost = StepCostModel()
@@ -103,14 +111,7 @@ def start(
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
-    scheduler = Scheduler(
-        kv,
-        cost,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        itl_target_s=config.itl_target_s,
-        is_ahead=config.overlap,
-    )
+    scheduler = _scheduler(config, kv, cost, offload)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
     vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(
@@ -129,7 +130,8 @@ def start(
         before_launch=before_launch,
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
-    return Started(engine, replace_fields(info, task=task.name, vectors=vectors.info if vectors else None), plan)
+    info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None)
+    return Started(engine, info, plan, offload.tier if offload else None)
 
 
 def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
@@ -144,25 +146,73 @@ def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
     )
 
 
+def _draft_caches(draft: DraftCheckpoint, plan: MemoryPlan) -> Caches:
+    return make_caches(draft.groups, plan.num_blocks, draft.engine_config, draft.config.num_heads)
+
+
 def _draft_model(
-    draft: DraftCheckpoint, model: LoadedModel, plan: MemoryPlan, sampling: SamplingKit, kv: KVCacheManager
+    draft: DraftCheckpoint, model: LoadedModel, caches: Caches, sampling: SamplingKit, kv: KVCacheManager
 ) -> DraftModel:
     """A runner of its own around the loaded draft model."""
     config = draft.engine_config
-    caches = make_caches(draft.groups, plan.num_blocks, config, draft.config.num_heads)
     graphs = _graphs(model, caches, config, draft.config.vocab_size, samples=True)
     runner = ModelRunner(model, caches, config.device, sampling=sampling, graphs=graphs)
     return DraftModel(runner, kv, draft.group_indices)
 
 
-def _cache_manager(config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGroup[CacheSpec], ...]) -> KVCacheManager:
+def _open_offload(
+    config: EngineConfig,
+    plan: MemoryPlan,
+    groups: tuple[CacheGroup[CacheSpec], ...],
+    caches: Caches,
+    draft: DraftCheckpoint | None,
+    draft_caches: Caches | None,
+) -> Opened | None:
+    """What keeps evicted blocks, of the model and of its draft model, whose caches have the same block ids."""
+    if not (config.options.kv_offload or config.options.kv_offload_dir):
+        return None
+    if not _caches_prefixes(config, plan) or any(isinstance(group.spec, ModuleCache) for group in groups):
+        raise ModelError("kv_offload and kv_offload_dir keep cached prefixes, and this engine caches none")
+    tensors = caches.blocks(groups)
+    if draft and draft_caches:
+        for index, of_draft in zip(draft.group_indices, draft_caches.blocks(draft.groups), strict=True):
+            tensors[index] += of_draft
+    options = config.options
+    facts = (
+        *(config.dtype, config.kv_cache_dtype, options.quantization, options.load_format, options.model_impl),
+        *(config.block_size, plan.max_model_len, caches.name, groups),
+    )
+    return open_tier(options, BlockBytes(tensors, config.device), facts, is_cuda=config.device.type == "cuda")
+
+
+def _caches_prefixes(config: EngineConfig, plan: MemoryPlan) -> bool:
+    return config.options.prefix_caching and (plan.num_kept_states > 0 or not plan.states_bytes)
+
+
+def _cache_manager(
+    config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGroup[CacheSpec], ...], offload: Opened | None
+) -> KVCacheManager:
     return KVCacheManager(
         plan.num_blocks,
         config.block_size,
         [group.spec for group in groups],
-        config.options.prefix_caching and (plan.num_kept_states > 0 or not plan.states_bytes),
+        _caches_prefixes(config, plan),
         max_num_pinned_blocks=int(config.options.pin_share * (plan.num_blocks - 1)),
         num_states=plan.num_states,
+        tier=offload.tier if offload else None,
+        hash_key=offload.hash_key if offload else None,
+    )
+
+
+def _scheduler(config: EngineConfig, kv: KVCacheManager, cost: StepCostModel, offload: Opened | None) -> Scheduler:
+    return Scheduler(
+        kv,
+        cost,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        itl_target_s=config.itl_target_s,
+        is_ahead=config.overlap,
+        counters=offload.tier.counters if offload else None,
     )
 
 

@@ -28,6 +28,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         itl_target_ms: Milliseconds that 99 of 100 steps stay below while anything decodes; on CUDA at any time.
         deterministic: Whether a request's results must be the same, bit for bit, whatever runs beside it.
         stall_timeout_s: Longest silence in seconds before the engine counts as hanging; 0 means that it never does.
+        kv_offload: Bytes of the host's memory for blocks that fall out of the KV cache; 0 for none.
+        kv_offload_dir: Folder for these blocks; None for none on disk.
+        kv_offload_disk: Bytes that they may take on disk.
         task: What the model is for: generate, embed or classify; auto as the checkpoint says.
         pooling: Of which hidden states a vector is made: last, mean or cls; auto as the checkpoint says.
     """
@@ -53,5 +56,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_waiting: int = 1024
     stall_timeout_s: float = 120.0
     log_format: str = "text"
+    kv_offload: int = 0
+    kv_offload_dir: str | None = None
+    kv_offload_disk: int = 32 << 30
     task: str = "auto"
     pooling: str = "auto"

@@ -54,6 +54,13 @@ class Counters(msgspec.Struct, kw_only=True):
     step_seconds: Annotated[float, Shown("Seconds that the device spent on steps.", "engine_step_seconds")] = 0.0
     prefill_tokens: Annotated[int, Shown("Tokens that steps computed as prefill.", "engine_prefill_tokens")] = 0
     decode_tokens: Annotated[int, Shown("Tokens that steps computed as decodes.", "engine_decode_tokens")] = 0
+    kv_offload_kept_blocks: Annotated[int, Shown("Evicted blocks kept, in memory or for the disk.", in_stats=False)] = 0
+    kv_offload_dropped_blocks: Annotated[
+        int, Shown("Evicted blocks that there was no room or time to keep.", in_stats=False)
+    ] = 0
+    kv_offload_host_loads: Annotated[int, Shown("Blocks brought back from the host's memory.", in_stats=False)] = 0
+    kv_offload_disk_loads: Annotated[int, Shown("Blocks brought back from disk.", in_stats=False)] = 0
+    kv_offload_faults: Annotated[int, Shown("Loads and writes of evicted blocks that failed.", in_stats=False)] = 0
 
 
 class Status(Counters):
@@ -76,6 +83,8 @@ class Status(Counters):
     num_requests_waiting: Annotated[int, Shown("Requests that wait for room.")] = 0
     num_blocks: Annotated[int, Shown()] = 0
     num_used_blocks: Annotated[int, Shown()] = 0
+    kv_offload_host_blocks: Annotated[int, Shown("Evicted blocks in the host's memory.", in_stats=False)] = 0
+    kv_offload_disk_blocks: Annotated[int, Shown("Evicted blocks on disk.", in_stats=False)] = 0
     num_cached_blocks: Annotated[int, Shown("Blocks that can be found by content.", "kv_cache_indexed_blocks")] = 0
     loaded_bytes: int = 0
     total_bytes: int = 0

@@ -73,12 +73,23 @@ REFUSED_ON_A_CPU = {
     "device": ("cuda", "device cuda was asked for"),
     "kv_cache_dtype": ("fp8", "kv_cache_dtype fp8 needs device cuda"),
     "quantization": ("int8", "quantization int8 needs device cpu and dtype bfloat16"),
+    "kv_offload": (1 << 20, "kv_offload keeps blocks in the host's memory"),
     "deterministic": (True, "deterministic is for Weft's own layers"),
 }
 """What a CPU with float32 has not arrives as a refusal."""
 
-OTHERS = {"model", "log_format", "stall_timeout_s", "model_impl", "task", "pooling"}
-"""Have tests of their own: below, in tests/engine/run/test_vector_model.py, and in tests/faults/test_hung_engine.py."""
+OTHERS = {
+    "model",
+    "log_format",
+    "stall_timeout_s",
+    "model_impl",
+    "task",
+    "pooling",
+    "kv_offload_dir",
+    "kv_offload_disk",
+}
+"""Have tests of their own: below, in tests/engine/run/test_vector_model.py, in tests/faults/test_hung_engine.py, and in
+tests/engine/offload/test_offload_engine.py."""
 
 
 def test_there_is_a_test_for_every_option() -> None:

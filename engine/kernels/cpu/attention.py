@@ -115,6 +115,11 @@ class NativeBackend(AttentionBackend):
         return NativeStep(self, batch)
 
     @override
+    def blocks(self, layer: int) -> tuple[torch.Tensor, ...]:
+        (group,) = (group for group in self._groups if layer in group.layers)
+        return (self._caches[layer].view(-1, self._block_values(group)),)
+
+    @override
     def prepare(self) -> bool:
         num_blocks = _TOKENS_AHEAD // self._block_size
         return any(first_touch.ask_in_idle_time(num_blocks) for first_touch in self._first_touches)

@@ -82,6 +82,11 @@ class SdpaBackend:
         """Prepare nothing: the cache takes memory as it is written."""
         return False
 
+    def blocks(self, layer: int) -> list[torch.Tensor]:
+        """See `AttentionBackend`; the values of latents are a part of the keys."""
+        caches = [cache for cache in (self._keys[layer], self._values[layer]) if cache.is_contiguous()]
+        return [cache.view(-1, self._block_size, *cache.shape[1:]) for cache in caches]
+
     def begin(self, batch: Batch) -> "SdpaStep":
         """Copy the blocks that the batch asks for, and plan the step."""
         plans: dict[int, _GroupPlan] = {}

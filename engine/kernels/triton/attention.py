@@ -150,6 +150,10 @@ class TritonBackend(AttentionBackend):
         return False
 
     @override
+    def blocks(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return (self._caches[layer],)
+
+    @override
     def begin(self, batch: Batch) -> "TritonStep":
         plans: list[_Plan] = []
         for group, group_batch in zip(self._groups, batch.groups, strict=True):

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import torch
 
+from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.cache.tier import CachedBlock
+from weft.engine.kernels.caches import Caches
+from weft.engine.shared.status_page import Counters
 
 
 class HostTier:
@@ -17,13 +19,11 @@ class HostTier:
         self.caches: list[list[torch.Tensor]] = []  # by group: one (num_blocks, values of a block) for each tensor
         self.pending: list[tuple[Future[None], list[tuple[CachedBlock, list[torch.Tensor]]]]] = []
         self.num_loaded = 0
+        self.seconds_per_block = 0.0
+        self.counters = Counters()
 
-    def attach(self, backend: Any, num_blocks: int) -> None:
-        by_layer = [backend._caches] if hasattr(backend, "_caches") else [backend._keys, backend._values]
-        self.caches = [
-            [tensors[layer].view(num_blocks, -1) for layer in group.layers for tensors in by_layer]
-            for group in backend._groups
-        ]
+    def attach(self, caches: Caches, groups: Sequence[CacheGroup[CacheSpec]]) -> None:
+        self.caches = [[tensor.flatten(1) for tensor in tensors] for tensors in caches.blocks(groups)]
 
     def keep(self, evicted: CachedBlock) -> None:
         copies = [cache[evicted.block].clone() for cache in self.caches[evicted.group]]
@@ -31,6 +31,9 @@ class HostTier:
 
     def has(self, group: int, block_hash: bytes) -> bool:
         return (group, block_hash) in self.kept
+
+    def load_seconds(self, blocks: Sequence[tuple[int, bytes]]) -> float:
+        return self.seconds_per_block * len(blocks)
 
     def load(self, blocks: Sequence[CachedBlock]) -> "Future[None]":
         done: Future[None] = Future()

@@ -3,9 +3,8 @@
 import itertools
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,10 +14,11 @@ from tests.engine.fake_runner import VOCAB_SIZE, make_engine
 from tests.engine.guidance.demo import DEMO_MODEL
 from tests.engine.requests_for_tests import add_request
 from weft.engine.cache.block_pool import BlockPool
-from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.tier import CachedBlock, Offload
 from weft.engine.core.engine import Engine
 from weft.engine.core.request import RequestStatus
+from weft.engine.offload.offload_tier import OffloadTier
+from weft.engine.offload.open_tier import Opened
 from weft.engine.run import startup
 from weft.engine.run.startup import start
 from weft.engine.shared.messages import EngineOptions, FinishReason
@@ -44,7 +44,12 @@ def build_engine(
     folder = DEMO_MODEL if is_demo else checkpoint_folder(request.param)
 
     def build(tier: HostTier | None = None, *, overlap: bool = False) -> "Engine[Any]":
-        monkeypatch.setattr(startup, "KVCacheManager", partial(KVCacheManager, tier=tier))
+        def open_offload(config: Any, plan: Any, groups: Any, caches: Any, *_: object) -> Opened | None:
+            if tier is not None:
+                tier.attach(caches, groups)
+            return tier and Opened(cast(OffloadTier, tier), None)
+
+        monkeypatch.setattr(startup, "_open_offload", open_offload)
         options = EngineOptions(
             model=str(folder),
             device="cpu",
@@ -58,8 +63,6 @@ def build_engine(
         started = start(msgspec.structs.replace(options, kv_cache_memory=num_bytes), "epoch")
         engine = started.engine
         engine._overlap = overlap
-        if tier is not None:
-            tier.attach(engine._executor._caches.attention, started.plan.num_blocks)
         return engine
 
     return build

@@ -50,6 +50,7 @@ class FakeStarted:
         self.engine = engine
         self.info = INFO
         self.plan = MemoryPlan(1, 1, 1, 64, 4, 128, 8)
+        self.tier = None
 
 
 @pytest.fixture

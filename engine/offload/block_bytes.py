@@ -1,0 +1,64 @@
+"""Copies whole blocks out of the caches of a model into rows of bytes, and back.
+
+A row holds one block of a cache group: of all layers, and of all models whose caches have the same block ids. Knows
+nothing of what the bytes mean; a backend alone knows the layout of its blocks.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+
+class BlockBytes:
+    """Reads and writes the blocks of all cache groups; owns none of them.
+
+    Attributes:
+        row_bytes: Bytes of a row, by cache group.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[torch.Tensor]], device: torch.device) -> None:
+        """Take the tensors that hold the blocks of each cache group, each (num_blocks, ...) and contiguous."""
+        self._groups = [[tensor.flatten(1).view(torch.uint8) for tensor in tensors] for tensors in groups]
+        self._is_cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
+        self.row_bytes = tuple(sum(tensor.shape[1] for tensor in tensors) for tensors in self._groups)
+
+    def read(self, group: int, block: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """Copy a block, behind all launched steps.
+
+        Returns:
+            (row_bytes,) uint8 on the host, and what to wait for before it is read; None on the CPU.
+        """
+        row = torch.empty(self.row_bytes[group], dtype=torch.uint8, pin_memory=self._is_cuda)
+        if not self._is_cuda:
+            for tensor, part in self._parts(group, row):
+                part.copy_(tensor[block])
+            return row, None
+        row.copy_(torch.cat([tensor[block] for tensor in self._groups[group]]), non_blocking=True)
+        return row, self.mark()
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Mark the end of all launched steps on the device; None on the CPU, where they are over."""
+        if not self._is_cuda:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def write(self, group: int, block: int, row: torch.Tensor, behind: torch.cuda.Event | None) -> None:
+        """Overwrite a block with a row, behind this mark; returns when it is done. For a thread beside the engine's."""
+        if self._stream is None or behind is None:
+            for tensor, part in self._parts(group, row):
+                tensor[block].copy_(part)
+            return
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(behind)
+            for tensor, part in self._parts(group, row.to(self._groups[group][0].device, non_blocking=True)):
+                tensor[block].copy_(part)
+        self._stream.synchronize()
+
+    def _parts(self, group: int, row: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        start = 0
+        for tensor in self._groups[group]:
+            yield tensor, row[start : start + tensor.shape[1]]
+            start += tensor.shape[1]

@@ -1,0 +1,245 @@
+"""Keeps evicted blocks in the memory of the host and on disk, and brings them back: the `BlockTier` of an engine.
+
+A block is copied to the host's memory when it is evicted, and from there to disk if there is a folder. Blocks on their
+way to disk are found like any others. What comes faster than the disk takes it is dropped, so the engine never waits
+for it. One thread writes and one loads; the engine's thread only touches tables and copies one block at a time.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from typing_extensions import override
+
+from weft.engine.cache.tier import BlockTier, CachedBlock
+from weft.engine.offload.block_bytes import BlockBytes
+from weft.engine.offload.block_files import BlockFiles, Key
+from weft.engine.shared.status_page import Counters
+
+_BUFFER_BYTES = 256 << 20
+"""Most bytes on their way to disk, where the memory of the host is not a tier of its own."""
+
+_PAUSE_S = 10.0
+"""After a failed write the disk is left alone for so long. What is evicted meanwhile is not written."""
+
+_GAIN = 0.3
+"""How fast the measured rates follow new measurements."""
+
+_HALVING_S = 60.0
+"""Without loads, predicted times are halved every so many seconds: a disk that once was slow is tried again."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A block in the host's memory; `copied` is None on the CPU, where a copy is made at once."""
+
+    data: torch.Tensor
+    copied: torch.cuda.Event | None
+
+    def wait(self) -> torch.Tensor:
+        """The bytes, once they are there."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.data
+
+
+class _Rows:
+    """Rows by key and the bytes that they take together; the least recently used first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._rows: OrderedDict[Key, _Row] = OrderedDict()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def has_room(self, num_bytes: int) -> bool:
+        return self._num_bytes + num_bytes <= self._max_bytes
+
+    def make_room(self, num_bytes: int) -> bool:
+        """Forget the least recently used until num_bytes fit; returns whether they ever can."""
+        while self._rows and not self.has_room(num_bytes):
+            self._num_bytes -= len(self._rows.popitem(last=False)[1].data)
+        return self.has_room(num_bytes)
+
+    def get(self, key: Key) -> _Row | None:
+        """Look a row up, which is then the most recently used one."""
+        if key in self._rows:
+            self._rows.move_to_end(key)
+        return self._rows.get(key)
+
+    def add(self, key: Key, row: _Row) -> None:
+        self.pop(key)
+        self._rows[key] = row
+        self._num_bytes += len(row.data)
+
+    def pop(self, key: Key) -> None:
+        row = self._rows.pop(key, None)
+        self._num_bytes -= len(row.data) if row else 0
+
+
+class _Rate:
+    """Seconds that a byte takes, as measured."""
+
+    def __init__(self) -> None:
+        self._seconds, self._measured = 0.0, 0.0
+
+    def add(self, num_bytes: int, seconds: float) -> None:
+        """Follow a measurement."""
+        now = seconds / num_bytes
+        known = self.seconds
+        self._seconds = known + _GAIN * (now - known) if known else now
+        self._measured = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of the next byte; 0 before the first measurement."""
+        return self._seconds * math.exp2(-(time.monotonic() - self._measured) / _HALVING_S)
+
+
+class OffloadTier(BlockTier):
+    """Owner of the rows in the host's memory and of the folder.
+
+    Attributes:
+        counters: What it has done so far.
+    """
+
+    def __init__(self, blocks: BlockBytes, host_bytes: int, files: BlockFiles | None) -> None:
+        """Keep up to host_bytes in memory, and all that is evicted in files; None for no disk."""
+        self._blocks = blocks
+        self._files = files
+        self._kept, self._unwritten = _Rows(host_bytes), _Rows(_BUFFER_BYTES if files else 0)
+        self._lock = threading.Lock()
+        self._host_rate, self._disk_rate = _Rate(), _Rate()
+        self._rest_until = 0.0
+        self.counters = Counters()
+        self._loader, self._writer = ThreadPoolExecutor(1, "kv-load"), ThreadPoolExecutor(1, "kv-store")
+        if files is not None:
+            self._writer.submit(self._on_disk, files.list_files)
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks that are kept in the host's memory."""
+        return len(self._kept)
+
+    @property
+    def num_disk_blocks(self) -> int:
+        """Blocks on disk."""
+        return self._files.num_blocks if self._files else 0
+
+    def close(self) -> None:
+        """Wait for the loads and writes that have begun."""
+        self._loader.shutdown()
+        self._writer.shutdown()
+        if self._files is not None:
+            self._files.close()
+
+    @override
+    def keep(self, evicted: CachedBlock) -> None:
+        key, num_bytes = (evicted.group, evicted.block_hash), self._blocks.row_bytes[evicted.group]
+        with self._lock:
+            is_on_disk = self._files is not None and self._files.has(key)
+            is_rare = not is_on_disk and self._unwritten.get(key) is None
+            is_written = is_rare and time.monotonic() >= self._rest_until and self._unwritten.has_room(num_bytes)
+            if self._kept.get(key) is not None:
+                return
+            is_kept = self._kept.make_room(num_bytes)
+            if not is_kept and not is_written:
+                self.counters.kv_offload_dropped_blocks += is_rare
+                return
+            row = _Row(*self._blocks.read(evicted.group, evicted.block))
+            if is_kept:
+                self._kept.add(key, row)
+            if is_written:
+                self._unwritten.add(key, row)
+        self.counters.kv_offload_kept_blocks += 1
+        if is_written:
+            self._writer.submit(self._on_disk, partial(self._store, key, row))
+
+    @override
+    def has(self, group: int, block_hash: bytes) -> bool:
+        key = group, block_hash
+        return self._find(key) is not None or (self._files is not None and self._files.has(key))
+
+    @override
+    def load_seconds(self, blocks: Sequence[tuple[int, bytes]]) -> float:
+        host, disk = self._host_rate.seconds, self._disk_rate.seconds
+        return sum(self._blocks.row_bytes[key[0]] * (host if self._find(key) else disk) for key in blocks)
+
+    @override
+    def load(self, blocks: Sequence[CachedBlock]) -> "Future[None]":
+        return self._loader.submit(self._load, list(blocks), self._blocks.mark())
+
+    @override
+    def forget(self, group: int, block_hash: bytes) -> None:
+        key = group, block_hash
+        with self._lock:
+            self._kept.pop(key)
+            self._unwritten.pop(key)
+            if self._files is not None and self._files.drop(key):
+                self._writer.submit(self._on_disk, partial(self._files.remove, key))
+
+    def _find(self, key: Key) -> _Row | None:
+        with self._lock:
+            return self._kept.get(key) or self._unwritten.get(key)
+
+    # --- on the threads -------------------------------------------------------------------------------------------
+
+    def _load(self, blocks: list[CachedBlock], behind: torch.cuda.Event | None) -> None:
+        try:
+            for group, block_hash, block in blocks:
+                self._load_block((group, block_hash), block, behind)
+        except Exception as error:
+            self.counters.kv_offload_faults += 1
+            logger.warning("evicted blocks could not be loaded, and are computed again: %s", error)
+            raise
+
+    def _load_block(self, key: Key, block: int, behind: torch.cuda.Event | None) -> None:
+        began, num_bytes = time.perf_counter(), self._blocks.row_bytes[key[0]]
+        row = self._find(key)
+        self._blocks.write(key[0], block, row.wait() if row else self._read(key, num_bytes), behind)
+        (self._host_rate if row else self._disk_rate).add(num_bytes, time.perf_counter() - began)
+        if row:
+            self.counters.kv_offload_host_loads += 1
+        else:
+            self.counters.kv_offload_disk_loads += 1
+
+    def _read(self, key: Key, num_bytes: int) -> torch.Tensor:
+        if self._files is None:
+            raise LookupError("the host's memory has them no longer")
+        return self._files.read(key, num_bytes)
+
+    def _store(self, key: Key, row: _Row) -> None:
+        assert self._files is not None
+        try:
+            if time.monotonic() < self._rest_until or self._unwritten.get(key) is not row:
+                return
+            size = self._files.write(key, row.wait())
+            with self._lock:
+                is_forgotten = self._unwritten.get(key) is not row
+                if size and not is_forgotten:
+                    self._files.add(key, size)
+            if is_forgotten:
+                self._files.remove(key)
+        finally:
+            with self._lock:
+                if self._unwritten.get(key) is row:
+                    self._unwritten.pop(key)
+
+    def _on_disk(self, job: Callable[[], object]) -> None:
+        try:
+            job()
+        except OSError as error:
+            self.counters.kv_offload_faults += 1
+            self._rest_until = time.monotonic() + _PAUSE_S
+            logger.warning("evicted blocks are not written for %g s: %s", _PAUSE_S, error)
