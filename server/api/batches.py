@@ -1,7 +1,6 @@
 """/v1/batches: many requests from a file, answered into files with the capacity that others leave."""
 
 import time
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter
@@ -9,17 +8,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.api.files import Context, find_file
-from weft.server.batch.runner import batch_row
+from weft.server.batch.record import KIND, WINDOW_S, batch_json, batch_row, new_batch
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
 from weft.server.http.auth import tenant_of
 from weft.server.request.body import BodyRoute
 from weft.server.request.fields import ignored_fields, ignored_header
 from weft.server.request.page import list_answer, read_page
 from weft.server.schemas.stored import BatchBody
-from weft.server.store.files import new_id
 from weft.server.store.transaction import Row, Transaction
 
-WINDOW_S = 24 * 3600
 MAX_METADATA = 16
 ENDPOINTS = (
     "/v1/chat/completions",
@@ -33,8 +30,6 @@ ENDPOINTS = (
     "/v1/decisions",
 )
 """What may stand in a batch, as far as this server has it."""
-_HIDDEN = frozenset({"final", "result_file_ids", "output_seconds"})
-_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 router = APIRouter()
 body_router = APIRouter(route_class=BodyRoute)
@@ -53,17 +48,11 @@ async def create_batch(body: BatchBody, request: Request, context: Context) -> R
     file = await find_file(body.input_file_id, request, context, "input_file_id")
     if msgspec.json.decode(file.data)["purpose"] != "batch":
         raise InvalidRequestError("input_file_id must be a file with the purpose batch", param="input_file_id")
-    now = int(time.time())
-    batch: dict[str, Any] = {"id": new_id("batch_"), "object": "batch", "endpoint": body.endpoint}
-    batch |= {"input_file_id": file.id, "completion_window": body.completion_window, "created_at": now}
-    batch |= {"status": "validating", "expires_at": now + WINDOW_S, "metadata": body.metadata, "model": None}
-    batch |= {f"{name}_at": None for name in _TIMES}
-    batch |= {"request_counts": {"total": 0, "completed": 0, "failed": 0}, "usage": None, "errors": None}
-    batch |= {"output_file_id": None, "error_file_id": None, "result_file_ids": [new_id("file-"), new_id("file-")]}
-    batch["output_seconds"] = body.output_expires_after.seconds if body.output_expires_after else None
+    seconds = body.output_expires_after.seconds if body.output_expires_after else None
+    batch = new_batch(body.endpoint, file.id, WINDOW_S, metadata=body.metadata, output_seconds=seconds)
     row = batch_row(batch, tenant_of(request))
     await context.store.write(lambda transaction: transaction.put(row))
-    return Response(_shown(row), headers=ignored_header(ignored), media_type="application/json")
+    return Response(batch_json(row), headers=ignored_header(ignored), media_type="application/json")
 
 
 @router.get("/v1/batches")
@@ -71,9 +60,9 @@ async def list_batches(request: Request, context: Context) -> Response:
     """The batches of this API key."""
     page, tenant = read_page(request, max_limit=100, default_limit=20), tenant_of(request)
     rows = await context.store.read(
-        lambda transaction: transaction.page("batch", tenant, after=page.after, limit=page.limit + 1, order=page.order)
+        lambda transaction: transaction.page(KIND, tenant, after=page.after, limit=page.limit + 1, order=page.order)
     )
-    return list_answer(rows, page, _shown)
+    return list_answer(rows, page, batch_json)
 
 
 @router.get("/v1/batches/{batch_id}")
@@ -81,7 +70,7 @@ async def retrieve_batch(batch_id: str, request: Request, context: Context) -> R
     """One batch."""
     tenant = tenant_of(request)
     row = await context.store.read(lambda transaction: _find(transaction, batch_id, tenant))
-    return Response(_shown(row), media_type="application/json")
+    return Response(batch_json(row), media_type="application/json")
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
@@ -102,19 +91,14 @@ async def cancel_batch(batch_id: str, request: Request, context: Context) -> Res
         transaction.put(row)
         return row
 
-    return Response(_shown(await context.store.write(cancel)), media_type="application/json")
+    return Response(batch_json(await context.store.write(cancel, may_exceed=True)), media_type="application/json")
 
 
 def _find(transaction: Transaction, batch_id: str, tenant: str) -> Row:
-    row = transaction.get("batch", batch_id, tenant)
+    row = transaction.get(KIND, batch_id, tenant)
     if row is None:
         raise NotFoundError(f"no such batch: {shown(batch_id)}", param="batch_id")
     return row
-
-
-def _shown(row: Row) -> bytes:
-    batch = msgspec.json.decode(row.data)
-    return msgspec.json.encode({name: value for name, value in batch.items() if name not in _HIDDEN})
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:

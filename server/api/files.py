@@ -1,5 +1,6 @@
 """/v1/files: files of an API key. A file is acknowledged once it is on the disk."""
 
+import contextlib
 import time
 from functools import partial
 from typing import Annotated, get_args
@@ -8,7 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 
-from weft.server.errors import InvalidRequestError, NotFoundError, UnknownParameterError, shown
+from weft.server.errors import InvalidRequestError, NotFoundError, StorageError, UnknownParameterError, shown
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
 from weft.server.request.body import CLIENT_CLOSED
@@ -17,7 +18,7 @@ from weft.server.request.form import read_form
 from weft.server.request.page import json_answer, list_answer, read_page
 from weft.server.request.validation import check_range
 from weft.server.schemas.stored import Purpose
-from weft.server.store.files import content_path, file_row, living, new_id, sweep
+from weft.server.store.files import content_path, file_row, living, new_id, remove_contents, sweep
 from weft.server.store.transaction import Row
 
 BATCH_FILE_S = 30 * 86400
@@ -51,7 +52,8 @@ async def create_file(request: Request, context: Context) -> Response:
     except BaseException:
         form.content.discard()
         raise
-    await store.run(partial(sweep, store, await store.read(living)))
+    with contextlib.suppress(StorageError):  # the file is stored; the next one tries again
+        await store.run(partial(sweep, store, await store.read(living)))
     return Response(row.data, headers=ignored_header(unknown), media_type="application/json")
 
 
@@ -91,7 +93,7 @@ async def delete_file(file_id: str, request: Request, context: Context) -> Respo
     """Remove a file."""
     row = await find_file(file_id, request, context)
     await context.store.write(lambda transaction: transaction.delete("file", row.id, row.tenant))
-    await context.store.run(partial(content_path(context.store, row.id).unlink, missing_ok=True))
+    await remove_contents(context.store, [row.id])
     return json_answer({"id": file_id, "object": "file", "deleted": True})
 
 

@@ -1,6 +1,5 @@
 """/v1/uploads: a file in parts. The parts become one file at the end, and until then they expire."""
 
-import asyncio
 import hashlib
 import time
 from functools import partial
@@ -19,7 +18,7 @@ from weft.server.request.fields import ignored_fields, ignored_header
 from weft.server.request.form import read_form
 from weft.server.request.validation import check_range
 from weft.server.schemas.stored import CompleteBody, UploadBody
-from weft.server.store.files import Content, content_path, file_row, join, new_id
+from weft.server.store.files import Content, content_path, file_row, join, new_id, remove_contents
 from weft.server.store.store import Store
 from weft.server.store.transaction import Row, Transaction
 
@@ -104,7 +103,7 @@ async def complete_upload(upload_id: str, body: CompleteBody, request: Request, 
     except BaseException:
         content.discard()
         raise
-    await _remove(store, parts)
+    await remove_contents(store, parts)
     return _answer(done, ignored_header(ignored))
 
 
@@ -121,7 +120,7 @@ async def cancel_upload(upload_id: str, request: Request, context: Context) -> R
         return upload, parts
 
     upload, parts = await context.store.write(cancel)
-    await _remove(context.store, parts)
+    await remove_contents(context.store, parts)
     return _answer(upload, {})
 
 
@@ -172,11 +171,6 @@ async def _check_md5(store: Store, file_id: str, md5: str | None, content: Conte
     found = await store.run(checksum)
     if md5.lower() != found:
         raise InvalidRequestError(f"md5 must be that of the file, {found}, got {shown(md5)}", param="md5")
-
-
-async def _remove(store: Store, parts: dict[str, Row]) -> None:
-    removals = [store.run(partial(content_path(store, id).unlink, missing_ok=True)) for id in parts]
-    await asyncio.gather(*removals)
 
 
 router.include_router(body_router)

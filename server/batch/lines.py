@@ -8,17 +8,20 @@ import errno
 import os
 import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from weft.server.batch.record import fault
 from weft.server.errors import shown
 
 MAX_LINES = 50_000
 MAX_ERRORS = 100
 """Most faults of an input that are told."""
 MAX_CUSTOM_ID = 512
+PIECE_LINES, PIECE_BYTES = 64, 1 << 20
+"""Input is read in pieces of about this size."""
 
 
 class InputLine(msgspec.Struct):
@@ -43,23 +46,34 @@ def read_lines(path: pathlib.Path, max_bytes: int) -> Iterator[tuple[int, bytes]
                 yield number, line
 
 
+def take_piece(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """The next lines; none at the end."""
+    piece, size = [], 0
+    for item in lines:
+        piece.append(item)
+        size += len(item[1])
+        if len(piece) >= PIECE_LINES or size >= PIECE_BYTES:
+            break
+    return piece
+
+
 def check_input(path: pathlib.Path, endpoint: str, max_bytes: int) -> tuple[int, str | None, list[dict[str, Any]]]:
     """Count the lines, and return the first one's model and the faults."""
     count, model, seen, errors = 0, None, set(), []
     for number, line in read_lines(path, max_bytes):
         count += 1
         if count > MAX_LINES:
-            errors.append(_fault(None, "too_many_lines", f"a batch must have at most {MAX_LINES} lines, got more"))
+            errors.append(fault("too_many_lines", f"a batch must have at most {MAX_LINES} lines, got more"))
             break
-        fault, custom_id, named = _check_line(line, endpoint, max_bytes)
-        if fault is None and custom_id in seen:
-            fault = ("duplicate_custom_id", f"custom_id must be unique, got {shown(custom_id)} again", "custom_id")
+        wrong, custom_id, named = _check_line(line, endpoint, max_bytes)
+        if wrong is None and custom_id in seen:
+            wrong = ("duplicate_custom_id", f"custom_id must be unique, got {shown(custom_id)} again", "custom_id")
         seen.add(custom_id)
         model = model or named
-        if fault is not None and len(errors) < MAX_ERRORS:
-            errors.append(_fault(number, *fault))
+        if wrong is not None and len(errors) < MAX_ERRORS:
+            errors.append(fault(wrong[0], wrong[1], line=number, param=wrong[2]))
     if not count:
-        errors.append(_fault(None, "empty_file", "a batch must have at least one line, got none"))
+        errors.append(fault("empty_file", "a batch must have at least one line, got none"))
     return count, model, errors
 
 
@@ -72,24 +86,20 @@ def _check_line(line: bytes, endpoint: str, max_bytes: int) -> tuple[tuple[str, 
         body = msgspec.json.decode(given.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         return ("invalid_json_line", f"not a JSON object with custom_id, method, url, body: {exc}", None), "", None
-    custom_id, fault = given.custom_id, None
+    custom_id, wrong = given.custom_id, None
     if not 1 <= len(custom_id) <= MAX_CUSTOM_ID:
         message = f"custom_id must have between 1 and {MAX_CUSTOM_ID} characters, got {len(custom_id)}"
-        fault = ("invalid_custom_id", message, "custom_id")
+        wrong = ("invalid_custom_id", message, "custom_id")
     elif given.method != "POST":
-        fault = ("invalid_method", f"method must be POST, got {shown(given.method)}", "method")
+        wrong = ("invalid_method", f"method must be POST, got {shown(given.method)}", "method")
     elif given.url != endpoint:
-        fault = ("mismatched_url", f"url must be {endpoint}, as in the batch, got {shown(given.url)}", "url")
+        wrong = ("mismatched_url", f"url must be {endpoint}, as in the batch, got {shown(given.url)}", "url")
     elif not isinstance(body, dict):
-        fault = ("invalid_body", f"body must be an object, got {shown(body)}", "body")
+        wrong = ("invalid_body", f"body must be an object, got {shown(body)}", "body")
     elif body.get("stream"):
-        fault = ("invalid_body", "body.stream cannot be used in a batch", "body.stream")
+        wrong = ("invalid_body", "body.stream cannot be used in a batch", "body.stream")
     named = body.get("model") if isinstance(body, dict) else None
-    return fault, custom_id, named if isinstance(named, str) else None
-
-
-def _fault(line: int | None, code: str, message: str, param: str | None = None) -> dict[str, Any]:
-    return {"code": code, "line": line, "message": message, "param": param}
+    return wrong, custom_id, named if isinstance(named, str) else None
 
 
 class Journal:
@@ -99,6 +109,7 @@ class Journal:
         done: Numbers of the lines that have a result.
         counts: Number of answers and of errors.
         usage: Tokens of all answers.
+        num_bytes: Size of both files.
     """
 
     def __init__(self, paths: tuple[pathlib.Path, pathlib.Path]) -> None:
@@ -106,13 +117,18 @@ class Journal:
         self.done: set[int] = set()
         self.counts = [0, 0]
         self.usage = Usage()
+        self.num_bytes = 0
         self._files: list[int] = []
         self._lock = threading.Lock()
         paths[0].parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for is_error, path in enumerate(paths):
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            self._files.append(file)
-            os.ftruncate(file, self._read(path, is_error))
+        try:
+            for is_error, path in enumerate(paths):
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+                self._files.append(file)
+                os.ftruncate(file, self._read(path, is_error))
+        except BaseException:
+            self.close()
+            raise
 
     def _read(self, path: pathlib.Path, is_error: int) -> int:
         """Take in the results that are there; return their bytes."""
@@ -122,29 +138,38 @@ class Journal:
                 if not line.endswith(b"\n"):
                     break
                 size += len(line)
-                self._note(line, is_error)
+                self._note(msgspec.json.decode(line), is_error)
+        self.num_bytes += size
         return size
 
-    def _note(self, line: bytes, is_error: int) -> None:
-        result = msgspec.json.decode(line)
+    def _note(self, result: dict[str, Any], is_error: int) -> None:
         self.done.add(int(result["id"].rpartition("_")[2]))
         self.counts[is_error] += 1
         if not is_error:
             self.usage.add(result["response"]["body"])
 
-    def append(self, line: bytes, *, is_error: bool) -> None:
-        """Add a result and wait until it is on the disk. Nothing of it is there if this fails."""
-        file = self._files[is_error]
+    def append(self, lines: Sequence[bytes], *, is_error: bool) -> None:
+        """Add results and wait until they are on the disk. Nothing of them is there if this fails.
+
+        Raises:
+            OSError: They cannot be written.
+            ValueError: One is not a line of JSON, so nothing could read it again.
+        """
+        results, data, file = [msgspec.json.decode(line) for line in lines], b"".join(lines), self._files[is_error]
+        if data.count(b"\n") != len(lines):
+            raise ValueError("a result must be one line")
         with self._lock:
             size = os.fstat(file).st_size
             try:
-                if os.write(file, line) != len(line):
+                if os.write(file, data) != len(data):
                     raise OSError(errno.ENOSPC, "only a part was written")
                 os.fsync(file)
             except OSError:
                 os.ftruncate(file, size)
                 raise
-            self._note(line, is_error)
+            self.num_bytes += len(data)
+            for result in results:
+                self._note(result, is_error)
 
     def close(self) -> None:
         """Close the files."""
@@ -161,8 +186,8 @@ class Usage:
     def add(self, body: dict[str, Any]) -> None:
         """Count an answer of any endpoint."""
         usage = body.get("usage") or {}
-        self.input_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
-        self.output_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
+        self.input_tokens += usage.get("prompt_tokens") or usage.get("input_tokens") or 0
+        self.output_tokens += usage.get("completion_tokens") or usage.get("output_tokens") or 0
         given = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
         made = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
         self.cached_tokens += given.get("cached_tokens") or 0

@@ -73,6 +73,17 @@ def join(parts: Iterable[pathlib.Path], content: Content) -> None:
                 content.write(data)
 
 
+async def remove_contents(store: Store, ids: Iterable[str]) -> None:
+    """Remove content whose rows are gone. What cannot be removed now is swept later."""
+
+    def remove() -> None:
+        for id in ids:
+            with contextlib.suppress(OSError):
+                content_path(store, id).unlink(missing_ok=True)
+
+    await store.run(remove)
+
+
 def sync_folder(folder: pathlib.Path) -> None:
     """Wait until the names in a folder are on the disk."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -75,13 +75,20 @@ class Store:
         """
         return await self._in_order(partial(self._transact, work, is_write=False))
 
-    async def write(self, work: Callable[[Transaction], T]) -> T:
+    async def write(self, work: Callable[[Transaction], T], *, may_exceed: bool = False) -> T:
         """Call `work` in the store's thread. All that it writes becomes durable, or nothing.
+
+        Args:
+            may_exceed: The write is not refused because of the bounds; for what is on the disk anyway.
 
         Raises:
             ApiError: `work` raised it, there is no room, or the store cannot be written.
         """
-        return await self._in_order(partial(self._transact, work, is_write=True))
+        return await self._in_order(partial(self._transact, work, is_write=True, may_exceed=may_exceed))
+
+    async def has_room(self) -> bool:
+        """Whether files and batches are within their bounds."""
+        return await self.read(lambda transaction: transaction.has_room(self._bounds))
 
     async def run(self, work: Callable[[], T]) -> T:
         """Call a function on files in a thread. Its failures become API errors."""
@@ -97,7 +104,7 @@ class Store:
             self._connection.close()
             self._connection = None
 
-    def _transact(self, work: Callable[[Transaction], T], *, is_write: bool) -> T:
+    def _transact(self, work: Callable[[Transaction], T], *, is_write: bool, may_exceed: bool = False) -> T:
         if self._connection is None:
             is_durable = not (self.folder / TEMPORARY_MARK).exists()
             self._connection = open_database(self.folder, is_durable=is_durable)
@@ -107,7 +114,7 @@ class Store:
             transaction = Transaction(connection)
             result = work(transaction)
             if is_write:
-                transaction.tidy(self._bounds)
+                transaction.tidy(self._bounds, may_exceed=may_exceed)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:

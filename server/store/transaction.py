@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from weft.server.errors import StorageFullError
+from weft.server.errors import NotFoundError, StorageFullError, shown
 
 Order = Literal["asc", "desc"]
 
@@ -61,6 +61,7 @@ class Transaction:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._now = time.time()
+        self._kept_before = self._totals(is_kept=True)
 
     def put(self, row: Row) -> None:
         """Add a row, or replace the one with its kind and id, which keeps its place in lists and its events."""
@@ -111,10 +112,11 @@ class Transaction:
         query = f"SELECT {_COLUMNS} FROM objects WHERE {where} AND number {sign} :place ORDER BY number {order}"
         return self._rows(f"{query} LIMIT :limit", place=place, limit=limit, **named)
 
-    def of_kind(self, kind: str) -> Sequence[Row]:
+    def of_kind(self, kind: str, *, only_kept: bool = False) -> Sequence[Row]:
         """Every row of a kind, of all tenants, oldest first; for work of the server itself."""
+        where = f"kind = :kind AND is_kept >= :only_kept AND {_IS_ALIVE}"
         return self._rows(
-            f"SELECT {_COLUMNS} FROM objects WHERE kind = :kind AND {_IS_ALIVE} ORDER BY number", kind=kind
+            f"SELECT {_COLUMNS} FROM objects WHERE {where} ORDER BY number", kind=kind, only_kept=only_kept
         )
 
     def delete(self, kind: str, id: str, tenant: str | None) -> bool:
@@ -125,13 +127,19 @@ class Transaction:
         return True
 
     def append_events(self, owner: Row, first: int, events: Sequence[bytes]) -> None:
-        """Append to the log of a row. Events are numbered from `first`."""
-        self._connection.executemany(
-            "INSERT INTO events VALUES (?, ?, ?)", [(owner.id, first + i, event) for i, event in enumerate(events)]
-        )
-        self._connection.execute(
+        """Append to the log of a row. Events are numbered from `first`.
+
+        Raises:
+            NotFoundError: There is no such row, so nothing would ever remove them.
+        """
+        grown = self._connection.execute(
             "UPDATE objects SET size = size + ?, used = ? WHERE kind = ? AND id = ?",
             (sum(map(len, events)), self._now, owner.kind, owner.id),
+        )
+        if grown.rowcount != 1:
+            raise NotFoundError(f"the {owner.kind} {shown(owner.id)} does not exist")
+        self._connection.executemany(
+            "INSERT INTO events VALUES (?, ?, ?)", [(owner.id, first + i, event) for i, event in enumerate(events)]
         )
 
     def events(self, owner: str, *, after: int = -1, limit: int) -> Sequence[tuple[int, bytes]]:
@@ -139,29 +147,39 @@ class Transaction:
         query = "SELECT number, data FROM events WHERE owner = :owner AND number > :after ORDER BY number LIMIT :limit"
         return self._fetch(query, owner=owner, after=after, limit=limit)
 
-    def tidy(self, bounds: Bounds) -> None:
+    def tidy(self, bounds: Bounds, *, may_exceed: bool = False) -> None:
         """Remove what is too old, then the rows that were longest without a write, until the bounds hold.
 
         Raises:
-            StorageFullError: The kept rows exceed the bounds.
+            StorageFullError: The kept rows have become more, and exceed the bounds.
         """
         oldest = self._now - bounds.max_age_s
         self._fetch("DELETE FROM objects WHERE expires <= :now")
         self._fetch("DELETE FROM objects WHERE parent = '' AND NOT is_kept AND used < :oldest", oldest=oldest)
-        while self._is_beyond(bounds.max_count, bounds.max_bytes, is_kept=False):
+        while _is_beyond(self._totals(is_kept=False), bounds.max_count, bounds.max_bytes):
             query = "SELECT number FROM objects WHERE parent = '' AND NOT is_kept ORDER BY used LIMIT 1"
             if not self._fetch(f"DELETE FROM objects WHERE number = ({query}) RETURNING 1"):
                 break
-        if self._is_beyond(bounds.max_kept_count, bounds.max_kept_bytes, is_kept=True):
+        count, size = self._totals(is_kept=True)
+        has_grown = count > self._kept_before[0] or size > self._kept_before[1]
+        if has_grown and not may_exceed and not self.has_room(bounds):
             limits = f"{bounds.max_kept_count} files and batches with {bounds.max_kept_bytes} bytes"
             raise StorageFullError(f"there is room for at most {limits}; delete some first")
 
-    def _is_beyond(self, max_count: int, max_bytes: int, *, is_kept: bool) -> bool:
+    def has_room(self, bounds: Bounds) -> bool:
+        """Whether the kept rows are within the bounds."""
+        return not _is_beyond(self._totals(is_kept=True), bounds.max_kept_count, bounds.max_kept_bytes)
+
+    def _totals(self, *, is_kept: bool) -> tuple[int, int]:
         ((count, size),) = self._fetch("SELECT count, size FROM totals WHERE is_kept = :is_kept", is_kept=is_kept)
-        return bool(count > max_count or size > max_bytes)
+        return count, size
 
     def _rows(self, query: str, **values: Any) -> list[Row]:
         return [Row(*row) for row in self._fetch(query, **values)]
 
     def _fetch(self, query: str, **values: Any) -> list[Any]:
         return self._connection.execute(query, {"now": self._now, **values}).fetchall()
+
+
+def _is_beyond(totals: tuple[int, int], max_count: int, max_bytes: int) -> bool:
+    return totals[0] > max_count or totals[1] > max_bytes

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from weft.server.store import files as stored
+from weft.server.store.transaction import Transaction
 
 TEXT = b"one\ntwo\r\n--three\n" * 1000
 
@@ -148,20 +149,55 @@ def test_bounds_of_one_file_and_of_all(data: Any, tmp_path: pathlib.Path) -> Non
     assert post(data, file=b"x" * 40_000).status == 200
 
 
-@pytest.mark.parametrize("step", ["write", "finish"])
-def test_a_full_disk_stores_nothing(
-    data: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [(stored.Content, "__init__"), (stored.Content, "write"), (stored.Content, "finish"), (Transaction, "put")],
+)
+def test_a_full_disk_stores_nothing(
+    data: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, place: type, step: str
+) -> None:
     kept = post(data, file=b"kept").json["id"]
     with monkeypatch.context() as patch:
-        patch.setattr(stored.Content, step, fail)
+        patch.setattr(place, step, full)
         reply = post(data)
     assert (reply.status, reply.error["code"]) == (507, "storage_full")
     assert contents(tmp_path) == [kept]
     assert data.call("GET", f"/v1/files/{kept}/content", headers={"authorization": "Bearer a"}).text == "kept"
+
+
+def test_a_full_disk_leaves_an_upload_as_it_was(
+    client: openai.OpenAI, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = client.uploads.create(bytes=6, filename="f", mime_type="text/plain", purpose="user_data")
+    parts = [client.uploads.parts.create(upload.id, data=b"one").id]
+    with monkeypatch.context() as patch:
+        patch.setattr(stored.Content, "write", full)
+        with pytest.raises(openai.InternalServerError, match="disk of the server's data folder is full") as caught:
+            client.uploads.parts.create(upload.id, data=b"two")
+        assert caught.value.status_code == 507
+    parts.append(client.uploads.parts.create(upload.id, data=b"two").id)
+    with monkeypatch.context() as patch:
+        patch.setattr(stored.Content, "finish", full)
+        with pytest.raises(openai.InternalServerError, match="full"):
+            client.uploads.complete(upload.id, part_ids=parts)
+    assert sorted(contents(tmp_path)) == sorted(parts)
+    done = client.uploads.complete(upload.id, part_ids=parts)
+    assert done.file is not None and client.files.content(done.file.id).content == b"onetwo"
+
+
+def test_what_is_stored_is_acknowledged_though_tidying_fails(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer was 503 "nothing was stored", and the file was there."""
+    monkeypatch.setattr("weft.server.api.files.sweep", full)
+    kept = post(data, file=b"kept")
+    assert kept.status == 200
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "unlink", full)
+        path = f"/v1/files/{kept.json['id']}"
+        assert data.call("DELETE", path, headers={"authorization": "Bearer a"}).json["deleted"] is True
 
 
 def test_content_without_a_row_is_swept(data: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

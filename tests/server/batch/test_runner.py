@@ -1,9 +1,11 @@
-"""/v1/batches with the OpenAI SDK over a fake engine, the faults of an input, and the journal."""
+"""/v1/batches with the OpenAI SDK over a fake engine, what may fail, the faults of an input, and the journal."""
 
+import dataclasses
 import errno
 import json
 import os
 import pathlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +15,9 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from weft.engine.shared.background import BACKGROUND
-from weft.server.batch import runner
+from weft.server.batch import batch_run, runner
 from weft.server.batch.lines import MAX_LINES, Journal, check_input
+from weft.server.batch.record import ENDED
 from weft.server.errors import QueueFullError
 
 CHAT = "/v1/chat/completions"
@@ -23,7 +26,9 @@ CHAT = "/v1/chat/completions"
 @pytest.fixture
 def site(make_site: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(runner, "POLL_S", 0.05)
-    monkeypatch.setattr(runner, "WATCH_S", 0.05)
+    monkeypatch.setattr(runner, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(batch_run, "WATCH_S", 0.05)
+    monkeypatch.setattr(batch_run, "ROOM_PAUSE_S", 0.05)
     site = make_site(data_dir=str(tmp_path), api_key=("a", "b"), batch_lines=3)
     yield site
     site.app.state.context.store.close()
@@ -49,7 +54,7 @@ def begin(client: openai.OpenAI, *lines: Any, **options: Any) -> Any:
 
 def ended(client: openai.OpenAI, batch: Any) -> Any:
     deadline = time.monotonic() + 60
-    while (found := client.batches.retrieve(batch.id)).status not in runner.ENDED:
+    while (found := client.batches.retrieve(batch.id)).status not in ENDED:
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
     return found
@@ -188,13 +193,101 @@ def test_a_full_disk_delays_results_and_loses_none(client: openai.OpenAI, monkey
     assert sorted(results(client, batch.output_file_id)) == [f"r{i}" for i in range(5)]
 
 
+def test_what_nobody_foresaw_fails_one_batch(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_run, "check_input", lambda *_: {}["nothing"])
+        batch = ended(client, begin(client, line("a")))
+    assert (batch.status, [error.code for error in batch.errors.data]) == ("failed", ["internal_error"])
+    assert "KeyError: 'nothing'" in caplog.text
+    assert ended(client, begin(client, line("a"))).status == "completed"
+
+
+def test_what_nobody_foresaw_fails_one_line(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = batch_run.call
+
+    async def broken(app: Any, path: str, body: bytes, tenant: str) -> Any:
+        reply = await call(app, path, body, tenant)
+        assert b"break" not in body
+        return dataclasses.replace(reply, body=b'{"half":') if b"halve" in body else reply
+
+    monkeypatch.setattr(batch_run, "call", broken)
+    batch = ended(client, begin(client, line("a"), line("b", user="break"), line("c", user="halve")))
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 1, 2)
+    failures = results(client, batch.error_file_id)
+    assert {name: entry["error"]["line"] for name, entry in failures.items()} == {"b": 2, "c": 3}
+    assert failures["b"]["response"] is None
+
+
+def test_results_beyond_the_bound_of_files_end_the_batch(client: openai.OpenAI, site: Any) -> None:
+    bounds = site.app.state.context.store._bounds
+    site.app.state.context.store._bounds = dataclasses.replace(bounds, max_kept_bytes=4000)
+    site.engine.may_go_on = lambda num_read: len(site.engine.asked) <= 8
+    batch = ended(client, begin(client, *(line(f"r{i}") for i in range(20))))
+    assert (batch.status, [error.code for error in batch.errors.data]) == ("failed", ["storage_full"])
+    assert "files_max_bytes" in batch.errors.data[0].message
+    assert len(results(client, batch.output_file_id)) == batch.request_counts.completed > 0
+    with pytest.raises(openai.InternalServerError, match="delete some first"):
+        client.files.create(file=("more", b"x"), purpose="user_data")
+    assert client.files.delete(batch.input_file_id).deleted  # though the others are beyond the bound still
+
+
+def test_a_full_disk_at_the_end_is_told_once(
+    client: openai.OpenAI, site: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_run.os, "link", fail)
+        batch = ended(client, begin(client, line("a")))
+    assert (batch.status, batch.output_file_id, batch.request_counts.completed) == ("failed", None, 1)
+    first, second = batch.errors.data
+    assert (first.code, second.code) == ("storage_full", "storage_full")
+    assert f"stay in batches/{batch.id}.answers" in second.message
+    assert b'"custom_id":"a"' in (tmp_path / "batches" / f"{batch.id}.answers").read_bytes()
+
+
+def test_an_input_that_is_deleted_fails_a_batch_that_goes_on(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(path: pathlib.Path, *_: object) -> Any:
+        path.unlink()
+        return 3, None, []
+
+    monkeypatch.setattr(batch_run, "check_input", vanish)
+    batch = ended(client, begin(client, line("a")))
+    assert (batch.status, [error.code for error in batch.errors.data]) == ("failed", ["no_input"])
+
+
+def test_tenants_take_turns(client: openai.OpenAI, site: Any) -> None:
+    gate = threading.Event()
+    site.engine.may_go_on = lambda num_read: gate.is_set()
+    other = client.with_options(api_key="b")
+    batches = [begin(client, *(line(f"r{i}") for i in range(12))), begin(other, *(line(f"r{i}") for i in range(6)))]
+    deadline = time.monotonic() + 60
+    while other.batches.retrieve(batches[1].id).status != "in_progress" or len(site.engine.asked) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    gate.set()
+    assert [ended(client, batches[0]).status, ended(other, batches[1]).status] == ["completed", "completed"]
+    tenants = [asked.request.tenant for asked in site.engine.asked]
+    assert tenants[:3] == [tenants[0]] * 3
+    assert set(tenants[3:7]) == set(tenants)
+    assert tenants[-3:] == [tenants[0]] * 3  # the smaller batch is done long before
+
+
 def test_a_journal_cuts_half_a_line(tmp_path: pathlib.Path) -> None:
     paths = (tmp_path / "answers", tmp_path / "errors")
     whole = b'{"id":"batch_req_x_7","response":{"body":{"usage":{"prompt_tokens":3,"completion_tokens":4}}}}\n'
     paths[0].write_bytes(whole + whole[:30])
     journal = Journal(paths)
     assert (journal.done, journal.counts, journal.usage.shown()["total_tokens"]) == ({7}, [1, 0], 7)
-    journal.append(b'{"id":"batch_req_x_8"}\n', is_error=True)
+    journal.append([b'{"id":"batch_req_x_8"}\n'], is_error=True)
+    for broken in (b'{"id":\n', b'{"id":\n"batch_req_x_9"}\n', b'{"id":"batch_req_x_9"}'):
+        with pytest.raises(ValueError):
+            journal.append([broken], is_error=True)
     journal.close()
     assert paths[0].read_bytes() == whole
     assert paths[1].read_bytes() == b'{"id":"batch_req_x_8"}\n'

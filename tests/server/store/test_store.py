@@ -127,6 +127,27 @@ def test_kept_rows_are_refused_instead(make: MakeStore) -> None:
     assert all_ids(store, "file") == ["a"]
 
 
+def test_events_need_their_row(make: MakeStore) -> None:
+    """Events of a row that was deleted meanwhile stayed for ever."""
+    store = make()
+    with pytest.raises(NotFoundError, match="the note 'a' does not exist"):
+        write(store, lambda tx: tx.append_events(Row("note", "a", "", b""), 0, [b"x"]))
+    assert read(store, lambda tx: tx.events("a", limit=9)) == []
+
+
+def test_beyond_the_bounds_rows_may_still_become_fewer(make: MakeStore) -> None:
+    store = make(files_max_bytes=100)
+    kept = [Row("file", name, "", b"{}", is_kept=True, size=90) for name in "abc"]
+    for row in kept:
+        asyncio.run(store.write(lambda tx, row=row: tx.put(row), may_exceed=True))
+    assert not asyncio.run(store.has_room())
+    assert write(store, lambda tx: tx.delete("file", "a", "")) is True
+    with pytest.raises(StorageFullError):
+        put(store, kept[0])
+    assert write(store, lambda tx: tx.delete("file", "b", "")) is True
+    assert asyncio.run(store.has_room())
+
+
 def test_old_rows_go(make: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store, now = make(store_max_age_s=100), time.time()
     rows = (Row("note", "a", "", b""), Row("note", "b", "", b"", expires=int(now) + 50), Row("note", "c", "", b""))

@@ -1,0 +1,312 @@
+"""Takes one batch from its first state to its end: validating, in_progress, finalizing, and an end.
+
+Every step can be repeated after a crash: results are in the journal, and what the files are called was decided when the
+batch was made. So a step that fails may be tried again, and `fail` may end the batch from any state.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pathlib
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp
+
+from weft.server.batch.call import Reply, call
+from weft.server.batch.lines import InputLine, Journal, check_input, read_lines, take_piece
+from weft.server.batch.record import ENDED, KIND, batch_row, fault
+from weft.server.batch.slots import Slots
+from weft.server.errors import ApiError, NotFoundError, StorageError, StorageFullError
+from weft.server.http.context import ServerContext
+from weft.server.store.files import content_path, file_row, sync_folder
+from weft.server.store.transaction import Row, Transaction
+
+WATCH_S = 0.5
+"""How often a running batch looks whether it was cancelled, and shows its counts."""
+ROOM_PAUSE_S = 2.0
+"""Between two tries to keep a result on a full disk."""
+LONGEST_PAUSE_S = 30.0
+"""Between two tries of a request that the server is too busy for."""
+_BUSY = frozenset({429, 503})
+_NO_INPUT = fault("no_input", "the input file was deleted")
+_log = logging.getLogger(__name__)
+
+
+class BatchRun:
+    """One batch in the process that runs it."""
+
+    def __init__(self, row: Row, app: ASGIApp, context: ServerContext, slots: Slots) -> None:
+        self.row = row
+        self._app = app
+        self._context = context
+        self._store = context.store
+        self._slots = slots
+        self._appends: set[asyncio.Task[None]] = set()
+        folder = context.store.folder / "batches"
+        self._paths = folder / f"{row.id}.answers", folder / f"{row.id}.errors"
+
+    async def advance(self) -> bool:
+        """Take the batch one state further; False once it has ended."""
+        batch = await self._store.read(self._read)
+        if batch["status"] in ENDED:
+            return False
+        if batch["status"] == "validating":
+            await self._validate(batch)
+        elif batch["status"] == "in_progress":
+            await self._run_lines(batch)
+        else:
+            await self._end("cancelled" if batch["status"] == "cancelling" else batch["final"])
+        return True
+
+    async def fail(self, reason: Exception) -> None:
+        """End the batch because of something that nobody can mend; what is answered becomes files if it can."""
+        if isinstance(reason, ApiError):
+            await self._end("failed", fault(reason.code or reason.type, reason.message))
+        else:
+            message = "an internal error ended the batch; the server's log describes it"
+            await self._end("failed", fault("internal_error", message))
+
+    def _read(self, transaction: Transaction) -> dict[str, Any]:
+        found = transaction.get(KIND, self.row.id, self.row.tenant)
+        if found is None:
+            raise NotFoundError(f"the batch {self.row.id} is gone")
+        batch: dict[str, Any] = msgspec.json.decode(found.data)
+        return batch
+
+    async def _change(self, status: str | None = None, num_result_bytes: int = 0, **fields: Any) -> dict[str, Any]:
+        """Change fields of the batch. `status` is not set if it was cancelled meanwhile."""
+
+        def change(transaction: Transaction) -> dict[str, Any]:
+            batch = self._read(transaction) | fields
+            if status is not None and batch["status"] not in ("cancelling", "cancelled"):
+                batch |= {"status": status, f"{status}_at": int(time.time())}
+            transaction.put(batch_row(batch, self.row.tenant, num_result_bytes))
+            return batch
+
+        return await self._store.write(change, may_exceed=True)
+
+    async def _validate(self, batch: dict[str, Any]) -> None:
+        path, max_bytes = content_path(self._store, batch["input_file_id"]), self._context.settings.max_body_bytes
+        try:
+            count, model, errors = await asyncio.to_thread(check_input, path, batch["endpoint"], max_bytes)
+        except FileNotFoundError:
+            count, model, errors = 0, None, [_NO_INPUT]
+        counts = {"total": count, "completed": 0, "failed": 0}
+        if errors:
+            await self._change("failed", errors={"object": "list", "data": errors})
+        else:
+            await self._change("in_progress", model=model, request_counts=counts)
+
+    # --- the lines ------------------------------------------------------------------------------------------------
+
+    async def _run_lines(self, batch: dict[str, Any]) -> None:
+        if not content_path(self._store, batch["input_file_id"]).exists():
+            await self._end("failed", _NO_INPUT)
+            return
+        journal = await self._store.run(partial(Journal, self._paths))
+        feeding = asyncio.create_task(self._feed(batch, journal))
+        watching = asyncio.create_task(self._watch(batch, journal))
+        try:
+            await asyncio.wait((feeding, watching), return_when=asyncio.FIRST_COMPLETED)
+            final = "completed" if feeding.done() else watching.result()
+            if feeding.done():
+                feeding.result()  # raises what went wrong
+        finally:
+            for task in (feeding, watching):
+                task.cancel()
+            await asyncio.gather(feeding, watching, return_exceptions=True)
+            await asyncio.gather(*self._appends, return_exceptions=True)
+            progress, num_bytes = _progress(batch, journal), journal.num_bytes
+            journal.close()
+        if final is None:
+            await self._change(None, num_bytes, **progress)
+        else:
+            await self._change("finalizing", num_bytes, **progress, final=final)
+
+    async def _feed(self, batch: dict[str, Any], journal: Journal) -> None:
+        """Answer every line that has no result."""
+        try:
+            async with asyncio.TaskGroup() as answers:
+                async for number, line in self._lines(batch):
+                    if number not in journal.done:
+                        await self._slots.take(self)
+                        answers.create_task(self._answer(batch, journal, number, line))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _lines(self, batch: dict[str, Any]) -> AsyncIterator[tuple[int, bytes]]:
+        path = content_path(self._store, batch["input_file_id"])
+        source = read_lines(path, self._context.settings.max_body_bytes)
+        while piece := await self._store.run(partial(take_piece, source)):
+            for item in piece:
+                yield item
+
+    async def _watch(self, batch: dict[str, Any], journal: Journal) -> str | None:
+        """Return how the batch ends before all is done; None: this process drains, and another goes on."""
+        told, status = None, batch["status"]
+        while True:
+            await asyncio.sleep(WATCH_S)
+            progress = _progress(batch, journal)
+            try:
+                if progress != told:
+                    told, status = progress, (await self._change(None, journal.num_bytes, **progress))["status"]
+                else:
+                    status = (await self._store.read(self._read))["status"]
+                has_room = await self._store.has_room()
+            except StorageError as exc:  # the lines go on; their results are not in the database
+                _log.warning("the progress of %s cannot be stored: %s", self.row.id, exc)
+                has_room = True
+            if status == "cancelling":
+                return "cancelled"
+            if not has_room:
+                return "failed"
+            if time.time() >= batch["expires_at"]:
+                return "expired"
+            if self._context.lifecycle.draining:
+                return None
+
+    async def _answer(self, batch: dict[str, Any], journal: Journal, number: int, line: bytes) -> None:
+        """Answer one line, and keep the result. Gives the slot back."""
+        try:
+            given = msgspec.json.decode(line, type=InputLine)
+            try:
+                reply = await self._ask(batch["endpoint"], bytes(given.body))
+                result = _result(self.row.id, number, given.custom_id, reply)
+                await self._append(journal, result, is_error=reply.status >= 400)
+            except Exception:
+                _log.exception("line %d of %s could not be answered", number, self.row.id)
+                error = {"code": "internal_error", "message": "the line could not be answered", "line": number}
+                result = _encode(self.row.id, number, given.custom_id, None, error)
+                await self._append(journal, result, is_error=True)
+        finally:
+            self._slots.give_back(self)
+
+    async def _ask(self, endpoint: str, body: bytes) -> Reply:
+        """The answer to one line; asks again as long as the server is too busy."""
+        pause_s = 0.5
+        while (reply := await call(self._app, endpoint, body, self.row.tenant)).status in _BUSY:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return reply
+
+    async def _append(self, journal: Journal, result: bytes, *, is_error: bool) -> None:
+        """Keep a result, also if that has to wait for room on the disk."""
+        while True:
+            try:
+                appending = asyncio.create_task(self._store.run(partial(journal.append, [result], is_error=is_error)))
+                self._appends.add(appending)
+                appending.add_done_callback(self._appends.discard)
+                return await asyncio.shield(appending)  # a line that is cancelled does not end it
+            except StorageError:
+                await asyncio.sleep(ROOM_PAUSE_S)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    async def _end(self, final: str, *errors: dict[str, Any]) -> None:
+        """Make files of the results and end the batch; both or neither is seen."""
+        batch, told = await self._store.read(self._read), list(errors)
+        if batch["status"] in ENDED:
+            return
+        if final == "failed" and not told:
+            bound = self._context.settings.files_max_bytes
+            told.append(fault("storage_full", f"all files may have at most {bound} bytes together (files_max_bytes)"))
+        try:
+            progress = await self._count(batch, final)
+        except Exception as exc:
+            if final != "failed" and not isinstance(exc, StorageFullError):
+                raise
+            _log.warning("the lines of %s that have no result cannot be told: %r", self.row.id, exc)
+            code = (isinstance(exc, ApiError) and exc.code) or "internal_error"
+            told.append(fault(code, "the error file may not name every line that was not answered"))
+            progress = {}  # that of the last look
+        files: list[Row] = []
+        for kind, path, id in zip(("output", "error"), self._paths, batch["result_file_ids"], strict=True):
+            try:
+                size = await self._store.run(partial(_publish, path, content_path(self._store, id)))
+            except StorageError as exc:
+                if final != "failed":
+                    raise
+                where = f"batches/{path.name} in the server's data folder"
+                told.append(fault(exc.code or exc.type, f"the results cannot become a file; they stay in {where}"))
+            else:
+                files += [self._result_row(id, kind, size, batch["output_seconds"])] * bool(size)
+        ended = batch | progress | {"status": final, f"{final}_at": int(time.time())}
+        for file in files:
+            ended["output_file_id" if file.id == batch["result_file_ids"][0] else "error_file_id"] = file.id
+        if told:
+            ended["errors"] = {"object": "list", "data": told}
+
+        def end(transaction: Transaction) -> None:
+            for row in (*files, batch_row(ended, self.row.tenant)):
+                transaction.put(row)
+
+        await self._store.write(end, may_exceed=True)
+        for path, id in zip(self._paths, batch["result_file_ids"], strict=True):
+            with contextlib.suppress(OSError):  # the batch has ended; nobody looks for them any more
+                if not path.stat().st_size or id in {file.id for file in files}:
+                    path.unlink()
+
+    def _result_row(self, id: str, kind: str, size: int, seconds: int | None) -> Row:
+        expires_at = None if seconds is None else int(time.time()) + seconds
+        fields = {"bytes": size, "filename": f"{self.row.id}_{kind}.jsonl", "purpose": "batch_output"}
+        return file_row(id, self.row.tenant, **fields, expires_at=expires_at)
+
+    async def _count(self, batch: dict[str, Any], final: str) -> dict[str, Any]:
+        """The final counts. Lines that a cancelled or expired batch has not answered become errors."""
+        journal = await self._store.run(partial(Journal, self._paths))
+        try:
+            if final in ("cancelled", "expired"):
+                with contextlib.suppress(FileNotFoundError):  # the input was deleted
+                    path = content_path(self._store, batch["input_file_id"])
+                    await self._store.run(partial(self._tell_undone, path, journal, final))
+            return _progress(batch, journal)
+        finally:
+            journal.close()
+
+    def _tell_undone(self, path: pathlib.Path, journal: Journal, final: str) -> None:
+        source = read_lines(path, self._context.settings.max_body_bytes)
+        while piece := take_piece(source):
+            results = []
+            for number, line in piece:
+                if number not in journal.done:
+                    given = msgspec.json.decode(line, type=InputLine)
+                    message = f"the batch was {final} before this line"
+                    error = {"code": f"batch_{final}", "message": message, "line": number}
+                    results.append(_encode(self.row.id, number, given.custom_id, None, error))
+            if results:
+                journal.append(results, is_error=True)
+
+
+def _progress(batch: dict[str, Any], journal: Journal) -> dict[str, Any]:
+    completed, failed = journal.counts
+    counts = {"total": batch["request_counts"]["total"], "completed": completed, "failed": failed}
+    return {"request_counts": counts, "usage": journal.usage.shown()}
+
+
+def _result(batch_id: str, number: int, custom_id: str, reply: Reply) -> bytes:
+    response = {"status_code": reply.status, "request_id": reply.request_id, "body": msgspec.Raw(reply.body)}
+    error = None
+    if reply.status >= 400:
+        told = msgspec.json.decode(reply.body).get("error", {})
+        error = {"code": told.get("code") or told.get("type"), "message": told.get("message"), "line": number}
+    return _encode(batch_id, number, custom_id, response, error)
+
+
+def _encode(batch_id: str, number: int, custom_id: str, response: object, error: object) -> bytes:
+    id = f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
+    return msgspec.json.encode({"id": id, "custom_id": custom_id, "response": response, "error": error}) + b"\n"
+
+
+def _publish(path: pathlib.Path, content: pathlib.Path) -> int:
+    """Give results a second name, as a file's content; return their bytes. The first one goes once the row is there."""
+    size = path.stat().st_size if path.exists() else 0
+    if size and not content.exists():
+        content.parent.mkdir(mode=0o700, exist_ok=True)
+        os.link(path, content)
+        sync_folder(content.parent)
+    return size
