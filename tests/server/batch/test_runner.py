@@ -7,7 +7,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
@@ -18,6 +18,7 @@ from weft.engine.shared.background import BACKGROUND
 from weft.server.batch import batch_run, runner
 from weft.server.batch.lines import MAX_LINES, Journal, check_input
 from weft.server.batch.record import ENDED
+from weft.server.batch.slots import Slots
 from weft.server.errors import QueueFullError
 
 CHAT = "/v1/chat/completions"
@@ -58,6 +59,13 @@ def ended(client: openai.OpenAI, batch: Any) -> Any:
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
     return found
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def results(client: openai.OpenAI, file_id: str) -> dict[str, Any]:
@@ -261,21 +269,33 @@ def test_an_input_that_is_deleted_fails_a_batch_that_goes_on(
     assert (batch.status, [error.code for error in batch.errors.data]) == ("failed", ["no_input"])
 
 
-def test_tenants_take_turns(client: openai.OpenAI, site: Any) -> None:
-    gate = threading.Event()
-    site.engine.may_go_on = lambda num_read: gate.is_set()
+def test_tenants_take_turns(client: openai.OpenAI, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line ends at a time, so that whoever gets its place is decided by nothing but the lines running."""
+    asking, take, may_end = set(), Slots.take, threading.Semaphore(0)
+
+    async def noted(slots: Slots, batch: Any) -> None:
+        asking.add(batch.row.tenant)
+        await take(slots, batch)
+
+    def has_asked(count: int) -> Callable[[], bool]:
+        return lambda: len(site.engine.asked) == count
+
+    monkeypatch.setattr(Slots, "take", noted)
+    site.engine.may_go_on = lambda _: may_end.acquire(blocking=False)
     other = client.with_options(api_key="b")
-    batches = [begin(client, *(line(f"r{i}") for i in range(12))), begin(other, *(line(f"r{i}") for i in range(6)))]
-    deadline = time.monotonic() + 60
-    while other.batches.retrieve(batches[1].id).status != "in_progress" or len(site.engine.asked) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    gate.set()
+    lines = [line(f"r{i}", max_tokens=1) for i in range(12)]
+    batches = [begin(client, *lines)]
+    wait_until(has_asked(3))
+    batches.append(begin(other, *lines))
+    wait_until(lambda: len(asking) == 2)
+    for count in range(4, 12):
+        may_end.release()
+        wait_until(has_asked(count))
+        running = [asked.request.tenant for asked in site.engine.asked if not asked.generation.num_read]
+        assert len(running) == 3
+        assert set(running) == asking
+    may_end.release(24)
     assert [ended(client, batches[0]).status, ended(other, batches[1]).status] == ["completed", "completed"]
-    tenants = [asked.request.tenant for asked in site.engine.asked]
-    assert tenants[:3] == [tenants[0]] * 3
-    assert set(tenants[3:7]) == set(tenants)
-    assert tenants[-3:] == [tenants[0]] * 3  # the smaller batch is done long before
 
 
 def test_a_journal_cuts_half_a_line(tmp_path: pathlib.Path) -> None:
