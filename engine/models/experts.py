@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from typing_extensions import override
 
 from weft.engine.layers.block import FeedForward, unchanged
@@ -10,9 +11,11 @@ from weft.engine.layers.experts import ExpertLayer, SharedExpert
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer
 from weft.engine.layers.routing import Gating, Routing
-from weft.engine.models.specs import FeedForwardSpec, NormSpec
+from weft.engine.models.config import ModelConfig
+from weft.engine.models.families.experts import ExpertSwitches
+from weft.engine.models.specs import FeedForwardSpec, GatedSpec, NormSpec, OutputSpec, UngatedSpec
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import ExpertsRef, TensorRef
+from weft.engine.weights.refs import ExpertsRef, RowOrder, TensorRef, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +67,55 @@ class ExpertsSpec(FeedForwardSpec):
             return None
         layer = self.norm.build(kit, reader) if self.norm else unchanged
         return layer if self.scale == 1.0 else scaled(layer, self.scale)
+
+
+def experts_spec(
+    switches: ExpertSwitches, config: ModelConfig, layer: str, output_norm: NormSpec | None
+) -> ExpertsSpec:
+    """The experts of the layer of this name."""
+    hidden, names, count = config.hidden_size, switches.names, switches.num_experts
+    gating = switches.gating or Gating(config.activation, has_gate=config.switches.is_gated)
+    order = RowOrder(switches.size, (1, 1)) if switches.is_interleaved else None
+    gate_up = _matrix(switches, layer, names.gate_up, (switches.size,) * gating.num_parts, hidden, order)
+    down = _matrix(switches, layer, (names.down,), (hidden,), switches.size)
+    shape = (1, count) if switches.has_correction_row else (count,)
+    correction = TensorRef(f"{layer}.{names.correction}", shape, dtype=torch.float32)
+    return ExpertsSpec(
+        router=TensorRef(f"{layer}.{names.router}.weight", (count, hidden)),
+        router_bias=TensorRef(f"{layer}.{names.router}.bias", (count,)) if switches.router_bias else None,
+        correction=correction if names.correction else None,
+        routing=switches.routing,
+        gate_up=ExpertsRef(gate_up, count, names.suffixes, _fused(layer, names.gate_up, "gate_up_proj")),
+        down=ExpertsRef(down, count, names.suffixes, _fused(layer, (names.down,), "down_proj")),
+        gating=gating,
+        shared=_shared(switches, config, layer) if switches.shared_size else None,
+        shared_gate=TensorRef(f"{layer}.{names.shared_gate}.weight", (1, hidden)) if names.shared_gate else None,
+        norm=output_norm,
+        scale=config.switches.residual_scale,
+    )
+
+
+def _matrix(
+    switches: ExpertSwitches,
+    layer: str,
+    names: tuple[str, ...],
+    sizes: tuple[int, ...],
+    in_features: int,
+    order: RowOrder | None = None,
+) -> WeightRef:
+    full = tuple(f"{layer}.{name}" for name in names)
+    return WeightRef(full, sizes, in_features, switches.expert_bias, order=order, is_transposed=switches.is_transposed)
+
+
+def _shared(switches: ExpertSwitches, config: ModelConfig, layer: str) -> FeedForwardSpec:
+    hidden, size, bias = config.hidden_size, switches.shared_size, switches.shared_bias
+    names = tuple(f"{layer}.{name}" for name in switches.names.shared_gate_up)
+    output = OutputSpec(WeightRef((f"{layer}.{switches.names.shared_down}",), (hidden,), size, bias))
+    if not config.switches.is_gated:
+        return UngatedSpec(WeightRef(names, (size,), hidden, bias), config.activation, output)
+    return GatedSpec(WeightRef(names, (size, size), hidden, bias), config.activation, output)
+
+
+def _fused(layer: str, names: tuple[str, ...], fused: str) -> str:
+    """The tensor that holds all experts of a layer where they are not apart."""
+    return f"{layer}.{names[0].partition('{}')[0]}{fused}" if names[0].endswith("_proj") and "{}" in names[0] else ""

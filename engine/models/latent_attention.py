@@ -10,7 +10,10 @@ from weft.engine.layers.block import Mixer
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.latent_attention import LatentAttention, LatentSizes
 from weft.engine.layers.parts import Layer
+from weft.engine.models.config import ModelConfig
+from weft.engine.models.families.latent import LatentSwitches
 from weft.engine.models.specs import MixerSpec, NormSpec, OutputSpec
+from weft.engine.models.tensor_names import output_spec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import RowOrder, Split, TensorRef, WeightRef
 
@@ -61,27 +64,15 @@ def _behind(norm: Layer, matrix: Layer) -> Layer:
 
 
 def latent_attention_spec(
-    prefix: str,
-    hidden_size: int,
-    sizes: LatentSizes,
-    output: OutputSpec,
-    *,
-    scale: float,
-    norm_eps: float,
-    has_bias: bool,
-    is_interleaved: bool,
-    rotation: int | None,
+    switches: LatentSwitches, config: ModelConfig, prefix: str, output_norm: NormSpec | None
 ) -> LatentAttentionSpec:
-    """Latent attention of the layer part of this name.
-
-    Args:
-        scale: Factor on the scores.
-        norm_eps: Of the norms of latents.
-        has_bias: Whether the projections of hidden states have a bias.
-        is_interleaved: Whether the rotary embedding turns pairs of neighbours.
-    """
+    """Latent attention whose tensors have this prefix."""
+    num_heads, hidden_size, eps = config.num_heads, config.hidden_size, switches.norm_eps
+    sizes = LatentSizes(
+        num_heads, switches.plain, switches.rotary, switches.latent, switches.value, switches.query_latent
+    )
     rotated = torch.arange(sizes.rotary)
-    if is_interleaved:
+    if switches.is_interleaved:
         rotated = torch.cat((rotated[::2], rotated[1::2]))
     head = torch.cat((torch.arange(sizes.plain), sizes.plain + rotated))
     heads = (torch.arange(sizes.num_heads)[:, None] * len(head) + head).flatten()  # where each row of queries is
@@ -95,22 +86,25 @@ def latent_attention_spec(
             (sizes.queries,),
             sizes.query_latent,
             split=Split.COLUMN,
-            order=_order(heads, is_interleaved),
+            order=_order(heads, switches.is_interleaved),
         )
-        queries = _norm(f"{prefix}.q_a_layernorm", sizes.query_latent, norm_eps), matrix
+        queries = _norm(f"{prefix}.q_a_layernorm", sizes.query_latent, eps), matrix
     inputs = (f"{prefix}.{name}", f"{prefix}.kv_a_proj_with_mqa")
     per_head = sizes.plain + sizes.value
+    output = WeightRef((f"{prefix}.o_proj",), (hidden_size,), num_heads * sizes.value, switches.has_bias, Split.ROW)
     return LatentAttentionSpec(
-        inputs=WeightRef(inputs, (num_first, sizes.key), hidden_size, has_bias, order=_order(rows, is_interleaved)),
+        inputs=WeightRef(
+            inputs, (num_first, sizes.key), hidden_size, switches.has_bias, order=_order(rows, switches.is_interleaved)
+        ),
         queries=queries,
-        latent_norm=_norm(f"{prefix}.kv_a_layernorm", sizes.latent, norm_eps),
+        latent_norm=_norm(f"{prefix}.kv_a_layernorm", sizes.latent, eps),
         keys_values=WeightRef(
             (f"{prefix}.kv_b_proj",), (sizes.num_heads * per_head,), sizes.latent, split=Split.COLUMN
         ),
-        output=output,
+        output=output_spec(config, output, output_norm),
         sizes=sizes,
-        cache=PagedKV(1, sizes.key, scale=scale, latent_dim=sizes.latent),
-        rotation=rotation,
+        cache=PagedKV(1, sizes.key, scale=switches.scale, latent_dim=sizes.latent),
+        rotation=0 if switches.has_rope else None,
     )
 
 

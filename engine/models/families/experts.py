@@ -11,7 +11,6 @@ from weft.engine.models.families.fields import Fields
 if TYPE_CHECKING:
     from weft.engine.models.config import ModelConfig
     from weft.engine.models.specs import FeedForwardSpec, NormSpec
-    from weft.engine.weights.refs import RowOrder, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,64 +71,13 @@ class ExpertSwitches(FeedForwardSwitches):
 
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
         """See `FeedForwardSwitches`."""
-        import torch
+        from weft.engine.models.experts import experts_spec
 
-        from weft.engine.models.experts import ExpertsSpec
-        from weft.engine.weights.refs import ExpertsRef, RowOrder, TensorRef
-
-        hidden, names, count = config.hidden_size, self.names, self.num_experts
-        gating = self.gating or Gating(config.activation, has_gate=config.switches.is_gated)
-        order = RowOrder(self.size, (1, 1)) if self.is_interleaved else None
-        gate_up = self._matrix(layer, names.gate_up, (self.size,) * gating.num_parts, hidden, order)
-        down = self._matrix(layer, (names.down,), (hidden,), self.size)
-        shape = (1, count) if self.has_correction_row else (count,)
-        correction = TensorRef(f"{layer}.{names.correction}", shape, dtype=torch.float32)
-        return ExpertsSpec(
-            router=TensorRef(f"{layer}.{names.router}.weight", (count, hidden)),
-            router_bias=TensorRef(f"{layer}.{names.router}.bias", (count,)) if self.router_bias else None,
-            correction=correction if names.correction else None,
-            routing=self.routing,
-            gate_up=ExpertsRef(gate_up, count, names.suffixes, _fused(layer, names.gate_up, "gate_up_proj")),
-            down=ExpertsRef(down, count, names.suffixes, _fused(layer, (names.down,), "down_proj")),
-            gating=gating,
-            shared=self._shared(config, layer) if self.shared_size else None,
-            shared_gate=TensorRef(f"{layer}.{names.shared_gate}.weight", (1, hidden)) if names.shared_gate else None,
-            norm=output_norm,
-            scale=config.switches.residual_scale,
-        )
+        return experts_spec(self, config, layer, output_norm)
 
     def num_values(self, hidden_size: int) -> int:
         """See `FeedForwardSwitches`: inputs and outputs of a token's experts, and what lies between."""
         return self.routing.num_chosen * (hidden_size + self.size) + self.shared_size
-
-    def _matrix(
-        self,
-        layer: str,
-        names: tuple[str, ...],
-        sizes: tuple[int, ...],
-        in_features: int,
-        order: "RowOrder | None" = None,
-    ) -> "WeightRef":
-        from weft.engine.weights.refs import WeightRef
-
-        full = tuple(f"{layer}.{name}" for name in names)
-        return WeightRef(full, sizes, in_features, self.expert_bias, order=order, is_transposed=self.is_transposed)
-
-    def _shared(self, config: "ModelConfig", layer: str) -> "FeedForwardSpec":
-        from weft.engine.models.specs import GatedSpec, OutputSpec, UngatedSpec
-        from weft.engine.weights.refs import WeightRef
-
-        hidden, size, bias = config.hidden_size, self.shared_size, self.shared_bias
-        names = tuple(f"{layer}.{name}" for name in self.names.shared_gate_up)
-        output = OutputSpec(WeightRef((f"{layer}.{self.names.shared_down}",), (hidden,), size, bias))
-        if not config.switches.is_gated:
-            return UngatedSpec(WeightRef(names, (size,), hidden, bias), config.activation, output)
-        return GatedSpec(WeightRef(names, (size, size), hidden, bias), config.activation, output)
-
-
-def _fused(layer: str, names: tuple[str, ...], fused: str) -> str:
-    """The tensor that holds all experts of a layer where they are not apart."""
-    return f"{layer}.{names[0].partition('{}')[0]}{fused}" if names[0].endswith("_proj") and "{}" in names[0] else ""
 
 
 def on_layers(

@@ -40,25 +40,9 @@ class LatentSwitches(MixerSwitches):
 
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
         """See `MixerSwitches`."""
-        from weft.engine.layers.latent_attention import LatentSizes  # these import torch
         from weft.engine.models.latent_attention import latent_attention_spec
-        from weft.engine.models.tensor_names import output_spec
-        from weft.engine.weights.refs import Split, WeightRef
 
-        prefix, num_heads = f"{layer}.{self.prefix}", config.num_heads
-        inner = num_heads * self.value
-        output = WeightRef((f"{prefix}.o_proj",), (config.hidden_size,), inner, self.has_bias, Split.ROW)
-        return latent_attention_spec(
-            prefix,
-            config.hidden_size,
-            LatentSizes(num_heads, self.plain, self.rotary, self.latent, self.value, self.query_latent),
-            output_spec(config, output, output_norm),
-            scale=self.scale,
-            norm_eps=self.norm_eps,
-            has_bias=self.has_bias,
-            is_interleaved=self.is_interleaved,
-            rotation=0 if self.has_rope else None,
-        )
+        return latent_attention_spec(self, config, f"{layer}.{self.prefix}", output_norm)
 
 
 DEEPSEEK: Mapping[str, int] = {
