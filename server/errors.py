@@ -39,9 +39,10 @@ Messages state the bound and the value given. Internal details are logged, never
 """
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import msgspec
+from typing_extensions import Unpack
 
 from weft.engine.shared.messages import RejectReason
 
@@ -52,14 +53,31 @@ MAX_VALUE_CHARS = 80
 RETRY_AFTER_S = 2
 """How long clients are asked to wait until the queue has room or the engine is back."""
 
+_NO_RETRY = {"x-should-retry": "false"}
+_RETRY_LATER = {"retry-after": str(RETRY_AFTER_S)}
+
+
+class _Facts(TypedDict, total=False):
+    """What a class of errors sends, besides its message."""
+
+    status: int
+    type: str
+    code: str | None
+    headers: Mapping[str, str]
+
 
 class ApiError(Exception):
-    """An error response. Subclasses set status, type and code. `param` is a dotted path into the body."""
+    """An error response. Subclasses name what differs from their base. `param` is a dotted path into the body."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = "internal_error"
     headers: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, **facts: Unpack[_Facts]) -> None:
+        super().__init_subclass__()
+        for name, value in facts.items():
+            setattr(cls, name, value)
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -67,127 +85,80 @@ class ApiError(Exception):
         self.param = param
 
 
-class InvalidRequestError(ApiError):
+class InvalidRequestError(ApiError, status=400, type="invalid_request_error", code="invalid_value"):
     """The body, a value in it, or the path is wrong."""
 
-    status = 400
-    type = "invalid_request_error"
-    code: ClassVar[str | None] = "invalid_value"
 
-
-class InvalidTypeError(InvalidRequestError):
+class InvalidTypeError(InvalidRequestError, code="invalid_type"):
     """A value has the wrong JSON type."""
 
-    code = "invalid_type"
 
-
-class MalformedBodyError(InvalidRequestError):
+class MalformedBodyError(InvalidRequestError, code=None):
     """The body is not JSON, its content type is not, or it holds too many values."""
 
-    code = None
 
-
-class UnprocessableError(InvalidRequestError):
+class UnprocessableError(InvalidRequestError, status=422):
     """A body does not match the schema, on routes whose clients expect 422 then."""
 
-    status = 422
 
-
-class UnsupportedParameterError(InvalidRequestError):
+class UnsupportedParameterError(InvalidRequestError, code="unsupported_parameter"):
     """A known field asks for something that this server does not support."""
 
-    code = "unsupported_parameter"
 
-
-class ThreadsUnsupportedError(UnsupportedParameterError):
+class ThreadsUnsupportedError(UnsupportedParameterError, code="thread_unsupported_request"):
     """A message thread, which this server does not keep. By this code Anthropic's SDK knows to send everything."""
 
-    code = "thread_unsupported_request"
 
-
-class UnsupportedValueError(InvalidRequestError):
+class UnsupportedValueError(InvalidRequestError, code="unsupported_value"):
     """A known field has a value that this model cannot take, such as an image."""
 
-    code = "unsupported_value"
 
-
-class UnknownParameterError(InvalidRequestError):
+class UnknownParameterError(InvalidRequestError, code="unknown_parameter"):
     """A field is unknown, and parameters are strict."""
 
-    code = "unknown_parameter"
 
-
-class ContextLengthError(InvalidRequestError):
+class ContextLengthError(InvalidRequestError, code="context_length_exceeded"):
     """Prompt and requested output do not fit the context."""
 
-    code = "context_length_exceeded"
 
-
-class PoisonRequestError(InvalidRequestError):
+class PoisonRequestError(InvalidRequestError, code="poison_request", headers=_NO_RETRY):
     """The request crashed the engine when it ran alone. A 400, so that no proxy retries it on another replica."""
 
-    code = "poison_request"
-    headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
 
-
-class GrammarError(InvalidRequestError):
+class GrammarError(InvalidRequestError, code="invalid_grammar", headers=_NO_RETRY):
     """The grammar for the output cannot be compiled. A 400 that clients do not retry."""
 
-    code = "invalid_grammar"
-    headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
 
-
-class JsonSchemaError(GrammarError):
+class JsonSchemaError(GrammarError, code="invalid_json_schema"):
     """The JSON schema for the output cannot be compiled."""
 
-    code = "invalid_json_schema"
 
-
-class ModelNotFoundError(InvalidRequestError):
+class ModelNotFoundError(InvalidRequestError, status=404, code="model_not_found"):
     """The requested model is not served here."""
 
-    status = 404
-    code = "model_not_found"
 
-
-class NotFoundError(InvalidRequestError):
+class NotFoundError(InvalidRequestError, status=404, code="not_found"):
     """This API key has no such object."""
 
-    status = 404
-    code = "not_found"
 
-
-class BodyTooLargeError(InvalidRequestError):
+class BodyTooLargeError(InvalidRequestError, status=413, code="request_too_large"):
     """The body is larger than the limit."""
 
-    status = 413
-    code = "request_too_large"
 
-
-class MalformedHttpError(InvalidRequestError):
+class MalformedHttpError(InvalidRequestError, code="malformed_http"):
     """The received bytes are not a valid HTTP request."""
 
-    code = "malformed_http"
 
-
-class HeadersTooLargeError(InvalidRequestError):
+class HeadersTooLargeError(InvalidRequestError, status=431, code="headers_too_large"):
     """The headers exceed the limits."""
 
-    status = 431
-    code = "headers_too_large"
 
-
-class ReceiveTimeoutError(InvalidRequestError):
+class ReceiveTimeoutError(InvalidRequestError, status=408, code="receive_timeout"):
     """The request did not arrive in time."""
 
-    status = 408
-    code = "receive_timeout"
 
-
-class RouteError(InvalidRequestError):
+class RouteError(InvalidRequestError, code=None):
     """There is no such route, or it does not allow this method."""
-
-    code = None
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str]) -> None:
         super().__init__(message)
@@ -195,59 +166,36 @@ class RouteError(InvalidRequestError):
         self.headers = headers  # type: ignore[misc]
 
 
-class AuthenticationError(ApiError):
+class AuthenticationError(
+    ApiError, status=401, type="authentication_error", code="invalid_api_key", headers={"www-authenticate": "Bearer"}
+):
     """The API key is missing or wrong."""
 
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
-    headers: ClassVar[Mapping[str, str]] = {"www-authenticate": "Bearer"}
 
-
-class OriginError(ApiError):
+class OriginError(ApiError, status=403, type="permission_error", code="origin_not_allowed"):
     """The browser's Host or Origin may not use this server."""
-
-    status = 403
-    type = "permission_error"
-    code = "origin_not_allowed"
 
 
 class InternalError(ApiError):
     """An internal failure that the caller cannot fix."""
 
 
-class QueueFullError(ApiError):
+class QueueFullError(ApiError, status=503, type="server_overloaded", code="queue_full", headers=_RETRY_LATER):
     """The limit of waiting requests is reached."""
 
-    status = 503
-    type = "server_overloaded"
-    code = "queue_full"
-    headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
 
-
-class TooManyConnectionsError(ApiError):
+class TooManyConnectionsError(
+    ApiError, status=503, type="server_overloaded", code="too_many_connections", headers=_RETRY_LATER
+):
     """The limit of open connections is reached."""
 
-    status = 503
-    type = "server_overloaded"
-    code = "too_many_connections"
-    headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
 
-
-class ShuttingDownError(ApiError):
+class ShuttingDownError(ApiError, status=503, code="shutting_down", headers={"connection": "close", **_RETRY_LATER}):
     """The process is draining. New requests should use another connection."""
 
-    status = 503
-    code = "shutting_down"
-    headers: ClassVar[Mapping[str, str]] = {"connection": "close", "retry-after": str(RETRY_AFTER_S)}
 
-
-class EngineRestartingError(ApiError):
+class EngineRestartingError(ApiError, status=503, code="engine_restarting", headers=_RETRY_LATER):
     """No engine now: it is loading, hanging, or being replaced after its death."""
-
-    status = 503
-    code = "engine_restarting"
-    headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
 
 
 class EngineUnavailableError(EngineRestartingError):
@@ -271,27 +219,16 @@ class EngineLeftError(ShuttingDownError):
         super().__init__("the server is shutting down and had to cut this request")
 
 
-class DeadlineError(ApiError):
+class DeadlineError(ApiError, status=504, code="request_timeout"):
     """The client's deadline passed while the request was waiting."""
 
-    status = 504
-    code = "request_timeout"
 
-
-class StorageError(ApiError):
+class StorageError(ApiError, status=503, code="storage_unavailable", headers=_RETRY_LATER):
     """The data folder cannot be read or written; nothing was stored."""
 
-    status = 503
-    code = "storage_unavailable"
-    headers: ClassVar[Mapping[str, str]] = {"retry-after": str(RETRY_AFTER_S)}
 
-
-class StorageFullError(StorageError):
+class StorageFullError(StorageError, status=507, code="storage_full", headers=_NO_RETRY):
     """There is no room; nothing was stored. Trying again is of no use until something is deleted."""
-
-    status = 507
-    code = "storage_full"
-    headers: ClassVar[Mapping[str, str]] = {"x-should-retry": "false"}
 
 
 _REJECTIONS: Mapping[RejectReason, type[ApiError]] = {
