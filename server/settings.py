@@ -93,208 +93,140 @@ Origins = Annotated[
 
 
 class Settings(BaseModel):
-    """The operator's decisions. A field is a YAML key, and in capitals after WEFT_ an environment variable."""
+    """The operator's decisions. A field is a YAML key, and in capitals after WEFT_ an environment variable.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    The text below a field is its description, in the help of its flag and in the documentation.
+    """
 
-    model: str | None = Field(
-        default=None,
-        description="Checkpoint: a local folder in Hugging Face layout or a hub id. Default: the demo model.",
-    )
-    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 means every interface.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    served_model_name: Names = Field(
-        default=(),
-        description="Name of the model in the API; repeat it for aliases. Default: the hub id or folder name.",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs.")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        default="auto", description="Data type of weights and activations; auto follows the checkpoint and the device."
-    )
-    max_model_len: int | None = Field(
-        default=None,
-        ge=1,
-        description="Maximum tokens of prompt and output together. Default: the checkpoint's limit.",
-    )
-    max_num_seqs: int | None = Field(
-        default=None, ge=1, description="Maximum requests that run at once. Default: depends on the device."
-    )
-    max_num_batched_tokens: int | None = Field(
-        default=None, ge=1, description="Maximum tokens in one step. Default: depends on the device."
-    )
-    kv_cache_memory: Size | None = Field(
-        default=None, description="Memory for the KV cache (4GiB, 512MB, bytes). Default: a share of the free memory."
-    )
-    kv_cache_dtype: Literal["auto", "fp8"] = Field(
-        default="auto",
-        description="Data type of the KV cache; auto: the model's. fp8 (e4m3) is half as large as 16 bits; CUDA only.",
-    )
-    kernels: Choices = Field(
-        default={},
-        description="What computes a part of the model, as component=candidate with commas, or a mapping in YAML. "
-        "Components are attention, layers, sampler and threads on a CPU, and decode_attention, prefill_attention, "
-        "norm_and_activation, few_row_products, launches and sampler on CUDA. Default: the fastest candidate that "
-        "computes what torch computes, by comparison at the first start; `weft doctor` lists them.",
-    )
-    block_size: int | None = Field(
-        default=None,
-        ge=1,
-        le=1024,
-        description="Tokens per block of the KV cache. Default: 16 on CUDA, 32 on a CPU.",
-    )
-    prefix_caching: bool = Field(default=True, description="Let requests share the KV blocks of equal prefixes.")
-    kv_offload: Annotated[int, BeforeValidator(_parse_size), Field(ge=0)] = Field(
-        default=0,
-        description="Memory of the host for blocks that fall out of the KV cache of a GPU (32GiB, bytes); they come "
-        "back when a prompt begins with them. 0: none.",
-    )
-    kv_offload_dir: str | None = Field(
-        default=None,
-        description="Folder in which blocks that fall out of the KV cache are kept, beyond a restart. It holds what "
-        "models made of prompts: give it to nobody else. Default: none.",
-    )
-    kv_offload_disk: Size = Field(
-        default=32 << 30, description="Maximum bytes in kv_offload_dir for a model; then the least recently used go."
-    )
-    load_format: Literal["auto", "dummy"] = Field(
-        default="auto", description="How to load weights; dummy makes random ones."
-    )
-    model_impl: Literal["auto", "native", "transformers"] = Field(
-        default="auto",
-        description="What computes the model: Weft's own layers (native) or transformers' module over Weft's cache; "
-        "auto: native for an architecture that has a family.",
-    )
-    task: Literal["auto", "generate", "embed", "classify"] = Field(
-        default="auto",
-        description="What the model is for: text, or vectors (embeddings, or scores of a classifier or reranker); "
-        "auto: as its architecture and modules.json say.",
-    )
-    pooling: Literal["auto", "last", "mean", "cls"] = Field(
-        default="auto",
-        description="Of which hidden states a vector is made: of the last token, the mean, or of the first; auto: as "
-        "the checkpoint says, else last.",
-    )
-    quantization: Literal["none", "int8"] = Field(
-        default="none", description="How to store matrices; int8 halves the bytes that a CPU reads for each token."
-    )
-    tool_format: ToolFormatName = Field(
-        default="auto", description="How the model writes tool calls; auto detects it from the chat template."
-    )
-    speculative: str | None = Field(
-        default=None,
-        description="Speculative decoding: faster, with the same answers. ngram guesses tokens that repeat "
-        "earlier text; a folder or hub id names a smaller model with the same vocabulary.",
-    )
-    itl_target_ms: float | None = Field(
-        default=None,
-        gt=0,
-        description="Maximum milliseconds between two tokens of a stream while other prompts are prefilled; on CUDA "
-        "also of a step of prompts alone, since a new request may wait for two. Default: 50 on CUDA; on a CPU 1.8 "
-        "times the time without prefill, but up to 2,000 while at least as many prompts wait as streams run.",
-    )
-    deterministic: bool = Field(
-        default=False,
-        description="Make answers bit-identical whatever other requests run, at a cost in speed. "
-        "On a CPU Weft's own kernels always do so.",
-    )
-    api_key: Names = Field(
-        default=(),
-        repr=False,
-        description="Key that clients must send; repeat it for several. Without one, everybody may send requests.",
-    )
-    api_keys_file: str | None = Field(
-        default=None,
-        description="File with more API keys, one per line; empty lines and lines that begin with # are ignored.",
-    )
-    priority_keys: Names = Field(
-        default=(),
-        repr=False,
-        description="API keys whose requests may use the service tier priority (or fast) and a negative priority; `*` "
-        "allows everybody. All other requests are served in the tier default.",
-    )
-    allowed_hosts: Hosts = Field(
-        default=(),
-        description="Host names that requests may use for the server (Host), besides loopback names and host; * for "
-        "any. Default: Host is checked only if no key is set and host is a loopback address.",
-    )
-    cors_origins: Origins = Field(
-        default=(),
-        description="Origins of web pages that may use the server from a browser, such as https://chat.example.com; "
-        "* for any.",
-    )
-    server_processes: int = Field(default=1, ge=1, le=64, description="Number of processes that serve HTTP.")
-    log_format: Literal["text", "json"] = Field(default="text", description="Format of log lines.")
-    strict_params: bool = Field(
-        default=False, description="Refuse unknown request fields with 400 instead of listing them in x-ignored-params."
-    )
-    any_model_name: bool = Field(default=False, description="Accept any model name in requests.")
-    max_n: int = Field(default=32, ge=1, le=1024, description="Maximum choices (n, best_of) of one request.")
-    max_num_waiting: int = Field(
-        default=1024, ge=1, description="Maximum waiting requests; beyond it the answer is 503."
-    )
-    max_body_bytes: Size = Field(
-        default=32 << 20, description="Maximum bytes of a request body; beyond it the answer is 413."
-    )
-    header_timeout_s: float = Field(
-        default=10.0, gt=0, description="Seconds for the headers of a request to arrive; beyond it the answer is 408."
-    )
-    body_pause_timeout_s: float = Field(
-        default=60.0, gt=0, description="Seconds that a body may pause while it arrives; beyond it the answer is 408."
-    )
-    body_timeout_s: float = Field(
-        default=300.0, gt=0, description="Seconds for a whole body to arrive; beyond it the answer is 408."
-    )
-    max_connections: int | None = Field(
-        default=None,
-        ge=1,
-        description="Maximum open connections of a server process; beyond it the answer is 503, except to probes. "
-        "Default: three quarters of the file limit, which is also the upper bound.",
-    )
-    drain_timeout_s: float = Field(
-        default=30.0, ge=0, description="Seconds that running requests may take to finish after SIGTERM."
-    )
-    pin_share: float = Field(
-        default=0.25, ge=0, le=1, description="Share of the KV cache that prompt_cache_breakpoint may pin."
-    )
-    decision_refusal_below: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Refuse a question of /v1/decisions if its labels have less probability than this together.",
-    )
-    metrics_auth: bool = Field(default=False, description="Require an API key for /metrics.")
-    stall_timeout_s: float = Field(
-        default=120.0,
-        ge=0,
-        description="Upper bound on the seconds without a sign of life after which the engine is killed and restarted. "
-        "The bound of a step is ten times its predicted time, but at least 10 s, or 30 s on CUDA. 0: never.",
-    )
-    data_dir: str | None = Field(
-        default=None,
-        description="Folder for files, batches and stored responses, which outlive the server in it. Default: a "
-        "temporary folder, which ends with the server.",
-    )
-    store_max_objects: int = Field(
-        default=100_000, ge=1, description="Maximum stored responses and other objects; then the oldest are removed."
-    )
-    store_max_bytes: Size = Field(
-        default=1 << 30, description="Maximum bytes of stored responses and other objects, files not counted."
-    )
-    store_max_age_s: float = Field(
-        default=30 * 86400.0, gt=0, description="Seconds after which a stored object without changes is removed."
-    )
-    max_file_bytes: Size = Field(
-        default=512 << 20, description="Maximum bytes of an uploaded file; beyond it the answer is 413."
-    )
-    files_max_bytes: Size = Field(
-        default=10 << 30, description="Maximum bytes of all files together; beyond it the answer is 507."
-    )
-    batch_lines: int = Field(
-        default=16, ge=1, le=1024, description="Lines of a batch that run at once, while no other requests do."
-    )
-    sse_ping_s: float = Field(
-        default=50.0, ge=0, description="Seconds of silence in a stream before a keep-alive comment; 0: none."
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    model: str | None = None
+    """Checkpoint: a local folder in Hugging Face layout or a hub id. Default: the demo model."""
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 means every interface."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    served_model_name: Names = ()
+    """Name of the model in the API; repeat it for aliases. Default: the hub id or folder name."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Data type of weights and activations; auto follows the checkpoint and the device."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Maximum tokens of prompt and output together. Default: the checkpoint's limit."""
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    """Maximum requests that run at once. Default: depends on the device."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    """Maximum tokens in one step. Default: depends on the device."""
+    kv_cache_memory: Size | None = None
+    """Memory for the KV cache (4GiB, 512MB, bytes). Default: a share of the free memory."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Data type of the KV cache; auto: the model's. fp8 (e4m3) is half as large as 16 bits; CUDA only."""
+    kernels: Choices = {}
+    """What computes a part of the model, as component=candidate with commas, or a mapping in YAML. Components are
+    attention, layers, sampler and threads on a CPU, and decode_attention, prefill_attention, norm_and_activation,
+    few_row_products, launches and sampler on CUDA. Default: the fastest candidate that computes what torch computes, by
+    comparison at the first start; `weft doctor` lists them."""
+    block_size: int | None = Field(default=None, ge=1, le=1024)
+    """Tokens per block of the KV cache. Default: 16 on CUDA, 32 on a CPU."""
+    prefix_caching: bool = True
+    """Let requests share the KV blocks of equal prefixes."""
+    kv_offload: Annotated[int, BeforeValidator(_parse_size), Field(ge=0)] = 0
+    """Memory of the host for blocks that fall out of the KV cache of a GPU (32GiB, bytes); they come back when a prompt
+    begins with them. 0: none."""
+    kv_offload_dir: str | None = None
+    """Folder in which blocks that fall out of the KV cache are kept, beyond a restart. It holds what models made of
+    prompts: give it to nobody else. Default: none."""
+    kv_offload_disk: Size = 32 << 30
+    """Maximum bytes in kv_offload_dir for a model; then the least recently used go."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """How to load weights; dummy makes random ones."""
+    model_impl: Literal["auto", "native", "transformers"] = "auto"
+    """What computes the model: Weft's own layers (native) or transformers' module over Weft's cache; auto: native for
+    an architecture that has a family."""
+    task: Literal["auto", "generate", "embed", "classify"] = "auto"
+    """What the model is for: text, or vectors (embeddings, or scores of a classifier or reranker); auto: as its
+    architecture and modules.json say."""
+    pooling: Literal["auto", "last", "mean", "cls"] = "auto"
+    """Of which hidden states a vector is made: of the last token, the mean, or of the first; auto: as the checkpoint
+    says, else last."""
+    quantization: Literal["none", "int8"] = "none"
+    """How to store matrices; int8 halves the bytes that a CPU reads for each token."""
+    tool_format: ToolFormatName = "auto"
+    """How the model writes tool calls; auto detects it from the chat template."""
+    speculative: str | None = None
+    """Speculative decoding: faster, with the same answers. ngram guesses tokens that repeat earlier text; a folder or
+    hub id names a smaller model with the same vocabulary."""
+    itl_target_ms: float | None = Field(default=None, gt=0)
+    """Maximum milliseconds between two tokens of a stream while other prompts are prefilled; on CUDA also of a step of
+    prompts alone, since a new request may wait for two. Default: 50 on CUDA; on a CPU 1.8 times the time without
+    prefill, but up to 2,000 while at least as many prompts wait as streams run."""
+    deterministic: bool = False
+    """Make answers bit-identical whatever other requests run, at a cost in speed. On a CPU Weft's own kernels always do
+    so."""
+    api_key: Names = Field(default=(), repr=False)
+    """Key that clients must send; repeat it for several. Without one, everybody may send requests."""
+    api_keys_file: str | None = None
+    """File with more API keys, one per line; empty lines and lines that begin with # are ignored."""
+    priority_keys: Names = Field(default=(), repr=False)
+    """API keys whose requests may use the service tier priority (or fast) and a negative priority; `*` allows
+    everybody. All other requests are served in the tier default."""
+    allowed_hosts: Hosts = ()
+    """Host names that requests may use for the server (Host), besides loopback names and host; * for any. Default: Host
+    is checked only if no key is set and host is a loopback address."""
+    cors_origins: Origins = ()
+    """Origins of web pages that may use the server from a browser, such as https://chat.example.com; * for any."""
+    server_processes: int = Field(default=1, ge=1, le=64)
+    """Number of processes that serve HTTP."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of log lines."""
+    strict_params: bool = False
+    """Refuse unknown request fields with 400 instead of listing them in x-ignored-params."""
+    any_model_name: bool = False
+    """Accept any model name in requests."""
+    max_n: int = Field(default=32, ge=1, le=1024)
+    """Maximum choices (n, best_of) of one request."""
+    max_num_waiting: int = Field(default=1024, ge=1)
+    """Maximum waiting requests; beyond it the answer is 503."""
+    max_body_bytes: Size = 32 << 20
+    """Maximum bytes of a request body; beyond it the answer is 413."""
+    header_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds for the headers of a request to arrive; beyond it the answer is 408."""
+    body_pause_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds that a body may pause while it arrives; beyond it the answer is 408."""
+    body_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds for a whole body to arrive; beyond it the answer is 408."""
+    max_connections: int | None = Field(default=None, ge=1)
+    """Maximum open connections of a server process; beyond it the answer is 503, except to probes. Default: three
+    quarters of the file limit, which is also the upper bound."""
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    """Seconds that running requests may take to finish after SIGTERM."""
+    pin_share: float = Field(default=0.25, ge=0, le=1)
+    """Share of the KV cache that prompt_cache_breakpoint may pin."""
+    decision_refusal_below: float = Field(default=0.0, ge=0, le=1)
+    """Refuse a question of /v1/decisions if its labels have less probability than this together."""
+    metrics_auth: bool = False
+    """Require an API key for /metrics."""
+    stall_timeout_s: float = Field(default=120.0, ge=0)
+    """Upper bound on the seconds without a sign of life after which the engine is killed and restarted. The bound of a
+    step is ten times its predicted time, but at least 10 s, or 30 s on CUDA. 0: never."""
+    data_dir: str | None = None
+    """Folder for files, batches and stored responses, which outlive the server in it. Default: a temporary folder,
+    which ends with the server."""
+    store_max_objects: int = Field(default=100_000, ge=1)
+    """Maximum stored responses and other objects; then the oldest are removed."""
+    store_max_bytes: Size = 1 << 30
+    """Maximum bytes of stored responses and other objects, files not counted."""
+    store_max_age_s: float = Field(default=30 * 86400.0, gt=0)
+    """Seconds after which a stored object without changes is removed."""
+    max_file_bytes: Size = 512 << 20
+    """Maximum bytes of an uploaded file; beyond it the answer is 413."""
+    files_max_bytes: Size = 10 << 30
+    """Maximum bytes of all files together; beyond it the answer is 507."""
+    batch_lines: int = Field(default=16, ge=1, le=1024)
+    """Lines of a batch that run at once, while no other requests do."""
+    sse_ping_s: float = Field(default=50.0, ge=0)
+    """Seconds of silence in a stream before a keep-alive comment; 0: none."""
 
 
 FLAGS = (
@@ -315,6 +247,8 @@ SIZES = frozenset({"kv_cache_memory", "kv_offload", "kv_offload_disk", "max_body
 """The settings in bytes; they accept a unit."""
 
 _FIELDS = Settings.model_fields
+for _field in _FIELDS.values():
+    _field.description = " ".join((_field.description or "").split())
 
 
 def flag_name(name: str) -> str:
