@@ -100,7 +100,7 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
         (f"{layer}.{switches.names.output}",),
         (config.hidden_size,),
         config.num_heads * config.head_dim,
-        switches.o_bias,
+        switches.qkv_bias if switches.o_bias is None else switches.o_bias,
         Split.ROW,
         is_transposed=switches.is_transposed,
     )

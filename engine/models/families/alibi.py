@@ -24,7 +24,6 @@ def bloom(fields: Fields) -> FamilySwitches:
         ),
         norm=Norm.LAYER_NORM,
         qkv_bias=True,
-        o_bias=True,
         mlp_bias=True,
         fused=Fused.HEADS,
         has_rope=False,

@@ -19,14 +19,12 @@ from weft.engine.models.families.names import LLAMA
 @family("CohereForCausalLM")
 def cohere(fields: Fields) -> FamilySwitches:
     """Both halves share a norm; in Command R+ every head has a norm of its own."""
-    attention_bias = fields.flag("attention_bias", False)
     head_norm = QKNorm(Norm.LAYER_NORM_WITHOUT_BIAS, per_head=True)
     return FamilySwitches(
         names=replace(LLAMA, feed_forward_norm=""),
         norm=Norm.LAYER_NORM_WITHOUT_BIAS,
         norms=Norms.PARALLEL,
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
+        qkv_bias=fields.flag("attention_bias", False),
         qk_norm=head_norm if fields.flag("use_qk_norm", False) else None,
         is_interleaved=True,
         logit_scale=fields.number("logit_scale", 0.0625),

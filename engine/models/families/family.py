@@ -127,7 +127,7 @@ class FamilySwitches:
         norm: Kind of all norms of hidden states.
         norms: Where they are.
         has_final_norm: Whether there is one behind the last block.
-        qkv_bias, o_bias, mlp_bias, head_bias: Whether these projections have a bias.
+        qkv_bias, o_bias, mlp_bias, head_bias: Whether these projections have a bias; o_bias None: as qkv_bias says.
         qk_norm: Norm of queries and keys; None for none.
         fused: How the checkpoint stacks queries, keys and values, if it has them in one matrix.
         is_transposed: Whether the checkpoint has its matrices as (inputs, outputs).
@@ -166,7 +166,7 @@ class FamilySwitches:
     norms: Norms = Norms.BEFORE
     has_final_norm: bool = True
     qkv_bias: bool = False
-    o_bias: bool = False
+    o_bias: bool | None = None
     mlp_bias: bool = False
     head_bias: bool = False
     qk_norm: QKNorm | None = None

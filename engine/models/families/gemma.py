@@ -26,11 +26,9 @@ def gemma(fields: Fields) -> FamilySwitches:
     """The first releases say gelu but mean its approximation by tanh, as in transformers."""
     if fields.flag("use_bidirectional_attention", False):
         raise ModelError("use_bidirectional_attention is not supported (every token sees itself and those before it)")
-    attention_bias = fields.flag("attention_bias", False)
     activation = fields.optional_text("hidden_act") or _ACTIVATION
     return FamilySwitches(
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
+        qkv_bias=fields.flag("attention_bias", False),
         head_dim=256,
         norm_offset=1.0,
         embedding_scale=fields.integer("hidden_size") ** 0.5,

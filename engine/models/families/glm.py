@@ -15,6 +15,7 @@ def glm(fields: Fields) -> FamilySwitches:
     return FamilySwitches(
         names=_NAMES,
         qkv_bias=fields.flag("attention_bias", True),
+        o_bias=False,
         is_interleaved=True,
         head_dim=128,
         defaults={"num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7},

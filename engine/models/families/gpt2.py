@@ -9,7 +9,6 @@ from weft.engine.models.families.names import LLAMA, TensorNames
 _BASE = FamilySwitches(
     norm=Norm.LAYER_NORM,
     qkv_bias=True,
-    o_bias=True,
     mlp_bias=True,
     is_gated=False,
     has_rope=False,
@@ -86,7 +85,6 @@ def opt(fields: Fields) -> FamilySwitches:
         _BASE,
         names=_OPT,
         qkv_bias=has_bias,
-        o_bias=has_bias,
         mlp_bias=has_bias,
         num_positions_skipped=2,
         activation=fields.optional_text("hidden_act") or "relu",
@@ -122,7 +120,6 @@ def starcoder2(fields: Fields) -> FamilySwitches:
         _BASE,
         names=replace(LLAMA, gate_up=("mlp.c_fc",), down="mlp.c_proj"),
         qkv_bias=has_bias,
-        o_bias=has_bias,
         mlp_bias=has_bias,
         has_rope=True,
         sliding_windows=(fields.optional_integer("sliding_window"),) * fields.integer("num_hidden_layers"),

@@ -12,7 +12,6 @@ _BASE = FamilySwitches(
     norm=Norm.LAYER_NORM,
     norms=Norms.PARALLEL,
     qkv_bias=True,
-    o_bias=True,
     mlp_bias=True,
     is_gated=False,
     defaults={"rms_norm_eps": 1e-5},
@@ -22,7 +21,6 @@ _BASE = FamilySwitches(
 @family("GPTNeoXForCausalLM")
 def gpt_neox(fields: Fields) -> FamilySwitches:
     """Pythia too: each half has a norm, also where they stand side by side."""
-    has_bias = fields.flag("attention_bias", True)
     return replace(
         _BASE,
         names=TensorNames(
@@ -36,8 +34,7 @@ def gpt_neox(fields: Fields) -> FamilySwitches:
             down="mlp.dense_4h_to_h",
         ),
         norms=Norms.PARALLEL if fields.flag("use_parallel_residual", True) else Norms.BEFORE,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        qkv_bias=fields.flag("attention_bias", True),
         fused=Fused.HEADS,
         activation=fields.optional_text("hidden_act") or "gelu",
         defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
@@ -61,7 +58,6 @@ def gptj(fields: Fields) -> FamilySwitches:
             down="mlp.fc_out",
         ),
         qkv_bias=False,
-        o_bias=False,
         head_bias=True,
         is_interleaved=True,
         activation=fields.optional_text("hidden_act") or "gelu_new",
@@ -130,14 +126,12 @@ def stablelm(fields: Fields) -> FamilySwitches:
 @family("NemotronForCausalLM")
 def nemotron(fields: Fields) -> FamilySwitches:
     """Nemotron 3 and Minitron: the weights of norms are stored minus 1."""
-    attention_bias = fields.flag("attention_bias", False)
     return replace(
         _BASE,
         names=replace(LLAMA, gate_up=("mlp.up_proj",)),
         norms=Norms.BEFORE,
         norm_offset=1.0,
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
+        qkv_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
         activation=fields.optional_text("hidden_act") or "relu2",
         defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
@@ -173,7 +167,6 @@ def falcon(fields: Fields) -> FamilySwitches:
         norms=Norms.PARALLEL if is_parallel else Norms.BEFORE,
         fused=Fused.GROUPS if has_groups else Fused.STACKED if is_multi_query else Fused.HEADS,
         qkv_bias=has_bias,
-        o_bias=has_bias,
         mlp_bias=has_bias,
         ties_embeddings=True,
         activation=fields.optional_text("activation") or "gelu",

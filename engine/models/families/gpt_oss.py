@@ -24,7 +24,6 @@ def gpt_oss(fields: Fields) -> FamilySwitches:
         is_transposed=True,
         is_interleaved=True,
     )
-    bias = fields.flag("attention_bias", True)
     return FamilySwitches(
         defaults={
             "rms_norm_eps": 1e-5,
@@ -32,8 +31,7 @@ def gpt_oss(fields: Fields) -> FamilySwitches:
             "num_key_value_heads": 8,
             "rope_parameters": _ROPE,
         },
-        qkv_bias=bias,
-        o_bias=bias,
+        qkv_bias=fields.flag("attention_bias", True),
         sinks="self_attn.sinks",
         sliding_windows=windows_by_type(fields, window) or by_index,
         head_dim=64,

@@ -101,7 +101,6 @@ def falcon_h1(fields: Fields) -> FamilySwitches:
         names=_NAMES,
         defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_position_embeddings": 8192},
         qkv_bias=attention_bias,
-        o_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias", False),
         attention_scale=head_dim**-0.5 * inputs**2 * scale,
         mixers=(AttentionAndMamba2(mamba, inputs * fields.number("attention_out_multiplier", 1.0)),) * num_layers,
@@ -124,7 +123,6 @@ def bamba(fields: Fields) -> FamilySwitches:
             "partial_rotary_factor": 0.5,
         },
         qkv_bias=attention_bias,
-        o_bias=attention_bias,
         mlp_bias=fields.flag("mlp_bias", False),
         mixers=_mixers(fields, _mamba2(fields), lambda layer: layer in with_attention),
     )
@@ -154,7 +152,6 @@ def granite_hybrid(fields: Fields) -> FamilySwitches:
         names=shared,
         defaults={"max_position_embeddings": 2048, "intermediate_size": 11008},
         qkv_bias=has_bias,
-        o_bias=has_bias,
         has_rope=fields.optional_text("position_embedding_type") == "rope",
         mixers=_mixers(fields, _mamba2(fields), lambda layer: kinds[layer] in ("attention", "full_attention")),
         feed_forwards=(experts if num_experts else ScaledDense(size=dense_size),) * num_layers,

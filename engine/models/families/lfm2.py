@@ -46,8 +46,7 @@ def lfm2_moe(fields: Fields) -> FamilySwitches:
         epsilon=1e-6,
         scale=fields.number("routed_scaling_factor", 1.0),
     )
-    has_bias = fields.flag("use_expert_bias", True)
-    names = replace(_EXPERTS, correction="feed_forward.expert_bias" if has_bias else "")
+    names = replace(_EXPERTS, correction="feed_forward.expert_bias" if fields.flag("use_expert_bias", True) else "")
     size, num_experts = fields.integer("moe_intermediate_size", 1792), fields.integer("num_experts", 32)
     experts, num_dense = ExpertSwitches(num_experts, size, routing, names), fields.integer("num_dense_layers", 2)
     return replace(_hybrid(fields), feed_forwards=on_layers(fields, experts, lambda layer: layer >= num_dense))

@@ -10,11 +10,9 @@ from weft.engine.models.families.names import LLAMA
 @family("LlamaForCausalLM")
 def llama(fields: Fields) -> FamilySwitches:
     """Biases only where config.json asks for them."""
-    attention_bias = fields.flag("attention_bias", False)
     is_other = fields.optional_text("model_type") in ("internlm3", "iquestcoder")  # under the same architecture
     return FamilySwitches(
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
+        qkv_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
         defaults=_EPS_5 if is_other else {},
     )
@@ -46,7 +44,6 @@ def ernie4_5(fields: Fields) -> FamilySwitches:
     has_bias = fields.flag("use_bias", False)
     return FamilySwitches(
         qkv_bias=has_bias,
-        o_bias=has_bias,
         mlp_bias=has_bias,
         is_interleaved=True,
         head_dim=128,
@@ -70,12 +67,10 @@ def helium(fields: Fields) -> FamilySwitches:
 @family("Jais2ForCausalLM")
 def jais2(fields: Fields) -> FamilySwitches:
     """LayerNorm, and feed-forward layers without a gate."""
-    attention_bias = fields.flag("attention_bias", True)
     return FamilySwitches(
         names=replace(LLAMA, gate_up=("mlp.up_proj",)),
         norm=Norm.LAYER_NORM,
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
+        qkv_bias=fields.flag("attention_bias", True),
         mlp_bias=fields.flag("mlp_bias", True),
         is_gated=False,
         activation=_activation(fields, "relu2"),

@@ -25,13 +25,11 @@ def phimoe(fields: Fields) -> FamilySwitches:
     scaling = fields.section("rope_scaling")
     if scaling.names() or fields.section("rope_parameters").optional_text("rope_type") not in (None, "default"):
         raise UseModule("rope_scaling: its short_mscale and long_mscale are not computed by Weft's blocks")
-    has_bias = fields.flag("attention_bias", False)
     mixer = SparseMixer(fields.integer("num_experts_per_tok", 2), 2 * fields.number("router_jitter_noise", 0.01))
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_key_value_heads": 8},
         norm=Norm.LAYER_NORM,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        qkv_bias=fields.flag("attention_bias", False),
         head_bias=fields.flag("lm_head_bias", False),
         sliding_windows=(read_window(fields, 0) or None,) * fields.integer("num_hidden_layers"),
         feed_forwards=on_layers(fields, replace(_experts(fields, 16), routing=mixer)),

@@ -17,11 +17,9 @@ from weft.engine.models.families.fields import Fields
 @family("OlmoForCausalLM")
 def olmo(fields: Fields) -> FamilySwitches:
     """Queries, keys and values may be clipped."""
-    attention_bias = fields.flag("attention_bias", False)
     return FamilySwitches(
         norm=Norm.PLAIN_LAYER_NORM,
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
+        qkv_bias=fields.flag("attention_bias", False),
         clip=fields.optional_number("clip_qkv"),
         defaults={"rms_norm_eps": 1e-5},
     )

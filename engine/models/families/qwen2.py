@@ -7,4 +7,4 @@ from weft.engine.models.families.fields import Fields
 @family("Qwen2ForCausalLM")
 def qwen2(fields: Fields) -> FamilySwitches:
     """The biases are part of the architecture; config.json does not mention them."""
-    return FamilySwitches(qkv_bias=True, sliding_windows=read_layer_windows(fields))
+    return FamilySwitches(qkv_bias=True, o_bias=False, sliding_windows=read_layer_windows(fields))

@@ -7,10 +7,8 @@ from weft.engine.models.families.fields import Fields
 @family("Qwen3ForCausalLM")
 def qwen3(fields: Fields) -> FamilySwitches:
     """Biases by config.json, sliding windows as in Qwen2."""
-    attention_bias = fields.flag("attention_bias", False)
     return FamilySwitches(
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
+        qkv_bias=fields.flag("attention_bias", False),
         qk_norm=QKNorm(),
         sliding_windows=read_layer_windows(fields),
         head_dim=128,

@@ -56,11 +56,9 @@ def _hybrid(fields: Fields, delta: DeltaSwitches) -> FamilySwitches:
     indices = range(fields.integer("num_hidden_layers"))
     default = tuple(_LINEAR if (index + 1) % interval else _FULL for index in indices)
     layer_types = read_layer_types(fields, default, (_LINEAR, _FULL))
-    attention_bias = fields.flag("attention_bias", False)
     return FamilySwitches(
         defaults={"partial_rotary_factor": 0.25},
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
+        qkv_bias=fields.flag("attention_bias", False),
         qk_norm=QKNorm(offset=1.0),
         mixers=tuple(delta if layer_types[i] == _LINEAR else GatedAttentionSwitches(i) for i in indices),
         head_dim=256,

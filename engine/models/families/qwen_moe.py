@@ -35,6 +35,7 @@ def qwen2_moe(fields: Fields) -> FamilySwitches:
     )
     return FamilySwitches(
         qkv_bias=fields.flag("qkv_bias", True),
+        o_bias=False,
         sliding_windows=(windows_by_type(fields, window) or by_index) if window else (),
         feed_forwards=sparse_layers(fields, experts),
     )
@@ -43,12 +44,10 @@ def qwen2_moe(fields: Fields) -> FamilySwitches:
 @family("Qwen3MoeForCausalLM")
 def qwen3_moe(fields: Fields) -> FamilySwitches:
     """QK-norm; every layer has the same window, if it is switched on."""
-    bias = fields.flag("attention_bias", False)
     window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
     return FamilySwitches(
         defaults={"num_key_value_heads": 4},
-        qkv_bias=bias,
-        o_bias=bias,
+        qkv_bias=fields.flag("attention_bias", False),
         qk_norm=QKNorm(),
         sliding_windows=(window,) * fields.integer("num_hidden_layers"),
         feed_forwards=sparse_layers(fields, qwen_experts(fields, 128, 8)),
@@ -60,12 +59,10 @@ def olmoe(fields: Fields) -> FamilySwitches:
     """Norms over all heads of queries and of keys."""
     if fields.has("clip_qkv"):
         raise UseModule("clip_qkv: values are not clipped behind norms by Weft's blocks")
-    bias = fields.flag("attention_bias", False)
     experts = replace(qwen_experts(fields, 64, 8), size=fields.integer("intermediate_size"))
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5},
-        qkv_bias=bias,
-        o_bias=bias,
+        qkv_bias=fields.flag("attention_bias", False),
         qk_norm=QKNorm(over_all=True),
         feed_forwards=on_layers(fields, experts),
     )

@@ -23,6 +23,7 @@ def glm4_moe(fields: Fields) -> FamilySwitches:
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "num_key_value_heads": 8},
         qkv_bias=fields.flag("attention_bias", False),
+        o_bias=False,
         qk_norm=QKNorm() if fields.flag("use_qk_norm", False) else None,
         feed_forwards=on_layers(fields, corrected(fields, 128), lambda layer: layer >= first),
     )
@@ -38,7 +39,6 @@ def dots1(fields: Fields) -> FamilySwitches:
     experts = corrected(fields, fields.integer("n_routed_experts"), divides=False)
     return FamilySwitches(
         qkv_bias=bias,
-        o_bias=bias,
         qk_norm=QKNorm(),
         sliding_windows=windows_by_type(fields, window) or by_index,
         feed_forwards=on_layers(fields, experts, lambda layer: layer >= first),
@@ -51,6 +51,7 @@ def solar_open(fields: Fields) -> FamilySwitches:
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_key_value_heads": 8, "intermediate_size": 0},
         qkv_bias=fields.flag("attention_bias", False),
+        o_bias=False,
         head_dim=128,
         feed_forwards=on_layers(fields, corrected(fields, 128)),
     )
@@ -79,7 +80,6 @@ def ernie4_5_moe(fields: Fields) -> FamilySwitches:
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_key_value_heads": 4},
         qkv_bias=bias,
-        o_bias=bias,
         mlp_bias=bias,
         is_interleaved=True,
         ties_embeddings=True,
@@ -90,7 +90,6 @@ def ernie4_5_moe(fields: Fields) -> FamilySwitches:
 @family("HYV3ForCausalLM")
 def hy_v3(fields: Fields) -> FamilySwitches:
     """QK-norm; which layers have experts, mlp_layer_types says."""
-    bias = fields.flag("attention_bias", False)
     names = ExpertNames(
         router="mlp.router.gate",
         correction="mlp.expert_bias",
@@ -106,8 +105,7 @@ def hy_v3(fields: Fields) -> FamilySwitches:
     )
     return FamilySwitches(
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0, "num_key_value_heads": 8},
-        qkv_bias=bias,
-        o_bias=bias,
+        qkv_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
         qk_norm=QKNorm(),
         head_dim=128,

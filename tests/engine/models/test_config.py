@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from weft.engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
-from weft.engine.models.config import load_model_config
+from weft.engine.models.config import ModelConfig, load_model_config
 from weft.engine.models.families.family import Norms, QKNorm
+from weft.engine.models.specs import AttentionSpec, GatedSpec, PreNormSpec
+from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
 
 SIZES: dict[str, object] = {
@@ -40,6 +42,14 @@ def write(folder: Path, values: dict[str, object], name: str = "config.json") ->
     return folder
 
 
+def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
+    """Whether the first block's projections have biases: queries, keys and values; output; feed-forward layer."""
+    block = decoder_spec(config).blocks[0]
+    assert isinstance(block, PreNormSpec) and isinstance(block.mixer, AttentionSpec)
+    assert isinstance(block.feed_forward, GatedSpec)
+    return block.mixer.qkv.has_bias, block.mixer.output.matrix.has_bias, block.feed_forward.gate_up.has_bias
+
+
 def test_llama_2_as_published(tmp_path: Path) -> None:
     values = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
     config = load_model_config(write(tmp_path, values | {"torch_dtype": "float16", "eos_token_id": 2}))
@@ -48,12 +58,8 @@ def test_llama_2_as_published(tmp_path: Path) -> None:
     assert config.dtype == torch.float16
     assert config.eos_token_ids == (2,)
     assert config.sliding_windows == (None,) * 4
-    assert (
-        config.switches.qkv_bias,
-        config.switches.o_bias,
-        config.switches.mlp_bias,
-        config.switches.qk_norm is not None,
-    ) == (False,) * 4
+    assert biases(config) == (False, False, False)
+    assert config.switches.qk_norm is None
     assert (config.activation, config.tie_word_embeddings) == ("silu", False)
     assert (config.max_position_embeddings, config.rms_norm_eps) == (4096, 1e-5)
 
@@ -103,7 +109,7 @@ def test_attention_factor_of_yarn(tmp_path: Path, changes: dict[str, object], at
 
 def test_biases_of_llama(tmp_path: Path) -> None:
     config = load_model_config(write(tmp_path, LLAMA | {"attention_bias": True, "mlp_bias": True}))
-    assert (config.switches.qkv_bias, config.switches.o_bias, config.switches.mlp_bias) == (True, True, True)
+    assert biases(config) == (True, True, True)
 
 
 @pytest.mark.parametrize(
@@ -139,19 +145,11 @@ def test_windows_of_qwen(
 
 def test_switches_of_qwen(tmp_path: Path) -> None:
     qwen2 = load_model_config(write(tmp_path, QWEN2))
-    assert (qwen2.switches.qkv_bias, qwen2.switches.o_bias, qwen2.switches.qk_norm, qwen2.head_dim) == (
-        True,
-        False,
-        None,
-        8,
-    )
+    assert biases(qwen2) == (True, False, False)
+    assert (qwen2.switches.qk_norm, qwen2.head_dim) == (None, 8)
     qwen3 = load_model_config(write(tmp_path, QWEN3 | {"tie_word_embeddings": True}))
-    assert (qwen3.switches.qkv_bias, qwen3.switches.o_bias, qwen3.switches.qk_norm, qwen3.head_dim) == (
-        False,
-        False,
-        QKNorm(),
-        128,
-    )
+    assert biases(qwen3) == (False, False, False)
+    assert (qwen3.switches.qk_norm, qwen3.head_dim) == (QKNorm(), 128)
     assert qwen3.tie_word_embeddings
 
 
