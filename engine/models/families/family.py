@@ -236,6 +236,12 @@ def windows_by_type(fields: Fields, window: int | None) -> tuple[int | None, ...
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
 
 
+def windows_where(fields: Fields, window: int | None, has_window: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """The window or None for each layer, by layer_types, else by index."""
+    by_index = tuple(window if has_window(layer) else None for layer in range(fields.integer("num_hidden_layers")))
+    return windows_by_type(fields, window) or by_index
+
+
 def windows_by_pattern(fields: Fields, window: int | None, period: int) -> tuple[int | None, ...]:
     """The window for each layer by layer_types, else full attention in the last layer of every period layers."""
     by_type = windows_by_type(fields, window)

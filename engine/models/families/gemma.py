@@ -12,7 +12,7 @@ from weft.engine.models.families.family import (
     family,
     read_window,
     windows_by_pattern,
-    windows_by_type,
+    windows_where,
 )
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import GEMMA2
@@ -40,15 +40,12 @@ def gemma(fields: Fields) -> FamilySwitches:
 @family("Gemma2ForCausalLM")
 def gemma2(fields: Fields) -> FamilySwitches:
     """By default layers 0, 2, 4, ... have a window; layer_types may say otherwise."""
-    window = read_window(fields, 4096)
-    num_layers = fields.integer("num_hidden_layers")
-    alternating = tuple(None if layer % 2 else window for layer in range(num_layers))
     return replace(
         gemma(fields),
         names=GEMMA2,
         defaults={"num_key_value_heads": 4},
         norms=Norms.AROUND,
-        sliding_windows=windows_by_type(fields, window) or alternating,
+        sliding_windows=windows_where(fields, read_window(fields, 4096), lambda layer: layer % 2 == 0),
         attention_scale=_positive(fields, "query_pre_attn_scalar", 256.0) ** -0.5,
         attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", 50.0),
         logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", 30.0),

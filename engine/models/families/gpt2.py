@@ -52,8 +52,11 @@ def gpt2(fields: Fields) -> FamilySwitches:
         names=_GPT2,
         is_transposed=True,
         attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
-        activation=fields.optional_text("hidden_act") or "gelu_new",
-        defaults={"rms_norm_eps": 1e-5, "intermediate_size": 4 * fields.integer("hidden_size")},
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "gelu_new",
+            "intermediate_size": 4 * fields.integer("hidden_size"),
+        },
     )
 
 
@@ -67,8 +70,7 @@ def gpt_bigcode(fields: Fields) -> FamilySwitches:
         base,
         is_transposed=False,
         fused=Fused.STACKED if is_multi_query else Fused.HEADS,
-        activation=fields.optional_text("hidden_act") or "gelu_pytorch_tanh",
-        defaults={**base.defaults, "num_key_value_heads": num_kv_heads},
+        defaults={**base.defaults, "hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": num_kv_heads},
     )
 
 
@@ -87,7 +89,7 @@ def opt(fields: Fields) -> FamilySwitches:
         qkv_bias=has_bias,
         mlp_bias=has_bias,
         num_positions_skipped=2,
-        activation=fields.optional_text("hidden_act") or "relu",
+        defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu"},
     )
 
 
@@ -107,8 +109,7 @@ def biogpt(fields: Fields) -> FamilySwitches:
         ),
         num_positions_skipped=2,
         embedding_scale=size**0.5 if fields.flag("scale_embedding", True) else 1.0,
-        activation=fields.optional_text("hidden_act") or "gelu",
-        defaults={"rms_norm_eps": 1e-12},
+        defaults={"rms_norm_eps": 1e-12, "hidden_act": "gelu"},
     )
 
 
@@ -123,6 +124,5 @@ def starcoder2(fields: Fields) -> FamilySwitches:
         mlp_bias=has_bias,
         has_rope=True,
         sliding_windows=(fields.optional_integer("sliding_window"),) * fields.integer("num_hidden_layers"),
-        activation=fields.optional_text("hidden_act") or "gelu_pytorch_tanh",
-        defaults={"num_key_value_heads": 2, "rms_norm_eps": 1e-5},
+        defaults={"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "gelu_pytorch_tanh"},
     )

@@ -36,8 +36,7 @@ def gpt_neox(fields: Fields) -> FamilySwitches:
         norms=Norms.PARALLEL if fields.flag("use_parallel_residual", True) else Norms.BEFORE,
         qkv_bias=fields.flag("attention_bias", True),
         fused=Fused.HEADS,
-        activation=fields.optional_text("hidden_act") or "gelu",
-        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+        defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu", "partial_rotary_factor": 0.25},
     )
 
 
@@ -60,9 +59,9 @@ def gptj(fields: Fields) -> FamilySwitches:
         qkv_bias=False,
         head_bias=True,
         is_interleaved=True,
-        activation=fields.optional_text("hidden_act") or "gelu_new",
         defaults={
             "rms_norm_eps": 1e-5,
+            "hidden_act": "gelu_new",
             "rotary_dim": 64,
             "intermediate_size": 4 * fields.integer("hidden_size"),
         },
@@ -78,8 +77,7 @@ def phi(fields: Fields) -> FamilySwitches:
         _BASE,
         names=replace(_DENSE, norm="model.final_layernorm", feed_forward_norm="", gate_up=("mlp.fc1",), down="mlp.fc2"),
         head_bias=True,
-        activation=fields.optional_text("hidden_act") or "gelu_new",
-        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
     )
 
 
@@ -100,8 +98,7 @@ def persimmon(fields: Fields) -> FamilySwitches:
         norms=Norms.BEFORE,
         qk_norm=QKNorm(Norm.LAYER_NORM) if fields.flag("qk_layernorm", True) else None,
         fused=Fused.HEADS,
-        activation=fields.optional_text("hidden_act") or "relu2",
-        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
     )
 
 
@@ -133,8 +130,7 @@ def nemotron(fields: Fields) -> FamilySwitches:
         norm_offset=1.0,
         qkv_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
-        activation=fields.optional_text("hidden_act") or "relu2",
-        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
     )
 
 

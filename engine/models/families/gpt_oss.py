@@ -2,15 +2,13 @@
 
 from weft.engine.layers.routing import Gating, TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
-from weft.engine.models.families.family import FamilySwitches, family, read_window, windows_by_type
+from weft.engine.models.families.family import FamilySwitches, family, read_window, windows_where
 from weft.engine.models.families.fields import Fields
 
 
 @family("GptOssForCausalLM")
 def gpt_oss(fields: Fields) -> FamilySwitches:
     """The checkpoint has all experts in one tensor, as (inputs, outputs), with gate and up in turn."""
-    window, num_layers = read_window(fields, 128), fields.integer("num_hidden_layers")
-    by_index = tuple(None if layer % 2 else window for layer in range(num_layers))
     limit, slope = fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702)
     names = ExpertNames("mlp.router", ("mlp.experts.gate_up_proj",), "mlp.experts.down_proj", ("", "_bias"))
     experts = ExpertSwitches(
@@ -33,7 +31,7 @@ def gpt_oss(fields: Fields) -> FamilySwitches:
         },
         qkv_bias=fields.flag("attention_bias", True),
         sinks="self_attn.sinks",
-        sliding_windows=windows_by_type(fields, window) or by_index,
+        sliding_windows=windows_where(fields, read_window(fields, 128), lambda layer: layer % 2 == 0),
         head_dim=64,
         feed_forwards=on_layers(fields, experts),
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from weft.engine.models.families.family import FamilySwitches, Norm, family, read_window, windows_by_type
+from weft.engine.models.families.family import FamilySwitches, Norm, family, read_window, windows_where
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA
 
@@ -22,17 +22,15 @@ def llama(fields: Fields) -> FamilySwitches:
 def arcee(fields: Fields) -> FamilySwitches:
     """Feed-forward layers without a gate."""
     names = replace(LLAMA, gate_up=("mlp.up_proj",))
-    return replace(llama(fields), names=names, is_gated=False, activation=_activation(fields, "relu2"), defaults=_EPS_5)
+    return replace(llama(fields), names=names, is_gated=False, defaults=_SQUARED)
 
 
 @family("CwmForCausalLM")
 def cwm(fields: Fields) -> FamilySwitches:
     """Windows in three of four layers."""
-    window = read_window(fields, 8192)
-    by_index = tuple(window if layer % 4 else None for layer in range(fields.integer("num_hidden_layers")))
     return FamilySwitches(
         mlp_bias=fields.flag("mlp_bias", False),
-        sliding_windows=windows_by_type(fields, window) or by_index,
+        sliding_windows=windows_where(fields, read_window(fields, 8192), lambda layer: layer % 4 > 0),
         head_dim=128,
         defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_parameters": _CWM_ROPE},
     )
@@ -73,8 +71,7 @@ def jais2(fields: Fields) -> FamilySwitches:
         qkv_bias=fields.flag("attention_bias", True),
         mlp_bias=fields.flag("mlp_bias", True),
         is_gated=False,
-        activation=_activation(fields, "relu2"),
-        defaults=_EPS_5,
+        defaults=_SQUARED,
     )
 
 
@@ -99,11 +96,10 @@ def smollm3(fields: Fields) -> FamilySwitches:
     if len(has_rope) != num_layers:
         raise fields.wrong("no_rope_layers", f"a list of {num_layers} numbers")
     window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
-    by_index = tuple(None if layer_has_rope else window for layer_has_rope in has_rope)
     return replace(
         llama(fields),
         ropeless=frozenset(layer for layer, layer_has_rope in enumerate(has_rope) if not layer_has_rope),
-        sliding_windows=windows_by_type(fields, window) or by_index,
+        sliding_windows=windows_where(fields, window, lambda layer: not has_rope[layer]),
         ties_embeddings=True,
         defaults={"num_key_value_heads": 4, "rope_theta": 2e6},
     )
@@ -118,7 +114,4 @@ _CWM_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 _EPS_5 = {"rms_norm_eps": 1e-5}
-
-
-def _activation(fields: Fields, default: str) -> str:
-    return fields.optional_text("hidden_act") or default
+_SQUARED = {"rms_norm_eps": 1e-5, "hidden_act": "relu2"}

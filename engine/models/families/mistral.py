@@ -1,6 +1,6 @@
 """Mistral: Llama's layers; in the first release all have the same sliding window."""
 
-from weft.engine.models.families.family import FamilySwitches, family, read_window, windows_by_type
+from weft.engine.models.families.family import FamilySwitches, family, read_window, windows_where
 from weft.engine.models.families.fields import Fields
 
 
@@ -14,8 +14,5 @@ def mistral(fields: Fields) -> FamilySwitches:
 @family("MinistralForCausalLM")
 def ministral(fields: Fields) -> FamilySwitches:
     """Layers may differ in their windows."""
-    window = read_window(fields, 4096)
-    everywhere = (window,) * fields.integer("num_hidden_layers")
-    return FamilySwitches(
-        sliding_windows=windows_by_type(fields, window) or everywhere, defaults={"num_key_value_heads": 8}
-    )
+    windows = windows_where(fields, read_window(fields, 4096), lambda layer: True)
+    return FamilySwitches(sliding_windows=windows, defaults={"num_key_value_heads": 8})

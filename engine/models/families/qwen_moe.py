@@ -10,7 +10,7 @@ from weft.engine.models.families.family import (
     QKNorm,
     UseModule,
     family,
-    windows_by_type,
+    windows_where,
 )
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import TensorNames
@@ -26,8 +26,8 @@ SHARED = ExpertNames(
 def qwen2_moe(fields: Fields) -> FamilySwitches:
     """A shared expert with a gate of its own; windows, if switched on, are in every second of the lower layers."""
     window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
-    num_layers, first_full = fields.integer("num_hidden_layers"), fields.integer("max_window_layers", 28)
-    by_index = tuple(window if layer < first_full and layer % 2 == 0 else None for layer in range(num_layers))
+    first_full = fields.integer("max_window_layers", 28)
+    windows = windows_where(fields, window, lambda layer: layer < first_full and layer % 2 == 0) if window else ()
     experts = replace(
         qwen_experts(fields, 60, 4),
         names=SHARED,
@@ -36,7 +36,7 @@ def qwen2_moe(fields: Fields) -> FamilySwitches:
     return FamilySwitches(
         qkv_bias=fields.flag("qkv_bias", True),
         o_bias=False,
-        sliding_windows=(windows_by_type(fields, window) or by_index) if window else (),
+        sliding_windows=windows,
         feed_forwards=sparse_layers(fields, experts),
     )
 

@@ -11,7 +11,7 @@ from weft.engine.models.families.family import (
     family,
     read_window,
     windows_by_pattern,
-    windows_by_type,
+    windows_where,
 )
 from weft.engine.models.families.fields import Fields
 
@@ -33,14 +33,12 @@ def glm4_moe(fields: Fields) -> FamilySwitches:
 def dots1(fields: Fields) -> FamilySwitches:
     """QK-norm, and windows in upper layers or by layer_types."""
     bias, first = fields.flag("attention_bias", False), fields.integer("first_k_dense_replace", 0)
-    window, num_layers = read_window(fields, 4096), fields.integer("num_hidden_layers")
     first_window = fields.integer("max_window_layers", 62)
-    by_index = tuple(window if layer >= first_window else None for layer in range(num_layers))
     experts = corrected(fields, fields.integer("n_routed_experts"), divides=False)
     return FamilySwitches(
         qkv_bias=bias,
         qk_norm=QKNorm(),
-        sliding_windows=windows_by_type(fields, window) or by_index,
+        sliding_windows=windows_where(fields, read_window(fields, 4096), lambda layer: layer >= first_window),
         feed_forwards=on_layers(fields, experts, lambda layer: layer >= first),
     )
 
