@@ -55,11 +55,14 @@ class TorchKit(LayerKit):
 
     @override
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
-        return self._linear(*reader.dense(ref))
+        return self._matrix(*reader.dense(ref))
+
+    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
+        return self._linear(weight, bias)
 
     @override
     def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return self._linear(weight, bias)
+        return self._matrix(weight, bias)
 
     @override
     def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
@@ -86,7 +89,7 @@ class TorchKit(LayerKit):
     @override
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
         table, _ = reader.dense(ref)
-        return partial(F.embedding, weight=table), self._linear(table)
+        return partial(F.embedding, weight=table), self._matrix(table)
 
     @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:

@@ -5,12 +5,9 @@ which lie side by side. If one prompt continues, Weft's kernel computes all: mos
 paged cache, which torch's function does not read.
 """
 
-from dataclasses import dataclass
-
 import torch
 
-from weft.engine.kernels.triton.prompt_attention import PromptLayers, Prompts
-from weft.engine.step.batch import Ints
+from weft.engine.kernels.triton.prompt_attention import PromptLayers, Prompts, PromptStep
 
 
 class FlashAttention2:
@@ -28,25 +25,18 @@ class FlashAttention2:
         is_plain = layers.is_plain and spec.soft_cap is None and spec.scale is None
         return is_plain and layers.capability >= (8, 0) and spec.head_dim <= 256 and spec.head_dim % 8 == 0
 
-    def begin(self, prompts: Prompts, layers: PromptLayers) -> "_Step | None":
+    def begin(self, prompts: Prompts, layers: PromptLayers) -> PromptStep | None:
         """Take fresh prompts, if none is longer than the sliding window."""
-        window = layers.spec.sliding_window
-        if not prompts.are_fresh or (window is not None and prompts.longest > window):
+        window, longest = layers.spec.sliding_window, prompts.longest
+        if not prompts.are_fresh or (window is not None and longest > window):
             return None
-        return _Step(prompts.tokens, prompts.starts, prompts.longest)
 
+        def attend(
+            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
+        ) -> torch.Tensor:
+            # `torch.nn.attention.varlen.varlen_attn` calls the same; its signature still changes.
+            flash = torch.ops.aten._flash_attention_forward
+            attended: torch.Tensor = flash(queries, keys, values, starts, starts, longest, longest, 0.0, True, False)[0]
+            return attended
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    tokens: slice
-    starts: Ints
-    longest: int
-
-    def attend(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
-    ) -> torch.Tensor:
-        """See `PromptStep`. `torch.nn.attention.varlen.varlen_attn` calls the same; its signature still changes."""
-        flash = torch.ops.aten._flash_attention_forward
-        longest = self.longest
-        attended: torch.Tensor = flash(queries, keys, values, starts, starts, longest, longest, 0.0, True, False)[0]
-        return attended
+        return PromptStep(prompts.tokens, prompts.starts, attend)

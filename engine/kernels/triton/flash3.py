@@ -6,14 +6,12 @@ computed from the step's own K/V, which are read in bulk; prompts that go on fro
 """
 
 import importlib
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from weft.engine.kernels.triton.prompt_attention import PromptLayers, Prompts
-from weft.engine.step.batch import Ints
+from weft.engine.kernels.triton.prompt_attention import Attend, PromptLayers, Prompts, PromptStep
 from weft.engine.step.transfer import to_device
 
 _HOPPER = 9
@@ -85,61 +83,45 @@ class FlashAttention3:
         fits = layers.spec.head_dim <= 256 and layers.spec.head_dim % 8 == 0 and layers.block_size < _LEAST_TILE_KEYS
         return is_plain and fits and layers.capability[0] == _HOPPER
 
-    def begin(self, prompts: Prompts, layers: PromptLayers) -> "_FreshStep | _PagedStep":
+    def begin(self, prompts: Prompts, layers: PromptLayers) -> PromptStep:
         """Take any prompts."""
-        if prompts.are_fresh:
-            return _FreshStep(prompts.tokens, prompts.starts, prompts.longest, layers, self._attend_varlen)
+        attend = self._fresh(prompts, layers) if prompts.are_fresh else self._paged(prompts, layers)
+        return PromptStep(prompts.tokens, prompts.starts, attend)
+
+    def _fresh(self, prompts: Prompts, layers: PromptLayers) -> Attend:
+        def attend(
+            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
+        ) -> torch.Tensor:
+            return self._attend_varlen(
+                *(queries, keys, values, starts, starts, prompts.longest, prompts.longest),
+                softmax_scale=layers.spec.score_scale,
+                causal=True,
+                window_size=(layers.window_left, 0),
+                softcap=layers.spec.soft_cap or 0.0,
+            )
+
+        return attend
+
+    def _paged(self, prompts: Prompts, layers: PromptLayers) -> Attend:
+        """The package wants (num_blocks, block_size, num_kv_heads, head_dim), with any strides."""
         seq_lens, tables = (
             to_device(array.astype(np.int32), self._device) for array in (prompts.seq_lens, prompts.block_tables)
         )
-        paged = (prompts.tokens, prompts.starts, prompts.longest, layers, self._attend_cache)
-        return _PagedStep(*paged, seq_lens, tables)
 
+        def attend(
+            queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
+        ) -> torch.Tensor:
+            cached_keys, cached_values = (side.transpose(1, 2) for side in cache.unbind(1))
+            return self._attend_cache(
+                *(queries, cached_keys, cached_values),
+                cache_seqlens=seq_lens,
+                page_table=tables,
+                cu_seqlens_q=starts,
+                max_seqlen_q=prompts.longest,
+                softmax_scale=layers.spec.score_scale,
+                causal=True,
+                window_size=(layers.window_left, 0),
+                softcap=layers.spec.soft_cap or 0.0,
+            )
 
-@dataclass(frozen=True, slots=True)
-class _FreshStep:
-    tokens: slice
-    starts: Ints
-    longest: int
-    layers: PromptLayers
-    function: _VarlenFunction
-
-    def attend(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
-    ) -> torch.Tensor:
-        """See `PromptStep`."""
-        return self.function(
-            *(queries, keys, values, starts, starts, self.longest, self.longest),
-            softmax_scale=self.layers.spec.score_scale,
-            causal=True,
-            window_size=(self.layers.window_left, 0),
-            softcap=self.layers.spec.soft_cap or 0.0,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _PagedStep:
-    tokens: slice
-    starts: Ints
-    longest: int
-    layers: PromptLayers
-    function: _CacheFunction
-    seq_lens: torch.Tensor
-    block_tables: torch.Tensor
-
-    def attend(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
-    ) -> torch.Tensor:
-        """See `PromptStep`. The package wants (num_blocks, block_size, num_kv_heads, head_dim), with any strides."""
-        cached_keys, cached_values = (side.transpose(1, 2) for side in cache.unbind(1))
-        return self.function(
-            *(queries, cached_keys, cached_values),
-            cache_seqlens=self.seq_lens,
-            page_table=self.block_tables,
-            cu_seqlens_q=starts,
-            max_seqlen_q=self.longest,
-            softmax_scale=self.layers.spec.score_scale,
-            causal=True,
-            window_size=(self.layers.window_left, 0),
-            softcap=self.layers.spec.soft_cap or 0.0,
-        )
+        return attend

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from weft.engine.kernels.triton.prompt_attention import PromptLayers, Prompts
+from weft.engine.kernels.triton.prompt_attention import PromptLayers, Prompts, PromptStep
 from weft.engine.step.batch import Ints
 from weft.engine.step.transfer import mark
 
@@ -83,7 +83,7 @@ class FlashInfer:
         is_plain = layers.is_plain and layers.cache_dtype == layers.dtype
         return is_plain and layers.spec.head_dim in _HEAD_DIMS and layers.capability >= (8, 0)
 
-    def begin(self, prompts: Prompts, layers: PromptLayers) -> "_Step":
+    def begin(self, prompts: Prompts, layers: PromptLayers) -> PromptStep:
         """Take any prompts. Waits for the device only if more steps are in flight than there are wrappers."""
         if layers not in self._planners:
             self._planners[layers] = itertools.cycle([self._new_planner() for _ in range(_NUM_WRAPPERS)])
@@ -110,7 +110,8 @@ class FlashInfer:
             disable_split_kv=True,  # parts of many heads take more memory than the workspace has
         )
         planner.copied = mark(self._device)
-        return _Step(prompts.tokens, prompts.starts, planner.wrapper)
+        run = planner.wrapper.run
+        return PromptStep(prompts.tokens, prompts.starts, lambda queries, k, v, cache, starts: run(queries, cache))
 
     def _new_planner(self) -> _Planner:
         return _Planner(self._module.BatchPrefillWithPagedKVCacheWrapper(self._workspace, kv_layout="HND"))
@@ -119,16 +120,3 @@ class FlashInfer:
         """An int32 tensor on the host, which the wrapper reads there and copies to the device without waiting."""
         tensor = torch.from_numpy(array.astype(np.int32))
         return tensor.pin_memory() if self._device.type == "cuda" else tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    tokens: slice
-    starts: Ints
-    wrapper: _Wrapper
-
-    def attend(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
-    ) -> torch.Tensor:
-        """See `PromptStep`."""
-        return self.wrapper.run(queries, cache)

@@ -5,7 +5,7 @@ requests in between count as prompts, which costs less than leaving them out; We
 library plans a step on the host, so a CUDA graph cannot hold such a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,32 +86,25 @@ class Prompts:
     are_fresh: bool
 
 
-class PromptStep(Protocol):
-    """A step as planned by a library."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Attends in one layer.
 
-    @property
-    def tokens(self) -> slice:
-        """See `Prompts`."""
+- queries: (num_tokens, num_heads, head_dim) of the range `PromptStep.tokens`
+- keys, values: (num_tokens, num_kv_heads, head_dim)
+- cache: (num_blocks, 2, num_kv_heads, block_size, head_dim), which has the step's keys and values already
+- starts: (num_prompts + 1,) int32, those of `PromptStep` on the device
 
-    @property
-    def starts(self) -> Ints:
-        """See `Prompts`; the backend puts them on the device."""
+Returns (num_tokens, num_heads, head_dim).
+"""
 
-    def attend(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, starts: torch.Tensor
-    ) -> torch.Tensor:
-        """Attend in one layer.
 
-        Args:
-            queries: (num_tokens, num_heads, head_dim) of the range `tokens`.
-            keys: (num_tokens, num_kv_heads, head_dim).
-            values: (num_tokens, num_kv_heads, head_dim).
-            cache: (num_blocks, 2, num_kv_heads, block_size, head_dim), which has the step's keys and values already.
-            starts: (num_prompts + 1,) int32.
+@dataclass(frozen=True, slots=True)
+class PromptStep:
+    """A step as planned by a library; tokens and starts as in `Prompts`."""
 
-        Returns:
-            (num_tokens, num_heads, head_dim).
-        """
+    tokens: slice
+    starts: Ints
+    attend: Attend
 
 
 class PromptAttention(Protocol):

@@ -8,10 +8,8 @@ the inputs, so that a CUDA graph can hold a layer.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 import triton
 from typing_extensions import override
 
@@ -26,7 +24,7 @@ from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.block import Block
 from weft.engine.layers.experts import Experts
 from weft.engine.layers.norm import HeadNorm
-from weft.engine.layers.parts import HeadLayer, Layer, Linear
+from weft.engine.layers.parts import HeadLayer, Layer
 from weft.engine.layers.routing import Gating
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, WeightRef
@@ -69,22 +67,10 @@ class TritonKit(TorchKit):
         self._has_own_norms = has_own_norms
 
     @override
-    def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
-        return self._matrix(*reader.dense(ref))
-
-    @override
-    def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
-        table, _ = reader.dense(ref)
-        return partial(F.embedding, weight=table), self._matrix(table, None)
-
-    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> TorchLinear:
+    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchLinear:
         if self._few_rows:
             return FewRowsLinear(weight, bias, self._few_rows, self._is_dependent)
-        return self._linear(weight, bias)
-
-    @override
-    def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return self._matrix(weight, bias)
+        return super()._matrix(weight, bias)
 
     @override
     def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:

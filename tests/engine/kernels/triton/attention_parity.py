@@ -275,14 +275,12 @@ class TorchLibrary:
     def supports(self, layers: PromptLayers) -> bool:
         return True
 
-    def begin(self, prompts: Prompts, layers: PromptLayers) -> "TorchStep":
-        return TorchStep(prompts.tokens, prompts.starts, prompts, layers)
+    def begin(self, prompts: Prompts, layers: PromptLayers) -> PromptStep:
+        return PromptStep(prompts.tokens, prompts.starts, TorchStep(prompts, layers).attend)
 
 
 @dataclass(frozen=True)
 class TorchStep:
-    tokens: slice
-    starts: np.ndarray
     prompts: Prompts
     layers: PromptLayers
 
