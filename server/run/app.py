@@ -1,10 +1,13 @@
 """Builds the FastAPI application: routes, error handlers and middleware around the served models.
 
-Starts nothing. Routes use `app.state.context`. The process drains `app.state.lifecycle`.
+Includes the `router` of every module of `server/api`. Starts nothing. Routes use `app.state.context`. The process
+drains `app.state.lifecycle`.
 """
 
 import asyncio
 import contextlib
+import importlib
+import pkgutil
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -15,28 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.api import (
-    batches,
-    chat_completions,
-    chat_page,
-    completions,
-    decisions,
-    docs,
-    embeddings,
-    files,
-    health,
-    llama_cpp,
-    messages,
-    metrics,
-    models,
-    ollama,
-    rerank,
-    responses,
-    stats,
-    stored_responses,
-    tokenize,
-    uploads,
-)
+from weft.server import api
+from weft.server.api import chat_page
 from weft.server.batch.runner import BatchRunner
 from weft.server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError
 from weft.server.http.auth import AuthMiddleware
@@ -87,29 +70,8 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         store=Store(settings),
         created=int(time.time()),
     )
-    for module in (
-        batches,
-        chat_completions,
-        chat_page,
-        completions,
-        decisions,
-        docs,
-        embeddings,
-        files,
-        health,
-        llama_cpp,
-        messages,
-        metrics,
-        models,
-        ollama,
-        rerank,
-        responses,
-        stats,
-        stored_responses,
-        tokenize,
-        uploads,
-    ):
-        app.include_router(module.router)
+    for module in pkgutil.iter_modules(api.__path__):
+        app.include_router(importlib.import_module(f"{api.__name__}.{module.name}").router)
     # The middleware that is added last is the outermost.
     app.add_middleware(
         BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes, max_file_bytes=settings.max_file_bytes
