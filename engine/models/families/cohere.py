@@ -2,18 +2,10 @@
 
 from dataclasses import replace
 
-from weft.engine.models.families.family import (
-    FamilySwitches,
-    Norm,
-    Norms,
-    QKNorm,
-    family,
-    read_window,
-    windowless,
-    windows_by_pattern,
-)
+from weft.engine.models.families.family import FamilySwitches, Norm, Norms, QKNorm, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.names import LLAMA
+from weft.engine.models.families.windows import read_window, windowless, windows_by_pattern
 
 
 @family("CohereForCausalLM")

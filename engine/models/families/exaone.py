@@ -1,15 +1,8 @@
 """EXAONE 4: norms behind each half, QK-norm; layers with full attention know no positions if others have a window."""
 
-from weft.engine.models.families.family import (
-    FamilySwitches,
-    Norms,
-    QKNorm,
-    family,
-    read_window,
-    windowless,
-    windows_by_pattern,
-)
+from weft.engine.models.families.family import FamilySwitches, Norms, QKNorm, family
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.windows import read_window, windowless, windows_by_pattern
 
 
 @family("Exaone4ForCausalLM")

@@ -2,8 +2,9 @@
 
 from weft.engine.layers.routing import Gating, TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
-from weft.engine.models.families.family import FamilySwitches, family, read_window, windows_where
+from weft.engine.models.families.family import FamilySwitches, family
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.windows import read_window, windows_where
 
 
 @family("GptOssForCausalLM")

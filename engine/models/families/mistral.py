@@ -1,7 +1,8 @@
 """Mistral: Llama's layers; in the first release all have the same sliding window."""
 
-from weft.engine.models.families.family import FamilySwitches, family, read_window, windows_where
+from weft.engine.models.families.family import FamilySwitches, family
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.windows import read_window, windows_where
 
 
 @family("MistralForCausalLM")

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from weft.engine.layers.routing import SparseMixer, TopK
 from weft.engine.models.families.experts import MIXTRAL, ExpertNames, ExpertSwitches, on_layers
-from weft.engine.models.families.family import FamilySwitches, Norm, QKNorm, UseModule, family, read_window
+from weft.engine.models.families.family import FamilySwitches, Norm, QKNorm, UseModule, family
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.windows import read_window
 
 
 @family("MixtralForCausalLM")

@@ -2,16 +2,9 @@
 
 from dataclasses import replace
 
-from weft.engine.models.families.family import (
-    FamilySwitches,
-    Norm,
-    Norms,
-    QKNorm,
-    family,
-    read_window,
-    windows_by_pattern,
-)
+from weft.engine.models.families.family import FamilySwitches, Norm, Norms, QKNorm, family
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.windows import read_window, windows_by_pattern
 
 
 @family("OlmoForCausalLM")

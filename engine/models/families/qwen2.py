@@ -1,7 +1,8 @@
 """Qwen2 and Qwen2.5: biases on queries, keys and values; sliding windows in upper layers if switched on."""
 
-from weft.engine.models.families.family import FamilySwitches, family, read_layer_windows
+from weft.engine.models.families.family import FamilySwitches, family
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.windows import read_layer_windows
 
 
 @family("Qwen2ForCausalLM")

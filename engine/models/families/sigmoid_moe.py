@@ -5,15 +5,9 @@ from dataclasses import replace
 
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, corrected, on_layers
-from weft.engine.models.families.family import (
-    FamilySwitches,
-    QKNorm,
-    family,
-    read_window,
-    windows_by_pattern,
-    windows_where,
-)
+from weft.engine.models.families.family import FamilySwitches, QKNorm, family
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.windows import read_window, windows_by_pattern, windows_where
 
 
 @family("Glm4MoeForCausalLM")
