@@ -28,7 +28,7 @@ from weft.engine.run import settled_file
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import FEW_ROWS, has_triton
 from weft.engine.run.sampler_trials import SamplerTrials
-from weft.engine.run.settle import Candidate, Component, Settler, Trial, listed, measure_on
+from weft.engine.run.settle import Candidate, Component, Settler, Trial, measure_on
 from weft.engine.run.trials import AttentionTrials, BlockTrials, StepShape, Trials, paged_specs
 from weft.engine.shared.errors import ModelError
 
@@ -68,7 +68,8 @@ def settle_kernels(
     known = (*components, "threads") if config.device.type == "cpu" else tuple(components)
     for name in config.options.kernels:
         if name not in known:
-            raise ModelError(f"kernels: there is no component {name} on {config.device.type}: there is {listed(known)}")
+            there_is = ", ".join(known)
+            raise ModelError(f"kernels: there is no component {name} on {config.device.type}: there is {there_is}")
     if config.device.type == "cpu":
         library.load()  # it takes the number of threads from torch
         _check_threads(config.options.kernels.get("threads"))
@@ -93,7 +94,7 @@ def settle_kernels(
 def _check_threads(asked: str | None) -> None:
     known = dict.fromkeys(("1", str(torch.get_num_threads())))
     if asked is not None and asked not in known:
-        raise ModelError(f"kernels: threads cannot be {asked} here: there is {listed(tuple(known))}")
+        raise ModelError(f"kernels: threads cannot be {asked} here: there is {', '.join(known)}")
 
 
 def _with_one_cache(config: EngineConfig) -> EngineConfig:

@@ -69,9 +69,7 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     if native:
         return NativeKit(native, config.options.quantization == "int8")
     if config.options.quantization == "int8":
-        raise ModelError(
-            "quantization int8 needs Weft's native kernels, and they were not compiled or cannot compute this model"
-        )
+        raise ModelError(_NOT_NATIVE.format("quantization", "int8"))
     if config.options.deterministic and config.device.type == "cpu":
         raise ModelError(_NOT_DETERMINISTIC.format("layers"))
     if has_triton(config.device):
@@ -79,7 +77,7 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
 
         return TritonKit(
             config.options.deterministic,
-            few_rows=_few_rows(config),
+            few_rows=FEW_ROWS[config.kernels.get("few_row_products", "cublas")],
             is_dependent=is_dependent(config),
             has_own_heads=not _is_attention_by_torch(config),
             has_own_norms=config.kernels.get("norm_and_activation") != "torch",
@@ -193,10 +191,6 @@ def _tiles(config: EngineConfig, prompts: PromptAttention | None) -> TileNames:
     return TileNames(
         config.kernels.get("decode_attention"), None if prompts else config.kernels.get("prefill_attention")
     )
-
-
-def _few_rows(config: EngineConfig) -> int:
-    return FEW_ROWS[config.kernels.get("few_row_products", "cublas")]
 
 
 def is_dependent(config: EngineConfig) -> bool:

@@ -101,7 +101,7 @@ class Settler:
         if asked is not None:
             if asked not in component.names:
                 raise ModelError(
-                    f"kernels: {component.name} cannot be {asked} here: there is {listed(component.names)}"
+                    f"kernels: {component.name} cannot be {asked} here: there is {', '.join(component.names)}"
                 )
             logger.info("%s: %s, as the settings ask", component.name, asked)
             return asked
@@ -174,11 +174,6 @@ class Settler:
 def _reason(fault: Exception) -> str:
     line = " ".join(str(fault).split())[:200]
     return line if isinstance(fault, ModelError) else f"{type(fault).__name__}: {line}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names for a message."""
-    return ", ".join(names)
 
 
 def relative_errors(*expected: Outputs) -> Judge:

@@ -7,10 +7,8 @@ half of one. Of two that write at once, one may lose its entry, which is then me
 
 import functools
 import hashlib
-import importlib.metadata
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +17,11 @@ import msgspec
 import torch
 
 from weft.engine.kernels.cpu import library
-from weft.engine.shared.machine_facts import Settled
+from weft.engine.shared.machine_facts import Settled, driver_version, package_version
 
 logger = logging.getLogger(__name__)
 
 _KERNELS = Path(library.__file__).parents[1]
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 # Packages that kernels come from, or are compiled with.
 _PACKAGES = ("weft", "torch", "triton", "flash_attn_3", "flashinfer-python", "flashinfer-jit-cache")
@@ -110,19 +107,11 @@ def default_path() -> Path | None:
 def machine_text(device: torch.device) -> str:
     """Text that changes when a kernel may compute something else, or in another time: device, driver and versions."""
     if device.type == "cuda":
-        driver = re.search(r"\b\d+\.\d+(\.\d+)?\b", _DRIVER.read_text()) if _DRIVER.exists() else None
-        named = f"{torch.cuda.get_device_name(device)}, driver {driver[0] if driver else 'unknown'}"
+        named = f"{torch.cuda.get_device_name(device)}, driver {driver_version() or 'unknown'}"
     else:
         named = library.cpu_name()
-    versions = [f"{name} {version}" for name in _PACKAGES if (version := _version(name))]
+    versions = [f"{name} {version}" for name in _PACKAGES if (version := package_version(name))]
     return ", ".join([named, *versions, f"kernels {_digest()}"])
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 @functools.cache

@@ -1,6 +1,29 @@
-"""What the engine's side tells of a machine, for `weft doctor`: devices, instruction sets, settled choices."""
+"""Facts of a machine: versions, and what the engine's side tells `weft doctor` of devices and settled choices.
+
+Imports no torch.
+"""
+
+import importlib.metadata
+import re
+from pathlib import Path
 
 import msgspec
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def driver_version() -> str | None:
+    """The version of NVIDIA's driver; None without one."""
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", _DRIVER.read_text()) if _DRIVER.exists() else None
+    return found[0] if found else None
 
 
 class CudaDevice(msgspec.Struct, frozen=True):

@@ -8,7 +8,6 @@ import importlib.metadata
 import os
 import pathlib
 import platform
-import re
 import shutil
 import subprocess
 import sysconfig
@@ -19,7 +18,7 @@ from packaging.requirements import Requirement
 from rich.console import Console
 from rich.text import Text
 
-from weft.engine.shared.machine_facts import MachineFacts
+from weft.engine.shared.machine_facts import MachineFacts, driver_version, package_version
 from weft.server.http.connections import raise_file_limit
 from weft.server.run import checkpoint, runtime_folder, supervisor
 from weft.server.run.checkpoint import DEMO_MODEL, is_gguf, is_hub_id
@@ -32,7 +31,6 @@ from weft.server.terminal.finding import Finding
 _HUB_S = 4.0
 _COMMAND_S = 120.0
 _COLOURS = {"ok": "green", "note": "yellow", "missing": "bold red"}
-_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 _LISTENS = "0A"
 
 
@@ -57,7 +55,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     yield check_software.check_python(platform.python_version(), names["Requires-Python"])
     requirements = [Requirement(text) for text in importlib.metadata.requires("weft") or [] if "extra ==" not in text]
-    versions = {requirement.name: _version(requirement.name) for requirement in requirements}
+    versions = {requirement.name: package_version(requirement.name) for requirement in requirements}
     yield from check_software.check_packages(requirements, versions)
     yield _model(settings)
     yield _port(settings)
@@ -84,20 +82,12 @@ def _ask(asking: subprocess.Popen[bytes], settings: Settings) -> Iterator[Findin
     yield from check_software.check_settled(facts)
     has_headers = (pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
     yield check_software.check_compiler(_compiler(), has_headers, facts)
-    driver = re.search(r"\b\d+\.\d+(\.\d+)?\b", _DRIVER.read_text()) if _DRIVER.exists() else None
-    yield from check_software.check_cuda(facts, driver and driver[0], settings.device)
+    yield from check_software.check_cuda(facts, driver_version(), settings.device)
     if facts.cuda_devices:
-        yield check_software.check_triton(_version("triton"))
+        yield check_software.check_triton(package_version("triton"))
     folder = pathlib.Path(settings.model or DEMO_MODEL).expanduser()
     weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     yield check_machine.check_memory(facts.free_bytes, weights_bytes)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _compiler() -> str | None:

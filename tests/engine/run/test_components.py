@@ -98,7 +98,7 @@ def test_a_second_start_compares_nothing_and_another_shape_or_version_does(
     start(changed(max_model_len=99), "epoch")
     assert compared == ["attention"]  # nothing else depends on it
     compared.clear()
-    monkeypatch.setattr(settled_file, "_version", lambda package: "9.9")
+    monkeypatch.setattr(settled_file, "package_version", lambda package: "9.9")
     torch.set_num_threads(2)
     start(OPTIONS, "epoch")
     assert compared == every

@@ -9,6 +9,7 @@ import torch
 
 from weft.engine.run import settled_file
 from weft.engine.run.settled_file import SettledFile, default_path, machine_text
+from weft.engine.shared import machine_facts
 from weft.engine.shared.machine_facts import Settled, Verdict
 
 NAMES = ("triton", "flash2")
@@ -104,7 +105,7 @@ def test_the_machine_is_another_one_with_another_device_driver_version_or_kernel
     texts = [machine_text(torch.device("cpu"))]
     assert machine_text(torch.device("cpu")) == texts[0]
     versions = {"weft": "1.2", "torch": "2.11.0+cu128"}
-    monkeypatch.setattr(settled_file, "_version", versions.get)
+    monkeypatch.setattr(settled_file, "package_version", versions.get)
     texts.append(machine_text(torch.device("cpu")))
     kernel = tmp_path / "sdpa.py"
     kernel.write_text("pass")
@@ -115,7 +116,7 @@ def test_the_machine_is_another_one_with_another_device_driver_version_or_kernel
     settled_file._digest.cache_clear()
     texts.append(machine_text(torch.device("cpu")))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
-    monkeypatch.setattr(settled_file, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(machine_facts, "_DRIVER", tmp_path / "version")
     texts.append(machine_text(torch.device("cuda")))
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Release\n")
     texts.append(machine_text(torch.device("cuda")))
