@@ -13,7 +13,7 @@ from weft.engine.layers.parts import Layer
 from weft.engine.layers.routing import Gating, Routing
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.families.experts import ExpertSwitches
-from weft.engine.models.specs import FeedForwardSpec, GatedSpec, NormSpec, OutputSpec, UngatedSpec
+from weft.engine.models.specs import DenseSpec, FeedForwardSpec, NormSpec, OutputSpec
 from weft.engine.weights.formats import WeightReader
 from weft.engine.weights.refs import ExpertsRef, RowOrder, TensorRef, WeightRef
 
@@ -111,9 +111,8 @@ def _shared(switches: ExpertSwitches, config: ModelConfig, layer: str) -> FeedFo
     hidden, size, bias = config.hidden_size, switches.shared_size, switches.shared_bias
     names = tuple(f"{layer}.{name}" for name in switches.names.shared_gate_up)
     output = OutputSpec(WeightRef((f"{layer}.{switches.names.shared_down}",), (hidden,), size, bias))
-    if not config.switches.is_gated:
-        return UngatedSpec(WeightRef(names, (size,), hidden, bias), config.activation, output)
-    return GatedSpec(WeightRef(names, (size, size), hidden, bias), config.activation, output)
+    sizes = (size, size) if config.switches.is_gated else (size,)
+    return DenseSpec(WeightRef(names, sizes, hidden, bias), config.activation, output)
 
 
 def _fused(layer: str, names: tuple[str, ...], fused: str) -> str:

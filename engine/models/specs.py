@@ -207,30 +207,20 @@ class AttentionSpec(MixerSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class GatedSpec(FeedForwardSpec):
-    """`GatedFeedForward`; gate_up stacks both projections, gate first."""
+class DenseSpec(FeedForwardSpec):
+    """`GatedFeedForward`; first stacks gate and up projection, or is the up projection of a layer without a gate."""
 
-    gate_up: WeightRef
+    first: WeightRef
     activation: str
     output: OutputSpec
 
     @override
     def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
-        gated = kit.gated(self.gate_up, reader, self.activation)
-        return GatedFeedForward(gated, self.output.build(kit, reader))
-
-
-@dataclass(frozen=True, slots=True)
-class UngatedSpec(FeedForwardSpec):
-    """`GatedFeedForward` whose first step is activation(up(x))."""
-
-    up: WeightRef
-    activation: str
-    output: OutputSpec
-
-    @override
-    def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
-        return GatedFeedForward(ungated(kit.linear(self.up, reader), self.activation), self.output.build(kit, reader))
+        if len(self.first.sizes) > 1:
+            first = kit.gated(self.first, reader, self.activation)
+        else:
+            first = ungated(kit.linear(self.first, reader), self.activation)
+        return GatedFeedForward(first, self.output.build(kit, reader))
 
 
 @dataclass(frozen=True, slots=True)

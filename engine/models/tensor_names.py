@@ -1,6 +1,5 @@
 """The parts and tensor names of the model that a configuration describes."""
 
-from dataclasses import replace
 from math import prod
 
 import torch
@@ -13,8 +12,8 @@ from weft.engine.models.specs import (
     AttentionSpec,
     BlockSpec,
     DecoderSpec,
+    DenseSpec,
     FeedForwardSpec,
-    GatedSpec,
     HeadNormsSpec,
     MixerSpec,
     NormSpec,
@@ -22,7 +21,6 @@ from weft.engine.models.specs import (
     ParallelSpec,
     PostNormSpec,
     PreNormSpec,
-    UngatedSpec,
 )
 from weft.engine.weights.refs import RowOrder, Split, TensorRef, WeightRef
 
@@ -153,8 +151,7 @@ def _head_norms(config: ModelConfig, qk_norm: QKNorm, layer: str, order: tuple[i
         if qk_norm.over_all or qk_norm.per_head:
             shape = (num_heads * config.head_dim,) if qk_norm.over_all else (num_heads, config.head_dim)
         rows = RowOrder(head=order, num_heads=prod(shape) // config.head_dim) if order else None
-        spec = _norm(qk_norm.norm, f"{layer}.{name}", shape, config.rms_norm_eps, qk_norm.offset, rows)
-        return spec if qk_norm.has_weight else replace(spec, weight=None, bias=None)
+        return _norm(qk_norm.norm, f"{layer}.{name}", shape, config.rms_norm_eps, qk_norm.offset, rows)
 
     names = config.switches.names
     queries, keys = norm(names.query_norm, config.num_heads), norm(names.key_norm, config.num_kv_heads)
@@ -179,7 +176,7 @@ def _feed_forward(config: ModelConfig, layer: str, index: int, post_norm: NormSp
     return chosen.spec(config, layer, post_norm) if chosen else dense_spec(config, layer, post_norm)
 
 
-def dense_spec(config: ModelConfig, layer: str, post_norm: NormSpec | None) -> FeedForwardSpec:
+def dense_spec(config: ModelConfig, layer: str, post_norm: NormSpec | None) -> DenseSpec:
     """The dense feed-forward layer of the layer of this name."""
     inner, hidden, switches = config.intermediate_size, config.hidden_size, config.switches
     has_bias, is_transposed = switches.mlp_bias, switches.is_transposed
@@ -189,7 +186,4 @@ def dense_spec(config: ModelConfig, layer: str, post_norm: NormSpec | None) -> F
     down = WeightRef(
         (f"{layer}.{switches.names.down}",), (hidden,), inner, has_bias, Split.ROW, is_transposed=is_transposed
     )
-    output = output_spec(config, down, post_norm)
-    if switches.is_gated:
-        return GatedSpec(first, config.activation, output)
-    return UngatedSpec(first, config.activation, output)
+    return DenseSpec(first, config.activation, output_spec(config, down, post_norm))

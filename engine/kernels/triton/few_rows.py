@@ -17,7 +17,7 @@ from weft.engine.kernels.torch.linear import CublasLinear
 from weft.engine.kernels.triton import few_rows_kernels as kernels
 from weft.engine.kernels.triton.dependent_launch import launch_options
 from weft.engine.kernels.triton.layers import GatedActivation, TritonNorm
-from weft.engine.layers.block import Attention, Block, GatedFeedForward, PreNormBlock
+from weft.engine.layers.block import Attention, Block, GatedFeedForward, PreNormBlock, unchanged
 
 MAX_ROWS = 8
 """Most rows that the kernel takes."""
@@ -163,17 +163,13 @@ def _fuse_norms(block: PreNormBlock) -> PreNormBlock:
     if isinstance(norm, TritonNorm) and isinstance(mixer, Attention) and isinstance(mixer.qkv, FewRowsLinear):
         qkv = mixer.qkv.after(norm)
         if qkv:
-            block = replace(block, mixer_norm=_unchanged, mixer=replace(mixer, qkv=qkv))
+            block = replace(block, mixer_norm=unchanged, mixer=replace(mixer, qkv=qkv))
     norm, forward = block.feed_forward_norm, block.feed_forward
     if isinstance(norm, TritonNorm) and isinstance(forward, GatedFeedForward):
         gated = forward.gated.after(norm) if isinstance(forward.gated, FewRowsGated) else None
         if gated:
-            block = replace(block, feed_forward_norm=_unchanged, feed_forward=replace(forward, gated=gated))
+            block = replace(block, feed_forward_norm=unchanged, feed_forward=replace(forward, gated=gated))
     return block
-
-
-def _unchanged(hidden: torch.Tensor) -> torch.Tensor:
-    return hidden
 
 
 @cache

@@ -9,6 +9,14 @@ from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.llama import llama
 from weft.engine.models.families.names import LLAMA
 
+EXPERTS = ExpertNames(
+    router="block_sparse_moe.router.layer",
+    gate_up=("block_sparse_moe.input_linear",),
+    down="block_sparse_moe.output_linear",
+    shared_gate_up=("shared_mlp.input_linear",),
+    shared_down="shared_mlp.output_linear",
+)
+
 
 @family("GraniteForCausalLM")
 def granite(fields: Fields) -> FamilySwitches:
@@ -43,13 +51,7 @@ def granitemoe(fields: Fields) -> FamilySwitches:
         num_experts=fields.integer("num_local_experts", 8),
         size=fields.integer("intermediate_size"),
         routing=TopK(fields.integer("num_experts_per_tok", 2), scores=None, shares="softmax"),
-        names=ExpertNames(
-            router="block_sparse_moe.router.layer",
-            gate_up=("block_sparse_moe.input_linear",),
-            down="block_sparse_moe.output_linear",
-            shared_gate_up=("shared_mlp.input_linear",),
-            shared_down="shared_mlp.output_linear",
-        ),
+        names=EXPERTS,
         shared_size=fields.integer("shared_intermediate_size", 0),
     )
     return replace(

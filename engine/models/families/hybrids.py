@@ -6,6 +6,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from weft.engine.layers.routing import TopK
+from weft.engine.models.families import granite
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, corrected, on_layers
 from weft.engine.models.families.family import (
     FamilySwitches,
@@ -42,15 +43,13 @@ class ScaledDense(FeedForwardSwitches):
 
     def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
         """See `FeedForwardSwitches`."""
-        from weft.engine.models.specs import GatedSpec
         from weft.engine.models.tensor_names import dense_spec
 
         sized = replace(config, intermediate_size=self.size or config.intermediate_size)
         dense = dense_spec(sized, layer, output_norm)
-        assert isinstance(dense, GatedSpec)
         matrix = replace(dense.output.matrix, scales=(self.output_scale,))
-        gate_up = replace(dense.gate_up, scales=(self.gate_scale, 1.0))
-        return replace(dense, gate_up=gate_up, output=replace(dense.output, matrix=matrix))
+        first = replace(dense.first, scales=(self.gate_scale, 1.0))
+        return replace(dense, first=first, output=replace(dense.output, matrix=matrix))
 
     def num_values(self, hidden_size: int) -> int:
         """See `FeedForwardSwitches`."""
@@ -134,22 +133,15 @@ def granite_hybrid(fields: Fields) -> FamilySwitches:
     has_bias, dense_size = fields.flag("attention_bias", False), fields.integer("shared_intermediate_size", 1024)
     num_layers, num_experts = fields.integer("num_hidden_layers", 32), fields.integer("num_local_experts", 8)
     kinds = fields.texts("layer_types") or ("mamba",) * num_layers
-    shared = TensorNames(gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
     experts = ExpertSwitches(
         num_experts=num_experts,
         size=fields.integer("intermediate_size", 11008),
         routing=TopK(fields.integer("num_experts_per_tok", 2), divides=True),
-        names=ExpertNames(
-            router="block_sparse_moe.router.layer",
-            gate_up=("block_sparse_moe.input_linear",),
-            down="block_sparse_moe.output_linear",
-            shared_gate_up=shared.gate_up,
-            shared_down=shared.down,
-        ),
+        names=granite.EXPERTS,
         shared_size=dense_size,
     )
     return FamilySwitches(
-        names=shared,
+        names=TensorNames(gate_up=granite.EXPERTS.shared_gate_up, down=granite.EXPERTS.shared_down),
         defaults={"max_position_embeddings": 2048, "intermediate_size": 11008},
         qkv_bias=has_bias,
         has_rope=fields.optional_text("position_embedding_type") == "rope",

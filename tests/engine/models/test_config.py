@@ -8,7 +8,7 @@ import torch
 from weft.engine.layers.rotary import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 from weft.engine.models.config import ModelConfig, load_model_config
 from weft.engine.models.families.family import Norms, QKNorm
-from weft.engine.models.specs import AttentionSpec, GatedSpec, PreNormSpec
+from weft.engine.models.specs import AttentionSpec, DenseSpec, PreNormSpec
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
 
@@ -46,8 +46,8 @@ def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
     """Whether the first block's projections have biases: queries, keys and values; output; feed-forward layer."""
     block = decoder_spec(config).blocks[0]
     assert isinstance(block, PreNormSpec) and isinstance(block.mixer, AttentionSpec)
-    assert isinstance(block.feed_forward, GatedSpec)
-    return block.mixer.qkv.has_bias, block.mixer.output.matrix.has_bias, block.feed_forward.gate_up.has_bias
+    assert isinstance(block.feed_forward, DenseSpec)
+    return block.mixer.qkv.has_bias, block.mixer.output.matrix.has_bias, block.feed_forward.first.has_bias
 
 
 def test_llama_2_as_published(tmp_path: Path) -> None:
