@@ -34,14 +34,12 @@ class RowOrder:
     Attributes:
         num_groups: Such as the heads of a fused projection; 1 if all is in place.
         parts: Rows of each part of a group; empty for one part.
-        picks: Which part of a group comes first, second, ...; empty for their own order.
         head: For each row of a head, the place that it has in the checkpoint; empty if heads are in order.
         num_heads: Heads at the beginning that `head` is for.
     """
 
     num_groups: int = 1
     parts: tuple[int, ...] = ()
-    picks: tuple[int, ...] = ()
     head: tuple[int, ...] = ()
     num_heads: int = 0
 
@@ -51,7 +49,7 @@ class RowOrder:
         if self.parts:
             grouped, others = rows.tensor_split((self.num_groups * sum(self.parts),))
             parts = torch.split(grouped.view(self.num_groups, sum(self.parts)), list(self.parts), 1)
-            first, *more = (parts[pick].flatten() for pick in self.picks or range(len(parts)))
+            first, *more = (part.flatten() for part in parts)
             rows = torch.cat((first, others, *more))
         if self.head:
             num_ordered = self.num_heads * len(self.head)

@@ -87,15 +87,7 @@ def on_layers(
     return tuple(switches if has_experts(layer) else None for layer in range(fields.integer("num_hidden_layers")))
 
 
-def corrected(
-    fields: Fields,
-    num_experts: int,
-    num_groups: int = 1,
-    num_best_groups: int = 1,
-    *,
-    divides: bool = True,
-    scale: float = 1.0,
-) -> ExpertSwitches:
+def corrected(fields: Fields, num_experts: int, *, divides: bool = True, scale: float = 1.0) -> ExpertSwitches:
     """Experts as in DeepSeek V3: sigmoid scores, a correction bias, groups, shared experts.
 
     The arguments are what the family takes for granted where config.json says nothing.
@@ -108,8 +100,8 @@ def corrected(
             fields.integer("num_experts_per_tok"),
             scores="sigmoid",
             divides=fields.flag("norm_topk_prob", divides),
-            num_groups=fields.integer("n_group", num_groups),
-            num_best_groups=fields.integer("topk_group", num_best_groups),
+            num_groups=fields.integer("n_group", 1),
+            num_best_groups=fields.integer("topk_group", 1),
             num_in_rank=2,
             scale=fields.number("routed_scaling_factor", scale),
         ),

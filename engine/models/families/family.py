@@ -66,14 +66,12 @@ class QKNorm:
     Attributes:
         over_all: Over all heads of a token, not over each.
         per_head: Each head has weights of its own.
-        has_weight: Whether values are multiplied by weights.
         is_last: Behind the rotary embedding, not before it.
     """
 
     norm: Norm = Norm.RMS
     over_all: bool = False
     per_head: bool = False
-    has_weight: bool = True
     is_last: bool = False
     offset: float = 0.0
 
