@@ -108,18 +108,18 @@ class Request:
     num_lifts: int = 0
     deadline: float | None = None
     runs_alone: bool = False
-    status: RequestStatus = RequestStatus.WAITING
+    status: RequestStatus = field(init=False, default=RequestStatus.WAITING)
     token_types: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    num_placeholders: int = 0
-    draft_token_ids: list[int] = field(default_factory=list)
-    num_computed_tokens: int = 0
-    block_tables: list["array[int]"] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)
-    num_indexed_blocks: int = 0
-    num_free_window_blocks: list[int] = field(default_factory=list)
-    state_stops: set[int] = field(default_factory=set)
-    states_before_drafts: list[int] = field(default_factory=list)
+    num_placeholders: int = field(init=False, default=0)
+    draft_token_ids: list[int] = field(init=False, default_factory=list)
+    num_computed_tokens: int = field(init=False, default=0)
+    block_tables: list["array[int]"] = field(init=False, default_factory=list)
+    block_hashes: list[bytes] = field(init=False, default_factory=list)
+    num_indexed_blocks: int = field(init=False, default=0)
+    num_free_window_blocks: list[int] = field(init=False, default_factory=list)
+    state_stops: set[int] = field(init=False, default_factory=set)
+    states_before_drafts: list[int] = field(init=False, default_factory=list)
     first_new_block: int = 0
     pending_indices: list[int] = field(default_factory=list)
     num_cached_tokens: int | None = None
@@ -132,8 +132,8 @@ class Request:
     reasoning: ReasoningProgress | None = None
     grammar: GrammarMatcher | None = None
     prediction: TokenHistory | None = None
-    drafting: Drafting = field(default_factory=Drafting)
-    awaits_ids: bool = False
+    drafting: Drafting = field(init=False, default_factory=Drafting)
+    awaits_ids: bool = field(init=False, default=False)
     search: "BeamSearch | None" = None
     pooler: "Pooler | None" = None
 
@@ -194,23 +194,14 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     def sibling(self, choice: int) -> "Request":
-        """A new request for another choice of the same prompt. Nothing of it is computed yet."""
+        """A new request for another choice of the same prompt. Nothing of it is computed yet.
+
+        `replace` lets the fields begin anew that are no arguments (`init=False`).
+        """
         return replace(
             self,
             key=self.key._replace(choice=choice),
             pending_indices=[],
-            status=RequestStatus.WAITING,
-            num_placeholders=0,
-            draft_token_ids=[],
-            drafting=Drafting(),
-            awaits_ids=False,
-            num_computed_tokens=0,
-            block_tables=[],
-            block_hashes=[],
-            num_free_window_blocks=[],
-            state_stops=set(),
-            states_before_drafts=[],
-            num_indexed_blocks=0,
             num_scored_tokens=self.num_prompt_tokens,
             grammar=self.grammar.copy() if self.grammar is not None else None,
         )
