@@ -1,25 +1,21 @@
-"""Defines the messages that cross the process boundary, and their framing.
+"""Defines the messages that cross the process boundary.
 
-Server and engine talk over a Unix stream socket. A
-frame is four bytes of length (little endian), then one MessagePack message. The engine speaks first, with `EngineInfo`.
-End of file means that the peer is dead. Imports neither torch nor the server.
+Server and engine talk over a Unix stream socket, in frames (`framing`) of one MessagePack message each. The engine
+speaks first, with `EngineInfo`. End of file means that the peer is dead. Imports neither torch nor the server.
 """
 
 import enum
 import itertools
-import struct
 from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 
 from weft.engine.shared.finish_reason import FinishReason as FinishReason
+from weft.engine.shared.framing import frame
 from weft.engine.shared.options import EngineOptions as EngineOptions
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.shared.vectors import PooledOutput, Pooling, VectorInfo
-
-MAX_FRAME_BYTES = 256 << 20
-"""A longer frame means that the two ends are out of sync. The reader closes the connection."""
 
 SOCKET_NAME = "engine.sock"
 STATUS_NAME = "status"
@@ -29,8 +25,6 @@ SUSPECTS_NAME = "suspects"
 
 TIER_WIDTH = 1 << 32
 """Amount that each service tier adds to `AddRequest.priority`. Waiting long enough takes it off again."""
-
-_LENGTH = struct.Struct("<I")
 
 
 class RejectReason(enum.IntEnum):
@@ -295,34 +289,4 @@ decode_to_engine, decode_from_engine = _to_engine.decode, _from_engine.decode
 
 def encode(message: ToEngine | FromEngine) -> bytes:
     """One frame, length included."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameReader:
-    """Cuts a byte stream into frame bodies. Owns the bytes of the frame that is not yet whole."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes as they arrive; return the bodies that are now whole, in order.
-
-        Raises:
-            ValueError: A frame says that it is longer than MAX_FRAME_BYTES.
-        """
-        buffer = self._buffer
-        buffer += data
-        bodies: list[bytes] = []
-        start = 0
-        while len(buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, start)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"frame of {length} bytes, at most {MAX_FRAME_BYTES} allowed")
-            end = start + _LENGTH.size + length
-            if len(buffer) < end:
-                break
-            bodies.append(bytes(buffer[start + _LENGTH.size : end]))
-            start = end
-        del buffer[:start]
-        return bodies
+    return frame(_encoder.encode(message))

@@ -14,6 +14,7 @@ from typing import Protocol, Self, cast
 
 import msgspec
 
+from weft.engine.shared.framing import FrameReader
 from weft.engine.shared.messages import (
     SOCKET_NAME,
     STATUS_NAME,
@@ -21,7 +22,6 @@ from weft.engine.shared.messages import (
     Accepted,
     AddRequest,
     EngineInfo,
-    FrameReader,
     Rejected,
     RequestOutput,
     StepOutput,

@@ -1,15 +1,14 @@
 import msgspec
 import pytest
 
+from weft.engine.shared.framing import MAX_FRAME_BYTES, FrameReader
 from weft.engine.shared.messages import (
-    MAX_FRAME_BYTES,
     AbortRequest,
     Accepted,
     AddRequest,
     BeamOptions,
     EngineInfo,
     FinishReason,
-    FrameReader,
     FromEngine,
     Rejected,
     RejectReason,

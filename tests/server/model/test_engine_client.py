@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvloop
 
+from weft.engine.shared.framing import FrameReader
 from weft.engine.shared.messages import (
     SOCKET_NAME,
     STATUS_NAME,
@@ -16,7 +17,6 @@ from weft.engine.shared.messages import (
     AddRequest,
     EngineInfo,
     FinishReason,
-    FrameReader,
     Rejected,
     RejectReason,
     RequestOutput,

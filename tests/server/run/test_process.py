@@ -20,6 +20,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from weft.engine.shared.framing import FrameReader
 from weft.engine.shared.messages import (
     SOCKET_NAME,
     STATUS_NAME,
@@ -28,7 +29,6 @@ from weft.engine.shared.messages import (
     AddRequest,
     EngineInfo,
     FinishReason,
-    FrameReader,
     FromEngine,
     StepOutput,
     TokensOutput,
