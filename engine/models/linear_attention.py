@@ -10,11 +10,7 @@ from weft.engine.layers.block import Attention, Mixer
 from weft.engine.layers.convolution import CausalConvolution
 from weft.engine.layers.gated import ACTIVATIONS
 from weft.engine.layers.gated_attention import GatedAttention
-from weft.engine.layers.gated_delta import (
-    DeltaSizes,
-    GatedDelta,
-    SplitProjections,
-)
+from weft.engine.layers.gated_delta import DeltaSizes, GatedDelta, SplitProjections
 from weft.engine.layers.gated_recurrence import GatedRecurrence, recurrent_unit
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.short_convolution import ShortConvolution

@@ -14,15 +14,7 @@ import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
-from weft.engine.layers.block import (
-    Attention,
-    Block,
-    FeedForward,
-    GatedFeedForward,
-    Mixer,
-    PreNormBlock,
-    unchanged,
-)
+from weft.engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock, unchanged
 from weft.engine.layers.chained import ChainedLinear, clamped, scaled
 from weft.engine.layers.gated import ungated
 from weft.engine.layers.heads import NormedHeads, over_all_heads

@@ -36,12 +36,7 @@ from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
 from weft.engine.run.draft_model import DraftModel
 from weft.engine.run.dummy_batch import largest_batch
-from weft.engine.run.kernel_choice import (
-    choose_graph_sampler,
-    choose_sampling,
-    make_caches,
-    set_num_threads,
-)
+from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling, make_caches, set_num_threads
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner

@@ -17,12 +17,7 @@ from typing import TypeAlias
 import tokenizers
 
 from weft.engine.shared.tokenizer_files import TokenizerFilesError, tokenizer_folder
-from weft.server.text.chat_template import (
-    RESERVED_NAMES,
-    ChatTemplateError,
-    ChatTemplates,
-    TemplateOptions,
-)
+from weft.server.text.chat_template import RESERVED_NAMES, ChatTemplateError, ChatTemplates, TemplateOptions
 from weft.server.text.detokenizer import BytesDetokenizer, WindowDetokenizer
 from weft.server.text.long_text import Room, fitted
 from weft.server.text.memory import return_free_memory

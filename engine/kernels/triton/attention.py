@@ -22,13 +22,7 @@ from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.triton.attention_kernels import attend_kernel, merge_kernel
 from weft.engine.kernels.triton.attention_plan import Work, plan_work
 from weft.engine.kernels.triton.attention_tiles import Tile, TileNames, padded
-from weft.engine.kernels.triton.attention_tuning import (
-    BatchLimits,
-    LaunchTuning,
-    aligned,
-    most_integers,
-    tune,
-)
+from weft.engine.kernels.triton.attention_tuning import BatchLimits, LaunchTuning, aligned, most_integers, tune
 from weft.engine.kernels.triton.dependent_launch import launch_options
 from weft.engine.kernels.triton.latent_kernels import attend_latents_kernel, write_latents_kernel
 from weft.engine.kernels.triton.prompt_attention import PromptAttention, PromptStep, find_prompts, prompt_layers
