@@ -279,17 +279,6 @@ def as_api_error(exc: Exception) -> ApiError:
     return InternalError("internal error; the server's log has the details under this request's x-request-id")
 
 
-def _object_schema(properties: dict[str, object]) -> dict[str, object]:
-    return {"type": "object", "required": [*properties], "properties": properties}
-
-
-_TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
-ERROR_SCHEMA = _object_schema(
-    {"error": _object_schema({"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL})}
-)
-"""The error object as JSON Schema, for the OpenAPI description."""
-
-
 def error_text(error: ApiError) -> str:
     """The message as it is sent. It may quote the caller's text: a lone surrogate there has no UTF-8."""
     return error.message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()

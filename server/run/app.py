@@ -21,7 +21,7 @@ from starlette.responses import Response
 from weft.server import api
 from weft.server.api import chat_page
 from weft.server.batch.runner import BatchRunner
-from weft.server.errors import ERROR_SCHEMA, ApiError, BodyTooLargeError, RouteError
+from weft.server.errors import ApiError, BodyTooLargeError, RouteError
 from weft.server.http.auth import AuthMiddleware
 from weft.server.http.context import VERSION, ServerContext
 from weft.server.http.error_shapes import error_response
@@ -51,7 +51,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         raise ValueError("settings.served_model_name must hold at least one name, got none")
     default = next(iter(served.values()))
     # "default" also keeps FastAPI from describing a 422, which this server never sends.
-    failure = {"description": "An error", "content": {"application/json": {"schema": ERROR_SCHEMA}}}
+    failure = {"description": "An error", "content": {"application/json": {"schema": _error_schema()}}}
     app = FastAPI(
         title="Weft",
         version=VERSION,
@@ -85,6 +85,17 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
     app.add_middleware(RequestHeadersMiddleware, model_name=default.name)
     _install_error_handlers(app)
     return app
+
+
+def _error_schema() -> dict[str, object]:
+    """The error object as JSON Schema."""
+    text, text_or_null = {"type": "string"}, {"type": ["string", "null"]}
+    fields = {"message": text, "type": text, "param": text_or_null, "code": text_or_null}
+    return _object_schema({"error": _object_schema(fields)})
+
+
+def _object_schema(properties: dict[str, object]) -> dict[str, object]:
+    return {"type": "object", "required": [*properties], "properties": properties}
 
 
 @contextlib.asynccontextmanager
