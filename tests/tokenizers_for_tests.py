@@ -1,5 +1,6 @@
 """Small tokenizers of the two designs that generating models use, trained on generated text in a moment."""
 
+import copy
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from weft.server.text.chat_template import TemplateOptions
+from weft.server.text.chat_template import ChatTemplates, TemplateOptions
 from weft.server.text.tokenizer import Tokenizer
 
 CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -127,6 +128,15 @@ def encode_chat(
     template_kwargs: Mapping[str, object] | None = None,
     **end: bool,
 ) -> list[int]:
-    """Messages to the ids of a prompt."""
+    """Messages to the ids of a prompt, by the checkpoint's template or by another source."""
+    if chat_template is not None:
+        tokenizer = with_template(tokenizer, chat_template)
     options = TemplateOptions(variables=template_kwargs or {}, **end)
-    return tokenizer.encode_rendered(tokenizer.render_chat(messages, options, chat_template=chat_template))
+    return tokenizer.encode_rendered(tokenizer.render_chat(messages, options))
+
+
+def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
+    """The same tokenizer with another chat template."""
+    other = copy.copy(tokenizer)
+    other._templates = ChatTemplates({"default": source})
+    return other

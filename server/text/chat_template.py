@@ -157,7 +157,7 @@ def _names(tree: nodes.Template) -> frozenset[str]:
 
 
 class ChatTemplates:
-    """The templates of a checkpoint by name, and those that callers bring along."""
+    """The templates of a checkpoint by name."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         """Compile all of them.
@@ -166,28 +166,18 @@ class ChatTemplates:
             ChatTemplateError: One is invalid.
         """
         self._named = {name: ChatTemplate(source) for name, source in sources.items()}
-        self._compile = functools.lru_cache(maxsize=16)(ChatTemplate)
-
-    def __bool__(self) -> bool:
-        return bool(self._named)
 
     def own(self, has_tools: bool) -> ChatTemplate | None:
         """Return the checkpoint's template, with tools the one that was written for them; None: there is none."""
         template = self._named.get(TOOL_NAME) if has_tools else None
         return template or self._named.get(DEFAULT_NAME)
 
-    def select(self, chosen: str | None, has_tools: bool) -> ChatTemplate:
-        """Return the template for a request.
-
-        Args:
-            chosen: A name, or the source of a template; None takes the checkpoint's own.
-            has_tools: Prefer the template that was written for tools.
+    def select(self, has_tools: bool) -> ChatTemplate:
+        """Return the template for a request, as `own` does.
 
         Raises:
-            ChatTemplateError: There is none, or the source is invalid.
+            ChatTemplateError: There is none.
         """
-        if chosen is not None:
-            return self._named.get(chosen) or self._compile(chosen)
         if (own := self.own(has_tools)) is not None:
             return own
         if self._named:

@@ -68,7 +68,6 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab_size(), 1 + max(added, default=0))
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
-        self.has_chat_template = bool(templates)
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -123,16 +122,13 @@ class Tokenizer:
         encoded = self._backend.encode(fitted(first, room, self._count), fitted(second, room, self._count))
         return encoded.ids, encoded.type_ids
 
-    def render_chat(
-        self, messages: Sequence[Mapping[str, object]], options: TemplateOptions, *, chat_template: str | None = None
-    ) -> list[str]:
-        """Render messages with a chat template; `encode_rendered` makes ids of the pieces.
+    def render_chat(self, messages: Sequence[Mapping[str, object]], options: TemplateOptions) -> list[str]:
+        """Render messages with the checkpoint's chat template; `encode_rendered` makes ids of the pieces.
 
         Control tokens come from the template alone: such text inside messages or variables stays text.
 
         Args:
             messages: In OpenAI's form, JSON values only.
-            chat_template: Name or source of another template than the checkpoint's own.
 
         Raises:
             ChatTemplateError: There is no template, or it refuses the messages, or a variable's name is taken.
@@ -141,7 +137,7 @@ class Tokenizer:
         taken = sorted(RESERVED_NAMES & given.keys())
         if taken:
             raise ChatTemplateError(f"chat template variable {taken[0]!r} cannot be set")
-        template = self._templates.select(chat_template, has_tools=bool(given.get("tools")))
+        template = self._templates.select(has_tools=bool(given.get("tools")))
         try:
             # The variables' own names are the template's words, their values are the caller's.
             marked = self._shield.mark((list(messages), list(given.values())), template.names)

@@ -18,6 +18,7 @@ from tests.tokenizers_for_tests import (
     encode_chat,
     sentencepiece,
     training_text,
+    with_template,
     wordpiece,
     write_checkpoint,
 )
@@ -71,7 +72,7 @@ def test_special_tokens_are_read_in_every_dialect(
         (tmp_path / "special_tokens_map.json").write_text(json.dumps(special_map))
     tokenizer = Tokenizer.load(tmp_path)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
-    assert not tokenizer.has_chat_template
+    assert not tokenizer.template_source(has_tools=False)
 
 
 def test_a_token_that_only_the_configuration_calls_special_is_special(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_a_chat_takes_the_checkpoints_template_and_its_special_tokens(tmp_path: 
     template = "{{ bos_token }}{{ eos_token }}{{ messages[0].content }}"
     config: dict[str, object] = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     tokenizer = Tokenizer.load(write_checkpoint(tmp_path, byte_level(), config, template))
-    assert tokenizer.has_chat_template
+    assert tokenizer.template_source(has_tools=False) == template
     ids = encode_chat(tokenizer, _HELLO)
     assert ids[:2] == [tokenizer.bos_token_id, tokenizer.eos_token_id]
     assert tokenizer.decode(ids) == "hello"
@@ -194,10 +195,11 @@ def test_a_variable_cannot_bring_a_control_token() -> None:
 def test_threads_may_share_a_tokenizer() -> None:
     texts = [line * 5 for line in training_text()[:100]]
     expected = [_QWEN.encode(text) for text in texts]
-    chat: Any = [encode_chat(_QWEN, [{"role": "user", "content": text}], chat_template=CHATML) for text in texts]
+    shared = with_template(_QWEN, CHATML)
+    chat: Any = [encode_chat(shared, [{"role": "user", "content": text}]) for text in texts]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(_QWEN.encode, texts)) == expected
-        again = pool.map(lambda t: encode_chat(_QWEN, [{"role": "user", "content": t}], chat_template=CHATML), texts)
+        again = pool.map(lambda t: encode_chat(shared, [{"role": "user", "content": t}]), texts)
         assert list(again) == chat
         assert list(pool.map(_QWEN.decode, expected)) == texts
 
