@@ -7,7 +7,7 @@ import numpy as np
 
 from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.run.config import EngineConfig
-from weft.engine.step.batch import Batch, GroupBatch, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
+from weft.engine.step.batch import Batch, GroupBatch, Ints, PenaltyBatch, Placeholders, SamplingBatch, ScoreBatch
 
 
 def dummy_batch(
@@ -79,17 +79,6 @@ def largest_batch(config: EngineConfig, specs: Sequence[CacheSpec]) -> Batch:
     batch = dummy_batch(num_tokens, specs, config.block_size, config.max_num_seqs, config.max_model_len)
     num_rows = len(batch.row_indices)
     first = np.zeros(1, np.int64)
-    one = np.ones(1, np.float32)
-    penalties = PenaltyBatch(
-        rows=first,
-        presence=one,
-        frequency=one,
-        repetition=one,
-        starts=np.arange(2),
-        ids=first,
-        counts=first,
-        placeholders=Placeholders(first[:0], first[:0]),
-    )
     sampling = dataclasses.replace(
         batch.sampling,
         temperatures=np.ones(num_rows, np.float32),
@@ -97,6 +86,21 @@ def largest_batch(config: EngineConfig, specs: Sequence[CacheSpec]) -> Batch:
         top_ps=np.full(num_rows, 0.9, np.float32),
         min_ps=np.full(num_rows, 0.01, np.float32),
         num_logprobs=np.full(num_rows, 20),
-        penalties=penalties,
+        penalties=penalised(0, first, first),
     )
     return dataclasses.replace(batch, sampling=sampling, scores=ScoreBatch(first, first, np.full(1, 20)))
+
+
+def penalised(row: int, ids: Ints, counts: Ints) -> PenaltyBatch:
+    """Every penalty for one row, whose output has each of these ids so often."""
+    one, none = np.ones(1, np.float32), np.zeros(0, np.int64)
+    return PenaltyBatch(
+        rows=np.array([row]),
+        presence=one,
+        frequency=one,
+        repetition=1.5 * one,
+        starts=np.array([0, len(ids)]),
+        ids=ids,
+        counts=counts,
+        placeholders=Placeholders(none, none),
+    )

@@ -11,13 +11,13 @@ from typing_extensions import override
 from weft.engine.kernels.torch import filters
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.dummy_batch import dummy_batch
+from weft.engine.run.dummy_batch import dummy_batch, penalised
 from weft.engine.run.kernel_choice import choose_sampling
 from weft.engine.run.settle import Judge, Outputs, Trial
 from weft.engine.run.trials import Trials
 from weft.engine.sampling.logits_processors import edit_logits
 from weft.engine.sampling.sampler import sample
-from weft.engine.step.batch import PenaltyBatch, Placeholders, SamplingBatch
+from weft.engine.step.batch import SamplingBatch
 from weft.engine.step.transfer import to_device
 
 
@@ -52,17 +52,6 @@ class SamplerTrials(Trials):
 def _sampling_batch(num_rows: int) -> SamplingBatch:
     """Rows of every kind in turn; the last one is penalised."""
     rows = np.arange(num_rows)
-    first, one = np.zeros(1, np.int64), np.ones(1, np.float32)
-    penalties = PenaltyBatch(
-        rows=first + num_rows - 1,
-        presence=one,
-        frequency=one,
-        repetition=1.5 * one,
-        starts=np.array([0, num_rows]),
-        ids=rows,
-        counts=rows % 2,
-        placeholders=Placeholders(first[:0], first[:0]),
-    )
     greedy = dummy_batch(num_rows, (), 1, num_rows).sampling
     return dataclasses.replace(
         greedy,
@@ -71,7 +60,7 @@ def _sampling_batch(num_rows: int) -> SamplingBatch:
         top_ps=np.where(rows % 4 == 2, 0.9, 1).astype(np.float32),
         min_ps=np.where(rows % 4 == 3, 0.02, 0).astype(np.float32),
         uniforms=(0.618 * rows % 1).astype(np.float32),
-        penalties=penalties,
+        penalties=penalised(num_rows - 1, rows, rows % 2),
     )
 
 
