@@ -1,8 +1,10 @@
 """Families without an embedding of positions, whose scores fall with the distance (ALiBi): BLOOM and MPT."""
 
+from dataclasses import replace
+
 from weft.engine.models.families.family import FamilySwitches, Fused, Norm, UseModule, family
 from weft.engine.models.families.fields import Fields
-from weft.engine.models.families.names import TensorNames
+from weft.engine.models.families.names import BLOOM, TensorNames
 
 
 @family("BloomForCausalLM")
@@ -12,16 +14,7 @@ def bloom(fields: Fields) -> FamilySwitches:
         raise UseModule("apply_residual_connection_post_layernorm is not supported")
     size = fields.integer("hidden_size", fields.integer("n_embed", 64))
     return FamilySwitches(
-        names=TensorNames(
-            embedding="transformer.word_embeddings",
-            embedding_norm="transformer.word_embeddings_layernorm",
-            layers="transformer.h",
-            norm="transformer.ln_f",
-            qkv=("self_attention.query_key_value",),
-            output="self_attention.dense",
-            gate_up=("mlp.dense_h_to_4h",),
-            down="mlp.dense_4h_to_h",
-        ),
+        names=replace(BLOOM, embedding_norm="transformer.word_embeddings_layernorm"),
         norm=Norm.LAYER_NORM,
         qkv_bias=True,
         mlp_bias=True,

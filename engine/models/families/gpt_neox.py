@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from weft.engine.models.families.family import FamilySwitches, Fused, Norm, Norms, QKNorm, UseModule, family
 from weft.engine.models.families.fields import Fields
-from weft.engine.models.families.names import LLAMA, TensorNames
+from weft.engine.models.families.names import BLOOM, LLAMA, TensorNames
 
 _DENSE = replace(LLAMA, output="self_attn.dense")
 
@@ -143,25 +143,19 @@ def falcon(fields: Fields) -> FamilySwitches:
     is_new = fields.flag("new_decoder_architecture", False)
     num_norms = fields.integer("num_ln_in_parallel_attn", 2) if is_new else 1
     is_parallel = is_new or fields.flag("parallel_attn", True)
-    has_groups, is_multi_query = is_new, fields.flag("multi_query", True)
+    is_multi_query = fields.flag("multi_query", True)
     num_kv_heads = fields.integer("num_kv_heads", num_heads) if is_new else 1 if is_multi_query else num_heads
     has_bias = fields.flag("bias", False)
     two = is_new and num_norms == 2
     return replace(
         _BASE,
-        names=TensorNames(
-            embedding="transformer.word_embeddings",
-            layers="transformer.h",
-            norm="transformer.ln_f",
+        names=replace(
+            BLOOM,
             mixer_norm="ln_attn" if two else "input_layernorm",
             feed_forward_norm="ln_mlp" if two else "" if is_parallel else "post_attention_layernorm",
-            qkv=("self_attention.query_key_value",),
-            output="self_attention.dense",
-            gate_up=("mlp.dense_h_to_4h",),
-            down="mlp.dense_4h_to_h",
         ),
         norms=Norms.PARALLEL if is_parallel else Norms.BEFORE,
-        fused=Fused.GROUPS if has_groups else Fused.STACKED if is_multi_query else Fused.HEADS,
+        fused=Fused.GROUPS if is_new else Fused.STACKED if is_multi_query else Fused.HEADS,
         qkv_bias=has_bias,
         mlp_bias=has_bias,
         ties_embeddings=True,

@@ -9,6 +9,12 @@ from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.llama import llama
 from weft.engine.models.families.names import LLAMA
 
+EXPERTS = ExpertNames(
+    router="mlp.gate.wg",
+    shared_gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+    shared_down="mlp.shared_mlp.down_proj",
+)
+
 
 @family("HunYuanDenseV1ForCausalLM")
 def hunyuan_v1_dense(fields: Fields) -> FamilySwitches:
@@ -27,13 +33,8 @@ def hunyuan_v1_moe(fields: Fields) -> FamilySwitches:
         values * num_layers if len(values) == 1 else values
         for values in (fields.integers("num_experts") or (1,), fields.integers("moe_topk") or (1,))
     )
-    names = ExpertNames(
-        router="mlp.gate.wg",
-        shared_gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
-        shared_down="mlp.shared_mlp.down_proj",
-    )
     experts = tuple(
-        ExpertSwitches(count, size, TopK(best, divides=True), names, shared_size=size)
+        ExpertSwitches(count, size, TopK(best, divides=True), EXPERTS, shared_size=size)
         for count, best in zip(counts, chosen, strict=True)
     )
     return replace(hunyuan_v1_dense(fields), feed_forwards=experts)

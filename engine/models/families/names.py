@@ -38,5 +38,14 @@ class TensorNames:
 
 
 LLAMA = TensorNames()
+BLOOM = TensorNames(
+    embedding="transformer.word_embeddings",
+    layers="transformer.h",
+    norm="transformer.ln_f",
+    qkv=("self_attention.query_key_value",),
+    output="self_attention.dense",
+    gate_up=("mlp.dense_h_to_4h",),
+    down="mlp.dense_4h_to_h",
+)
 GEMMA2 = TensorNames(feed_forward_norm="pre_feedforward_layernorm")
 """Norms on both sides of both halves."""

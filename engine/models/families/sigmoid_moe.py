@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from weft.engine.layers.routing import TopK
+from weft.engine.models.families import hunyuan
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, corrected, on_layers
 from weft.engine.models.families.family import FamilySwitches, QKNorm, family
 from weft.engine.models.families.fields import Fields
@@ -82,12 +83,7 @@ def ernie4_5_moe(fields: Fields) -> FamilySwitches:
 @family("HYV3ForCausalLM")
 def hy_v3(fields: Fields) -> FamilySwitches:
     """QK-norm; which layers have experts, mlp_layer_types says."""
-    names = ExpertNames(
-        router="mlp.router.gate",
-        correction="mlp.expert_bias",
-        shared_gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
-        shared_down="mlp.shared_mlp.down_proj",
-    )
+    names = replace(hunyuan.EXPERTS, router="mlp.router.gate", correction="mlp.expert_bias")
     experts = replace(_with_own_names(fields, 192, 1536), names=names)
     routing = TopK(
         fields.integer("num_experts_per_tok", 8),
