@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.errors import InvalidRequestError, RouteError
+from weft.server.errors import InvalidRequestError
 from weft.server.generate.background import BackgroundRun, follow
 from weft.server.generate.pipeline import open_answer, respond
 from weft.server.generate.prompts import encode_chat
@@ -47,8 +47,11 @@ from weft.server.schemas.responses import (
     ResponseObject,
     ResponseTool,
 )
+from weft.server.store.conversations import all_items, extend, grown
+from weft.server.store.conversations import load as load_conversation
 from weft.server.store.responses import StoredResponse, chain, find_item
 from weft.server.store.sealing import Sealer
+from weft.server.store.transaction import Transaction
 from weft.server.text.long_text import Room, TextTooLongError
 
 router = APIRouter(route_class=BodyRoute)
@@ -63,16 +66,20 @@ async def create_response(
     """Answer a conversation: streamed, whole, or in the background."""
     if body.background and body.store is False:
         raise InvalidRequestError("background needs store: the response is read from there", param="background")
-    items = await gathered_items(body, request, context)
-    sealer = await context.store.run(lambda: Sealer(context.store.folder))
-    task = await _read(body, items, sealer, request, context)
+    earlier, new = await gathered_items(body, request, context)
+    tenant = tenant_of(request)
+    sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
+    task = await _read(body, [*earlier, *new], sealer, request, context)
     seal = sealer.seal if ENCRYPTED in (body.include or ()) else None
     pads = bool(body.stream_options and body.stream_options.include_obfuscation)
     shows, head = ResponseOptions(num_logprobs(body), pads, seal), _head(body, task)
     new_renderer = partial(ResponseRenderer, task, head, shows)
-    if not head.store:
+    if not head.store and head.conversation is None:
         return await respond(task, request, context, new_renderer)
-    own = items_to_store(_own_items(body), head.id)
+    own = items_to_store(new, head.id)
+    if head.conversation is not None:
+        id = head.conversation["id"]
+        await context.store.read(lambda each: grown(each, load_conversation(each, id, tenant), tenant, own, "input"))
     if body.background:
         return await _in_background(task, request, context, new_renderer, own)
     return await _kept(task, request, context, new_renderer, own)
@@ -92,9 +99,9 @@ async def count_input_tokens(
         strict=context.settings.strict_params,
         accepted=ACCEPTED_IN_RESPONSES,
     )
-    items = await gathered_items(body, request, context)
-    sealer = await context.store.run(lambda: Sealer(context.store.folder))
-    chat, _ = await _chat(body, items, sealer, model, context, size)
+    earlier, new = await gathered_items(body, request, context)
+    sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
+    chat, _ = await read_chat(body, [*earlier, *new], sealer, model, context, size)
     room = Room(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
     try:
         token_ids, _ = await context.workers.run(size, encode_chat, model.tokenizer, chat, room)
@@ -103,12 +110,6 @@ async def count_input_tokens(
         raise InvalidRequestError(message, param="input") from None
     answer = {"object": "response.input_tokens", "input_tokens": len(token_ids)}
     return Response(msgspec.json.encode(answer), headers=ignored_header(ignored), media_type="application/json")
-
-
-@router.post("/v1/responses/compact")
-async def compact(body: InputTokensBody) -> Response:
-    """Refuse by name: what a model's own summary of a conversation would lose cannot be told."""
-    raise RouteError(501, "compact is not supported by this server: send the items, or truncation 'auto'", {})
 
 
 async def _in_background(
@@ -148,14 +149,20 @@ def followed(context: ServerContext, response_id: str, tenant: str, after: int, 
 async def _kept(
     task: Task, request: Request, context: ServerContext, new_renderer: Any, own: list[dict[str, Any]]
 ) -> Response:
-    """Answer, and store the response before its end is sent."""
+    """Answer, and store the response or what it adds to its conversation before its end is sent."""
     tenant, headers = tenant_of(request), ignored_header(task.ignored)
     answer, renderer = await open_answer(task, request, context, new_renderer)
     assert isinstance(renderer, ResponseRenderer)
 
     async def keep() -> None:
         stored = StoredResponse(msgspec.to_builtins(renderer.response), own)
-        await context.store.write(lambda transaction: transaction.put(stored.row(tenant)))
+
+        def work(transaction: Transaction) -> None:
+            extend(transaction, tenant, stored.response, own)
+            if renderer.response.store:
+                transaction.put(stored.row(tenant))
+
+        await context.store.write(work)
 
     async def events() -> AsyncGenerator[bytes, None]:
         async with aclosing(answer.rendered(renderer.stream)) as parts:
@@ -182,25 +189,39 @@ async def _kept(
     return Response(data, headers=headers, media_type="application/json")
 
 
-async def gathered_items(body: ResponseBody, request: Request, context: ServerContext) -> list[InputItem]:
-    """All items of the input: those of earlier responses, then the body's own; references are resolved.
+async def gathered_items(
+    body: ResponseBody, request: Request, context: ServerContext
+) -> tuple[list[InputItem], list[InputItem]]:
+    """The items of earlier responses or of the conversation, and the body's own; references are resolved.
 
     Raises:
-        NotFoundError: A response or an item is not stored.
+        InvalidRequestError: There are both.
+        NotFoundError: A response, a conversation or an item is not stored.
     """
-    tenant, own, wanted = tenant_of(request), _own_items(body), body.previous_response_id
+    tenant, own, wanted, id = tenant_of(request), _own_items(body), body.previous_response_id, conversation_id(body)
+    if wanted is not None and id is not None:
+        raise InvalidRequestError("conversation cannot be used with previous_response_id", param="conversation")
     references = {each.at: each.item.id or "" for each in own if each.item.type == "item_reference"}
     earlier: list[dict[str, Any]] = []
     if wanted is not None:
         earlier = await context.store.write(lambda transaction: chain(transaction, wanted, tenant))
+    if id is not None:
+        earlier = await context.store.read(lambda transaction: all_items(transaction, id, tenant))
     found = {}
     if references:
         found = await context.store.read(
             lambda transaction: {at: find_item(transaction, id, tenant, at) for at, id in references.items()}
         )
-    old = [InputItem(ResponseItem.model_validate(item), f"previous_response_id[{i}]") for i, item in enumerate(earlier)]
+    place = "previous_response_id" if id is None else "conversation"
+    old = [InputItem(ResponseItem.model_validate(item), f"{place}[{i}]") for i, item in enumerate(earlier)]
     new = [InputItem(ResponseItem.model_validate(found[e.at]), e.at) if e.at in found else e for e in own]
-    return [*old, *new]
+    return old, new
+
+
+def conversation_id(body: ResponseBody) -> str | None:
+    """The conversation that the body names; None: none."""
+    given = body.conversation
+    return given if given is None or isinstance(given, str) else given.id
 
 
 def _own_items(body: ResponseBody) -> list[InputItem]:
@@ -218,7 +239,7 @@ async def _read(
 ) -> Task:
     model, size = await context.check_model(request, body.model), len(await request.body())
     logprobs, max_tokens = num_logprobs(body), max_output_tokens(body)
-    chat, wishes = await _chat(body, items, sealer, model, context, size)
+    chat, wishes = await read_chat(body, items, sealer, model, context, size)
     return await read_task(
         body,
         request,
@@ -234,7 +255,7 @@ async def _read(
     )
 
 
-async def _chat(
+async def read_chat(
     body: ResponseBody, items: list[InputItem], sealer: Sealer, model: ServedModel, context: ServerContext, size: int
 ) -> tuple[Chat, OutputWishes]:
     """The messages for the template, and what the output must be."""
@@ -267,11 +288,13 @@ def _fits(model: ServedModel, room: Room, chat: Chat) -> bool:
 
 def _head(body: ResponseBody, task: Task) -> ResponseObject:
     """The response before its output: what the body chose, with the values that were used where it chose nothing."""
+    conversation = conversation_id(body)
     choice, text = body.tool_choice, body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
     return ResponseObject(
         id=f"resp_{secrets.token_hex(24)}",
         created_at=int(time.time()),
         background=bool(body.background),
+        conversation=None if conversation is None else {"id": conversation},
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,

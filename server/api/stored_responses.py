@@ -11,8 +11,10 @@ from weft.server.api.responses import followed
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
+from weft.server.request.include import read_include, with_included
 from weft.server.request.validation import check_range
 from weft.server.store.responses import KIND, StoredResponse, chain, change, load
+from weft.server.store.sealing import Sealer
 from weft.server.store.transaction import Transaction
 
 router = APIRouter()
@@ -28,9 +30,11 @@ async def retrieve(response_id: str, request: Request, context: _Context) -> Res
     after = _number(query.get("starting_after"), "starting_after", -1, 0, None)
     if "starting_after" in query and not is_stream:
         raise InvalidRequestError("starting_after is only allowed when stream is true", param="starting_after")
+    include = read_include(request)
     stored = await context.store.write(lambda transaction: load(transaction, response_id, tenant))
     if not is_stream:
-        return _json(stored.response)
+        sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
+        return _json({**stored.response, "output": with_included(stored.response["output"], include, sealer.seal)})
     if not stored.response["background"]:
         message = "stream must not be true: only responses that were made in the background can be replayed"
         raise InvalidRequestError(message, param="stream")
@@ -65,7 +69,7 @@ async def list_input_items(response_id: str, request: Request, context: _Context
     """The items that the response was made from, a page at a time."""
     query, tenant = request.query_params, tenant_of(request)
     limit = _number(query.get("limit"), "limit", 20, 1, MAX_PAGE)
-    order, after = query.get("order", "desc"), query.get("after")
+    order, after, include = query.get("order", "desc"), query.get("after"), read_include(request)
     if order not in ("asc", "desc"):
         raise InvalidRequestError(f"order must be 'asc' or 'desc', got {shown(order)}", param="order")
 
@@ -81,7 +85,8 @@ async def list_input_items(response_id: str, request: Request, context: _Context
         if not places:
             raise InvalidRequestError(f"after must be the id of an item of the list, got {shown(after)}", param="after")
         items = items[places[0] + 1 :]
-    page = items[:limit]
+    sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
+    page = with_included(items[:limit], include, sealer.seal)
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
     return _json({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
 

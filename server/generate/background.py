@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
-from weft.server.errors import NotFoundError, as_api_error
+from weft.server.errors import ApiError, NotFoundError, as_api_error
 from weft.server.generate.answer import Answer
 from weft.server.generate.events import Renderer
 from weft.server.http.context import ServerContext
+from weft.server.store.conversations import extend
 from weft.server.store.responses import StoredResponse, load
 from weft.server.store.transaction import Transaction
 
@@ -47,6 +48,7 @@ class BackgroundRun:
         self._tenant = tenant
         self._current = current
         self._events = _split(first_events)
+        self._error: ApiError | None = None
         self._num_written = 0
         self._next_beat_s = 0.0
 
@@ -78,17 +80,14 @@ class BackgroundRun:
             async with aclosing(self._answer.rendered(self._renderer.stream)) as events:
                 async for data in events:
                     self._events += _split(data)
-            self._events += _split(self._renderer.stream_end())
         except Exception as exc:
-            self._events += _split(self._renderer.stream_error(as_api_error(exc)))
+            self._error = as_api_error(exc)
 
     async def _write(self, context: ServerContext, *, is_last: bool) -> bool:
         """Write new events, and with the last ones the response; False: it is not wanted any more."""
         events, self._events = self._events, []
         has_beat = time.time() >= self._next_beat_s
-        response = msgspec.to_builtins(self._current())
-        if not is_last:
-            response["status"] = "in_progress"  # it is done only once its last event is in the log
+        response = {**msgspec.to_builtins(self._current()), "status": "in_progress"}  # until its last event is written
 
         def work(transaction: Transaction) -> bool:
             try:
@@ -98,10 +97,15 @@ class BackgroundRun:
             if stored.is_done:
                 return False
             row = stored.row(self._tenant)
+            if is_last:
+                stored.response, last = self._end(transaction)
+                events.extend(_split(last))
+            elif has_beat:
+                stored.response = response
             if events:
                 transaction.append_events(row, self._num_written, events)
             if is_last or has_beat:
-                stored.response, stored.beat = response, time.time()
+                stored.beat = time.time()
                 transaction.put(stored.row(self._tenant))
             return True
 
@@ -110,6 +114,16 @@ class BackgroundRun:
         if has_beat:
             self._next_beat_s = time.time() + BEAT_EVERY_S
         return is_wanted
+
+    def _end(self, transaction: Transaction) -> tuple[Any, bytes]:
+        """The finished response, which is added to its conversation, and its last event; both may be a failure's."""
+        try:
+            if self._error is None:
+                extend(transaction, self._tenant, msgspec.to_builtins(self._current()), self._stored.input)
+        except ApiError as error:
+            self._error = error
+        last = self._renderer.stream_error(self._error) if self._error else self._renderer.stream_end()
+        return msgspec.to_builtins(self._current()), last
 
 
 async def follow(context: ServerContext, response_id: str, tenant: str, after: int) -> AsyncGenerator[bytes, None]:

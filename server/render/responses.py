@@ -16,6 +16,7 @@ from weft.server.generate.events import (
     CallArguments,
     CallClosed,
     CallOpened,
+    Counts,
     End,
     Event,
     Reasoning,
@@ -47,7 +48,7 @@ class ResponseOptions:
 
     logprobs: int | None
     obfuscation: bool
-    seal: Callable[[str], str] | None = None  # how reasoning is encrypted; None: it is not
+    seal: Callable[[str, str], str] | None = None  # how reasoning is encrypted; None: it is not
 
 
 class ResponseRenderer:
@@ -111,14 +112,7 @@ class ResponseRenderer:
 
     def finish(self) -> None:
         """Complete the response, of which every event has been written."""
-        counts = self._report.counts()
-        self.response.usage = wire.ResponseUsage(
-            counts.prompt_tokens,
-            wire.InputDetails(counts.cached_tokens, counts.cache_write_tokens),
-            counts.output_tokens,
-            wire.OutputDetails(counts.reasoning_tokens),
-            counts.prompt_tokens + counts.output_tokens,
-        )
+        self.response.usage = usage_of(self._report.counts())
         if self.response.status == "completed" and self.response.completed_at is None:
             self.response.completed_at = int(time.time())
 
@@ -215,7 +209,7 @@ class ResponseRenderer:
             part = item.content[0]
             part.text = text
             if isinstance(item, wire.ReasoningItem) and self._options.seal:
-                item.encrypted_content = self._options.seal(text)
+                item.encrypted_content = self._options.seal("reasoning", text)
             kind = "output_text" if isinstance(part, wire.OutputText) else "reasoning_text"
             logprobs = {"logprobs": part.logprobs} if isinstance(part, wire.OutputText) else {}
             data = self._item_event(f"{kind}.done", content_index=0, text=text, **logprobs)
@@ -246,6 +240,17 @@ class ResponseRenderer:
         number = self._num_events
         self._num_events += 1
         return encode_event({"type": kind, "sequence_number": number, **members}, kind)
+
+
+def usage_of(counts: Counts) -> wire.ResponseUsage:
+    """Token counts in the API's shape."""
+    return wire.ResponseUsage(
+        counts.prompt_tokens,
+        wire.InputDetails(counts.cached_tokens, counts.cache_write_tokens),
+        counts.output_tokens,
+        wire.OutputDetails(counts.reasoning_tokens),
+        counts.prompt_tokens + counts.output_tokens,
+    )
 
 
 def error_event(error: ApiError) -> bytes:

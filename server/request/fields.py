@@ -44,7 +44,6 @@ REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
 }
 REFUSED_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
     **REFUSED_EVERYWHERE,
-    "conversation": _NOTHING,
     "prompt": _NOTHING,
     "access_programs": _NOTHING,
     "image": _NOTHING,
@@ -66,6 +65,12 @@ REFUSED_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
     "early_stopping": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
     "stream_options.continuous_usage_stats": (None, False),
+}
+REFUSED_IN_COMPACT: Mapping[str, tuple[object, ...]] = {
+    "conversation": _NOTHING,
+    "image": _NOTHING,
+    "stream": (None, False),
+    "prompt_cache_options.prewarm": (None, False),
 }
 REFUSED_IN_SGLANG_DECISIONS: Mapping[str, tuple[object, ...]] = {
     "images": (None, []),

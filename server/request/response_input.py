@@ -27,7 +27,10 @@ _PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
 }
+SUMMARY_INTRO = "Summary of the conversation so far:\n"
+"""What stands before the text of a compaction in the prompt."""
 _ROLES = frozenset({"user", "system", "developer", "assistant"})
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
 
@@ -45,7 +48,7 @@ class Messages:
     """Messages for the chat template, while they are made from items; only `add` mutates it."""
 
     usual_ttl_s: float
-    unseal: Callable[[str], str | None]
+    unseal: Callable[[str, str], str | None]
     reasoning_from: int  # reasoning of items before this one is left out
     messages: list[dict[str, Any]] = field(default_factory=list)
     breakpoints: list[Breakpoint] = field(default_factory=list)
@@ -66,6 +69,10 @@ class Messages:
                 if index >= self.reasoning_from and (text := self._reasoning(item, at)):
                     turn = self._turn(("content", "tool_calls"))
                     turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+            case "compaction":
+                self.turn = None
+                text = self._unsealed("compaction", _member(item, "encrypted_content", at), at)
+                self.messages.append({"role": "assistant", "content": SUMMARY_INTRO + text})
             case "function_call":
                 function = FunctionCall(name=_member(item, "name", at), arguments=_member(item, "arguments", at))
                 self._call(item, at, function_call(function))
@@ -112,10 +119,14 @@ class Messages:
             return _text(item.content, f"{at}.content", "")
         if item.encrypted_content is None:
             return _text(item.summary or "", f"{at}.summary")
-        text = self.unseal(item.encrypted_content)
+        return self._unsealed("reasoning", item.encrypted_content, at)
+
+    def _unsealed(self, kind: str, sealed: str, at: str) -> str:
+        text = self.unseal(kind, sealed)
         if text is None:
             path = f"{at}.encrypted_content"
-            raise InvalidRequestError(f"{path} was not made by this server, or was changed", param=path)
+            message = f"{path} was not made by this server as {kind} for this API key, or was changed"
+            raise InvalidRequestError(message, param=path)
         return text
 
     def _turn(self, absent: Sequence[str]) -> dict[str, Any]:
@@ -142,13 +153,13 @@ def input_messages(
     cache: PromptCacheOptions | None,
     *,
     shows_old_reasoning: bool,
-    unseal: Callable[[str], str | None],
+    unseal: Callable[[str, str], str | None],
 ) -> tuple[list[dict[str, Any]], list[Breakpoint]]:
     """The messages for the template, and the last breakpoints in them.
 
     Args:
         tools: How the model writes calls; None: it has no tools.
-        unseal: Decrypts reasoning; None is returned for what this server has not encrypted.
+        unseal: Decrypts a text of a kind; None is returned for what was not encrypted as such for this caller.
         shows_old_reasoning: Reasoning before the last message of the user is kept; the template may still drop it.
 
     Raises:
@@ -170,6 +181,21 @@ def input_messages(
             message["content"] = ""  # the turn was cut during its reasoning
     fit_call_ids(made.messages, tools)
     return made.messages, made.breakpoints[-MAX_BREAKPOINTS:]
+
+
+def check_items(items: Sequence[InputItem], unseal: Callable[[str, str], str | None]) -> None:
+    """Check items that may follow any others, such as outputs of calls that come before them.
+
+    Raises:
+        InvalidRequestError: One is wrong.
+    """
+    call_ids = {each.item.call_id for each in items if each.item.call_id is not None}
+    made = Messages(usual_ttl_s(None), unseal, 0, call_ids=call_ids)
+    try:
+        for each in items:
+            made.add(0, each.item, each.at)
+    except RecursionError as exc:
+        raise InvalidRequestError("items are nested too deeply", param="items") from exc
 
 
 def items_to_store(items: Sequence[InputItem], response_id: str) -> list[dict[str, Any]]:

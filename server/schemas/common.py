@@ -48,6 +48,9 @@ TEXT_OR_OTHER = Discriminator(lambda value: "other" if isinstance(value, list | 
 TextOrTexts = Annotated[Annotated[Text, Tag("text")] | Annotated[Items[Text], Tag("other")], TEXT_OR_OTHER]
 
 
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+
+
 class StreamOptions(WireModel):
     """How to stream. `continuous_usage_stats` is an extension: usage on every chunk."""
 
@@ -78,7 +81,7 @@ class GenerationBody(WireModel):
     seed: int | None = None  # any size: only the last 64 bits are used
     stop: TextOrTexts | None = None
     logit_bias: Members[float] | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    service_tier: ServiceTier | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_key: Text | None = None
 

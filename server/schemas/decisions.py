@@ -7,7 +7,16 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, Tag
 
 from weft.server.schemas.chat_completions import MAX_MESSAGES, CacheBreakpoint
-from weft.server.schemas.common import TEXT_OR_OTHER, CachedTokens, Int, Items, PromptCacheOptions, Text, WireModel
+from weft.server.schemas.common import (
+    TEXT_OR_OTHER,
+    CachedTokens,
+    Int,
+    Items,
+    PromptCacheOptions,
+    ServiceTier,
+    Text,
+    WireModel,
+)
 
 MAX_QUESTIONS = 400
 MAX_CHOICES = 255
@@ -84,7 +93,7 @@ class DecisionBody(WireModel):
     prompt_cache_options: PromptCacheOptions | None = None
 
     # extensions
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    service_tier: ServiceTier | None = None
     priority: Int | None = None
     cache_salt: Text | None = None
 

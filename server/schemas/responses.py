@@ -16,6 +16,7 @@ from weft.server.schemas.common import (
     Int,
     Items,
     PromptCacheOptions,
+    ServiceTier,
     Text,
     WireModel,
 )
@@ -61,6 +62,15 @@ Input = Annotated[
     | Annotated[list[ResponseItem], Field(fail_fast=True, max_length=MAX_INPUT_ITEMS), Tag("other")],
     TEXT_OR_OTHER,
 ]
+
+
+class ConversationReference(WireModel):
+    """A stored conversation."""
+
+    id: Text
+
+
+Conversation = Annotated[Annotated[Text, Tag("text")] | Annotated[ConversationReference, Tag("other")], TEXT_OR_OTHER]
 
 
 class ToolFormat(WireModel):
@@ -153,6 +163,7 @@ class ResponseBody(GenerationBody):
     input: Input
     instructions: Text | None = None
     previous_response_id: Text | None = None
+    conversation: Conversation | None = None
     max_output_tokens: Int | None = None
     max_tool_calls: Int | None = None
     include: Annotated[list[Includable], Field(max_length=16)] | None = None
@@ -178,6 +189,19 @@ class InputTokensBody(ResponseBody):
     """The body of POST /v1/responses/input_tokens."""
 
     input: Input | None = None  # type: ignore[assignment]
+
+
+class CompactBody(WireModel):
+    """The body of POST /v1/responses/compact."""
+
+    model: Text | None = None
+    input: Input | None = None
+    instructions: Text | None = None
+    previous_response_id: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_options: ResponseCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    service_tier: ServiceTier | None = None
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
@@ -259,6 +283,23 @@ class ResponseUsage(msgspec.Struct):
     total_tokens: int
 
 
+class CompactionItem(msgspec.Struct, tag_field="type", tag="compaction"):
+    """A sealed summary of what was said before."""
+
+    id: str
+    encrypted_content: str
+
+
+class CompactedResponse(msgspec.Struct):
+    """A conversation in few items: messages of the user, and a summary."""
+
+    id: str
+    created_at: int
+    output: list[Any]
+    usage: ResponseUsage
+    object: Literal["response.compaction"] = "response.compaction"
+
+
 class IncompleteDetails(msgspec.Struct):
     """Why the answer ended early."""
 
@@ -286,6 +327,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     status: str = "in_progress"
     background: bool = False
     completed_at: int | None = None
+    conversation: dict[str, str] | None
     error: ResponseFailure | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None

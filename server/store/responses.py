@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
+from weft.server.store.conversations import CONVERSATION_DIGITS, ITEM, item_row_id
 from weft.server.store.transaction import Row, Transaction
 
 KIND = "response"
@@ -94,6 +95,9 @@ def chain(transaction: Transaction, response_id: str, tenant: str) -> list[dict[
         if not link.is_done:
             message = f"previous_response_id must be that of a finished response, but {shown(wanted)} is not"
             raise InvalidRequestError(message, param="previous_response_id")
+        if link.response.get("conversation") is not None:
+            message = f"previous_response_id must not be that of a response in a conversation, got {shown(wanted)}"
+            raise InvalidRequestError(f"{message}: use conversation", param="previous_response_id")
         links.append(link)
         num_items += len(link.input) + len(link.response["output"])
         if len(links) > MAX_CHAIN or num_items > MAX_CHAIN:
@@ -104,12 +108,16 @@ def chain(transaction: Transaction, response_id: str, tenant: str) -> list[dict[
 
 
 def find_item(transaction: Transaction, wanted: str, tenant: str, at: str) -> dict[str, Any]:
-    """The stored item with an id.
+    """The stored item with an id: one of a response, or one that was added to a conversation.
 
     Raises:
         NotFoundError: There is none.
     """
-    row = transaction.get(KIND, f"resp_{wanted.partition('_')[2][:-4]}", tenant)
+    place = wanted.partition("_")[2]
+    added = transaction.get(ITEM, item_row_id(f"conv_{place[:CONVERSATION_DIGITS]}", wanted), tenant)
+    if added is not None:
+        return dict(msgspec.json.decode(added.data))
+    row = transaction.get(KIND, f"resp_{place[:-4]}", tenant)
     stored = msgspec.json.decode(row.data, type=StoredResponse) if row else None
     for item in (*stored.input, *stored.response["output"]) if stored else ():
         if item.get("id") == wanted:

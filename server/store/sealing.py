@@ -1,4 +1,6 @@
-"""Text that a client keeps for this server: encrypted and authenticated with a key in the data folder.
+"""Text that a client keeps for this server: encrypted and authenticated with a key of its tenant.
+
+The tenant's key is derived from one in the data folder, so a text that was sealed for one tenant is nothing to another.
 
 Encrypt, then authenticate: SHAKE-256 of key and nonce is the key stream, keyed BLAKE2b the tag (RFC 7693). A client can
 neither read the text nor make or change one.
@@ -16,9 +18,9 @@ _KEY_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 16, 32
 
 
 class Sealer:
-    """Seals and unseals with one key."""
+    """Seals and unseals for one tenant. A text of one kind cannot be unsealed as another."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, tenant: str) -> None:
         """Read the key in the folder; make it if there is none. All server processes get the same.
 
         Raises:
@@ -36,16 +38,16 @@ class Sealer:
                 pass
             finally:
                 made.unlink()
-        self._key = path.read_bytes()
+        self._key = hashlib.blake2b(tenant.encode(), key=path.read_bytes(), digest_size=_KEY_BYTES).digest()
 
-    def seal(self, text: str) -> str:
+    def seal(self, kind: str, text: str) -> str:
         """The sealed text."""
-        nonce, data = secrets.token_bytes(_NONCE_BYTES), text.encode()
+        nonce, data = secrets.token_bytes(_NONCE_BYTES), f"{kind}:{text}".encode()
         sealed = nonce + self._mixed(nonce, data)
         return base64.urlsafe_b64encode(sealed + self._tag(sealed)).decode()
 
-    def unseal(self, text: str) -> str | None:
-        """The text; None if this key did not seal it."""
+    def unseal(self, kind: str, text: str) -> str | None:
+        """The text; None if it was not sealed as one of this kind for this tenant."""
         try:
             data = base64.urlsafe_b64decode(text.encode())
         except ValueError:
@@ -53,7 +55,8 @@ class Sealer:
         sealed, tag = data[:-_TAG_BYTES], data[-_TAG_BYTES:]
         if len(sealed) < _NONCE_BYTES or not hmac.compare_digest(tag, self._tag(sealed)):
             return None
-        return self._mixed(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]).decode()
+        found, _, inside = self._mixed(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]).decode().partition(":")
+        return inside if found == kind else None
 
     def _mixed(self, nonce: bytes, data: bytes) -> bytes:
         stream = hashlib.shake_256(self._key + nonce).digest(len(data))

@@ -162,7 +162,6 @@ def test_only_the_background_is_cancelled_and_replayed(client: httpx.Client) -> 
     assert error(client.get(f"responses/{made['id']}", params={"stream": "true"}))[2] == "stream"
     assert error(ask(client, background=True, store=False))[2] == "background"
     assert client.post("responses/resp_x/cancel").status_code == 404
-    assert client.post("responses/compact", json={"model": "alias", "input": "a"}).status_code == 501
 
 
 def test_a_failure_in_the_background_is_told(client: httpx.Client, site: Any) -> None:
