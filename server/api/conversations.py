@@ -106,8 +106,8 @@ async def list_items(conversation_id: str, request: Request, context: Context) -
 
     def work(transaction: Transaction) -> Sequence[Row] | None:
         load(transaction, conversation_id, tenant)
-        place = {"parent": conversation_id, "after": after}
-        return transaction.page(ITEM, tenant, **place, limit=page.limit + 1, order=page.order)
+        limit = page.limit + 1
+        return transaction.page(ITEM, tenant, parent=conversation_id, after=after, limit=limit, order=page.order)
 
     rows = await context.store.read(work)
     if rows is None:
