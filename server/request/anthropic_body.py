@@ -54,6 +54,7 @@ class _Turns:
 
     messages: list[Message] = field(default_factory=list)
     breakpoints: list[Breakpoint] = field(default_factory=list)
+    call_ids: set[str] = field(default_factory=set)
 
     def mark(self, control: CacheControl | None, num_chars: int) -> None:
         """Set a breakpoint in the next message that is added."""
@@ -163,6 +164,9 @@ def _add_result(turns: _Turns, block: Block, at: str) -> None:
     text = (_ERROR_PREFIX if block.is_error else "") + turns.text(block.content or "", f"{at}.content")
     turns.mark(block.cache_control, len(text))
     tool_use_id = required(block.tool_use_id, f"{at}.tool_use_id")
+    if tool_use_id not in turns.call_ids:
+        message = f"{at}.tool_use_id must be the id of an earlier tool_use, got {shown(tool_use_id)}"
+        raise InvalidRequestError(message, param=f"{at}.tool_use_id")
     turns.messages.append(Message(role="tool", content=text, tool_call_id=tool_use_id))
 
 
@@ -179,6 +183,7 @@ def _add_assistant_turn(turns: _Turns, blocks: Sequence[Block], content: object,
                 pass
             case "tool_use":
                 calls.append(_call(block, path))
+                turns.call_ids.add(required(block.id, f"{path}.id"))
             case _:
                 raise _unsupported(block, path)
         turns.mark(block.cache_control, len(PART_SEPARATOR.join(texts)))

@@ -31,7 +31,9 @@ def text(text: str, **more: Any) -> dict[str, Any]:
 
 
 def test_blocks_become_messages(site: Any) -> None:
-    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}}
+    calls = [
+        {"type": "tool_use", "id": f"toolu_{i}", "name": "weather", "input": {"city": "Rome"}} for i in range(1, 4)
+    ]
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
     results = [
         {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("rain")]},
@@ -41,7 +43,7 @@ def test_blocks_become_messages(site: Any) -> None:
     ]
     turns = [
         {"role": "user", "content": [text("a"), text("b")]},
-        {"role": "assistant", "content": [thought, text("I look."), call]},
+        {"role": "assistant", "content": [thought, text("I look."), *calls]},
         {"role": "user", "content": results},
     ]
     shown = rendered(site, system=[text("Be"), text("short.")], messages=turns)
@@ -56,7 +58,8 @@ def test_blocks_become_messages(site: Any) -> None:
     ]
     assert shown[2]["reasoning_content"] == "Hm."
     function = {"name": "weather", "arguments": {"city": "Rome"}}
-    assert shown[2]["tool_calls"] == [{"id": "toolu_1", "type": "function", "function": function}]
+    made = [{"id": f"toolu_{i}", "type": "function", "function": function} for i in range(1, 4)]
+    assert shown[2]["tool_calls"] == made
     assert [message.get("tool_call_id") for message in shown[3:6]] == ["toolu_1", "toolu_2", "toolu_3"]
 
 
@@ -108,6 +111,10 @@ def test_more_output_than_the_context_holds_is_cut_there(site: Any) -> None:
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0]: the model does not",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_9"}]}]},
+            "messages[0].content[0].tool_use_id must be the id of an earlier tool_use, got 'toolu_9'",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "blocks of type 'document'"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "'thinking' cannot stand here"),
