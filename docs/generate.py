@@ -15,6 +15,8 @@ from docs.architectures import render_architectures, render_data
 from docs.formats import render_formats
 from docs.habit_parameters import LLAMA_CPP_REMARKS, LLAMA_CPP_ROUTES, OLLAMA_REMARKS, OLLAMA_ROUTES
 from docs.parameters import (
+    CONVERSATION_REMARKS,
+    CONVERSATION_ROUTES,
     DECISION_REMARKS,
     DECISION_ROUTES,
     MESSAGES_REMARKS,
@@ -62,6 +64,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "formats": render_formats,
     "parameters": render_parameters,
     "decision-parameters": partial(render_parameters, DECISION_ROUTES, DECISION_REMARKS),
+    "conversation-parameters": partial(render_parameters, CONVERSATION_ROUTES, CONVERSATION_REMARKS),
     "messages-parameters": partial(render_parameters, MESSAGES_ROUTES, MESSAGES_REMARKS),
     "llama-cpp-parameters": partial(render_parameters, LLAMA_CPP_ROUTES, LLAMA_CPP_REMARKS),
     "ollama-parameters": partial(render_parameters, OLLAMA_ROUTES, OLLAMA_REMARKS),

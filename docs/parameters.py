@@ -10,6 +10,7 @@ from weft.server.request.fields import (
     ACCEPTED_IN_RESPONSES,
     REFUSED_EVERYWHERE,
     REFUSED_IN_CHAT,
+    REFUSED_IN_COMPACT,
     REFUSED_IN_COMPLETIONS,
     REFUSED_IN_RESPONSES,
     REFUSED_IN_SGLANG_DECISIONS,
@@ -17,10 +18,11 @@ from weft.server.request.fields import (
 )
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.completions import CompletionBody
+from weft.server.schemas.conversations import ConversationBody, ConversationUpdate, ItemsBody
 from weft.server.schemas.decision_shapes import SglangBody, SystemOneBody
 from weft.server.schemas.decisions import DecisionBody
 from weft.server.schemas.messages import CountTokensBody, MessagesBody
-from weft.server.schemas.responses import ResponseBody
+from weft.server.schemas.responses import CompactBody, ResponseBody
 from weft.server.schemas.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 
 Routes = Sequence[tuple[str, type[BaseModel], Mapping[str, tuple[object, ...]]]]
@@ -31,7 +33,12 @@ ROUTES: Routes = (
     ("/v1/responses", ResponseBody, REFUSED_IN_RESPONSES),
 )
 
-_ACCEPTED: Mapping[type[BaseModel], frozenset[str]] = {ResponseBody: ACCEPTED_IN_RESPONSES}
+_ACCEPTED: Mapping[type[BaseModel], frozenset[str]] = {
+    ResponseBody: ACCEPTED_IN_RESPONSES,
+    CompactBody: ACCEPTED_IN_RESPONSES,
+    ConversationBody: frozenset(),
+    ConversationUpdate: frozenset(),
+}
 
 REMARKS = {
     "input": "text, or messages, calls and their outputs; reasoning in [responses](#responses); no images",
@@ -39,6 +46,7 @@ REMARKS = {
     "max_output_tokens": "counts reasoning too",
     "max_tool_calls": "bounds calls of hosted tools, of which there are none",
     "include": "`message.output_text.logprobs`, `reasoning.encrypted_content`; the others belong to hosted tools",
+    "conversation": "the items of a [conversation](#conversations) before this input; not with `previous_response_id`",
     "previous_response_id": "the whole conversation before this input, without its instructions",
     "background": "needs `store`; answers at once, the events are kept",
     "text": "`format`: `json_schema` or `json_object`, enforced by grammar; `verbosity` as in chat",
@@ -114,6 +122,19 @@ MESSAGES_REMARKS = {
     "service_tier": "`standard_only` is the tier `default`",
     "metadata": "no effect yet: all callers share one queue",
     "thread": "the SDK then sends the whole conversation",
+}
+
+
+CONVERSATION_ROUTES: Routes = (
+    ("/v1/responses/compact", CompactBody, REFUSED_IN_COMPACT),
+    ("/v1/conversations", ConversationBody, {}),
+    ("/v1/conversations/{id}", ConversationUpdate, {}),
+    ("/v1/conversations/{id}/items", ItemsBody, {}),
+)
+CONVERSATION_REMARKS = {
+    **{name: REMARKS[name] for name in ("input", "instructions", "previous_response_id", "prompt_cache_key")},
+    **{name: REMARKS[name] for name in ("metadata", "service_tier", "prompt_cache_options")},
+    "items": "up to 20 items of an input; references are refused",
 }
 
 

@@ -28,8 +28,8 @@ from weft.server.schemas.responses import (
     CompactBody,
     CompactedResponse,
     CompactionItem,
-    InputTokensBody,
     ReasoningOptions,
+    ResponseBody,
     ResponseItem,
 )
 from weft.server.store.responses import item_id
@@ -49,7 +49,7 @@ async def compact(
     body: CompactBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Summarise the items. The summary is as long as the context has room for, and at most `MAX_SUMMARY_TOKENS`."""
-    asked = InputTokensBody(
+    asked = ResponseBody(
         **{name: getattr(body, name) for name in CompactBody.model_fields},
         reasoning=ReasoningOptions(effort="none"),
     )

@@ -41,7 +41,6 @@ from weft.server.request.response_options import (
 )
 from weft.server.request.task import Chat, OutputWishes, Task
 from weft.server.schemas.responses import (
-    InputTokensBody,
     ResponseBody,
     ResponseItem,
     ResponseObject,
@@ -87,7 +86,7 @@ async def create_response(
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(
-    body: InputTokensBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
+    body: ResponseBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Count the tokens that a response with this input would read."""
     model, size = await context.check_model(request, body.model), len(await request.body())
@@ -201,7 +200,7 @@ async def gathered_items(
     tenant, own, wanted, id = tenant_of(request), _own_items(body), body.previous_response_id, conversation_id(body)
     if wanted is not None and id is not None:
         raise InvalidRequestError("conversation cannot be used with previous_response_id", param="conversation")
-    references = {each.at: each.item.id or "" for each in own if each.item.type == "item_reference"}
+    references = {each.at: each.item.id or "" for each in own if _is_reference(each.item)}
     earlier: list[dict[str, Any]] = []
     if wanted is not None:
         earlier = await context.store.write(lambda transaction: chain(transaction, wanted, tenant))
@@ -224,10 +223,13 @@ def conversation_id(body: ResponseBody) -> str | None:
     return given if given is None or isinstance(given, str) else given.id
 
 
+def _is_reference(item: ResponseItem) -> bool:
+    return item.type == "item_reference" or (item.type is None and item.role is None and item.id is not None)
+
+
 def _own_items(body: ResponseBody) -> list[InputItem]:
     """The items of the body itself."""
-    given: object = body.input
-    if given is None:
+    if body.input is None:
         return []
     if isinstance(body.input, str):
         return [InputItem(ResponseItem(type="message", role="user", content=body.input), "input")]

@@ -30,6 +30,9 @@ async def retrieve(response_id: str, request: Request, context: _Context) -> Res
     after = _number(query.get("starting_after"), "starting_after", -1, 0, None)
     if "starting_after" in query and not is_stream:
         raise InvalidRequestError("starting_after is only allowed when stream is true", param="starting_after")
+    if query.get("include_obfuscation") == "true":
+        message = "include_obfuscation must not be true: a replay has the events of the first stream, byte for byte"
+        raise InvalidRequestError(message, param="include_obfuscation")
     include = read_include(request)
     stored = await context.store.write(lambda transaction: load(transaction, response_id, tenant))
     if not is_stream:

@@ -45,6 +45,7 @@ REFUSED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
 REFUSED_IN_RESPONSES: Mapping[str, tuple[object, ...]] = {
     **REFUSED_EVERYWHERE,
     "prompt": _NOTHING,
+    "prompt_cache_options.comparison_response_id": _NOTHING,
     "access_programs": _NOTHING,
     "image": _NOTHING,
     "context_management": (None, []),

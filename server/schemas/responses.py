@@ -158,9 +158,9 @@ Includable = Literal[
 
 
 class ResponseBody(GenerationBody):
-    """The body of POST /v1/responses."""
+    """The body of POST /v1/responses and of POST /v1/responses/input_tokens."""
 
-    input: Input
+    input: Input | None = None
     instructions: Text | None = None
     previous_response_id: Text | None = None
     conversation: Conversation | None = None
@@ -183,12 +183,6 @@ class ResponseBody(GenerationBody):
     # accepted, not honoured
     safety_identifier: Text | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-
-
-class InputTokensBody(ResponseBody):
-    """The body of POST /v1/responses/input_tokens."""
-
-    input: Input | None = None  # type: ignore[assignment]
 
 
 class CompactBody(WireModel):

@@ -61,8 +61,20 @@ def test_the_schema_example_is_answered_by_the_schema(live_server: LiveServer) -
 
 @needs_curl
 def test_the_responses_example_is_answered(live_server: LiveServer) -> None:
-    answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/responses", live_server)))
+    answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", 'briefly.", "input"', live_server)))
     assert answer["output"][-1]["content"][0]["text"].strip()
+
+
+@needs_curl
+def test_the_compaction_example_is_answered_with_a_summary(live_server: LiveServer) -> None:
+    answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/responses/compact", live_server)))
+    assert [item["type"] for item in answer["output"]] == ["message", "compaction"]
+
+
+@needs_curl
+def test_the_conversations_example_lists_what_was_said(live_server: LiveServer) -> None:
+    items = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/conversations", live_server)))["data"]
+    assert [item["role"] for item in items] == ["developer", "user", "assistant"]
 
 
 @needs_curl

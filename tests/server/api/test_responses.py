@@ -208,7 +208,13 @@ USER = {"role": "user", "content": "Hi"}
         ({"input": []}, "input", "invalid_value"),
         ({"input": 3}, "input", "invalid_type"),
         ({"input": [USER, {"type": "computer_call", "id": "c"}]}, "input[1].type", "unsupported_value"),
-        ({"input": [{"id": "x"}]}, "input[0].type", "unsupported_value"),
+        ({"input": None}, "input", "invalid_value"),
+        ({"input": [{"call_id": "x"}]}, "input[0].type", "unsupported_value"),
+        (
+            {"prompt_cache_options": {"comparison_response_id": "r"}},
+            "prompt_cache_options.comparison_response_id",
+            "unsupported_parameter",
+        ),
         ({"input": [{"role": "robot", "content": ""}]}, "input[0].role", "invalid_value"),
         ({"input": [{"role": "user"}]}, "input[0].content", "invalid_value"),
         (

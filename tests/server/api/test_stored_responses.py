@@ -74,8 +74,9 @@ def test_a_conversation_is_the_whole_chain_without_its_instructions(client: http
 
 def test_an_item_is_referred_to_by_its_id(client: httpx.Client, site: Any) -> None:
     item = ask(client).json()["output"][0]
-    ask(client, input=[{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "And?"}])
-    assert [message["content"] for message in site.tokenizer.rendered] == [ANSWER, "And?"]
+    for kind in ({"type": "item_reference"}, {}):
+        ask(client, input=[{**kind, "id": item["id"]}, {"role": "user", "content": "And?"}])
+        assert [message["content"] for message in site.tokenizer.rendered] == [ANSWER, "And?"]
     unknown = [{"type": "item_reference", "id": "msg_x"}]
     assert error(ask(client, input=unknown)) == (404, "not_found", "input[0]")
 
@@ -124,6 +125,7 @@ def test_a_replay_equals_the_first_stream_byte_for_byte(client: httpx.Client) ->
     rest = client.get(f"responses/{made['id']}", params={"stream": "true", "starting_after": "4"}).content
     assert rest == b"".join(event + b"\n\n" for event in first.split(b"\n\n")[5:-1])
     assert error(client.get(f"responses/{made['id']}", params={"starting_after": "4"}))[2] == "starting_after"
+    assert error(client.get(f"responses/{made['id']}", params={"include_obfuscation": "true"}))[0] == 400
     bad = {"stream": "true", "starting_after": "x"}
     assert error(client.get(f"responses/{made['id']}", params=bad))[2] == "starting_after"
 
