@@ -211,8 +211,8 @@ class Settings(BaseModel):
     """Upper bound on the seconds without a sign of life after which the engine is killed and restarted. The bound of a
     step is ten times its predicted time, but at least 10 s, or 30 s on CUDA. 0: never."""
     data_dir: str | None = None
-    """Folder for files, batches and stored responses, which outlive the server in it. Default: a temporary folder,
-    which ends with the server."""
+    """Folder for files, batches, stored responses and conversations, which outlive the server in it. Default: a
+    temporary folder, which ends with the server."""
     store_max_objects: int = Field(default=100_000, ge=1)
     """Maximum stored responses and other objects; then the oldest are removed."""
     store_max_bytes: Size = 1 << 30

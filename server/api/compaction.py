@@ -53,13 +53,14 @@ async def compact(
         **{name: getattr(body, name) for name in CompactBody.model_fields},
         reasoning=ReasoningOptions(effort="none"),
     )
-    model, size, tenant = await context.check_model(request, body.model), len(await request.body()), tenant_of(request)
-    earlier, new = await gathered_items(asked, request, context)
-    if not (earlier or new):
+    model, tenant = await context.check_model(request, body.model), tenant_of(request)
+    gathered = await gathered_items(asked, request, context)
+    items = gathered.all
+    if not items:
         raise InvalidRequestError("input must hold at least one item, got none", param="input")
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
-    items, last = [*earlier, *new], InputItem(ResponseItem(role="user", content=INSTRUCTION), "input")
-    chat, wishes = await read_chat(asked, [*items, last], sealer, model, context, size)
+    last = InputItem(ResponseItem(role="user", content=INSTRUCTION), "input")
+    chat, wishes = await read_chat(asked, [*items, last], sealer, model, context, gathered.size)
     task = await read_task(
         asked,
         request,
@@ -74,7 +75,7 @@ async def compact(
         user=None,
         accepted=ACCEPTED_IN_RESPONSES,
     )
-    ((choice,), report) = await complete(replace(task, fits_context=True), request, context)
+    ((choice,), report) = await complete(replace(task, fits_context=True, size=gathered.size), request, context)
     if not choice.text.strip():
         raise InternalError("the model wrote no summary of the input")
     id = f"resp_{secrets.token_hex(24)}"

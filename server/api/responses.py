@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -58,6 +58,20 @@ MIN_COUNTED_TOKENS = 1 << 16
 """Tokens that are always counted, even if the context is shorter."""
 
 
+@dataclass(frozen=True, slots=True)
+class GatheredItems:
+    """All items of an input: those of earlier responses or of the conversation, and the body's own."""
+
+    earlier: list[InputItem]
+    own: list[InputItem]
+    size: int  # bytes of the body and of the earlier items
+
+    @property
+    def all(self) -> list[InputItem]:
+        """The items in the order of the prompt."""
+        return [*self.earlier, *self.own]
+
+
 @router.post("/v1/responses")
 async def create_response(
     body: ResponseBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
@@ -65,17 +79,16 @@ async def create_response(
     """Answer a conversation: streamed, whole, or in the background."""
     if body.background and body.store is False:
         raise InvalidRequestError("background needs store: the response is read from there", param="background")
-    earlier, new = await gathered_items(body, request, context)
-    tenant = tenant_of(request)
+    items, tenant = await gathered_items(body, request, context), tenant_of(request)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
-    task = await _read(body, [*earlier, *new], sealer, request, context)
+    task = await _read(body, items, sealer, request, context)
     seal = sealer.seal if ENCRYPTED in (body.include or ()) else None
     pads = bool(body.stream_options and body.stream_options.include_obfuscation)
     shows, head = ResponseOptions(num_logprobs(body), pads, seal), _head(body, task)
     new_renderer = partial(ResponseRenderer, task, head, shows)
     if not head.store and head.conversation is None:
         return await respond(task, request, context, new_renderer)
-    own = items_to_store(new, head.id)
+    own = items_to_store(items.own, head.id)
     if head.conversation is not None:
         id = head.conversation["id"]
         await context.store.read(lambda each: grown(each, load_conversation(each, id, tenant), tenant, own, "input"))
@@ -98,12 +111,12 @@ async def count_input_tokens(
         strict=context.settings.strict_params,
         accepted=ACCEPTED_IN_RESPONSES,
     )
-    earlier, new = await gathered_items(body, request, context)
+    items = await gathered_items(body, request, context)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
-    chat, _ = await read_chat(body, [*earlier, *new], sealer, model, context, size)
+    chat, _ = await read_chat(body, items.all, sealer, model, context, items.size)
     room = Room(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
     try:
-        token_ids, _ = await context.workers.run(size, encode_chat, model.tokenizer, chat, room)
+        token_ids, _ = await context.workers.run(items.size, encode_chat, model.tokenizer, chat, room)
     except TextTooLongError as exc:
         message = f"input must have at most {room.num_tokens} tokens, got at least {exc.num_tokens}"
         raise InvalidRequestError(message, param="input") from None
@@ -188,10 +201,8 @@ async def _kept(
     return Response(data, headers=headers, media_type="application/json")
 
 
-async def gathered_items(
-    body: ResponseBody, request: Request, context: ServerContext
-) -> tuple[list[InputItem], list[InputItem]]:
-    """The items of earlier responses or of the conversation, and the body's own; references are resolved.
+async def gathered_items(body: ResponseBody, request: Request, context: ServerContext) -> GatheredItems:
+    """All items of the input. References are resolved.
 
     Raises:
         InvalidRequestError: There are both.
@@ -202,19 +213,28 @@ async def gathered_items(
         raise InvalidRequestError("conversation cannot be used with previous_response_id", param="conversation")
     references = {each.at: each.item.id or "" for each in own if _is_reference(each.item)}
     earlier: list[dict[str, Any]] = []
+    num_bytes = 0
     if wanted is not None:
-        earlier = await context.store.write(lambda transaction: chain(transaction, wanted, tenant))
+        earlier, num_bytes = await context.store.write(lambda transaction: _sized(chain(transaction, wanted, tenant)))
     if id is not None:
-        earlier = await context.store.read(lambda transaction: all_items(transaction, id, tenant))
+        earlier, num_bytes = await context.store.read(lambda transaction: _sized(all_items(transaction, id, tenant)))
     found = {}
     if references:
         found = await context.store.read(
             lambda transaction: {at: find_item(transaction, id, tenant, at) for at, id in references.items()}
         )
     place = "previous_response_id" if id is None else "conversation"
-    old = [InputItem(ResponseItem.model_validate(item), f"{place}[{i}]") for i, item in enumerate(earlier)]
+    old = await context.workers.run_light(
+        num_bytes,
+        lambda: [InputItem(ResponseItem.model_validate(item), f"{place}[{i}]") for i, item in enumerate(earlier)],
+    )
     new = [InputItem(ResponseItem.model_validate(found[e.at]), e.at) if e.at in found else e for e in own]
-    return old, new
+    return GatheredItems(old, new, num_bytes + len(await request.body()))
+
+
+def _sized(items: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """The items and their size in bytes."""
+    return items, len(msgspec.json.encode(items))
 
 
 def conversation_id(body: ResponseBody) -> str | None:
@@ -237,12 +257,12 @@ def _own_items(body: ResponseBody) -> list[InputItem]:
 
 
 async def _read(
-    body: ResponseBody, items: list[InputItem], sealer: Sealer, request: Request, context: ServerContext
+    body: ResponseBody, items: GatheredItems, sealer: Sealer, request: Request, context: ServerContext
 ) -> Task:
-    model, size = await context.check_model(request, body.model), len(await request.body())
+    model = await context.check_model(request, body.model)
     logprobs, max_tokens = num_logprobs(body), max_output_tokens(body)
-    chat, wishes = await read_chat(body, items, sealer, model, context, size)
-    return await read_task(
+    chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size)
+    task = await read_task(
         body,
         request,
         context,
@@ -255,6 +275,7 @@ async def _read(
         user=body.safety_identifier or body.user,
         accepted=ACCEPTED_IN_RESPONSES,
     )
+    return replace(task, size=items.size)
 
 
 async def read_chat(

@@ -21,7 +21,7 @@ CREATE TABLE objects (
   kind TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, parent TEXT NOT NULL,
   created INTEGER NOT NULL, used REAL NOT NULL, expires INTEGER, is_kept INTEGER NOT NULL,
   size INTEGER NOT NULL, data BLOB NOT NULL,
-  UNIQUE (kind, id));
+  UNIQUE (id, kind));
 CREATE INDEX by_list ON objects (kind, tenant, parent, number);
 CREATE INDEX by_parent ON objects (parent) WHERE parent <> '';
 CREATE INDEX by_use ON objects (used) WHERE parent = '' AND NOT is_kept;

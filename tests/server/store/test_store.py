@@ -99,6 +99,19 @@ def test_parts_and_events_go_with_their_row(make: MakeStore, tmp_path: pathlib.P
     database.close()
 
 
+def test_a_part_finds_its_parent_without_a_scan(make: MakeStore) -> None:
+    """Each part that was written read the whole table, so that a full store was slow."""
+    store, statements = make(), list[str]()
+    put(store, Row("note", "a", "", b""))
+    assert store._connection is not None
+    store._connection.set_trace_callback(statements.append)
+    put(store, Row("part", "p", "", b"", parent="a"))
+    store._connection.set_trace_callback(None)
+    (touching,) = (each for each in statements if each.startswith("UPDATE objects SET used"))
+    plan = store._connection.execute(f"EXPLAIN QUERY PLAN {touching}").fetchall()
+    assert plan[0][3].startswith("SEARCH objects")
+
+
 def test_the_longest_unused_are_evicted(make: MakeStore) -> None:
     store = make(store_max_objects=4)
     put(store, Row("note", "kept", "", b"", is_kept=True))
