@@ -39,6 +39,19 @@ class Experts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledInputs(Experts):
+    """Experts whose shares count before them: each reads the inputs times its share, and its outputs count in full."""
+
+    experts: Experts
+
+    @override
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> None:
+        for index in range(ids.size(1)):
+            chosen, share = ids[:, index : index + 1], shares[:, index : index + 1]
+            self.experts.add_to(residual, inputs * share.to(inputs.dtype), chosen, torch.ones_like(share))
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertLayer(FeedForward):
     """A router, its experts, and a feed-forward layer for all tokens beside them, if any.
 

@@ -126,7 +126,14 @@ def head_order(head_dim: int, rotary_dim: int, is_interleaved: bool) -> tuple[in
     return () if order == tuple(range(head_dim)) else order
 
 
-class RotaryTable:
+class PositionTable(Protocol):
+    """What layers need to know of every position, computed before the first step."""
+
+    def gather(self, positions: torch.Tensor) -> torch.Tensor:
+        """(num_tokens, ...) at positions (num_tokens,)."""
+
+
+class RotaryTable(PositionTable):
     """Cosine and sine of every position below max_model_len, in the model's dtype."""
 
     def __init__(

@@ -14,7 +14,7 @@ from typing_extensions import override
 from weft.engine.cache.specs import CacheSpec
 from weft.engine.layers.block import Block, BlockStep, run_blocks, unchanged
 from weft.engine.layers.parts import Layer, Linear
-from weft.engine.layers.rotary import RotaryTable
+from weft.engine.layers.rotary import PositionTable
 from weft.engine.layers.step_caches import StepCaches
 
 
@@ -51,7 +51,7 @@ class Decoder(Model):
     Attributes:
         blocks: A kit may have fused several layers into one block.
         norm: Behind the last block.
-        rotaries: Every rotary embedding of the model; blocks name them by index.
+        rotaries: Every rotary embedding of the model, and what else depends on positions; blocks name them by index.
         cache_specs: What each cache keeps.
         weights_bytes: Memory that the weights take.
         positions: A learned embedding of positions; None for none.
@@ -63,7 +63,7 @@ class Decoder(Model):
     blocks: Sequence[Block]
     norm: Layer
     head: Linear
-    rotaries: tuple[RotaryTable, ...]
+    rotaries: tuple[PositionTable, ...]
     cache_specs: tuple[CacheSpec, ...]
     weights_bytes: int
     positions: Layer | None = None

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from weft.engine.layers.block import FeedForward, unchanged
 from weft.engine.layers.chained import scaled
-from weft.engine.layers.experts import ExpertLayer, SharedExpert
+from weft.engine.layers.experts import ExpertLayer, ScaledInputs, SharedExpert
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer
 from weft.engine.layers.routing import Gating, Routing
@@ -27,6 +27,7 @@ class ExpertsSpec(FeedForwardSpec):
         correction: The bias of `Routing.choose`.
         shared: Without norm and scale, which are for the sum of all outputs.
         shared_gate: (1, hidden_size), of `SharedExpert`; None if the shared expert counts in full.
+        scales_inputs: Whether the experts are `ScaledInputs`.
         norm: Of the sum of all outputs; None for none.
         scale: Factor on that.
     """
@@ -40,6 +41,7 @@ class ExpertsSpec(FeedForwardSpec):
     gating: Gating
     shared: FeedForwardSpec | None = None
     shared_gate: TensorRef | None = None
+    scales_inputs: bool = False
     norm: NormSpec | None = None
     scale: float = 1.0
 
@@ -47,10 +49,11 @@ class ExpertsSpec(FeedForwardSpec):
     def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
         bias = None if self.router_bias is None else reader.tensor(self.router_bias)
         correction = None if self.correction is None else reader.tensor(self.correction).flatten()
+        experts = kit.experts(self.gate_up, self.down, reader, self.gating)
         return ExpertLayer(
             kit.router(reader.tensor(self.router), bias),
             self.routing,
-            kit.experts(self.gate_up, self.down, reader, self.gating),
+            ScaledInputs(experts) if self.scales_inputs else experts,
             correction,
             self._shared(kit, reader),
             self._follower(kit, reader),
@@ -90,6 +93,7 @@ def experts_spec(
         gating=gating,
         shared=_shared(switches, config, layer) if switches.shared_size else None,
         shared_gate=TensorRef(f"{layer}.{names.shared_gate}.weight", (1, hidden)) if names.shared_gate else None,
+        scales_inputs=switches.scales_inputs,
         norm=output_norm,
         scale=config.switches.residual_scale,
     )

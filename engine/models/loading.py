@@ -17,7 +17,8 @@ from weft.engine.layers.block import unchanged
 from weft.engine.layers.chained import ChainedLinear, scaled, shifted, soft_cap
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer
-from weft.engine.layers.rotary import RotaryTable
+from weft.engine.layers.rotary import PositionTable, RotaryTable
+from weft.engine.layers.tuned_attention import TemperatureTable
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.specs import DecoderSpec, build_norm
@@ -87,9 +88,13 @@ def _has_own_head(config: ModelConfig, checkpoint: CheckpointSource) -> bool:
 
 def make_rotaries(
     config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
-) -> tuple[RotaryTable, ...]:
-    """The tables of all rotary embeddings of a model."""
-    return tuple(RotaryTable(rope, config.head_dim, max_model_len, dtype, device) for rope in config.distinct_ropes)
+) -> tuple[PositionTable, ...]:
+    """The tables of all rotary embeddings of a model, then that of temperatures, if it has one."""
+    ropes = tuple(RotaryTable(rope, config.head_dim, max_model_len, dtype, device) for rope in config.distinct_ropes)
+    tuning = config.switches.temperature
+    if tuning is None:
+        return ropes
+    return *ropes, TemperatureTable(tuning.strength, tuning.period, tuning.offset, max_model_len, device)
 
 
 def build_decoder(
@@ -97,7 +102,7 @@ def build_decoder(
     config: ModelConfig,
     kit: LayerKit,
     reader: WeightReader,
-    rotaries: tuple[RotaryTable, ...],
+    rotaries: tuple[PositionTable, ...],
     dtype: torch.dtype,
 ) -> Decoder:
     """Load the parts of a spec; config says only how embeddings and logits are scaled and capped."""

@@ -76,6 +76,15 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
         "index_topk_blocks": 2,
     },
     "ministral": _FREE_HEADS,
+    "ministral3": {  # so that attention temperatures differ within a prompt
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
     "mllama": {
         "text_config": {"num_hidden_layers": 3, "cross_attention_layers": [1]}
     },  # a list of layers, not of kinds

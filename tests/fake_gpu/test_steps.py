@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.checkpoints import CHECKPOINTS
+from tests.checkpoints import CHECKPOINTS, Checkpoint
 from tests.engine.requests_for_tests import add_request
 from tests.fake_gpu.engines import Warm
 from tests.fake_gpu.shapes import QWEN3_8B
@@ -85,6 +85,25 @@ def run(warm: Warm) -> None:
 
 def test_after_start_up_nothing_is_compiled(qwen3_8b: Warm) -> None:
     run(qwen3_8b)
+
+
+LLAMA4 = Checkpoint(
+    "llama4_text",
+    {
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 96,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 32,
+        "floor_scale": 16,
+    },
+)
+"""Attention to chunks and with temperatures, experts of scaled inputs."""
+
+
+def test_steps_of_llama4_are_legal_and_wait_for_nothing(start_on_gpu: Callable[..., Warm]) -> None:
+    run(start_on_gpu(LLAMA4))
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])

@@ -50,6 +50,7 @@ class ExpertSwitches(FeedForwardSwitches):
         size: Values between the matrices of an expert.
         gating: None for that of the model's dense layers.
         shared_size: Values between the matrices of the expert for all tokens; 0 for none.
+        scales_inputs: Whether shares multiply the inputs of experts, not the outputs.
         router_bias, expert_bias, shared_bias: Whether these have biases.
         is_transposed: Whether the checkpoint has the matrices of experts as (inputs, outputs).
         is_interleaved: Whether the checkpoint has the outputs of gate and up in turn.
@@ -62,6 +63,7 @@ class ExpertSwitches(FeedForwardSwitches):
     names: ExpertNames = ExpertNames()
     gating: Gating | None = None
     shared_size: int = 0
+    scales_inputs: bool = False
     router_bias: bool = False
     expert_bias: bool = False
     shared_bias: bool = False

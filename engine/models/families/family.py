@@ -76,6 +76,15 @@ class QKNorm:
     offset: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Scores of a query grow with its position, see `TemperatureTable`, in the layers whose mixer says so."""
+
+    strength: float
+    period: int
+    offset: int
+
+
 class Fused(enum.Enum):
     """How a checkpoint stacks queries, keys and values in one matrix: by kind, by head, or by key-value head.
 
@@ -133,6 +142,7 @@ class FamilySwitches:
         has_rope: Whether there is a rotary embedding.
         ropeless: Layers without one, by index.
         local_rope_theta: Base of the rotary embedding of layers with a window, never scaled; None for none.
+        temperature: Factors on queries by position, for mixers that ask for them; None for none.
         num_positions_skipped: Rows at the beginning of the embedding of positions that are never used.
         counts_skipped: Whether max_position_embeddings counts them.
         is_bidirectional: Whether a token sees the tokens behind it, too.
@@ -174,6 +184,7 @@ class FamilySwitches:
     has_rope: bool = True
     ropeless: frozenset[int] = frozenset()
     local_rope_theta: float | None = None
+    temperature: Temperature | None = None
     num_positions_skipped: int = 0
     counts_skipped: bool = False
     is_bidirectional: bool = False

@@ -90,20 +90,26 @@ def seed_oss(fields: Fields) -> FamilySwitches:
 
 @family("SmolLM3ForCausalLM")
 def smollm3(fields: Fields) -> FamilySwitches:
-    """Every fourth layer has no rotary embedding; no_rope_layers holds 1 for those that have it."""
-    num_layers = fields.integer("num_hidden_layers")
-    interval = fields.integer("no_rope_layer_interval", 4)
-    has_rope = fields.integers("no_rope_layers") or tuple((layer + 1) % interval for layer in range(num_layers))
-    if len(has_rope) != num_layers:
-        raise fields.wrong("no_rope_layers", f"a list of {num_layers} numbers")
+    """Some layers have no rotary embedding."""
+    ropeless = read_ropeless(fields)
     window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
     return replace(
         llama(fields),
-        ropeless=frozenset(layer for layer, layer_has_rope in enumerate(has_rope) if not layer_has_rope),
-        sliding_windows=windows_where(fields, window, lambda layer: not has_rope[layer]),
+        ropeless=ropeless,
+        sliding_windows=windows_where(fields, window, lambda layer: layer in ropeless),
         ties_embeddings=True,
         defaults={"num_key_value_heads": 4, "rope_theta": 2e6},
     )
+
+
+def read_ropeless(fields: Fields) -> frozenset[int]:
+    """Layers without a rotary embedding: no_rope_layers holds 1 for those that have it; by default every fourth."""
+    num_layers = fields.integer("num_hidden_layers")
+    interval = fields.size("no_rope_layer_interval", 4)
+    has_rope = fields.integers("no_rope_layers") or tuple((layer + 1) % interval for layer in range(num_layers))
+    if len(has_rope) != num_layers:
+        raise fields.wrong("no_rope_layers", f"a list of {num_layers} numbers")
+    return frozenset(layer for layer, layer_has_rope in enumerate(has_rope) if not layer_has_rope)
 
 
 _CWM_ROPE = {

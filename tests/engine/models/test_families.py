@@ -75,6 +75,9 @@ VARIANTS: list[Variant] = [
         {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 1e4}},
     ),
     ("hyperclovax", {"use_post_norm": False, "logits_scaling": 0.5, "attention_multiplier": 0.3}),
+    ("llama4_text", {"attention_chunk_size": 8, "attention_bias": True, "num_experts_per_tok": 2}),
+    ("llama4_text", {"use_qk_norm": False, "attn_temperature_tuning": False, "moe_layers": None}),
+    ("ministral3", {"sliding_window": 12}),
     (
         "mpt",
         {
@@ -157,7 +160,11 @@ def test_variants_of_a_family(tmp_path: Path, name: str, changes: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "name", ["cohere2", "exaone4", "gemma3_text", "glm", "gpt2", "gpt_neox", "gpt_oss", "hunyuan_v1_dense"]
+    "name",
+    [
+        *("cohere2", "exaone4", "gemma3_text", "glm", "gpt2", "gpt_neox", "gpt_oss", "hunyuan_v1_dense"),
+        *("llama4_text", "ministral3"),
+    ],
 )
 @pytest.mark.skipif(not runnable_variants(), reason="no native kernels")
 def test_native_kernels_compute_the_same_in_bfloat16(tmp_path: Path, name: str) -> None:
