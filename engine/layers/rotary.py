@@ -95,17 +95,33 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Turns the first `share` of the pairs of a whole head alone (Gemma 4)."""
+
+    share: float
+    factor: float
+    attention_factor: float = 1.0
+
+    def scale(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
+        """Set the others to 0."""
+        num_turned = int(self.share * len(frequencies))
+        return torch.cat((frequencies[:num_turned] / self.factor, torch.zeros(len(frequencies) - num_turned)))
+
+
+@dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Base of the frequencies, their scaling, and how many values of a head are rotated.
 
     Attributes:
         scaling: None means no scaling.
         rotary_dim: The first so many values of a head are rotated; None means all. 0 rotates nothing.
+        head_dim: Values of a head; None means those that the model names for all layers.
     """
 
     theta: float
     scaling: RopeScaling | None = None
     rotary_dim: int | None = None
+    head_dim: int | None = None
 
 
 NO_ROPE = RopeConfig(1.0, rotary_dim=0)

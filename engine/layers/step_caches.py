@@ -1,6 +1,6 @@
 """What blocks see of a model's caches during one step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -38,7 +38,13 @@ class StateStep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepCaches:
-    """The caches of one step, by kind; states is None if no layer keeps a state."""
+    """The caches of one step, by kind, and what its blocks leave for later ones.
+
+    Attributes:
+        states: None if no layer keeps a state.
+        passed: By name, what a block made of the step's tokens and a later one reads.
+    """
 
     attention: AttentionStep
     states: StateStep | None = None
+    passed: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from weft.engine.layers.block import unchanged
 from weft.engine.layers.chained import ChainedLinear, scaled, shifted, soft_cap
 from weft.engine.layers.kit import LayerKit
+from weft.engine.layers.layer_inputs import beside
 from weft.engine.layers.parts import Layer
 from weft.engine.layers.rotary import PositionTable, RotaryTable
 from weft.engine.layers.tuned_attention import TemperatureTable
@@ -90,7 +91,10 @@ def make_rotaries(
     config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[PositionTable, ...]:
     """The tables of all rotary embeddings of a model, then that of temperatures, if it has one."""
-    ropes = tuple(RotaryTable(rope, config.head_dim, max_model_len, dtype, device) for rope in config.distinct_ropes)
+    ropes = tuple(
+        RotaryTable(rope, rope.head_dim or config.head_dim, max_model_len, dtype, device)
+        for rope in config.distinct_ropes
+    )
     tuning = config.switches.temperature
     if tuning is None:
         return ropes
@@ -113,6 +117,8 @@ def build_decoder(
         embedding, head = kit.embedding(spec.embedding, reader), kit.linear(spec.head, reader)
     if switches.embedding_scale != 1.0:
         embedding = scaled(embedding, torch.tensor(switches.embedding_scale, dtype=dtype).item())
+    if spec.layer_embedding is not None:
+        embedding = beside(embedding, kit.embedding(spec.layer_embedding, reader))
     if switches.logit_scale != 1.0:
         head = ChainedLinear(head, scaled(unchanged, switches.logit_scale))
     if switches.logit_soft_cap is not None:

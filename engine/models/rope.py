@@ -13,6 +13,7 @@ from weft.engine.layers.rotary import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    ProportionalScaling,
     RopeConfig,
     RopeScaling,
     YarnScaling,
@@ -40,7 +41,8 @@ def read_ropes(
     by_kind = {}
     if switches.has_rope:
         for window, kind in kinds.items():
-            by_kind[window] = read_rope(fields, head_dim, longest, kind)
+            own_dim = switches.full_head_dim if window is None else None
+            by_kind[window] = replace(read_rope(fields, own_dim or head_dim, longest, kind), head_dim=own_dim)
             if window is not None and switches.local_rope_theta is not None and not _sections(fields)[kind].names():
                 by_kind[window] = replace(by_kind[window], theta=switches.local_rope_theta, scaling=None)
     return tuple(
@@ -54,7 +56,8 @@ def read_rope(fields: Fields, head_dim: int, longest: int, kind: str = "full_att
     section = by_kind[kind] if by_kind[kind].names() else by_kind[""]
     theta = section.number("rope_theta", fields.number("rope_theta", _DEFAULT_THETA))
     share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
-    rotary_dim = fields.integer("rotary_dim", int(head_dim * share))
+    is_proportional = section.optional_text("rope_type") == "proportional"
+    rotary_dim = head_dim if is_proportional else fields.integer("rotary_dim", int(head_dim * share))
     if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim:
         raise ModelError(f"rotary embedding of {rotary_dim} values in heads of {head_dim} is not supported")
     if section.optional_text("type") == "dynamic" or section.optional_text("rope_type") == "dynamic":
@@ -92,6 +95,8 @@ def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int)
     match rope_type := section.optional_text("rope_type") or section.optional_text("type") or "default":
         case "default" | "mrope" | "dynamic":  # which differ for images, and for contexts beyond the longest
             return None
+        case "proportional":
+            return ProportionalScaling(section.number("partial_rotary_factor", 1.0), section.number("factor", 1.0))
         case "linear":
             return LinearScaling(section.number("factor"))
         case "llama3":
@@ -115,7 +120,8 @@ def _read_scaling(section: Fields, original: int, longest: int, rotary_dim: int)
             factor = math.sqrt(1 + math.log(extension) / math.log(original)) if extension > 1 else 1.0
             return LongScaling(factors, original, section.number("attention_factor", factor))
     raise ModelError(
-        f"rope type {rope_type} is not supported (supported: default, linear, dynamic, llama3, longrope, yarn)"
+        f"rope type {rope_type} is not supported "
+        "(supported: default, linear, dynamic, llama3, longrope, proportional, yarn)"
     )
 
 

@@ -278,6 +278,7 @@ class DecoderSpec(PartSpec):
         head: None if the output head shares the matrix of the embedding.
         positions: A learned embedding of positions; None for none.
         token_types: A learned embedding of the types of tokens; None for none.
+        layer_embedding: An embedding of tokens for `LayerInputs`, the first block; None for none.
         embedding_norm: Of the embeddings; None for none.
     """
 
@@ -288,6 +289,7 @@ class DecoderSpec(PartSpec):
     positions: WeightRef | None = None
     embedding_norm: NormSpec | None = None
     token_types: WeightRef | None = None
+    layer_embedding: WeightRef | None = None
 
     @property
     @override
@@ -333,6 +335,8 @@ class DecoderSpec(PartSpec):
         if self.positions is not None:
             num_types = self.token_types.out_features if self.token_types else 1
             num_bytes += num_types * self.positions.num_values * dtype.itemsize
+        if self.layer_embedding is not None:
+            num_bytes += self.layer_embedding.num_values * dtype.itemsize
         if self.head is None:
             return num_bytes + kit.tied_bytes(last, dtype)
         return num_bytes + kit.linear_bytes(last, dtype) + self.embedding.num_values * dtype.itemsize

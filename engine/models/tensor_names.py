@@ -37,7 +37,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         positions = WeightRef((names.positions,), (num_positions,), hidden)
     if names.token_types:
         token_types = WeightRef((names.token_types,), (config.num_token_types,), hidden)
-    return DecoderSpec(
+    spec = DecoderSpec(
         embedding=WeightRef((names.embedding,), vocabulary, hidden, split=Split.COLUMN),
         blocks=tuple(_block(config, index) for index in range(config.num_layers)),
         norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
@@ -46,6 +46,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
         embedding_norm=norm_spec(config, names.embedding_norm) if names.embedding_norm else None,
         token_types=token_types,
     )
+    return switches.extension.extend(config, spec) if switches.extension else spec
 
 
 def norm_spec(config: ModelConfig, name: str) -> NormSpec:

@@ -26,6 +26,7 @@ from weft.engine.layers.parts import HeadLayer
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.experts import ExpertsSpec
 from weft.engine.models.families.family import QKNorm
+from weft.engine.models.layer_inputs import LayeredSpec
 from weft.engine.models.loading import make_rotaries
 from weft.engine.models.specs import BlockSpec, PreNormSpec
 from weft.engine.models.tensor_names import decoder_spec
@@ -101,12 +102,14 @@ class _Steps:
 
 
 class AttentionTrials(Trials):
-    """Heads and attention of one layer of each kind that the model has."""
+    """Heads and attention of one layer of each kind that the model has, with heads as those of the first layer."""
 
     def __init__(self, model: ModelConfig, config: EngineConfig, shapes: Sequence[StepShape]) -> None:
         """Take the steps that are computed one after the other, of which the last one is timed."""
         self._model, self._config, self._shapes = model, config, shapes
-        self._groups = tuple(CacheGroup(spec, (index,)) for index, spec in enumerate(paged_specs(model)))
+        first, *others = paged_specs(model)
+        alike = [spec for spec in others if (spec.num_kv_heads, spec.head_dim) == (first.num_kv_heads, first.head_dim)]
+        self._groups = tuple(CacheGroup(spec, (index,)) for index, spec in enumerate([first, *alike]))
 
     @override
     def trial(self, config: EngineConfig) -> Trial:
@@ -150,14 +153,14 @@ class AttentionTrials(Trials):
         return list(zip(*stacked, strict=True))
 
     def _heads(self, kit: LayerKit, dtype: torch.dtype) -> HeadLayer:
-        model = self._model
+        model, first = self._model, self._groups[0].spec
         norm = None
         if model.switches.qk_norm == QKNorm():  # others are torch's, whatever is settled
             generator = torch.Generator().manual_seed(0)
-            weights = 1 + torch.randn(2, model.head_dim, generator=generator) / 8
+            weights = 1 + torch.randn(2, first.head_dim, generator=generator) / 8
             queries, keys = weights.to(self._config.dtype).to(self._config.device, dtype).unbind(0)
-            norm = HeadNorm(queries, keys, model.num_heads, model.num_kv_heads, model.rms_norm_eps)
-        return kit.heads(norm, model.num_heads, model.num_kv_heads)
+            norm = HeadNorm(queries, keys, model.num_heads, first.num_kv_heads, model.rms_norm_eps)
+        return kit.heads(norm, model.num_heads, first.num_kv_heads)
 
     def _attend(
         self,
@@ -204,7 +207,7 @@ def with_steady_routing(block: BlockSpec) -> BlockSpec:
 
 
 class BlockTrials(Trials):
-    """The model's first block, with random weights."""
+    """The model's first block that keeps a cache, with random weights."""
 
     def __init__(
         self, model: ModelConfig, config: EngineConfig, shapes: Sequence[StepShape], are_separate: bool = False
@@ -216,7 +219,8 @@ class BlockTrials(Trials):
         """
         self._model, self._config, self._shapes = model, config, shapes
         self._are_separate = are_separate
-        self._spec = with_steady_routing(decoder_spec(model).blocks[0])
+        first = next(block for block in decoder_spec(model).blocks if block.caches)
+        self._spec = with_steady_routing(first.block if isinstance(first, LayeredSpec) else first)
 
     @override
     def trial(self, config: EngineConfig) -> Trial:

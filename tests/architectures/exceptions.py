@@ -13,6 +13,7 @@ _SHARES_KEYS = {  # the last layer of each kind keeps the keys and values that t
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "num_kv_shared_layers": 2,
 }
+_GEMMA4 = _SHARES_KEYS | {"per_layer_config": {layer: {"head_dim": 32} for layer in ("1", "3")}}
 _LLAMA4 = {  # moe_layers lists layers, not kinds; one chunked and one full layer, one dense and one of experts
     "num_hidden_layers": 4,
     "moe_layers": [1, 3],
@@ -52,8 +53,8 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "dots3_note_text": _DOTS3,
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_d_head": 16},  # must be heads times their size
     "gemma3n_text": _SHARES_KEYS | {"activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0], "intermediate_size": 96},
-    "gemma4": {"text_config": _SHARES_KEYS},
-    "gemma4_text": _SHARES_KEYS,
+    "gemma4": {"text_config": _GEMMA4},
+    "gemma4_text": _GEMMA4,
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "mamba_d_head": 16},
     "hunyuan_v1_dense": _FREE_HEADS,
     "hunyuan_v1_moe": _FREE_HEADS,

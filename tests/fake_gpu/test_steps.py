@@ -102,8 +102,27 @@ LLAMA4 = Checkpoint(
 """Attention to chunks and with temperatures, experts of scaled inputs."""
 
 
-def test_steps_of_llama4_are_legal_and_wait_for_nothing(start_on_gpu: Callable[..., Warm]) -> None:
-    run(start_on_gpu(LLAMA4))
+GEMMA4 = Checkpoint(
+    "gemma4_text",
+    {
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 9,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 199,
+    },
+)
+"""Layers of two sizes of heads, of which the last ones read the keys and values of the first; inputs of layers."""
+
+
+@pytest.mark.parametrize("checkpoint", [LLAMA4, GEMMA4], ids=lambda checkpoint: checkpoint.model_type)
+def test_steps_of_more_kinds_of_layers_are_legal(start_on_gpu: Callable[..., Warm], checkpoint: Checkpoint) -> None:
+    run(start_on_gpu(checkpoint))
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])

@@ -11,7 +11,7 @@ from weft.engine.shared.errors import ModelError
 
 if TYPE_CHECKING:
     from weft.engine.models.config import ModelConfig
-    from weft.engine.models.specs import FeedForwardSpec, MixerSpec, NormSpec
+    from weft.engine.models.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
 
 
 class UseModule(ModelError):
@@ -34,6 +34,13 @@ class FeedForwardSwitches(Protocol):
     def num_values(self, hidden_size: int) -> int:
         """Values of a token inside the layer at once; 0 if a dense layer has as many."""
         return 0
+
+
+class DecoderSwitches(Protocol):
+    """What a decoder has beside the blocks that `FamilySwitches` describes."""
+
+    def extend(self, config: "ModelConfig", spec: "DecoderSpec") -> "DecoderSpec":
+        """The whole decoder."""
 
 
 class Norm(enum.Enum):
@@ -157,6 +164,8 @@ class FamilySwitches:
         feed_forwards: Per layer what stands in place of the dense layer, None for that; empty means it everywhere.
         halves: Per layer which halves its block has; empty means both everywhere.
         head_dim: Default if config.json gives none; None means hidden_size / num_attention_heads.
+        full_head_dim: That of layers without a window; None for the same everywhere.
+        extension: What the decoder has beside its blocks; None for nothing.
         norm_offset: Added to the stored weights of norms over hidden states.
         embedding_scale: Multiplier of embeddings, in the model's dtype.
         residual_scale: Multiplier of what each half of a block adds.
@@ -199,6 +208,8 @@ class FamilySwitches:
     feed_forwards: tuple[FeedForwardSwitches | None, ...] = ()
     halves: tuple[Halves, ...] = ()
     head_dim: int | None = None
+    full_head_dim: int | None = None
+    extension: DecoderSwitches | None = None
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0

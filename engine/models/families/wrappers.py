@@ -41,7 +41,18 @@ _FLAT: Mapping[str, str] = {
 
 _WRAPPERS = frozenset(
     f"{name}ForConditionalGeneration"
-    for name in ["Gemma3", "Llama4", "Llava", "LlavaNext", "Mistral3", "Qwen3VL", "Qwen3VLMoe", "Qwen3_5", "Qwen3_5Moe"]
+    for name in [
+        "Gemma3",
+        "Gemma4",
+        "Llama4",
+        "Llava",
+        "LlavaNext",
+        "Mistral3",
+        "Qwen3VL",
+        "Qwen3VLMoe",
+        "Qwen3_5",
+        "Qwen3_5Moe",
+    ]
 )
 """Those whose files say all that the text half needs. Others may tie their output head without a word of it."""
 

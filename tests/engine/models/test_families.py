@@ -56,6 +56,17 @@ VARIANTS: list[Variant] = [
             }
         },
     ),
+    (
+        "gemma4_text",
+        {
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "final_logit_softcapping": 5.0,
+            "per_layer_config": {layer: {"head_dim": 32, "num_key_value_heads": 1} for layer in ("1", "3")},
+        },
+    ),
+    ("gemma4_text", {"use_double_wide_mlp": True, "attention_bias": True, "hidden_size_per_layer_input": 32}),
     ("gpt2", {"scale_attn_weights": False}),
     ("gpt_bigcode", {"multi_query": False}),
     ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
@@ -163,7 +174,7 @@ def test_variants_of_a_family(tmp_path: Path, name: str, changes: dict[str, Any]
     "name",
     [
         *("cohere2", "exaone4", "gemma3_text", "glm", "gpt2", "gpt_neox", "gpt_oss", "hunyuan_v1_dense"),
-        *("llama4_text", "ministral3"),
+        *("gemma4_text", "llama4_text", "ministral3"),
     ],
 )
 @pytest.mark.skipif(not runnable_variants(), reason="no native kernels")

@@ -1,0 +1,139 @@
+"""Gemma 4: layers that share keys and values, two sizes of heads, norms of values, and inputs for each layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from weft.engine.models.families.family import (
+    DecoderSwitches,
+    FamilySwitches,
+    MixerSwitches,
+    Norms,
+    QKNorm,
+    UseModule,
+    family,
+    read_window,
+    windows_by_pattern,
+)
+from weft.engine.models.families.fields import Fields
+from weft.engine.models.families.linear_attention import SizedFeedForward
+from weft.engine.models.families.names import GEMMA2
+
+if TYPE_CHECKING:
+    from weft.engine.models.config import ModelConfig
+    from weft.engine.models.specs import DecoderSpec, MixerSpec, NormSpec
+
+_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Attention(MixerSwitches):
+    """Attention of a layer.
+
+    Attributes:
+        index: Of the layer.
+        has_keys_as_values: Whether values are made by the matrix of keys.
+        source: The layer whose keys and values it reads; None if it has some of its own.
+        is_read: Whether later layers read those.
+    """
+
+    index: int
+    head_dim: int
+    num_kv_heads: int
+    has_keys_as_values: bool
+    source: int | None
+    is_read: bool
+
+    @override
+    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "MixerSpec":
+        from weft.engine.models.shared_attention import gemma4_attention_spec
+
+        return gemma4_attention_spec(self, config, layer, output_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Layers(DecoderSwitches):
+    """What a decoder has beside its blocks.
+
+    Attributes:
+        input_size: Values of a token's input for each layer; 0 for none.
+        vocab_size: Tokens that have such inputs.
+    """
+
+    input_size: int
+    vocab_size: int
+
+    @override
+    def extend(self, config: "ModelConfig", spec: "DecoderSpec") -> "DecoderSpec":
+        from weft.engine.models.layer_inputs import layered_decoder_spec
+
+        return layered_decoder_spec(self, config, spec)
+
+
+@family("Gemma4ForCausalLM")
+def gemma4(fields: Fields) -> FamilySwitches:
+    """The last layer has no window; the last num_kv_shared_layers read what earlier ones of their kind keep."""
+    if fields.optional_text("use_bidirectional_attention") == "all":
+        raise UseModule("use_bidirectional_attention: all is not computed by Weft's blocks")
+    if fields.flag("enable_moe_block", False):
+        raise UseModule("enable_moe_block: experts beside a dense layer are not computed by Weft's blocks")
+    num_layers, attention_bias = fields.integer("num_hidden_layers"), fields.flag("attention_bias", False)
+    windows = (*windows_by_pattern(fields, read_window(fields, 512), 6)[:-1], None)
+    first_shared = num_layers - fields.integer("num_kv_shared_layers", 0)
+    sources = _sources(windows, first_shared)
+    mixers = tuple(_attention(fields, windows, sources, layer) for layer in range(num_layers))
+    is_wide = fields.flag("use_double_wide_mlp", False)
+    wide = SizedFeedForward(2 * fields.integer("intermediate_size"))
+    kept = ("k_proj", "v_proj", "k_norm")  # which checkpoints may hold where nothing reads them
+    return FamilySwitches(
+        names=GEMMA2,
+        defaults={"num_key_value_heads": 4, "rope_parameters": _ROPE},
+        norms=Norms.AROUND,
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        qk_norm=QKNorm(),
+        unused=tuple(f"model.layers.{n}.self_attn.{name}." for n in range(first_shared, num_layers) for name in kept),
+        sliding_windows=windows,
+        full_head_dim=next(mixer.head_dim for mixer, window in zip(mixers, windows, strict=True) if window is None),
+        mixers=mixers,
+        feed_forwards=tuple(wide if is_wide and layer >= first_shared else None for layer in range(num_layers)),
+        head_dim=256,
+        embedding_scale=fields.integer("hidden_size") ** 0.5,
+        attention_scale=1.0,
+        logit_soft_cap=fields.optional_number("final_logit_softcapping"),
+        activation=fields.optional_text("hidden_activation") or "gelu_pytorch_tanh",
+        ties_embeddings=True,
+        extension=Gemma4Layers(
+            fields.integer("hidden_size_per_layer_input", 256), fields.integer("vocab_size_per_layer_input", 262_144)
+        ),
+    )
+
+
+def _sources(windows: Sequence[int | None], first_shared: int) -> tuple[int | None, ...]:
+    """For each layer the last one of its kind that keeps keys and values; None for a layer that keeps its own."""
+    last = {window: layer for layer, window in enumerate(windows[:first_shared])}
+    if set(windows) - set(last):
+        raise UseModule("num_kv_shared_layers leaves no layer of a kind that keeps keys and values")
+    return tuple(last[window] if layer >= first_shared else None for layer, window in enumerate(windows))
+
+
+def _attention(
+    fields: Fields, windows: Sequence[int | None], sources: Sequence[int | None], layer: int
+) -> Gemma4Attention:
+    head_dim, num_kv_heads = fields.size("head_dim", 256), fields.size("num_key_value_heads", 4)
+    is_full = windows[layer] is None
+    has_keys_as_values = is_full and fields.flag("attention_k_eq_v", False)
+    if fields.mentions("per_layer_config"):
+        layers = fields.section("per_layer_config")
+        (own,) = [layers.section(name) for name in layers.names() if int(name) == layer] or [layers.section("")]
+        head_dim, num_kv_heads = own.size("head_dim", head_dim), own.size("num_key_value_heads", num_kv_heads)
+    elif is_full:
+        head_dim = fields.size("global_head_dim", 512)
+        if has_keys_as_values:
+            num_kv_heads = fields.size("num_global_key_value_heads", num_kv_heads)
+    return Gemma4Attention(layer, head_dim, num_kv_heads, has_keys_as_values, sources[layer], layer in sources)
