@@ -25,6 +25,7 @@ from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.experts import ExpertsSpec
+from weft.engine.models.experts_beside import ExpertsBesideSpec
 from weft.engine.models.families.family import QKNorm
 from weft.engine.models.layer_inputs import LayeredSpec
 from weft.engine.models.loading import make_rotaries
@@ -200,10 +201,18 @@ class _SteadyRouting:
 
 def with_steady_routing(block: BlockSpec) -> BlockSpec:
     """The same block; its experts, if it has some, are chosen by the places of tokens."""
-    if isinstance(block, PreNormSpec) and isinstance(block.feed_forward, ExpertsSpec):
-        experts = dataclasses.replace(block.feed_forward, routing=_SteadyRouting(block.feed_forward.routing.num_chosen))
-        return dataclasses.replace(block, feed_forward=experts)
+    if not isinstance(block, PreNormSpec):
+        return block
+    match block.feed_forward:
+        case ExpertsSpec() as experts:
+            return dataclasses.replace(block, feed_forward=_steady(experts))
+        case ExpertsBesideSpec(experts=experts) as both:
+            return dataclasses.replace(block, feed_forward=dataclasses.replace(both, experts=_steady(experts)))
     return block
+
+
+def _steady(experts: ExpertsSpec) -> ExpertsSpec:
+    return dataclasses.replace(experts, routing=_SteadyRouting(experts.routing.num_chosen))
 
 
 class BlockTrials(Trials):

@@ -115,9 +115,13 @@ GEMMA4 = Checkpoint(
         "sliding_window": 9,
         "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": 199,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
     },
 )
-"""Layers of two sizes of heads, of which the last ones read the keys and values of the first; inputs of layers."""
+"""Heads of two sizes, layers that read the keys and values of others, inputs of layers, experts."""
 
 
 @pytest.mark.parametrize("checkpoint", [LLAMA4, GEMMA4], ids=lambda checkpoint: checkpoint.model_type)

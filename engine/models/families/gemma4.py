@@ -1,4 +1,4 @@
-"""Gemma 4: layers that share keys and values, two sizes of heads, norms of values, and inputs for each layer."""
+"""Gemma 4: layers that share keys and values, heads of two sizes, inputs of layers, experts beside dense layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from weft.engine.layers.routing import TopK
+from weft.engine.models.families.experts import ExpertNames, ExpertSwitches
 from weft.engine.models.families.family import (
     DecoderSwitches,
     FamilySwitches,
+    FeedForwardSwitches,
     MixerSwitches,
     Norms,
     QKNorm,
@@ -23,12 +26,13 @@ from weft.engine.models.families.names import GEMMA2
 
 if TYPE_CHECKING:
     from weft.engine.models.config import ModelConfig
-    from weft.engine.models.specs import DecoderSpec, MixerSpec, NormSpec
+    from weft.engine.models.specs import DecoderSpec, FeedForwardSpec, MixerSpec, NormSpec
 
 _ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
+_EXPERTS = ExpertNames("router.proj", ("experts.gate_up_proj",), "experts.down_proj", ("", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,24 @@ class Gemma4Attention(MixerSwitches):
 
 
 @dataclass(frozen=True, slots=True)
+class Gemma4Experts(FeedForwardSwitches):
+    """A dense layer of this size with experts beside it."""
+
+    experts: ExpertSwitches
+    dense_size: int
+
+    @override
+    def spec(self, config: "ModelConfig", layer: str, output_norm: "NormSpec | None") -> "FeedForwardSpec":
+        from weft.engine.models.experts_beside import experts_beside_spec
+
+        return experts_beside_spec(self, config, layer, output_norm)
+
+    @override
+    def num_values(self, hidden_size: int) -> int:
+        return self.experts.num_values(hidden_size) + self.dense_size
+
+
+@dataclass(frozen=True, slots=True)
 class Gemma4Layers(DecoderSwitches):
     """What a decoder has beside its blocks.
 
@@ -80,15 +102,11 @@ def gemma4(fields: Fields) -> FamilySwitches:
     """The last layer has no window; the last num_kv_shared_layers read what earlier ones of their kind keep."""
     if fields.optional_text("use_bidirectional_attention") == "all":
         raise UseModule("use_bidirectional_attention: all is not computed by Weft's blocks")
-    if fields.flag("enable_moe_block", False):
-        raise UseModule("enable_moe_block: experts beside a dense layer are not computed by Weft's blocks")
     num_layers, attention_bias = fields.integer("num_hidden_layers"), fields.flag("attention_bias", False)
     windows = (*windows_by_pattern(fields, read_window(fields, 512), 6)[:-1], None)
     first_shared = num_layers - fields.integer("num_kv_shared_layers", 0)
     sources = _sources(windows, first_shared)
     mixers = tuple(_attention(fields, windows, sources, layer) for layer in range(num_layers))
-    is_wide = fields.flag("use_double_wide_mlp", False)
-    wide = SizedFeedForward(2 * fields.integer("intermediate_size"))
     kept = ("k_proj", "v_proj", "k_norm")  # which checkpoints may hold where nothing reads them
     return FamilySwitches(
         names=GEMMA2,
@@ -101,7 +119,7 @@ def gemma4(fields: Fields) -> FamilySwitches:
         sliding_windows=windows,
         full_head_dim=next(mixer.head_dim for mixer, window in zip(mixers, windows, strict=True) if window is None),
         mixers=mixers,
-        feed_forwards=tuple(wide if is_wide and layer >= first_shared else None for layer in range(num_layers)),
+        feed_forwards=tuple(_feed_forward(fields, layer >= first_shared) for layer in range(num_layers)),
         head_dim=256,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         attention_scale=1.0,
@@ -114,12 +132,32 @@ def gemma4(fields: Fields) -> FamilySwitches:
     )
 
 
+@family("Gemma4UnifiedForCausalLM")
+def gemma4_unified(fields: Fields) -> FamilySwitches:
+    """Gemma 4 without inputs of layers and experts."""
+    return gemma4(fields.with_defaults({"hidden_size_per_layer_input": 0, "sliding_window": 1024}))
+
+
 def _sources(windows: Sequence[int | None], first_shared: int) -> tuple[int | None, ...]:
     """For each layer the last one of its kind that keeps keys and values; None for a layer that keeps its own."""
     last = {window: layer for layer, window in enumerate(windows[:first_shared])}
     if set(windows) - set(last):
         raise UseModule("num_kv_shared_layers leaves no layer of a kind that keeps keys and values")
     return tuple(last[window] if layer >= first_shared else None for layer, window in enumerate(windows))
+
+
+def _feed_forward(fields: Fields, is_shared: bool) -> FeedForwardSwitches | None:
+    is_wide, size = is_shared and fields.flag("use_double_wide_mlp", False), fields.integer("intermediate_size")
+    size = 2 * size if is_wide else size
+    if not fields.flag("enable_moe_block", False):
+        return SizedFeedForward(size) if is_wide else None
+    experts = ExpertSwitches(
+        num_experts=fields.size("num_experts"),
+        size=fields.size("moe_intermediate_size"),
+        routing=TopK(fields.size("top_k_experts"), divides=True),
+        names=_EXPERTS,
+    )
+    return Gemma4Experts(experts, size)
 
 
 def _attention(

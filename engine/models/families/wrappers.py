@@ -14,6 +14,7 @@ _TEXT_HALVES: Mapping[str, str] = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma3n_text": "Gemma3nForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "granite": "GraniteForCausalLM",
@@ -44,6 +45,7 @@ _WRAPPERS = frozenset(
     for name in [
         "Gemma3",
         "Gemma4",
+        "Gemma4Unified",
         "Llama4",
         "Llava",
         "LlavaNext",

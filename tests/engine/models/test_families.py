@@ -66,6 +66,10 @@ VARIANTS: list[Variant] = [
             "per_layer_config": {layer: {"head_dim": 32, "num_key_value_heads": 1} for layer in ("1", "3")},
         },
     ),
+    (
+        "gemma4_text",
+        {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32},
+    ),
     ("gemma4_text", {"use_double_wide_mlp": True, "attention_bias": True, "hidden_size_per_layer_input": 32}),
     ("gpt2", {"scale_attn_weights": False}),
     ("gpt_bigcode", {"multi_query": False}),
