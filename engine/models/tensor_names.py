@@ -165,10 +165,10 @@ def _norm(
     weight = TensorRef(f"{name}.weight", shape, offset, order=order)
     bias = TensorRef(f"{name}.bias", shape, order=order)
     return NormSpec(
-        weight if kind is not Norm.PLAIN_LAYER_NORM else None,
+        weight if kind not in (Norm.PLAIN_RMS, Norm.PLAIN_LAYER_NORM) else None,
         eps,
         bias if kind is Norm.LAYER_NORM else None,
-        kind is not Norm.RMS,
+        kind not in (Norm.RMS, Norm.PLAIN_RMS),
     )
 
 

@@ -44,9 +44,10 @@ class DecoderSwitches(Protocol):
 
 
 class Norm(enum.Enum):
-    """Norms of hidden states. PLAIN_LAYER_NORM has no weights."""
+    """Norms of hidden states. The plain ones have no weights."""
 
     RMS = "RMSNorm"
+    PLAIN_RMS = "RMSNorm without weights"
     LAYER_NORM = "LayerNorm"
     LAYER_NORM_WITHOUT_BIAS = "LayerNorm without bias"
     PLAIN_LAYER_NORM = "LayerNorm without weights"

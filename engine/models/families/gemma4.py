@@ -17,12 +17,11 @@ from weft.engine.models.families.family import (
     QKNorm,
     UseModule,
     family,
-    read_window,
-    windows_by_pattern,
 )
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.linear_attention import SizedFeedForward
 from weft.engine.models.families.names import GEMMA2
+from weft.engine.models.families.windows import read_window, windows_by_pattern
 
 if TYPE_CHECKING:
     from weft.engine.models.config import ModelConfig

@@ -2,7 +2,7 @@
 
 from weft.engine.layers.routing import TopK
 from weft.engine.models.families.experts import ExpertNames, ExpertSwitches, on_layers
-from weft.engine.models.families.family import FamilySwitches, QKNorm, Temperature, family
+from weft.engine.models.families.family import FamilySwitches, Norm, QKNorm, Temperature, family
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.linear_attention import SizedFeedForward, read_layer_types
 from weft.engine.models.families.llama import read_ropeless
@@ -40,7 +40,7 @@ def llama4(fields: Fields) -> FamilySwitches:
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_key_value_heads": 8},
         qkv_bias=bias,
         o_bias=bias,
-        qk_norm=QKNorm(has_weight=False, is_last=True) if fields.flag("use_qk_norm", True) else None,
+        qk_norm=QKNorm(Norm.PLAIN_RMS, is_last=True) if fields.flag("use_qk_norm", True) else None,
         is_interleaved=True,
         ropeless=ropeless,
         temperature=Temperature(fields.number("attn_scale", 0.1), fields.size("floor_scale", 8192), offset=1),
