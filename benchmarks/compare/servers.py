@@ -69,6 +69,8 @@ class Running:
     url: str
     startup_s: float | None
     """From the command to the first 200 of its ready path; None for a server that ran before."""
+    pid: int | None = None
+    """Of its first process; None for a server that ran before."""
 
 
 def weft(models: Mapping[str, pathlib.Path], name: str = "Weft", flags: Sequence[str] = ()) -> Server:
@@ -179,7 +181,7 @@ def running(server: Server, group: Sequence[Workload], log: pathlib.Path, timeou
                 if time.perf_counter() - start > timeout_s:
                     raise ServerError(f"{server.name} was not ready after {timeout_s:g} s")
                 time.sleep(0.05)
-            yield Running(url, time.perf_counter() - start)
+            yield Running(url, time.perf_counter() - start, process.pid)
         except Exception as error:
             error.add_note(f"$ {' '.join(arguments)}\n{_tail(log)}\n(the whole log: {log})")
             raise
