@@ -81,7 +81,9 @@ def words(number: int) -> list[str]:
     """That many different words of three to five letters."""
     letters = "etaoinshrdlu"
     made = [a + b + c for a in letters for b in letters for c in letters]
-    made += [a + b for a in made for b in ("ra", "mi", "lo", "ke", "su", "ba", "ti", "no", "da", "ve", "gi", "pu", "xa")]
+    made += [
+        a + b for a in made for b in ("ra", "mi", "lo", "ke", "su", "ba", "ti", "no", "da", "ve", "gi", "pu", "xa")
+    ]
     made += [a + "z" for a in made]
     return made[:number]
 
@@ -274,7 +276,9 @@ def measure(options: argparse.Namespace, dtype: str, shape: Mapping[str, int], c
                 before = cpu_s(pid)
                 wall_s = timed(run)
                 turns.append(Turn(side, wall_s, cpu_s(pid) - before))
-                console.print(f"{dtype}, round {number + 1}: {side}: {wall_s:.1f} s, {turns[-1].cpu_s:.1f} s of CPU time")
+                console.print(
+                    f"{dtype}, round {number + 1}: {side}: {wall_s:.1f} s, {turns[-1].cpu_s:.1f} s of CPU time"
+                )
         products_s = reference.products_s(shape, len(texts) * options.tokens)
     return Figures(dtype, len(texts), batch_size, products_s, difference, tuple(turns))
 

@@ -1,4 +1,4 @@
-"""Heads whose queries and keys are normalised in another way than each by itself before the rotation."""
+"""Heads that are not rotated, or normalised in another way than each by itself before the rotation."""
 
 from dataclasses import dataclass
 
@@ -44,3 +44,16 @@ class NormedHeads:
 def over_all_heads(norm: Layer) -> Layer:
     """A norm over all heads of a token as one vector."""
     return lambda heads: norm(heads.flatten(1)).view_as(heads)
+
+
+def unchanged_heads(num_heads: int, num_kv_heads: int) -> HeadLayer:
+    """A `HeadLayer` without norm and rotation, which leaves writing K/V to the attention backend."""
+
+    def split(
+        qkv: torch.Tensor, rotation: torch.Tensor, cache: PagedCache | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert cache is None, "attention among whole texts writes what it keeps"
+        queries, keys, values = qkv.split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        return queries, keys, values
+
+    return split

@@ -48,6 +48,9 @@ class LayerKit(Protocol):
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         """Two projections of one size, gate first -> activation(gate(x)) * up(x)."""
 
+    def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        """One projection -> activation(up(x))."""
+
     def per_head(self, weights: torch.Tensor) -> Layer:
         """A matrix (n, k) for each head, stacked: (num_tokens, num_heads, k) -> (num_tokens, num_heads, n)."""
 
@@ -59,6 +62,9 @@ class LayerKit(Protocol):
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         """RMSNorm over the last dimension; weight may be float32 for hidden states of another dtype."""
+
+    def layer_norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Layer:
+        """LayerNorm of hidden states; see `LayerNorm`."""
 
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """Norm of queries and keys, unless norm is None, then rotary embedding."""

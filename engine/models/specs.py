@@ -16,8 +16,7 @@ from typing_extensions import override
 from weft.engine.cache.specs import CacheSpec, PagedKV
 from weft.engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock, unchanged
 from weft.engine.layers.chained import ChainedLinear, clamped, scaled
-from weft.engine.layers.gated import ungated
-from weft.engine.layers.heads import NormedHeads, over_all_heads
+from weft.engine.layers.heads import NormedHeads, over_all_heads, unchanged_heads
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
 from weft.engine.layers.parallel_block import ParallelBlock
@@ -92,10 +91,13 @@ class NormSpec(PartSpec):
     is_layer_norm: bool = False
 
     def build(self, kit: LayerKit, reader: WeightReader) -> Layer:
-        """Load it; kits have RMSNorm with weights."""
-        if self.weight is None or self.is_layer_norm:
+        """Load it; kits have norms with weights."""
+        if self.weight is None:
             return self.build_by_torch(reader)
-        return kit.norm(reader.tensor(self.weight), self.eps)
+        weight = reader.tensor(self.weight)
+        if self.is_layer_norm:
+            return kit.layer_norm(weight, None if self.bias is None else reader.tensor(self.bias), self.eps)
+        return kit.norm(weight, self.eps)
 
     def build_by_torch(self, reader: WeightReader) -> Layer:
         """Load it for inputs of any shape."""
@@ -175,6 +177,7 @@ class AttentionSpec(MixerSpec):
         rotation: Index of the rotary embedding among those of the model.
         clip: Bound on the values of queries, keys and values; None for none.
         sinks: (num_heads,) float32, if the cache's spec says `has_sinks`; None otherwise.
+        turns: Whether heads are rotated.
     """
 
     qkv: WeightRef
@@ -185,11 +188,17 @@ class AttentionSpec(MixerSpec):
     rotation: int = 0
     clip: float | None = None
     sinks: TensorRef | None = None
+    turns: bool = True
 
     @override
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
         heads = (self.num_heads, self.cache.num_kv_heads)
-        prepare = self.head_norms.build(kit, reader, *heads) if self.head_norms else kit.heads(None, *heads)
+        if self.head_norms:
+            prepare = self.head_norms.build(kit, reader, *heads)
+        elif self.turns or not self.cache.is_bidirectional:  # a kit's heads may also write K/V for later steps
+            prepare = kit.heads(None, *heads)
+        else:
+            prepare = unchanged_heads(*heads)
         qkv = kit.linear(self.qkv, reader)
         if self.clip is not None:
             qkv = ChainedLinear(qkv, clamped(unchanged, self.clip))
@@ -208,11 +217,8 @@ class DenseSpec(FeedForwardSpec):
 
     @override
     def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
-        if len(self.first.sizes) > 1:
-            first = kit.gated(self.first, reader, self.activation)
-        else:
-            first = ungated(kit.linear(self.first, reader), self.activation)
-        return GatedFeedForward(first, self.output.build(kit, reader))
+        build_first = kit.gated if len(self.first.sizes) > 1 else kit.ungated
+        return GatedFeedForward(build_first(self.first, reader, self.activation), self.output.build(kit, reader))
 
 
 @dataclass(frozen=True, slots=True)

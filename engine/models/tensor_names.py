@@ -122,6 +122,7 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
         rotation=config.distinct_ropes.index(rope),
         clip=switches.clip,
         sinks=sinks if switches.sinks else None,
+        turns=rotary_dim > 0,
     )
 
 

@@ -43,6 +43,43 @@ void weft_rms_norm(const bf16 *inputs, int64_t input_stride, int64_t rows, int64
     run_loop(rows, grain(size), normalise_rows, &call);
 }
 
+typedef struct {
+    const bf16 *inputs;
+    int64_t input_stride, size;
+    const bf16 *weight, *bias;
+    float eps;
+    bf16 *outputs;
+} Centering;
+
+/* Mean, then the deviation from it, then the results: three passes over a row that is in the first-level cache. */
+static void centre_rows(const void *context, int64_t first, int64_t end) {
+    const Centering *call = context;
+    for (int64_t row = first; row < end; row++) {
+        const bf16 *from = call->inputs + row * call->input_stride;
+        bf16 *to = call->outputs + row * call->size;
+        f32x16 sums = {0}, squares = {0};
+        for (int64_t i = 0; i < call->size; i += LANES) sums += load_bf16(from + i);
+        const float mean = reduce_add(sums) / (float)call->size;
+        for (int64_t i = 0; i < call->size; i += LANES) {
+            const f32x16 part = load_bf16(from + i) - mean;
+            squares += part * part;
+        }
+        const float scale = 1.0f / sqrtf(reduce_add(squares) / (float)call->size + call->eps);
+        for (int64_t i = 0; i < call->size; i += LANES) {
+            f32x16 values = (load_bf16(from + i) - mean) * scale * load_bf16(call->weight + i);
+            if (call->bias) values += load_bf16(call->bias + i);
+            store_bf16(to + i, values);
+        }
+    }
+}
+
+/* LayerNorm of the rows of inputs (rows, input_stride), with weight and bias (size), bias may be NULL: Ba et al., 2016. */
+void weft_layer_norm(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t size, const bf16 *weight,
+                     const bf16 *bias, float eps, bf16 *outputs) {
+    const Centering call = {inputs, input_stride, size, weight, bias, eps, outputs};
+    run_loop(rows, grain(size), centre_rows, &call);
+}
+
 /* One head: norm, unless weight is NULL, then rotation of the pairs (i, i + head_dim / 2). */
 static void prepare_head(bf16 *head, int64_t head_dim, const bf16 *cosines, const bf16 *sines, const bf16 *weight, float eps) {
     const int64_t half = head_dim / 2;

@@ -4,7 +4,7 @@
 
 #include "vectors.h"
 
-typedef enum { STORE_BF16, STORE_F32, ADD_BF16, GATED_SILU, GATED_SWISH } Epilogue;
+typedef enum { STORE_BF16, STORE_F32, ADD_BF16, STORE_GELU, GATED_SILU, GATED_SWISH } Epilogue;
 
 /* What GATED_SWISH computes of gate and up, both limited from above and up also from below:
  * gate * sigmoid(slope * (gate + cubic * gate^3)) * (up + offset). */

@@ -22,7 +22,8 @@ class _Epilogue(IntEnum):
     STORE_BF16 = 0
     STORE_F32 = 1
     ADD_BF16 = 2
-    GATED_SILU = 3
+    STORE_GELU = 3
+    GATED_SILU = 4
 
 
 class NativeNorm:
@@ -38,6 +39,25 @@ class NativeNorm:
         num_rows, size = inputs.shape
         outputs = torch.empty(num_rows, size, dtype=torch.bfloat16)
         pointers = self.weight.data_ptr(), self.eps, outputs.data_ptr()
+        self._function(inputs.data_ptr(), inputs.stride(0), num_rows, size, *pointers)
+        return outputs
+
+
+class NativeLayerNorm:
+    """LayerNorm of rows."""
+
+    def __init__(self, library: NativeLibrary, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+        """Multiply by weight and add bias, (size of a row,) both; None adds nothing."""
+        self._weight, self._bias, self._eps = weight.contiguous(), None if bias is None else bias.contiguous(), eps
+        sizes = _SIZE, _SIZE, _SIZE
+        self._function = library.function("weft_layer_norm", _POINTER, *sizes, _POINTER, _POINTER, _FLOAT, _POINTER)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Same shape as inputs (num_rows, size)."""
+        num_rows, size = inputs.shape
+        outputs = torch.empty(num_rows, size, dtype=torch.bfloat16)
+        bias = None if self._bias is None else self._bias.data_ptr()
+        pointers = self._weight.data_ptr(), bias, self._eps, outputs.data_ptr()
         self._function(inputs.data_ptr(), inputs.stride(0), num_rows, size, *pointers)
         return outputs
 
@@ -128,6 +148,12 @@ class NativeLinear(Linear):
             self._float32 = allocate(num_values, torch.float32)
         outputs = self._float32[:num_values].view(len(inputs), self.out_features)
         self._run(inputs, outputs, _Epilogue.STORE_F32)
+        return outputs
+
+    def gelu(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The GELU of the outputs."""
+        outputs = torch.empty(inputs.size(0), self.out_features, dtype=torch.bfloat16)
+        self._run(inputs, outputs, _Epilogue.STORE_GELU)
         return outputs
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:

@@ -76,6 +76,7 @@ static inline Unit unit_at(const Job *job, int64_t index) {
 INLINE void finish_lanes(Epilogue epilogue, f32x16 values, const bf16 *bias, void *to) {
     if (bias) values += load_bf16(bias);
     if (epilogue == ADD_BF16) values += load_bf16(to);
+    if (epilogue == STORE_GELU) values = gelu(values);
     if (epilogue == STORE_F32)
         store_f32(to, values);
     else

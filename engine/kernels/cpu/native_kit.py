@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from weft.engine.kernels.cpu import experts
 from weft.engine.kernels.cpu.delta import NativeDeltaRule
-from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm, NativePerHead
+from weft.engine.kernels.cpu.layers import NativeHeads, NativeLayerNorm, NativeLinear, NativeNorm, NativePerHead
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import PANEL, TILE
 from weft.engine.kernels.cpu.recurrent import NativeConvolution, NativeSelectiveScan, NativeStateSpaceScan
@@ -21,6 +21,7 @@ from weft.engine.layers.block import Block
 from weft.engine.layers.convolution import CausalConvolution
 from weft.engine.layers.delta_rule import DeltaRule
 from weft.engine.layers.experts import Experts
+from weft.engine.layers.gated import ungated
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.routing import Gating
@@ -80,6 +81,11 @@ class NativeKit(TorchKit):
         return NativeLinear(self._library, *reader.dense(ref), is_gated=True, is_int8=self._is_int8)
 
     @override
+    def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        linear = self.linear(ref, reader)
+        return linear.gelu if activation == "gelu" and isinstance(linear, NativeLinear) else ungated(linear, activation)
+
+    @override
     def per_head(self, weights: torch.Tensor) -> Layer:
         return NativePerHead(self._library, weights)
 
@@ -94,6 +100,13 @@ class NativeKit(TorchKit):
         if weight.dtype != torch.bfloat16 or weight.numel() % PANEL:  # the kernel takes whole vectors
             return super().norm(weight, eps)
         return NativeNorm(self._library, weight, eps)
+
+    @override
+    def layer_norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Layer:
+        are_plain = all(part is None or part.dtype == torch.bfloat16 for part in (weight, bias))
+        if weight.dim() > 1 or weight.numel() % PANEL or not are_plain:
+            return super().layer_norm(weight, bias, eps)
+        return NativeLayerNorm(self._library, weight, bias, eps)
 
     @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:

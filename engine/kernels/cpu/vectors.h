@@ -149,6 +149,18 @@ INLINE f32x16 vector_exp(f32x16 values) {
     return (f32x16)((u32x16)(power * (f32x16)(exponent << 23)) & ~is_tiny);
 }
 
+/* GELU (Hendrycks and Gimpel, 2016): x less x times the share of the normal distribution above |x|, which is a polynomial
+ * times exp(-x^2 / 2) (Abramowitz and Stegun, 7.1.26, to 1e-7). */
+INLINE f32x16 gelu(f32x16 values) {
+    const f32x16 size = larger(values, -values), part = 1.0f / (1.0f + 0.2316418882f * size);
+    f32x16 share = splat(0.5307027145f);
+    share = share * part - 0.7265760135f;
+    share = share * part + 0.7107068705f;
+    share = share * part - 0.142248368f;
+    share = share * part + 0.1274147960f;
+    return larger(values, splat(0.0f)) - size * share * part * vector_exp(-0.5f * values * values);
+}
+
 /* Prefetch 16 lines (1 KB) into the second-level cache. A first-level or non-temporal hint reads memory at half the
  * speed, because the second level has three times as many requests in flight. */
 INLINE void prefetch_tile(const void *from) {

@@ -59,7 +59,10 @@ class CublasLinear(TorchLinear):
 
 
 class OnednnLinear(TorchLinear):
-    """A bfloat16 weight in oneDNN's blocked layout, which streams from memory almost twice as fast for a few rows."""
+    """A weight in oneDNN's blocked layout: bfloat16 streams from memory almost twice as fast for a few rows.
+
+    In float32 its products of many rows take four fifths of the time of torch's own library on AMD's processors.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """Copy weight (out_features, in_features) into the blocked layout."""
@@ -67,7 +70,16 @@ class OnednnLinear(TorchLinear):
 
     @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
+        return self._run(inputs, "none")
+
+    def gelu(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The GELU of the outputs."""
+        return self._run(inputs, "gelu")
+
+    def _run(self, inputs: torch.Tensor, activation: str) -> torch.Tensor:
+        outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            inputs, self.weight, self.bias, activation, [], "none"
+        )
         return outputs
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from weft.engine.cache.specs import CacheGroup, PagedKV
+from weft.engine.kernels.torch.whole_texts import EqualTexts, attend_to_texts, equal_texts
 from weft.engine.step.batch import Batch, GroupBatch, Ints
 
 _QUERIES_AT_ONCE = 256
@@ -45,6 +46,8 @@ class _GroupPlan:
     spec: PagedKV
     slot_mapping: torch.Tensor
     parts: tuple[_Part, ...]
+    texts: tuple[EqualTexts, ...] | None
+    """Whole texts, which need no cache and have no parts; None for any other step."""
 
 
 class SdpaBackend:
@@ -94,8 +97,9 @@ class SdpaBackend:
             for layer in group.layers if len(group_batch.block_copies) else ():
                 for cache in (self._keys[layer], self._values[layer])[: group.spec.num_sides]:
                     self._copy_blocks(cache, group_batch.block_copies)
-            parts = tuple(self._parts(batch, group_batch, group.spec))
-            plan = _GroupPlan(group.spec, self._to_device(group_batch.slot_mapping), parts)
+            texts = equal_texts(batch, group.spec, self._device)
+            parts = tuple(self._parts(batch, group_batch, group.spec)) if texts is None else ()
+            plan = _GroupPlan(group.spec, self._to_device(group_batch.slot_mapping), parts, texts)
             plans.update(dict.fromkeys(group.layers, plan))
         return SdpaStep(self._keys, self._values, plans)
 
@@ -147,6 +151,8 @@ class SdpaStep:
     ) -> torch.Tensor:
         """Write K/V, then attend; shapes as in `AttentionStep.attend`."""
         plan, cached_keys, cached_values = self._plans[layer], self._keys[layer], self._values[layer]
+        if plan.texts is not None:
+            return attend_to_texts(plan.texts, queries, keys, values, plan.spec)
         cached_keys.index_copy_(0, plan.slot_mapping, keys)
         cached_values.index_copy_(0, plan.slot_mapping, values)
         attended = queries.new_empty(*queries.shape[:2], values.shape[2])

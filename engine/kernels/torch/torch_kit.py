@@ -14,9 +14,9 @@ from weft.engine.layers.block import Block
 from weft.engine.layers.convolution import CausalConvolution
 from weft.engine.layers.delta_rule import DeltaRule, delta_rule
 from weft.engine.layers.experts import Experts
-from weft.engine.layers.gated import gated
+from weft.engine.layers.gated import gated, ungated
 from weft.engine.layers.kit import LayerKit
-from weft.engine.layers.norm import HeadNorm, RMSNorm
+from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
 from weft.engine.layers.parts import HeadLayer, Layer, Linear
 from weft.engine.layers.rotary import rotate
 from weft.engine.layers.routing import Gating
@@ -46,8 +46,7 @@ class TorchKit(LayerKit):
 
     @override
     def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        # oneDNN's layout is a copy.
-        return self.linear_bytes(ref, dtype) * (2 if self._linear is OnednnLinear else 1)
+        return self.linear_bytes(ref, dtype) * (2 if self._tied_linear(dtype) is OnednnLinear else 1)
 
     @override
     def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
@@ -73,6 +72,11 @@ class TorchKit(LayerKit):
         return gated(self.linear(ref, reader), activation)
 
     @override
+    def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
+        linear = self.linear(ref, reader)
+        return linear.gelu if activation == "gelu" and isinstance(linear, OnednnLinear) else ungated(linear, activation)
+
+    @override
     def per_head(self, weights: torch.Tensor) -> Layer:
         if self._linear is TiledLinear:
             matrices = [TiledLinear(weight) for weight in weights]
@@ -89,11 +93,21 @@ class TorchKit(LayerKit):
     @override
     def tied(self, ref: WeightRef, reader: WeightReader) -> tuple[Layer, Linear]:
         table, _ = reader.dense(ref)
-        return partial(F.embedding, weight=table), self._matrix(table)
+        linear = self._tied_linear(table.dtype)
+        head = self._matrix(table) if linear is self._linear else linear(table)
+        return partial(F.embedding, weight=table), head
+
+    def _tied_linear(self, dtype: torch.dtype) -> type[TorchLinear]:
+        """What computes a head that shares its matrix: oneDNN's layout is a copy, which is not worth twice the bytes."""
+        return TorchLinear if self._linear is OnednnLinear and dtype == torch.float32 else self._linear
 
     @override
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         return RMSNorm(weight, eps)
+
+    @override
+    def layer_norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Layer:
+        return LayerNorm(weight, bias, eps)
 
     @override
     def heads(self, norm: HeadNorm | None, num_heads: int, num_kv_heads: int) -> HeadLayer:
@@ -142,11 +156,17 @@ def stack(ref: ExpertsRef, reader: WeightReader) -> tuple[torch.Tensor, torch.Te
 
 
 def torch_kit(device: torch.device, dtype: torch.dtype, is_deterministic: bool = False) -> TorchKit:
-    """The fastest such kit: with fixed tiles if deterministic, with oneDNN if the CPU has bfloat16 instructions."""
+    """The fastest such kit: with fixed tiles if deterministic, with oneDNN if the CPU has instructions for dtype."""
     if is_deterministic:
         forbid_split_sums()
         return TorchKit(TiledLinear)
-    if device.type != "cpu" or dtype != torch.bfloat16:
-        return TorchKit()
+    return TorchKit(OnednnLinear if device.type == "cpu" and _has_onednn(dtype) else TorchLinear)
+
+
+def _has_onednn(dtype: torch.dtype) -> bool:
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return TorchKit(OnednnLinear if has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported() else TorchLinear)
+    if not has_onednn:
+        return False
+    if dtype == torch.float32:
+        return torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

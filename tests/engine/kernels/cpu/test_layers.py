@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.engine.given_weights import given
-from weft.engine.kernels.cpu.layers import NativeLinear
+from weft.engine.kernels.cpu.layers import NativeLayerNorm, NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.layers.norm import HeadNorm, RMSNorm
@@ -57,6 +57,7 @@ def test_linear(library: NativeLibrary, out_features: int, in_features: int, has
         assert_close(linear(inputs), exact)
         torch.testing.assert_close(linear.to_float32(inputs).double(), exact, atol=1e-3, rtol=1e-4)
         sums = residual.clone()
+        assert_close(linear.gelu(inputs), F.gelu(exact))
         linear.add_to(sums, inputs)
         assert_close(sums, exact + residual.double())
 
@@ -179,3 +180,16 @@ def test_logits_take_memory_once(library: NativeLibrary) -> None:
     expected = first[:3].clone()
     again = linear.to_float32(inputs[:3])
     assert again.data_ptr() == first.data_ptr() and torch.equal(again, expected)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norm(library: NativeLibrary, has_bias: bool) -> None:
+    """Also far from zero, where the mean is large beside the deviation."""
+    torch.manual_seed(0)
+    weight, bias = random(48), random(48) if has_bias else None
+    norm = NativeKit(library).layer_norm(weight, bias, 1e-5)
+    assert isinstance(norm, NativeLayerNorm)
+    for num_rows in (0, 1, 7, 600):
+        inputs = (random(num_rows, 64) * 3 + 20)[:, :48]
+        exact_bias = None if bias is None else bias.double()
+        assert_close(norm(inputs), F.layer_norm(inputs.double(), (48,), weight.double(), exact_bias, 1e-5))

@@ -29,10 +29,23 @@ def test_all_ways_of_calling_compute_the_same(kind: type[TorchLinear], num_rows:
         torch.testing.assert_close(sums.double(), expected + residual.double(), atol=0.2, rtol=0.01)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_other_dtypes_and_devices_stay_plain(dtype: torch.dtype) -> None:
-    assert torch_kit(CPU, dtype).name == "torch"
+def test_other_dtypes_and_devices_stay_plain() -> None:
+    assert torch_kit(CPU, torch.float16).name == "torch"
     assert torch_kit(torch.device("cuda"), torch.bfloat16).name == "torch"
+
+
+@pytest.mark.skipif(torch_kit(CPU, torch.float32).name == "torch", reason="oneDNN does not compute here")
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 300])
+def test_onednn_computes_float32_to_its_precision(num_rows: int) -> None:
+    """Inputs may have a stride, and GELU may follow."""
+    torch.manual_seed(0)
+    weight, bias, inputs = torch.randn(97, 64), torch.randn(97), torch.randn(num_rows, 80)[:, :64]
+    expected = torch.nn.functional.linear(inputs.double(), weight.double(), bias.double())
+    with torch.inference_mode():
+        linear = OnednnLinear(weight, bias)
+        torch.testing.assert_close(linear(inputs).double(), expected, atol=1e-4, rtol=1e-5)
+        gelu = torch.nn.functional.gelu(expected)
+        torch.testing.assert_close(linear.gelu(inputs).double(), gelu, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, ROW_TILE, ROW_TILE + 1, 2 * ROW_TILE + 7])
