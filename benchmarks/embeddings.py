@@ -1,10 +1,10 @@
 """Vectors of many texts by Weft over HTTP, beside sentence-transformers: `make bench BENCH=embeddings`.
 
 Writes a random checkpoint of BERT's shape, and texts of an equal number of tokens. `weft serve` answers POST
-/v1/embeddings with all texts in one call, and in several calls at once. Sentence-transformers encodes the same folder in
-the same dtype, in batches of the size that is fastest here. All take turns, so that what else the machine does disturbs
-all alike. CPU time of all processes of a side is disturbed least. Both stand beside what the matrix products alone take
-with torch.
+/v1/embeddings with all texts in one call, and in several calls at once. Sentence-transformers encodes the same folder
+in the same dtype, in batches of the size that is fastest here. All take turns, so that what else the machine does
+disturbs all alike. CPU time of all processes of a side is disturbed least. Both stand beside what the matrix products
+alone take with torch.
 """
 
 import argparse

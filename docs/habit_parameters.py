@@ -1,14 +1,17 @@
 """What the parameters tables of docs/api.md say of the routes that other servers have: Ollama's and llama.cpp's."""
 
 from docs.parameters import Routes
+from weft.server.request.fields import REFUSED_EVERYWHERE
 from weft.server.request.llama_cpp_body import REFUSED_IN_LLAMA_CPP
 from weft.server.request.ollama_body import REFUSED_IN_OLLAMA_CHAT, REFUSED_IN_OLLAMA_GENERATE
 from weft.server.schemas.llama_cpp import InfillBody, LlamaCppCompletionBody
-from weft.server.schemas.ollama import OllamaChatBody, OllamaGenerateBody
+from weft.server.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 
 OLLAMA_ROUTES: Routes = (
     ("/api/chat", OllamaChatBody, REFUSED_IN_OLLAMA_CHAT),
     ("/api/generate", OllamaGenerateBody, REFUSED_IN_OLLAMA_GENERATE),
+    ("/api/embed", OllamaEmbedBody, REFUSED_EVERYWHERE),
+    ("/api/embeddings", OllamaEmbeddingsBody, REFUSED_EVERYWHERE),
 )
 OLLAMA_REMARKS = {
     "options": "`num_predict`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `stop`, three penalties, and "
@@ -16,8 +19,10 @@ OLLAMA_REMARKS = {
     "stream": "JSON lines, unless false",
     "format": "`json` or a schema; enforced by a grammar",
     "think": "as far as the model can switch it",
-    "raw": "leaves out the chat template",
-    "suffix": "for vocabularies with tokens for filling in the middle",
+    "raw": "leaves out the chat template, and cannot be used with `system` or `think`",
+    "suffix": "for vocabularies with tokens for filling in the middle; not with `system` or `think`, either",
+    "truncate": "false makes a text that is too long an error",
+    "dimensions": "of models with shorter vectors",
     "messages": "without any, the answer is that the model is loaded",
     "keep_alive": "models stay loaded",
 }

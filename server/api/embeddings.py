@@ -30,7 +30,7 @@ async def create_embeddings(body: EmbeddingBody, request: Request, context: Cont
     model = await context.check_model(request, body.model)
     require_task(model, "embed")
     inputs = prompted(as_list(body.input), model, body.prompt_name, body.input_type)
-    pooling = Pooling(dimensions=_dimensions(body.dimensions, model), is_finished=body.normalize)
+    pooling = Pooling(dimensions=check_dimensions(body.dimensions, model), is_finished=body.normalize)
     call = VectorCall(body, request, context, model, InputEncoder(model, body, "input"))
     vectors = await call.vectors(inputs, pooling, "embd")
 
@@ -53,7 +53,7 @@ async def pool(body: PoolingBody, request: Request, context: Context) -> Respons
         param = "normalize" if body.normalize else "use_activation"
         raise InvalidRequestError(f"{param} cannot be used with task token_embed", param=param)
     is_finished = body.normalize if own == "embed" else body.use_activation
-    pooling = Pooling(is_per_token, _dimensions(body.dimensions, model), is_finished)
+    pooling = Pooling(is_per_token, check_dimensions(body.dimensions, model), is_finished)
     call = VectorCall(body, request, context, model, InputEncoder(model, body, "input"))
     vectors = await call.vectors(as_list(body.input), pooling, "pool")
 
@@ -100,8 +100,12 @@ def _listed(vectors: Vectors, data: list[Embedding] | list[Hidden] | list[Class]
     return VectorList(vectors.id, vectors.created, vectors.name, data, vectors.usage)
 
 
-def _dimensions(dimensions: int | None, model: ServedModel) -> int | None:
-    """Check the number of values that a body asks for."""
+def check_dimensions(dimensions: int | None, model: ServedModel) -> int | None:
+    """Check the number of values that a body asks for.
+
+    Raises:
+        ApiError: The model has no such vectors.
+    """
     info = vector_info(model)
     if dimensions is None or dimensions == info.size:
         return dimensions

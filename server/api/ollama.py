@@ -162,6 +162,8 @@ def _details(model: ServedModel) -> dict[str, Any]:
 
 
 def _capabilities(model: ServedModel) -> list[str]:
+    if model.engine_info.task != "generate":
+        return ["embedding"] if model.engine_info.task == "embed" else []
     found = ["completion"]
     if model.formats.tools is not None:
         found.append("tools")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from weft.engine.shared.messages import AddRequest, FinishReason
@@ -53,13 +54,18 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class VectorCall:
-    """One call: its body, what it is sent by, and the model that answers."""
+    """One call: its body, what it is sent by, and the model that answers.
+
+    Attributes:
+        sent: The body as it came, if `body` was made from it; None if they are the same.
+    """
 
     body: VectorBody
     request: Request
     context: ServerContext
     model: ServedModel
     encoder: InputEncoder
+    sent: BaseModel | None = None
 
     async def vectors(self, inputs: Sequence[Input], pooling: Pooling, id_prefix: str) -> Vectors:
         """Encode the inputs and get their vectors.
@@ -68,7 +74,7 @@ class VectorCall:
             ApiError: An input does not fit, or the engine rejected or gave up one.
         """
         body, context, model = self.body, self.context, self.model
-        ignored = ignored_fields(body, REFUSED_EVERYWHERE, strict=context.settings.strict_params)
+        ignored = ignored_fields(self.sent or body, REFUSED_EVERYWHERE, strict=context.settings.strict_params)
         prompts = await self.encoder.encode(inputs, context.workers)
         deadline = deadline_of(self.request, is_stream=False, ping_s=0)
         salt, tenant = cache_salt_of(body.cache_salt), tenant_of(self.request)

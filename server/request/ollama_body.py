@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from weft.server.errors import InvalidRequestError, shown
 from weft.server.request.validation import check_range
 from weft.server.schemas.chat_completions import ChatCompletionBody, FunctionCall, Message, ToolCall
 from weft.server.schemas.completions import CompletionBody
@@ -63,7 +64,16 @@ def chat_of_prompt(body: OllamaGenerateBody, max_model_len: int) -> ChatCompleti
 
 
 def completion_of(body: OllamaGenerateBody, max_model_len: int) -> CompletionBody:
-    """A prompt that is continued as it is."""
+    """A prompt that is continued as it is.
+
+    Raises:
+        InvalidRequestError: The body asks for what only a chat template has room for, or an option is out of range.
+    """
+    for name, value in (("system", body.system), ("think", body.think)):
+        if value:
+            given = "raw" if body.raw else "suffix"
+            message = f"{name} cannot be used with {given}, which leaves out the chat template, got {shown(value)}"
+            raise InvalidRequestError(message, param=name)
     return CompletionBody(**_shared_fields(body, max_model_len), prompt=body.prompt or "", suffix=body.suffix)
 
 

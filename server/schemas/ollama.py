@@ -81,6 +81,34 @@ class OllamaGenerateBody(OllamaBody):
     raw: bool | None = None
 
 
+class NoOptions(WireModel):
+    """All options of Ollama are about generating or the machine, so none has an effect on vectors."""
+
+
+class OllamaEmbedBody(WireModel):
+    """The body of POST /api/embed. Without input it only asks whether the model is there."""
+
+    model: Text | None = None
+    input: TextOrTexts | None = None
+    truncate: bool | None = None
+    dimensions: Int | None = None
+    options: NoOptions | None = None
+
+    # accepted, not honoured
+    keep_alive: float | Text | None = None
+
+
+class OllamaEmbeddingsBody(WireModel):
+    """The body of POST /api/embeddings, the older route for one text."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    options: NoOptions | None = None
+
+    # accepted, not honoured
+    keep_alive: float | Text | None = None
+
+
 class ShowBody(WireModel):
     """The body of POST /api/show; `name` is the older word."""
 
@@ -127,3 +155,19 @@ class OllamaAnswer(msgspec.Struct, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+
+
+class OllamaEmbedded(msgspec.Struct):
+    """The answer of POST /api/embed; durations are in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(msgspec.Struct):
+    """The answer of POST /api/embeddings."""
+
+    embedding: list[float]

@@ -21,7 +21,7 @@ from weft.server.schemas.completions import CompletionBody
 from weft.server.schemas.decisions import DecisionBody
 from weft.server.schemas.llama_cpp import InfillBody, LlamaCppCompletionBody
 from weft.server.schemas.messages import MessagesBody
-from weft.server.schemas.ollama import OllamaChatBody, OllamaGenerateBody
+from weft.server.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 from weft.server.schemas.vectors import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 
 
@@ -78,6 +78,8 @@ def test_figures_are_medians_and_ratios_to_the_first_server(tmp_path: Path) -> N
         (InfillBody, REFUSED_IN_LLAMA_CPP),
         (OllamaChatBody, REFUSED_IN_OLLAMA_CHAT),
         (OllamaGenerateBody, REFUSED_IN_OLLAMA_GENERATE),
+        (OllamaEmbedBody, REFUSED_EVERYWHERE),
+        (OllamaEmbeddingsBody, REFUSED_EVERYWHERE),
         (EmbeddingBody, REFUSED_EVERYWHERE),
         (PoolingBody, REFUSED_EVERYWHERE),
         (ClassifyBody, REFUSED_EVERYWHERE),

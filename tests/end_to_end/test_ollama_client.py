@@ -56,6 +56,19 @@ def test_a_prompt_is_answered_or_continued(client: ollama.Client) -> None:
     assert "".join(part.response or "" for part in client.generate(MODEL, "a", raw=True, stream=True, options=options))
 
 
+@pytest.mark.parametrize("mode", [{"raw": True}, {"suffix": "the end"}], ids=str)
+@pytest.mark.parametrize("field", [{"system": "Be short."}, {"think": True}, {"think": "low"}], ids=str)
+def test_what_only_the_template_has_room_for_is_refused_without_it(
+    client: ollama.Client, mode: dict[str, Any], field: dict[str, Any]
+) -> None:
+    """It was dropped without a word."""
+    with pytest.raises(
+        ollama.ResponseError, match=f"{next(iter(field))} cannot be used with {next(iter(mode))}"
+    ) as caught:
+        client.generate(MODEL, "Once upon", **mode, **field)
+    assert caught.value.status_code == 400
+
+
 def test_a_schema_is_followed(client: ollama.Client) -> None:
     answer = client.chat(MODEL, ASK, format=Person.model_json_schema())
     Person.model_validate_json(answer.message.content or "")

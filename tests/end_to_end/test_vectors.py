@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ollama
 import openai
 import pytest
 from numpy.testing import assert_allclose
@@ -42,6 +43,26 @@ def test_vectors_are_those_of_sentence_transformers(embedder: tuple[LiveServer, 
             )
         many = client.embeddings.create(model="qwen3", input=["the ring"] * 1000, encoding_format="float").data
     assert_allclose([v.embedding for v in many], [many[0].embedding] * 1000, rtol=0, atol=1e-5)
+
+
+def test_the_client_of_ollama_gets_the_same_vectors(embedder: tuple[LiveServer, Any]) -> None:
+    server, reference = embedder
+    expected = reference.encode(TEXTS)
+    with ollama.Client(server.base_url, timeout=100) as client:
+        answer = client.embed("qwen3", TEXTS, keep_alive=5)
+        assert_allclose(answer.embeddings, expected, rtol=0, atol=1e-4)
+        assert (answer.total_duration or 0) > 0 and (answer.prompt_eval_count or 0) > len(TEXTS)
+        assert_allclose(client.embeddings("qwen3", TEXTS[0]).embedding, expected[0], rtol=0, atol=1e-4)
+        assert list(client.embed("qwen3", []).embeddings) == [] == list(client.embeddings("qwen3", "").embedding)
+        long = "the ring " * 300
+        assert len(client.embed("qwen3", long).embeddings[0]) == len(expected[0])
+        for refused, message in (
+            ({"truncate": False}, "context holds at most"),
+            ({"dimensions": 7}, "dimensions must be 24"),
+        ):
+            with pytest.raises(ollama.ResponseError, match=message) as caught:
+                client.embed("qwen3", long, **refused)  # type: ignore[arg-type]
+            assert caught.value.status_code == 400
 
 
 @needs_curl

@@ -98,7 +98,7 @@ class TorchKit(LayerKit):
         return partial(F.embedding, weight=table), head
 
     def _tied_linear(self, dtype: torch.dtype) -> type[TorchLinear]:
-        """What computes a head that shares its matrix: oneDNN's layout is a copy, which is not worth twice the bytes."""
+        """For a head that shares its matrix: oneDNN's layout is a copy, in float32 not worth the memory."""
         return TorchLinear if self._linear is OnednnLinear and dtype == torch.float32 else self._linear
 
     @override
