@@ -45,6 +45,8 @@ BERT_BASE: Mapping[str, int] = {
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 NUM_SPECIAL = 2  # around each text
 START_S = 300.0
+CLOCK_S = 0.01
+"""What CPU time is counted in."""
 
 Vectors = npt.NDArray[np.float32]
 
@@ -275,7 +277,7 @@ def measure(options: argparse.Namespace, dtype: str, shape: Mapping[str, int], c
             for side, (pid, run) in sides.items():
                 before = cpu_s(pid)
                 wall_s = timed(run)
-                turns.append(Turn(side, wall_s, cpu_s(pid) - before))
+                turns.append(Turn(side, wall_s, max(cpu_s(pid) - before, CLOCK_S)))
                 console.print(
                     f"{dtype}, round {number + 1}: {side}: {wall_s:.1f} s, {turns[-1].cpu_s:.1f} s of CPU time"
                 )
