@@ -272,6 +272,8 @@ def measure(options: argparse.Namespace, dtype: str, shape: Mapping[str, int], c
             f"Weft, {options.calls} calls": (server.pid or 0, lambda: post_at_once(server.url, texts, options.calls)),
             Reference.name: (reference.process.pid, lambda: reference.encode(texts, batch_size)),
         }
+        if options.url:
+            sides[f"server at {options.url}"] = options.pid or 0, lambda: post(options.url, texts)
         turns = []
         for number in range(options.runs):
             for side, (pid, run) in sides.items():
@@ -311,6 +313,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="rounds, of which medians are taken (default: 3)")
     parser.add_argument("--dtypes", default="float32,bfloat16", help="comma-separated (default: float32,bfloat16)")
     parser.add_argument("--out", type=pathlib.Path, default=SCRATCH, help=f"folder of the results (default: {SCRATCH})")
+    parser.add_argument("--url", help="of a server that runs already, with the same model as bert, at /v1/embeddings")
+    parser.add_argument("--pid", type=int, help="its first process, for its CPU time")
     parser.add_argument("--reference", help=argparse.SUPPRESS)
     parser.add_argument("--dtype", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

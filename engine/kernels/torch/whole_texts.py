@@ -51,7 +51,7 @@ def attend_to_texts(
     """Shapes as in `AttentionStep.attend`."""
     if len(texts) == 1:  # all tokens, in their order
         shape = texts[0].tokens.shape
-        heads = [part.unflatten(0, shape) for part in (queries, keys, values)]
+        heads = [part.view(*shape, *part.shape[1:]) for part in (queries, keys, values)]
         return _attend(heads, texts[0].is_seen, spec).flatten(0, 1)
     attended = queries.new_empty(*queries.shape[:2], values.shape[2])
     for each in texts:
