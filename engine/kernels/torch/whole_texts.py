@@ -40,8 +40,8 @@ def equal_texts(batch: Batch, spec: PagedKV, device: torch.device) -> tuple[Equa
         is_seen = None
         if spec.sliding_window is not None and spec.sliding_window < length:
             places = torch.arange(length)
-            is_seen = ((places[:, None] - places).abs() < spec.sliding_window).to(device)
-        texts.append(EqualTexts(tokens.to(device), is_seen))
+            is_seen = ((places[:, None] - places).abs() < spec.sliding_window).to(device, non_blocking=True)
+        texts.append(EqualTexts(tokens.to(device, non_blocking=True), is_seen))
     return tuple(texts)
 
 
