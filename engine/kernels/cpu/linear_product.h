@@ -8,8 +8,7 @@
 
 #include "linear_run.h"
 
-enum { AHEAD_BYTES = 2048 }; /* prefetch distance in a panel */
-enum { NEAR_BYTES = 1024, FEW_AT_ONCE = 4 }; /* with more rows than this, products wait for the first-level cache */
+enum { AHEAD_BYTES = 2048, NEAR_BYTES = 512 }; /* prefetch distances in a panel: to the second-level cache, the first */
 
 #if defined(__AMX_BF16__)
 
@@ -92,10 +91,13 @@ static void compute_blocks(const Job *job, const Unit *unit, const char *const p
 
 #else
 
-#if defined(__AVX512F__)
-enum { ROWS_AT_ONCE = 12 }; /* of 32 registers 24 for sums, 2 or 4 for weights and 1 for an input */
+/* Few rows take all panels of a unit at once, because memory serves four streams faster than two. */
+#if defined(__AVX512BF16__)
+enum { ROWS_AT_ONCE = 12, FEW_AT_ONCE = 6, FEW_COLUMNS = 4 }; /* of 32 registers 24 for sums, up to 4 for weights */
+#elif defined(__AVX512F__)
+enum { ROWS_AT_ONCE = 12, FEW_AT_ONCE = 5, FEW_COLUMNS = 4 }; /* weights are widened to twice as many registers */
 #else
-enum { ROWS_AT_ONCE = 4 }; /* of 16 registers 8 for sums, 4 for weights and 1 for an input */
+enum { ROWS_AT_ONCE = 4, FEW_AT_ONCE = 4, FEW_COLUMNS = COLUMNS_AT_ONCE }; /* of 16 registers 8 for sums, 4 for weights */
 #endif
 
 /* The weights of a part of 16 outputs for one pair of inputs, from a panel of 1-byte or 2-byte values. */
@@ -104,38 +106,38 @@ INLINE Pair load_weights(const char *panel, int64_t pair, int part, int value_by
     return value_bytes == 1 ? load_int8_pair((const int8_t *)from, part) : load_pair(from, part);
 }
 
-/* The share of the next unit's panels that a group of more than FEW_AT_ONCE rows prefetches. */
+/* What a group of rows prefetches: few rows the panels that they read, others a share of the next unit's. */
 typedef struct {
     const char *const *panels; /* packed panels of this unit */
-    int64_t at, step;          /* offset of the share in bytes, and bytes per pair of inputs in 24.8 fixed point */
+    int64_t at, step;          /* offset in bytes, and bytes per pair of inputs in 24.8 fixed point */
 } Ahead;
 
-/* Up to ROWS_AT_ONCE rows times COLUMNS_AT_ONCE panels. */
+/* Panels that are multiplied at once with so many rows. */
+INLINE int columns_for(int64_t rows) { return rows <= FEW_AT_ONCE ? FEW_COLUMNS : COLUMNS_AT_ONCE; }
+
+/* Up to ROWS_AT_ONCE rows times `columns_for(rows)` panels. */
 INLINE void multiply_block(const Job *job, const Input *inputs, int rows, const char *const *panels, int value_bytes,
                            Ahead ahead, float *sums) {
-    Sums totals[ROWS_AT_ONCE][COLUMNS_AT_ONCE][PARTS] = {0};
+    const int columns = columns_for(rows);
+    Sums totals[ROWS_AT_ONCE][UNIT_PANELS][PARTS] = {0};
     for (int64_t pair = 0; pair < job->k / 2; pair++) {
-        Pair weights[COLUMNS_AT_ONCE][PARTS];
-        for (int p = 0; p < COLUMNS_AT_ONCE; p++) {
+        Pair weights[UNIT_PANELS][PARTS];
+        for (int p = 0; p < columns; p++) {
             const char *at = panels[p] + pair * 2 * PANEL * value_bytes;
-            if (rows <= FEW_AT_ONCE) {
-                __builtin_prefetch(at + AHEAD_BYTES, 0, 2);
-            } else {
-                __builtin_prefetch(at + NEAR_BYTES, 0, 3);
-                __builtin_prefetch(ahead.panels[p] + ahead.at + (pair * ahead.step >> 8), 0, 2);
-            }
+            __builtin_prefetch(at + NEAR_BYTES, 0, 3);
+            __builtin_prefetch(ahead.panels[p] + ahead.at + (pair * ahead.step >> 8), 0, 2);
             for (int part = 0; part < PARTS; part++)
                 weights[p][part] = load_weights(panels[p], pair, part, value_bytes);
         }
         for (int row = 0; row < rows; row++) {
             const Input *values = inputs + row * job->input_stride + 2 * pair;
-            for (int p = 0; p < COLUMNS_AT_ONCE; p++)
+            for (int p = 0; p < columns; p++)
                 for (int part = 0; part < PARTS; part++)
                     totals[row][p][part] = add_products(totals[row][p][part], values, weights[p][part]);
         }
     }
     for (int row = 0; row < rows; row++)
-        for (int p = 0; p < COLUMNS_AT_ONCE; p++)
+        for (int p = 0; p < columns; p++)
             memcpy(sums + row * BLOCK_COLUMNS + p * PANEL, totals[row][p], PANEL * sizeof(float));
 }
 
@@ -168,12 +170,13 @@ INLINE void compute_groups(const Job *job, const Unit *unit, const char *const p
     float sums[ROWS_AT_ONCE * BLOCK_COLUMNS];
     const int64_t num_groups = (unit->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
     const int64_t group_rows = (unit->rows + num_groups - 1) / num_groups, share = job->panel_bytes / num_groups;
-    Ahead ahead = {.at = job->unit_step * job->panel_bytes, .step = (share << 8) / (job->k / 2)};
+    Ahead ahead = {.at = unit->rows <= FEW_AT_ONCE ? AHEAD_BYTES : job->unit_step * job->panel_bytes,
+                   .step = (share << 8) / (job->k / 2)};
     for (int64_t done = 0; done < unit->rows; done += group_rows, ahead.at += share) {
         const int64_t row = unit->row + done, left = unit->rows - done;
         const int64_t rows = left < group_rows ? left : group_rows;
         const Input *inputs = job->inputs + row * job->input_stride;
-        for (int64_t p = 0; p < UNIT_PANELS; p += COLUMNS_AT_ONCE) {
+        for (int64_t p = 0; p < UNIT_PANELS; p += columns_for(rows)) {
             ahead.panels = unit->panels + p;
             multiply_rows(job, inputs, rows, panels + p, value_bytes, ahead, sums + p * PANEL);
         }
