@@ -20,11 +20,30 @@ typedef struct {
     int64_t inputs, outputs; /* of one expert; outputs of gate times up */
 } Matrix;
 
+/* The requests of a step. Their tokens follow each other; request i's start at starts[i] and end at starts[i + 1].
+ * states is where their states are: that of request i is the one at slots[i], and counts as zeros if is_new[i].
+ * Mirrored, like `Space`, in engine/kernels/cpu/recurrent.py. */
+typedef struct {
+    const int64_t *starts, *slots;
+    const uint8_t *is_new;
+    int64_t num_requests;
+    float *states;
+} Requests;
+
+typedef struct {
+    int64_t num_heads, head_dim, state_size, num_groups;
+    const float *decays, *skips, *time_bias;
+    float time_scale, least_time, largest_time, gate_scale;
+} Space;
+
 struct Plan;
 
 void weft_attend(const struct Plan *plan, bf16 *cache, const bf16 *queries, int64_t query_stride,
                  const bf16 *keys, int64_t key_stride, const bf16 *values, int64_t value_stride,
                  const float *sinks, bf16 *outputs);
+
+void weft_convolve(const Requests *requests, const bf16 *inputs, int64_t input_stride, int64_t channels, int64_t kernel,
+                   const float *taps, const float *bias, int64_t has_silu, bf16 *outputs);
 
 void weft_linear(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const bf16 *weights, int64_t n,
                  const bf16 *bias, void *outputs, int64_t output_stride, int64_t epilogue);
@@ -38,5 +57,8 @@ void weft_prepare_heads(bf16 *heads, int64_t token_stride, int64_t num_tokens, i
 
 void weft_rms_norm(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t size, const bf16 *weight, float eps,
                    bf16 *outputs);
+
+void weft_scan_state_space(const Requests *requests, const Space *space, const bf16 *channels, int64_t channel_stride,
+                           const bf16 *times, int64_t time_stride, const bf16 *gate, int64_t gate_stride, bf16 *outputs);
 
 #endif

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.memory import allocate
-from weft.engine.kernels.cpu.packed import pack
+from weft.engine.kernels.cpu.packed import Matrix, pack
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import Linear
@@ -130,6 +130,10 @@ class NativeLinear(Linear):
         self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
         self.matrix = pack(library, parts, len(parts), (self.out_features, self.in_features), is_int8=is_int8)
         self._matrix = self.in_features, *self.matrix.pointers, self.out_features, self.bias_pointer
+
+    def described(self) -> Matrix:
+        """The matrix as C sees it."""
+        return self.matrix.described(self.bias_pointer, (self.out_features, self.in_features))
 
     @override
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -12,15 +12,6 @@
 #define MAX_KERNEL 8
 #define MAX_SIZE 256 /* of a head, and of a state's rows */
 
-/* The requests of a step. Their tokens follow each other; request i's start at starts[i] and end at starts[i + 1].
- * states is where their states are: that of request i is the one at slots[i], and counts as zeros if is_new[i]. */
-typedef struct {
-    const int64_t *starts, *slots;
-    const uint8_t *is_new;
-    int64_t num_requests;
-    float *states;
-} Requests;
-
 /* num_values of a request's state, from `first` on. */
 static float *state_of(const Requests *requests, int64_t request, int64_t state_size, int64_t first, int64_t num_values) {
     float *state = requests->states + requests->slots[request] * state_size + first;
@@ -98,12 +89,6 @@ INLINE float update_row(float *row, int64_t size, float decay, float input, cons
 }
 
 /* ---- state space --------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    int64_t num_heads, head_dim, state_size, num_groups;
-    const float *decays, *skips, *time_bias;
-    float time_scale, least_time, largest_time, gate_scale;
-} Space;
 
 typedef struct {
     Requests requests;

@@ -6,8 +6,11 @@ import torch
 import torch.nn.functional as F
 from typing_extensions import override
 
+from weft.engine.kernels.cpu.layers import NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.kernels.cpu.packed import Matrix
 from weft.engine.layers.convolution import CausalConvolution
+from weft.engine.layers.mamba import Mamba2Mixer
 from weft.engine.layers.selective_scan import SelectiveScan
 from weft.engine.layers.state_space import StateSpace, StateSpaceScan
 from weft.engine.layers.step_caches import StateStep
@@ -19,7 +22,7 @@ _LANES, _MAX_SIZE, _MAX_KERNEL = 16, 256, 8
 
 
 class _Requests(ctypes.Structure):
-    """`Requests` of recurrent.c."""
+    """`Requests` of kernels.h."""
 
     kept: tuple[object, ...]
     _fields_ = (
@@ -38,7 +41,7 @@ class _Requests(ctypes.Structure):
 
 
 class _Space(ctypes.Structure):
-    """`Space` of recurrent.c."""
+    """`Space` of kernels.h."""
 
     _fields_ = (
         *((name, _SIZE) for name in ("num_heads", "head_dim", "state_size", "num_groups")),
@@ -56,7 +59,7 @@ class NativeConvolution(CausalConvolution):
         """See `CausalConvolution`; `supports` must hold."""
         super().__init__(weight, bias, has_silu=has_silu)
         bias_pointer = None if self.bias is None else self.bias.data_ptr()
-        self._parameters = (*weight.shape, self.taps.data_ptr(), bias_pointer, has_silu)
+        self.parameters = (*weight.shape, self.taps.data_ptr(), bias_pointer, has_silu)
         sizes = (_SIZE, _SIZE, _SIZE)
         self._function = library.function(
             "weft_convolve", _POINTER, _POINTER, *sizes, _POINTER, _POINTER, _SIZE, _POINTER
@@ -71,7 +74,7 @@ class NativeConvolution(CausalConvolution):
     def step(self, inputs: torch.Tensor, states: StateStep, cache: int) -> torch.Tensor:
         outputs = torch.empty(inputs.shape, dtype=torch.bfloat16)
         requests, first = ctypes.byref(_Requests.of(states, cache)), (inputs.data_ptr(), inputs.stride(0))
-        self._function(requests, *first, *self._parameters, outputs.data_ptr())
+        self._function(requests, *first, *self.parameters, outputs.data_ptr())
         return outputs
 
 
@@ -83,7 +86,7 @@ class NativeStateSpaceScan(StateSpaceScan):
         super().__init__(space)
         tensors = (tensor.data_ptr() for tensor in (space.decays, space.skips, space.time_bias))
         sizes = (space.num_heads, space.head_dim, space.state_size, space.num_groups)
-        self._space = _Space(*sizes, *tensors, space.time_scale, *space.time_limits, space.gate_scale)
+        self.described = _Space(*sizes, *tensors, space.time_scale, *space.time_limits, space.gate_scale)
         inputs = (_POINTER, _SIZE) * 3
         self._function = library.function("weft_scan_state_space", _POINTER, _POINTER, *inputs, _POINTER)
 
@@ -97,7 +100,7 @@ class NativeStateSpaceScan(StateSpaceScan):
         self, channels: torch.Tensor, times: torch.Tensor, gate: torch.Tensor | None, states: StateStep, cache: int
     ) -> torch.Tensor:
         outputs = torch.empty(channels.size(0), self.space.num_heads * self.space.head_dim, dtype=torch.bfloat16)
-        requests, space = ctypes.byref(_Requests.of(states, cache)), ctypes.byref(self._space)
+        requests, space = ctypes.byref(_Requests.of(states, cache)), ctypes.byref(self.described)
         gates = (None, 0) if gate is None else (gate.data_ptr(), gate.stride(0))
         inputs = (channels.data_ptr(), channels.stride(0), times.data_ptr(), times.stride(0), *gates)
         self._function(requests, space, *inputs, outputs.data_ptr())
@@ -141,3 +144,37 @@ class NativeSelectiveScan(SelectiveScan):
         requests = ctypes.byref(_Requests.of(states, cache))
         self._function(requests, *self._parameters, *inputs, gate.data_ptr(), gate.stride(0), outputs.data_ptr())
         return outputs
+
+
+class NativeMamba(ctypes.Structure):
+    """`Mamba` of stack.c; has bare addresses."""
+
+    _fields_ = (
+        *(("inputs", Matrix), ("output", Matrix)),
+        *((name, _SIZE) for name in ("channels", "kernel")),
+        *((name, _POINTER) for name in ("taps", "bias")),
+        *(("has_silu", _SIZE), ("space", _POINTER), ("norm", _POINTER), ("norm_eps", ctypes.c_double)),
+        *((name, _Requests) for name in ("convolved", "scanned")),
+    )
+
+    @classmethod
+    def of(cls, mixer: Mamba2Mixer) -> "NativeMamba | None":
+        """None if a part of the mixer is not native."""
+        match mixer:
+            case Mamba2Mixer(
+                NativeLinear() as inputs,
+                _,
+                NativeConvolution() as convolution,
+                NativeStateSpaceScan() as scan,
+                (NativeNorm() | None) as norm,
+                NativeLinear() as output,
+            ):
+                matrices = inputs.described(), output.described()
+                norms = (norm.weight.data_ptr(), norm.eps) if norm else (None, 0.0)
+                return cls(*matrices, *convolution.parameters, ctypes.addressof(scan.described), *norms)
+        return None
+
+    def begin(self, states: StateStep, cache: int) -> object:
+        """Point to the states of a step; returns what must be kept until the step is computed."""
+        kept = self.convolved, self.scanned = _Requests.of(states, cache), _Requests.of(states, cache + 1)
+        return kept

@@ -3,7 +3,7 @@
 import ctypes
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from typing_extensions import override
@@ -12,7 +12,9 @@ from weft.engine.kernels.cpu.attention import NativeStep
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLinear, NativeNorm
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import Matrix
+from weft.engine.kernels.cpu.recurrent import NativeMamba
 from weft.engine.layers.block import Attention, Block, BlockStep, GatedFeedForward, PreNormBlock, run_blocks
+from weft.engine.layers.mamba import Mamba2Mixer, ParallelMixers
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -24,13 +26,13 @@ class _Layer(ctypes.Structure):
         *((name, Matrix) for name in ("qkv", "o", "gated", "down")),
         *((name, _POINTER) for name in ("input_norm", "mlp_norm", "head_norm")),
         *((name, ctypes.c_double) for name in ("norm_eps", "head_norm_eps")),
-        *((name, _POINTER) for name in ("sinks", "plan", "cache", "rotation")),
+        *((name, _POINTER) for name in ("sinks", "plan", "cache", "rotation", "mamba")),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _NativeParts:
-    """The parts of a block that are all native, and the index of its cache."""
+    """The parts of a block that are all native, and the indices of its caches; mamba stands beside attention."""
 
     mixer_norm: NativeNorm
     heads: NativeHeads
@@ -39,12 +41,15 @@ class _NativeParts:
     cache: int
     rotation: int
     sinks: torch.Tensor | None
+    mamba: NativeMamba | None
+    mamba_cache: int
 
     @property
     def shape(self) -> object:
         """Equal for blocks that one call may compute."""
         sizes = tuple((matrix.in_features, matrix.out_features) for matrix in self.matrices)
-        return self.heads.num_heads, self.heads.num_kv_heads, sizes
+        mamba = self.mamba and (self.mamba.inputs.outputs, self.mamba.channels, self.mamba.output.inputs)
+        return self.heads.num_heads, self.heads.num_kv_heads, sizes, mamba
 
     def described(self) -> _Layer:
         """The block as C sees it."""
@@ -52,11 +57,18 @@ class _NativeParts:
         assert norm.eps == self.feed_forward_norm.eps, "C has one number for both"
         pointers = norm.weight.data_ptr(), self.feed_forward_norm.weight.data_ptr(), heads.weight_pointer
         sinks = None if self.sinks is None else self.sinks.data_ptr()
-        return _Layer(*map(_matrix, self.matrices), *pointers, norm.eps, heads.eps, sinks)
+        matrices = (matrix.described() for matrix in self.matrices)
+        mamba = self.mamba and ctypes.addressof(self.mamba)
+        return _Layer(*matrices, *pointers, norm.eps, heads.eps, sinks, mamba=mamba)
 
 
 def _native_parts(block: Block) -> _NativeParts | None:
     """None if some part of the block is not native."""
+    mamba, mamba_cache = None, 0
+    match block:
+        case PreNormBlock(_, ParallelMixers((Attention() as attention, Mamba2Mixer() as mixer))):
+            mamba, mamba_cache = NativeMamba.of(mixer), mixer.cache
+            block = replace(block, mixer=attention if mamba else None)
     match block:
         case PreNormBlock(
             NativeNorm() as norm,
@@ -64,12 +76,9 @@ def _native_parts(block: Block) -> _NativeParts | None:
             NativeNorm() as second_norm,
             GatedFeedForward(NativeLinear() as gated, NativeLinear() as down),
         ):
-            return _NativeParts(norm, heads, second_norm, (qkv, o, gated, down), cache, rotation, sinks)
+            matrices = (qkv, o, gated, down)
+            return _NativeParts(norm, heads, second_norm, matrices, cache, rotation, sinks, mamba, mamba_cache)
     return None
-
-
-def _matrix(linear: NativeLinear) -> Matrix:
-    return linear.matrix.described(linear.bias_pointer, (linear.out_features, linear.in_features))
 
 
 def fuse(library: NativeLibrary, blocks: Sequence[Block]) -> list[Block]:
@@ -92,6 +101,7 @@ class NativeRun(Block):
         self._table = (_Layer * len(parts))(*(part.described() for part in parts))
         self._places = [(part.cache, part.heads.num_heads) for part in parts]
         self._rotations = [part.rotation for part in parts]
+        self._mambas = [(part.mamba, part.mamba_cache) for part in parts if part.mamba]
         self._run_layers = library.function("weft_run_layers", _POINTER, _SIZE, _SIZE, _POINTER)
 
     @override
@@ -106,6 +116,9 @@ class NativeRun(Block):
         for layer, place, rotation in zip(self._table[:num_blocks], self._places, self._rotations, strict=False):
             layer.plan, layer.cache = attention.addresses(*place)
             layer.rotation = rotations[rotation]
+        states = step.caches.states
+        kept = [mamba.begin(states, cache) for mamba, cache in self._mambas[:num_blocks]] if states else ()
         sizes = num_blocks, hidden.size(0)
         self._run_layers(ctypes.addressof(self._table), *sizes, hidden.data_ptr())
+        del kept
         return run_blocks(self._blocks[num_blocks:], hidden, step)

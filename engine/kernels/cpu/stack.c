@@ -3,6 +3,18 @@
 #include "kernels.h"
 #include "scratch.h"
 
+/* Mamba 2. Mirrored in engine/kernels/cpu/recurrent.py. */
+typedef struct {
+    Matrix inputs, output; /* gate, inputs of the convolution and time steps stacked */
+    int64_t channels, kernel;
+    const float *taps, *bias;
+    int64_t has_silu;
+    const Space *space;
+    const bf16 *norm; /* of the outputs, or NULL */
+    double norm_eps;
+    Requests convolved, scanned; /* of this step */
+} Mamba;
+
 /* Mirrored in engine/kernels/cpu/run.py. */
 typedef struct {
     Matrix qkv, o, gated, down; /* queries, keys and values stacked; gated.outputs is the size of gate times up */
@@ -13,6 +25,7 @@ typedef struct {
     const Plan *plan; /* of this step */
     bf16 *cache;
     const bf16 *rotation; /* (num_tokens, 2, head_dim), of this step: see `weft_prepare_heads` */
+    const Mamba *mamba; /* beside attention, or NULL */
 } Layer;
 
 static void multiply(const Matrix *matrix, const bf16 *inputs, int64_t rows, bf16 *outputs, Epilogue epilogue) {
@@ -26,13 +39,35 @@ static void multiply(const Matrix *matrix, const bf16 *inputs, int64_t rows, bf1
 /* Size of a buffer of rows in values, rounded up so that the next buffer starts on a cache line. */
 static int64_t buffer_values(int64_t rows, int64_t size) { return (rows * size + 31) / 32 * 32; }
 
+/* Values that `mix_states` needs for a token. */
+static int64_t mamba_values(const Mamba *mamba) {
+    return mamba ? mamba->inputs.outputs + mamba->channels + 2 * mamba->output.inputs : 0;
+}
+
+/* What `mamba->output` takes, from normed (num_tokens, hidden size); lies in `memory`. */
+static const bf16 *mix_states(const Mamba *mamba, const bf16 *normed, int64_t num_tokens, bf16 *memory) {
+    const int64_t stride = mamba->inputs.outputs, channels = mamba->channels, width = mamba->output.inputs;
+    bf16 *gate = memory, *convolved = gate + num_tokens * stride, *mixed = convolved + num_tokens * channels;
+    multiply(&mamba->inputs, normed, num_tokens, gate, STORE_BF16);
+    weft_convolve(&mamba->convolved, gate + width, stride, channels, mamba->kernel, mamba->taps, mamba->bias,
+                  mamba->has_silu, convolved);
+    weft_scan_state_space(&mamba->scanned, mamba->space, convolved, channels, gate + width + channels, stride, gate,
+                          stride, mixed);
+    if (!mamba->norm) return mixed;
+    bf16 *outputs = mixed + num_tokens * width;
+    weft_rms_norm(mixed, width, num_tokens, width, mamba->norm, (float)mamba->norm_eps, outputs);
+    return outputs;
+}
+
 /* Run num_layers layers of the same shape on hidden (num_tokens, hidden size), in place. */
 void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens, bf16 *hidden) {
     static Scratch scratch;
     const int64_t size = layers->qkv.inputs, stride = layers->qkv.outputs, inner = layers->gated.outputs;
     const int64_t normed_values = buffer_values(num_tokens, size), qkv_values = buffer_values(num_tokens, stride);
     const int64_t attended_values = buffer_values(num_tokens, layers->o.inputs);
-    const int64_t values = normed_values + qkv_values + attended_values + num_tokens * inner;
+    const int64_t gated_values = buffer_values(num_tokens, inner);
+    const int64_t values = normed_values + qkv_values + attended_values + gated_values
+                           + num_tokens * mamba_values(layers->mamba);
     bf16 *normed = scratch_reserve(&scratch, (size_t)values * sizeof(bf16)), *qkv = normed + normed_values;
     bf16 *attended = qkv + qkv_values, *gated = attended + attended_values;
     for (const Layer *layer = layers; layer < layers + num_layers; layer++) {
@@ -40,11 +75,13 @@ void weft_run_layers(const Layer *layers, int64_t num_layers, int64_t num_tokens
         const int64_t dim = plan->head_dim, num_rotated = plan->num_heads + plan->num_kv_heads;
         const bf16 *keys = qkv + plan->num_heads * dim, *new_values = keys + plan->num_kv_heads * dim;
         weft_rms_norm(hidden, size, num_tokens, size, layer->input_norm, (float)layer->norm_eps, normed);
+        const bf16 *mixed = layer->mamba ? mix_states(layer->mamba, normed, num_tokens, gated + gated_values) : NULL;
         multiply(&layer->qkv, normed, num_tokens, qkv, STORE_BF16);
         weft_prepare_heads(qkv, stride, num_tokens, num_rotated, dim, layer->rotation, layer->head_norm,
                            (float)layer->head_norm_eps);
         weft_attend(plan, layer->cache, qkv, stride, keys, stride, new_values, stride, layer->sinks, attended);
         multiply(&layer->o, attended, num_tokens, hidden, ADD_BF16);
+        if (mixed) multiply(&layer->mamba->output, mixed, num_tokens, hidden, ADD_BF16);
         weft_rms_norm(hidden, size, num_tokens, size, layer->mlp_norm, (float)layer->norm_eps, normed);
         multiply(&layer->gated, normed, num_tokens, gated, GATED_SILU);
         multiply(&layer->down, gated, num_tokens, hidden, ADD_BF16);

@@ -1,5 +1,6 @@
 """All layers in one call: bit for bit what their parts give one by one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,15 +14,20 @@ from weft.engine.kernels.cpu.attention import NativeBackend, NativeStep
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.kernels.cpu.run import NativeRun
-from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, PreNormBlock, run_blocks
+from weft.engine.kernels.torch.states import TorchStateStep
+from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, Mixer, PreNormBlock, run_blocks
+from weft.engine.layers.mamba import Mamba2Mixer, ParallelMixers
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.rotary import RopeConfig, RotaryTable
+from weft.engine.layers.state_space import StateSpace
 from weft.engine.layers.step_caches import StepCaches
+from weft.engine.step.batch import Batch
 
 CPU = torch.device("cpu")
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 48, 66, 4, 2, 32
 NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 60, 16, 3
 WINDOWS = (None, 20, None)
+SPACE_HEADS, STATE_SIZE, KERNEL = 3, 16, 4
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,37 @@ class Kind:
     is_int8: bool = False
     has_head_norm: bool = True
     has_bias: bool = False
+    has_mamba: bool = False
+
+
+def make_mamba(kit: NativeKit, weight: Callable[..., torch.Tensor], cache: int, *, has_norm: bool) -> Mamba2Mixer:
+    width, channels = SPACE_HEADS * HEAD_DIM, SPACE_HEADS * HEAD_DIM + 2 * STATE_SIZE
+    parameters = (-torch.rand(SPACE_HEADS), torch.randn(SPACE_HEADS), torch.randn(SPACE_HEADS))
+    return Mamba2Mixer(
+        kit.linear(*given(weight(width + channels + SPACE_HEADS, HIDDEN), None)),
+        (width, channels, SPACE_HEADS),
+        kit.convolution(weight(channels, KERNEL), torch.randn(channels), has_silu=True),
+        kit.state_space(StateSpace(HEAD_DIM, STATE_SIZE, 1, *parameters)),
+        kit.norm(torch.rand(width).bfloat16(), 1e-4) if has_norm else None,
+        kit.linear(*given(weight(HIDDEN, width), None)),
+        cache,
+    )
+
+
+def make_states(num_requests: int) -> dict[int, torch.Tensor]:
+    """Caches of the mixers of `make_mamba`, behind those of attention."""
+    shapes = (SPACE_HEADS * HEAD_DIM + 2 * STATE_SIZE, KERNEL - 1), (SPACE_HEADS, HEAD_DIM, STATE_SIZE)
+    return {
+        NUM_LAYERS + 2 * layer + index: torch.zeros(num_requests + 1, *shape)
+        for layer in range(NUM_LAYERS)
+        for index, shape in enumerate(shapes)
+    }
+
+
+def begin_states(states: dict[int, torch.Tensor], batch: Batch) -> TorchStateStep:
+    slots = torch.arange(batch.num_requests, 0, -1)
+    is_new = torch.from_numpy(batch.seq_lens == np.diff(batch.query_start_locs))
+    return TorchStateStep(states, dict.fromkeys(states, slots), is_new, batch.query_start_locs)
 
 
 def make_block(kit: NativeKit, kind: Kind, index: int, activation: str = "silu", inner: int = INNER) -> PreNormBlock:
@@ -52,11 +89,15 @@ def make_block(kit: NativeKit, kind: Kind, index: int, activation: str = "silu",
         head_dim=HEAD_DIM,
         cache=index,
     )
+    mixer: Mixer = attention
+    if kind.has_mamba:
+        mamba = make_mamba(kit, weight, NUM_LAYERS + 2 * index, has_norm=kind.is_int8)
+        mixer = ParallelMixers((attention, mamba), (HEADS * HEAD_DIM, SPACE_HEADS * HEAD_DIM))
     feed_forward = GatedFeedForward(
         gated=kit.gated(*given(weight(2 * inner, HIDDEN)), activation),
         down=kit.linear(*given(weight(HIDDEN, inner), bias(HIDDEN))),
     )
-    return PreNormBlock(kit.norm(scale(HIDDEN), 1e-6), attention, kit.norm(scale(HIDDEN), 1e-6), feed_forward)
+    return PreNormBlock(kit.norm(scale(HIDDEN), 1e-6), mixer, kit.norm(scale(HIDDEN), 1e-6), feed_forward)
 
 
 def make_backend(library: NativeLibrary) -> NativeBackend:
@@ -69,7 +110,10 @@ def make_backend(library: NativeLibrary) -> NativeBackend:
 
 @pytest.mark.parametrize(
     "kind",
-    [Kind(), Kind(is_int8=True), Kind(has_head_norm=False), Kind(has_bias=True), Kind(is_int8=True, has_bias=True)],
+    [
+        *(Kind(), Kind(is_int8=True), Kind(has_head_norm=False), Kind(has_bias=True)),
+        *(Kind(is_int8=True, has_bias=True), Kind(has_mamba=True), Kind(is_int8=True, has_mamba=True)),
+    ],
     ids=lambda kind: str(kind),
 )
 @pytest.mark.parametrize("rows", ["all", "some", "none"])
@@ -80,6 +124,7 @@ def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind
     fused = kit.fuse(blocks)
     assert [type(block) for block in fused] == [NativeRun]
     backends = make_backend(library), make_backend(library)
+    states = make_states(3), make_states(3)
     rotary = RotaryTable(RopeConfig(theta=1e4), HEAD_DIM, 200, torch.bfloat16, CPU)
     paged = PagedRequests(NUM_BLOCKS, BLOCK_SIZE, tuple(dict.fromkeys(WINDOWS)))
     requests = [paged.add(np.zeros(num_tokens, np.int64)) for num_tokens in (90, 33, 40)]
@@ -89,13 +134,20 @@ def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind
         wanted = {"all": None, "some": some, "none": no}[rows]
         hidden = torch.randn(batch.num_tokens, HIDDEN).bfloat16()
         rotation = rotary.gather(torch.from_numpy(batch.positions))
-        steps = [backend.begin(batch) for backend in backends]
-        ours = run_blocks(fused, hidden.clone(), BlockStep((rotation,), StepCaches(steps[0]), wanted))
-        parts = run_blocks(blocks, hidden.clone(), BlockStep((rotation,), StepCaches(steps[1]), wanted))
+        ours, parts = (
+            run_blocks(
+                layers,
+                hidden.clone(),
+                BlockStep((rotation,), StepCaches(backend.begin(batch), begin_states(kept, batch)), wanted),
+            )
+            for layers, backend, kept in zip((fused, blocks), backends, states, strict=True)
+        )
         assert ours.isfinite().all() and len(ours) == len(hidden if wanted is None else wanted)
         assert ours.equal(parts)
         for index in range(NUM_LAYERS):
             assert backends[0]._caches[index].equal(backends[1]._caches[index])
+        assert all(ours.equal(states[1][index]) for index, ours in states[0].items())
+        assert kind.has_mamba == bool(states[0][NUM_LAYERS].any())
 
 
 def test_blocks_that_are_not_alike_stay_apart(library: NativeLibrary) -> None:
