@@ -7,6 +7,7 @@ error everywhere. With "auto" and None the engine decides. Holds secrets: never 
 """
 
 import difflib
+import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -65,6 +66,15 @@ def _split_choices(value: object) -> object:
     return value
 
 
+def _read_servers(value: object) -> object:
+    """Text such as label=url,label=url, or JSON -> mapping; a server may be its URL alone."""
+    if isinstance(value, str):
+        value = json.loads(value) if value.lstrip().startswith("{") else _split_choices(value)
+    if isinstance(value, dict):
+        return {label: {"url": server} if isinstance(server, str) else server for label, server in value.items()}
+    return value
+
+
 def _each(pattern: str, meaning: str) -> AfterValidator:
     """A validator that refuses names that do not match the pattern."""
 
@@ -89,6 +99,24 @@ Choices = Annotated[dict[str, str], BeforeValidator(_split_choices)]
 Hosts = Annotated[Names, _each(r"\*|[^*/@\s]+", "* or names such as llm.example.com")]
 Origins = Annotated[
     Names, _each(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s*A-Z]+", "* or origins such as https://chat.example.com:8443")
+]
+
+
+HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
+HeaderValue = Annotated[str, Field(pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$", max_length=8192)]
+
+
+class McpServer(BaseModel):
+    """A server of tools that requests may use, and the headers that it is sent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(pattern=r"^https?://[^\s/?#@]+([/?][^\s#]*)?$")
+    headers: dict[HeaderName, HeaderValue] = Field(default={}, repr=False)
+
+
+McpServers = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], McpServer], BeforeValidator(_read_servers)
 ]
 
 
@@ -225,6 +253,15 @@ class Settings(BaseModel):
     """Maximum bytes of all files together; beyond it the answer is 507."""
     batch_lines: int = Field(default=16, ge=1, le=1024)
     """Lines of a batch that run at once, while no other requests do."""
+    mcp_servers: McpServers = Field(default={}, repr=False)
+    """MCP servers whose tools /v1/responses may call, as label=url with commas, or a mapping in YAML or JSON of labels to
+    a url, or to `url` and `headers`. No other address is ever connected to."""
+    mcp_timeout_s: float = Field(default=30.0, gt=0, le=3600)
+    """Seconds for an MCP server to list its tools or to answer a call."""
+    mcp_max_bytes: Size = 1 << 20
+    """Maximum bytes of an MCP server's list of tools, and of the result of a call."""
+    mcp_max_calls: int = Field(default=32, ge=1, le=1024)
+    """Maximum calls of MCP tools in one response; max_tool_calls may be less."""
     sse_ping_s: float = Field(default=50.0, ge=0)
     """Seconds of silence in a stream before a keep-alive comment; 0: none."""
 
@@ -237,12 +274,13 @@ FLAGS = (
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
-SECRETS = frozenset({"api_key", "priority_keys"})
+SECRETS = frozenset({"api_key", "priority_keys", "mcp_servers"})
 DOORS = frozenset({"api_key", "api_keys_file"})
 """The settings that must not be empty: a variable that somebody forgot to fill would open the server to all."""
 SIZES = frozenset({"kv_cache_memory", "kv_offload", "kv_offload_disk", "max_body_bytes", "store_max_bytes"}) | {
     "max_file_bytes",
     "files_max_bytes",
+    "mcp_max_bytes",
 }
 """The settings in bytes; they accept a unit."""
 

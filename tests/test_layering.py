@@ -17,6 +17,7 @@ ORDER = (
         "text",
         "formats",
         "settings",
+        "mcp",
         "store",
         "model",
         "http",

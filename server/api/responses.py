@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,10 +13,14 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.api.mcp_responses import list_servers, open_rounds
 from weft.server.errors import InvalidRequestError
+from weft.server.generate.answer import Answer
 from weft.server.generate.background import BackgroundRun, follow
+from weft.server.generate.events import Renderer
 from weft.server.generate.pipeline import open_answer, respond
 from weft.server.generate.prompts import encode_chat
+from weft.server.generate.rounds import Rounds
 from weft.server.generate.shorten import shortened
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
@@ -30,6 +34,7 @@ from weft.server.request.fields import (
     ignored_fields,
     ignored_header,
 )
+from weft.server.request.mcp_tools import NO_HOSTED, HostedTools
 from weft.server.request.read_body import read_task
 from weft.server.request.response_input import InputItem, input_messages, items_to_store
 from weft.server.request.response_options import (
@@ -54,6 +59,8 @@ from weft.server.store.transaction import Transaction
 from weft.server.text.long_text import Room, TextTooLongError
 
 router = APIRouter(route_class=BodyRoute)
+Open = Callable[[Task], Awaitable[tuple[Answer | Rounds, Renderer]]]
+"""Opens the answer to a task, in rounds if the body has MCP tools."""
 MIN_COUNTED_TOKENS = 1 << 16
 """Tokens that are always counted, even if the context is shorter."""
 
@@ -81,20 +88,31 @@ async def create_response(
         raise InvalidRequestError("background needs store: the response is read from there", param="background")
     items, tenant = await gathered_items(body, request, context), tenant_of(request)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
-    task = await _read(body, items, sealer, request, context)
+    tools = await list_servers(body, items.all, context)
+    task = await _read(body, items, sealer, request, context, tools.hosted if tools else NO_HOSTED)
     seal = sealer.seal if ENCRYPTED in (body.include or ()) else None
     pads = bool(body.stream_options and body.stream_options.include_obfuscation)
     shows, head = ResponseOptions(num_logprobs(body), pads, seal), _head(body, task)
     new_renderer = partial(ResponseRenderer, task, head, shows)
-    if not head.store and head.conversation is None:
+    if tools is None and not head.store and head.conversation is None:
         return await respond(task, request, context, new_renderer)
+
+    async def open_(task: Task) -> tuple[Answer | Rounds, Renderer]:
+        if tools is None:
+            return await open_answer(task, request, context, new_renderer)
+        return await open_rounds(tools, task, head, read_more, new_renderer, request, context)
+
+    async def read_more(more: list[InputItem], num_bytes: int, hosted: HostedTools) -> Task:
+        longer = replace(items, own=[*items.own, *more], size=items.size + num_bytes)
+        return await _read(body, longer, sealer, request, context, hosted)
+
     own = items_to_store(items.own, head.id)
     if head.conversation is not None:
         id = head.conversation["id"]
         await context.store.read(lambda each: grown(each, load_conversation(each, id, tenant), tenant, own, "input"))
     if body.background:
-        return await _in_background(task, request, context, new_renderer, own)
-    return await _kept(task, request, context, new_renderer, own)
+        return await _in_background(task, request, context, open_, own)
+    return await _kept(task, request, context, open_, own)
 
 
 @router.post("/v1/responses/input_tokens")
@@ -113,7 +131,10 @@ async def count_input_tokens(
     )
     items = await gathered_items(body, request, context)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
-    chat, _ = await read_chat(body, items.all, sealer, model, context, items.size)
+    tools = await list_servers(body, items.all, context)
+    chat, _ = await read_chat(
+        body, items.all, sealer, model, context, items.size, tools.hosted if tools else NO_HOSTED
+    )
     room = Room(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
     try:
         token_ids, _ = await context.workers.run(items.size, encode_chat, model.tokenizer, chat, room)
@@ -125,10 +146,10 @@ async def count_input_tokens(
 
 
 async def _in_background(
-    task: Task, request: Request, context: ServerContext, new_renderer: Any, own: list[dict[str, Any]]
+    task: Task, request: Request, context: ServerContext, open_: Open, own: list[dict[str, Any]]
 ) -> Response:
     tenant, headers = tenant_of(request), ignored_header(task.ignored)
-    answer, renderer = await open_answer(replace(task, is_stream=True, deadline=None), request, context, new_renderer)
+    answer, renderer = await open_(replace(task, is_stream=True, deadline=None))
     assert isinstance(renderer, ResponseRenderer)
     try:
         response = renderer.response
@@ -159,14 +180,16 @@ def followed(context: ServerContext, response_id: str, tenant: str, after: int, 
 
 
 async def _kept(
-    task: Task, request: Request, context: ServerContext, new_renderer: Any, own: list[dict[str, Any]]
+    task: Task, request: Request, context: ServerContext, open_: Open, own: list[dict[str, Any]]
 ) -> Response:
     """Answer, and store the response or what it adds to its conversation before its end is sent."""
     tenant, headers = tenant_of(request), ignored_header(task.ignored)
-    answer, renderer = await open_answer(task, request, context, new_renderer)
+    answer, renderer = await open_(task)
     assert isinstance(renderer, ResponseRenderer)
 
     async def keep() -> None:
+        if not renderer.response.store and renderer.response.conversation is None:
+            return
         stored = StoredResponse(msgspec.to_builtins(renderer.response), own)
 
         def work(transaction: Transaction) -> None:
@@ -193,6 +216,10 @@ async def _kept(
             close=answer.close,
         )
     try:
+        if isinstance(answer, Rounds):  # their items are in an order that no choice can tell
+            async for _ in events():
+                pass
+            return Response(msgspec.json.encode(renderer.response), headers=headers, media_type="application/json")
         choices = await answer.whole(task.num_choices)
     finally:
         answer.close()  # also if this task is cancelled
@@ -257,11 +284,16 @@ def _own_items(body: ResponseBody) -> list[InputItem]:
 
 
 async def _read(
-    body: ResponseBody, items: GatheredItems, sealer: Sealer, request: Request, context: ServerContext
+    body: ResponseBody,
+    items: GatheredItems,
+    sealer: Sealer,
+    request: Request,
+    context: ServerContext,
+    hosted: HostedTools,
 ) -> Task:
     model = await context.check_model(request, body.model)
     logprobs, max_tokens = num_logprobs(body), max_output_tokens(body)
-    chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size)
+    chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
     task = await read_task(
         body,
         request,
@@ -279,11 +311,17 @@ async def _read(
 
 
 async def read_chat(
-    body: ResponseBody, items: list[InputItem], sealer: Sealer, model: ServedModel, context: ServerContext, size: int
+    body: ResponseBody,
+    items: list[InputItem],
+    sealer: Sealer,
+    model: ServedModel,
+    context: ServerContext,
+    size: int,
+    hosted: HostedTools = NO_HOSTED,
 ) -> tuple[Chat, OutputWishes]:
     """The messages for the template, and what the output must be."""
     max_tokens = max_output_tokens(body)
-    wishes = await context.workers.run_light(size, read_wishes, body, model.formats)
+    wishes = await context.workers.run_light(size, read_wishes, body, model.formats, hosted)
     messages, breakpoints = await context.workers.run_light(
         size,
         input_messages,

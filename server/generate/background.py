@@ -16,6 +16,7 @@ import msgspec
 from weft.server.errors import ApiError, NotFoundError, as_api_error
 from weft.server.generate.answer import Answer
 from weft.server.generate.events import Renderer
+from weft.server.generate.rounds import Rounds
 from weft.server.http.context import ServerContext
 from weft.server.store.conversations import extend
 from weft.server.store.responses import StoredResponse, load
@@ -34,7 +35,7 @@ class BackgroundRun:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: Answer | Rounds,
         renderer: Renderer,
         stored: StoredResponse,
         tenant: str,

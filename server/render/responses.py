@@ -5,6 +5,7 @@ Both go through the same state, so the items and ids of the events are those of 
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,9 +29,13 @@ from weft.server.generate.events import (
 from weft.server.http.sse import encode_event
 from weft.server.render.answered_calls import custom_input, new_call_id
 from weft.server.render.common import obfuscation, shown_tokens
+from weft.server.request.mcp_tools import ApprovedCall
 from weft.server.request.task import Task
 from weft.server.schemas import responses as wire
+from weft.server.schemas.mcp import McpApprovalRequestItem, McpCallItem, McpListToolsItem, McpTool
 from weft.server.store.responses import item_id
+
+_NO_ANSWERS = wire.ReasoningItem | McpListToolsItem | McpCallItem
 
 
 @dataclass(slots=True)
@@ -61,6 +66,8 @@ class ResponseRenderer:
         self._report = report
         self._tokenizer = task.model.tokenizer
         self._custom_names = task.wishes.use.custom_names if task.wishes.use else frozenset()
+        self._hosted = task.wishes.use.hosted if task.wishes.use else {}
+        self._calls: deque[_Open] = deque()  # of hosted tools, written and without a result
         self._is_prewarm = task.sampling.max_tokens == 0
         self._num_events = 0
         self._open: _Open | None = None
@@ -77,7 +84,7 @@ class ResponseRenderer:
 
     def stream_error(self, error: ApiError) -> bytes:
         """The last event of a response that failed."""
-        data = self.begin() + self._close("incomplete")
+        data = self.begin() + self._close("incomplete") + self._give_up()
         self.fail(error)
         return data + self._response_event("failed")
 
@@ -90,6 +97,30 @@ class ResponseRenderer:
         self.stream(0, [*events, choice.end])
         self.finish()
         return msgspec.json.encode(self.response)
+
+    def listed(self, label: str, tools: Sequence[McpTool], error: str | None) -> bytes:
+        """The events of the list of a server's tools, after the first events of all."""
+        item = McpListToolsItem(self._new_id("mcpl"), label)
+        data = self.begin() + self._add(item) + self._item_event("mcp_list_tools.in_progress")
+        item.tools, item.error = list(tools), error
+        data += self._item_event(f"mcp_list_tools.{'completed' if error is None else 'failed'}")
+        return data + self._done()
+
+    def approved(self, call: ApprovedCall) -> bytes:
+        """The first events of a call that the client has approved."""
+        item = McpCallItem(self._new_id("mcp"), call.label, call.name, approval_request_id=call.request_id)
+        data = self.begin() + self._add(item) + self._item_event("mcp_call.in_progress")
+        return data + self._delta("mcp_call_arguments", call.arguments) + self._close("completed")
+
+    def called(self, output: str | None, error: dict[str, object] | None) -> bytes:
+        """The last events of the oldest call of a hosted tool that has no result: this one."""
+        data = self._close("completed")
+        self._open = self._calls.popleft()
+        item = self._open.item
+        assert isinstance(item, McpCallItem), "only these calls wait for a result"
+        item.output, item.error = output, error
+        item.status = "completed" if error is None else "failed"
+        return data + self._item_event(f"mcp_call.{item.status}") + self._done()
 
     def begin(self) -> bytes:
         """The first events; nothing if they have been written."""
@@ -127,6 +158,8 @@ class ResponseRenderer:
                 return self._close("completed") + self._begin_call(event.name)
             case CallArguments() if isinstance(self._item, wire.FunctionCallItem):
                 return self._delta("function_call_arguments", event.text)
+            case CallArguments() if isinstance(self._item, McpCallItem):
+                return self._delta("mcp_call_arguments", event.text)
             case CallClosed():
                 return self._end_call(event)
             case End():
@@ -150,6 +183,11 @@ class ResponseRenderer:
         return data + self._delta("output_text", event.text, content_index=0, logprobs=logprobs)
 
     def _begin_call(self, name: str) -> bytes:
+        if tool := self._hosted.get(name):
+            if tool.needs_approval:
+                return self._add(McpApprovalRequestItem(self._new_id("mcpr"), tool.label, tool.name))
+            item = McpCallItem(self._new_id("mcp"), tool.label, tool.name)
+            return self._add(item) + self._item_event("mcp_call.in_progress")
         if name in self._custom_names:
             return self._add(wire.CustomCallItem(self._new_id("ctc"), new_call_id(), name))
         return self._add(wire.FunctionCallItem(self._new_id("fc"), new_call_id(), name))
@@ -159,7 +197,7 @@ class ResponseRenderer:
         if isinstance(item, wire.CustomCallItem):  # its input is a string inside JSON, so it is sent whole
             item.input = custom_input(event.arguments)
             data = self._delta("custom_tool_call_input", item.input)
-        elif isinstance(item, wire.FunctionCallItem):
+        elif isinstance(item, wire.FunctionCallItem | McpCallItem | McpApprovalRequestItem):
             item.arguments = event.arguments
         return data + self._close("completed" if _is_json(event.arguments) else "incomplete")
 
@@ -167,9 +205,9 @@ class ResponseRenderer:
         is_cut = event.reason is FinishReason.LENGTH and not self._is_prewarm
         self.response.status = "incomplete" if is_cut else "completed"
         self.response.incomplete_details = wire.IncompleteDetails() if is_cut else None
-        data = self._close(self.response.status)
+        data = self._close(self.response.status) + self._give_up()
         items = self.response.output
-        has_answer = any(not isinstance(item, wire.ReasoningItem) for item in items)
+        has_answer = any(not isinstance(item, _NO_ANSWERS) for item in items)
         if has_answer or self._is_prewarm or (is_cut and items):
             return data
         data += self._opened(wire.MessageItem, "msg")  # the answer is an empty text
@@ -198,6 +236,14 @@ class ResponseRenderer:
         if self._open is None:
             return b""
         item, text, data = self._open.item, "".join(self._open.texts), b""
+        if isinstance(item, McpCallItem):  # it ends with its result
+            item.arguments = item.arguments or text
+            data = self._item_event("mcp_call_arguments.done", arguments=item.arguments)
+            self._calls.append(self._open)
+            self._open = None
+            return data
+        if isinstance(item, McpApprovalRequestItem | McpListToolsItem):
+            return self._done()
         item.status = status
         if isinstance(item, wire.FunctionCallItem):
             item.arguments = item.arguments or text
@@ -214,8 +260,21 @@ class ResponseRenderer:
             logprobs = {"logprobs": part.logprobs} if isinstance(part, wire.OutputText) else {}
             data = self._item_event(f"{kind}.done", content_index=0, text=text, **logprobs)
             data += self._item_event("content_part.done", content_index=0, part=part)
-        data += self._event("response.output_item.done", output_index=self._open.index, item=item)
-        self._open = None
+        return data + self._done()
+
+    def _done(self) -> bytes:
+        assert self._open is not None, "an item is open"
+        done, self._open = self._open, None
+        return self._event("response.output_item.done", output_index=done.index, item=done.item)
+
+    def _give_up(self) -> bytes:
+        """The last events of calls of hosted tools that will have no result."""
+        data = b""
+        while self._calls:
+            self._open = self._calls.popleft()
+            assert isinstance(self._open.item, McpCallItem), "only these calls wait for a result"
+            self._open.item.status = "incomplete"
+            data += self._done()
         return data
 
     def _delta(self, kind: str, text: str, **members: object) -> bytes:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from weft.server.errors import InvalidRequestError, UnsupportedValueError, shown
 from weft.server.formats.parser import ToolFormat
 from weft.server.request.cache_options import MAX_BREAKPOINTS, Breakpoint, breakpoint_at, usual_ttl_s
@@ -28,7 +30,12 @@ _PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "compaction": "cmp",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
 }
+_WITHOUT_STATUS = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
 SUMMARY_INTRO = "Summary of the conversation so far:\n"
 """What stands before the text of a compaction in the prompt."""
 _ROLES = frozenset({"user", "system", "developer", "assistant"})
@@ -75,11 +82,16 @@ class Messages:
                 self.messages.append({"role": "assistant", "content": SUMMARY_INTRO + text})
             case "function_call":
                 function = FunctionCall(name=_member(item, "name", at), arguments=_member(item, "arguments", at))
-                self._call(item, at, function_call(function))
+                self._call(_member(item, "call_id", at), function_call(function))
             case "custom_tool_call":
-                self._call(item, at, call_of(_member(item, "name", at), {CUSTOM_INPUT: _member(item, "input", at)}))
+                call = call_of(_member(item, "name", at), {CUSTOM_INPUT: _member(item, "input", at)})
+                self._call(_member(item, "call_id", at), call)
             case "function_call_output" | "custom_tool_call_output":
                 self._output(item, at)
+            case "mcp_list_tools":
+                pass  # the tools are in the template's own place for them
+            case "mcp_call" | "mcp_approval_request" | "mcp_approval_response":
+                self._hosted(item, at)
             case other:
                 raise UnsupportedValueError(
                     f"{at}: items of type {shown(other)} are not supported by this server", param=f"{at}.type"
@@ -97,8 +109,7 @@ class Messages:
         self._find_breakpoints(item.content, f"{at}.content")
         self.messages.append({"role": role, "content": _text(item.content, f"{at}.content")})
 
-    def _call(self, item: ResponseItem, at: str, call: dict[str, Any]) -> None:
-        call_id = _member(item, "call_id", at)
+    def _call(self, call_id: str, call: dict[str, Any]) -> None:
         self.call_ids.add(call_id)
         self._turn(()).setdefault("tool_calls", []).append({"id": call_id, **call})
 
@@ -109,9 +120,33 @@ class Messages:
                 f"{at}.call_id must be that of an earlier call in the input, got {shown(call_id)}",
                 param=f"{at}.call_id",
             )
+        self._answer_call(call_id, _text(item.output, f"{at}.output"))
+
+    def _answer_call(self, call_id: str, content: str) -> None:
         self.turn = None
-        content = _text(item.output, f"{at}.output")
         self.messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
+
+    def _hosted(self, item: ResponseItem, at: str) -> None:
+        """A call of an MCP tool, with its output, or a request for one and the refusal of it."""
+        asked = item.approval_request_id
+        if item.type == "mcp_approval_response" and asked not in self.call_ids:
+            raise InvalidRequestError(
+                f"{at}.approval_request_id must be that of an earlier mcp_approval_request, got {shown(asked)}",
+                param=f"{at}.approval_request_id",
+            )
+        if item.type == "mcp_approval_response":
+            if not required(item.approve, f"{at}.approve"):
+                self._answer_call(asked or "", f"The user did not approve this call. {item.reason or ''}".strip())
+            return
+        call_id = asked if asked in self.call_ids else _member(item, "id", at)
+        assert call_id is not None, "the ids of calls are texts"
+        if call_id != asked:
+            function = FunctionCall(name=_member(item, "name", at), arguments=_member(item, "arguments", at))
+            self._call(call_id, function_call(function))
+        if item.type == "mcp_call":
+            error = msgspec.json.encode(item.error).decode() if item.error is not None else "none"
+            output = f"The call failed: {error}" if item.output is None else _text(item.output, f"{at}.output")
+            self._answer_call(call_id, output)
 
     def _reasoning(self, item: ResponseItem, at: str) -> str:
         """The text of the reasoning itself, plain or encrypted, else of its summary."""
@@ -207,7 +242,8 @@ def _full(item: ResponseItem, response_id: str, index: int) -> dict[str, Any]:
     given = item.model_dump(exclude_none=True)
     kind = given.setdefault("type", "message")
     given.setdefault("id", item_id(_PREFIXES.get(kind, "item"), response_id, FIRST_INPUT + index))
-    given.setdefault("status", "completed")
+    if kind not in _WITHOUT_STATUS:
+        given.setdefault("status", "completed")
     if kind == "message":
         is_output = item.role == "assistant"
         if isinstance(item.content, str):

@@ -1,16 +1,21 @@
 """Reads what a body of POST /v1/responses wishes of the output: tools, structure, reasoning; flat where chat nests."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from weft.server.errors import InvalidRequestError, UnsupportedParameterError, UnsupportedValueError, shown
 from weft.server.formats.detection import OutputFormats
+from weft.server.request.mcp_tools import MCP_MEMBERS, NO_HOSTED, HostedTools
 from weft.server.request.params import MAX_LOGPROBS
 from weft.server.request.structured_output import Structure, json_structure
 from weft.server.request.task import OutputWishes
 from weft.server.request.template_options import checked_kwargs, prompt_end
 from weft.server.request.thinking import Thinking, thinking_of
 from weft.server.request.tool_use import (
+    MAX_TOOLS,
     Choice,
+    HostedTool,
     ToolUse,
     check_declared,
     check_functions,
@@ -28,14 +33,14 @@ ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
 
 
-def read_wishes(body: ResponseBody, formats: OutputFormats) -> OutputWishes:
-    """Read the fields about tools, structure and reasoning.
+def read_wishes(body: ResponseBody, formats: OutputFormats, hosted: HostedTools = NO_HOSTED) -> OutputWishes:
+    """Read the fields about tools, structure and reasoning. `hosted` holds what MCP servers add to the tools.
 
     Raises:
         InvalidRequestError: One of them is wrong.
         UnsupportedParameterError: There are tools, but the model's chat template does not show tools.
     """
-    use = _tool_use(body)
+    use = _tool_use(body, hosted)
     if use is not None and formats.tools is None:
         raise UnsupportedParameterError(
             "tools cannot be used: the chat template of this model shows no tools", param="tools"
@@ -78,23 +83,43 @@ def num_logprobs(body: ResponseBody) -> int | None:
     return None
 
 
-def _tool_use(body: ResponseBody) -> ToolUse | None:
+def _tool_use(body: ResponseBody, hosted: HostedTools) -> ToolUse | None:
     if not body.tools:  # an agent without tools sends an empty list
         if body.tool_choice not in (None, "none", "auto"):
             raise InvalidRequestError("tool_choice needs tools, got none", param="tool_choice")
         return None
-    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
-    check_functions(functions, "tools", "")
-    kinds = {function.name: tool.type for function, tool in zip(functions, body.tools, strict=True)}
-    return use_of(functions, kinds, _chosen(body.tool_choice, kinds), is_parallel=body.parallel_tool_calls is not False)
+    own = {i: tool for i, tool in enumerate(body.tools) if tool.type != "mcp"}
+    functions = [_function(tool, f"tools[{i}]") for i, tool in own.items()]
+    if functions or len(body.tools) > MAX_TOOLS:
+        check_functions(functions, "tools", "", [*own])
+    kinds = {function.name: tool.type for function, tool in zip(functions, own.values(), strict=True)}
+    by_name = {each.function.name: each.tool for each in hosted.functions}
+    choice = _chosen(body.tool_choice, kinds, by_name)
+    if hosted.is_later:
+        names = frozenset(kinds) | frozenset(by_name) if choice.is_one else choice.names
+        choice = Choice(names if hosted.may_call else names - by_name.keys())
+    elif choice.is_required and not choice.names:
+        raise InvalidRequestError("tool_choice requires a call, but no MCP server listed a tool", param="tool_choice")
+    use = use_of(
+        [*functions, *(each.function for each in hosted.functions)],
+        kinds,
+        choice,
+        is_parallel=body.parallel_tool_calls is not False,
+    )
+    return replace(use, hosted=by_name) if use and by_name else use
 
 
 def _function(tool: ResponseTool, at: str) -> FunctionDefinition:
     if tool.type not in ("function", "custom"):
         raise UnsupportedValueError(
-            f"{at}.type must be 'function' or 'custom': this server does not host {shown(tool.type)}",
+            f"{at}.type must be 'function', 'custom' or 'mcp': this server does not host {shown(tool.type)}",
             param=f"{at}.type",
         )
+    for member in MCP_MEMBERS:
+        if getattr(tool, member) is not None:
+            raise InvalidRequestError(
+                f"{at}.{member} is only a member of tools of type mcp, got {shown(tool.type)}", param=f"{at}.{member}"
+            )
     name = required(tool.name, f"{at}.name")
     if tool.type == "function":
         return FunctionDefinition(
@@ -108,26 +133,37 @@ def _function(tool: ResponseTool, at: str) -> FunctionDefinition:
     return custom_function(name, tool.description, grammar, f"{at}.format")
 
 
-def _chosen(choice: str | ResponseToolChoice | None, kinds: dict[str, str]) -> Choice:
+def _chosen(choice: str | ResponseToolChoice | None, kinds: dict[str, str], hosted: Mapping[str, HostedTool]) -> Choice:
     if choice is None or isinstance(choice, str):
-        return chosen_word(choice, kinds)
+        return chosen_word(choice, {**kinds, **dict.fromkeys(hosted, "mcp")})
     if choice.type != "allowed_tools":
-        return Choice(frozenset({_name(choice, kinds, "tool_choice")}), is_required=True, is_one=True)
+        is_one = choice.name is not None  # not so if all tools of a server are meant
+        return Choice(_names(choice, kinds, hosted, "tool_choice"), is_required=True, is_one=is_one)
     if not choice.tools:
         at = "tool_choice.tools"
         raise InvalidRequestError(f"{at} must name at least one tool, got none", param=at)
-    names = [_name(each, kinds, f"tool_choice.tools[{i}]") for i, each in enumerate(choice.tools)]
-    return Choice(frozenset(names), required(choice.mode, "tool_choice.mode") == "required")
+    names = [_names(each, kinds, hosted, f"tool_choice.tools[{i}]") for i, each in enumerate(choice.tools)]
+    return Choice(frozenset().union(*names), required(choice.mode, "tool_choice.mode") == "required")
 
 
-def _name(reference: FlatReference, kinds: dict[str, str], at: str) -> str:
+def _names(
+    reference: FlatReference, kinds: dict[str, str], hosted: Mapping[str, HostedTool], at: str
+) -> frozenset[str]:
+    """The tools that a reference means; more than one only if it names an MCP server alone."""
+    if reference.type == "mcp":
+        label = required(reference.server_label, f"{at}.server_label")
+        check_declared(label, sorted({tool.label for tool in hosted.values()}), f"{at}.server_label")
+        of_server = {name: tool.name for name, tool in hosted.items() if tool.label == label}
+        if reference.name is not None:
+            check_declared(reference.name, [*of_server.values()], f"{at}.name")
+        return frozenset(name for name, known in of_server.items() if reference.name in (None, known))
     if reference.type not in ("function", "custom"):
         raise UnsupportedValueError(
-            f"{at}.type must be 'function' or 'custom', got {shown(reference.type)}", param=f"{at}.type"
+            f"{at}.type must be 'function', 'custom' or 'mcp', got {shown(reference.type)}", param=f"{at}.type"
         )
     name = required(reference.name, f"{at}.name")
     check_declared(name, [known for known, kind in kinds.items() if kind == reference.type], f"{at}.name")
-    return name
+    return frozenset({name})
 
 
 def _structure(body: ResponseBody) -> Structure | None:

@@ -5,7 +5,7 @@ The input of a custom tool is text. The model sees it as a function with one str
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from weft.server.errors import InvalidRequestError, JsonSchemaError, UnsupportedValueError, shown
@@ -28,6 +28,15 @@ CUSTOM_INPUT = "input"
 
 
 @dataclass(frozen=True, slots=True)
+class HostedTool:
+    """A tool that this server calls itself: who has it, and its name there."""
+
+    label: str
+    name: str
+    needs_approval: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ToolUse:
     """The tools of a request, and how they may be called.
 
@@ -38,6 +47,7 @@ class ToolUse:
         allows_many: The answer may hold more than one call.
         custom_names: Names of the tools whose input is text.
         is_legacy: The tools were declared as `functions`, so the answer has `function_call`.
+        hosted: The tools that this server calls itself, by the name that the model knows.
     """
 
     shown: list[dict[str, Any]]
@@ -46,6 +56,7 @@ class ToolUse:
     allows_many: bool
     custom_names: frozenset[str] = frozenset()
     is_legacy: bool = False
+    hosted: Mapping[str, HostedTool] = field(default_factory=dict)
 
     @property
     def param(self) -> str:
@@ -148,12 +159,19 @@ def custom_function(
     return FunctionDefinition(name=name, description=description, parameters=parameters, strict=True)
 
 
-def check_functions(functions: Sequence[FunctionDefinition], param: str, step: str) -> None:
-    """Check the number, the names and the schemas. `step` leads from an entry of the list to its function."""
+def check_functions(
+    functions: Sequence[FunctionDefinition], param: str, step: str, places: Sequence[int] | None = None
+) -> None:
+    """Check the number, the names and the schemas.
+
+    Args:
+        step: Leads from an entry of the list to its function.
+        places: Where in the list the functions are; None: they are the whole list.
+    """
     if not 1 <= len(functions) <= MAX_TOOLS:
         raise InvalidRequestError(f"{param} must hold 1 to {MAX_TOOLS} tools, got {len(functions)}", param=param)
     seen: set[str] = set()
-    for i, function in enumerate(functions):
+    for i, function in zip(places or range(len(functions)), functions, strict=True):
         if function.name in seen:
             at = f"{param}[{i}]"
             raise InvalidRequestError(f"{at} declares {shown(function.name)} a second time", param=at)

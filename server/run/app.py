@@ -70,8 +70,10 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         store=Store(settings),
         created=int(time.time()),
     )
-    for module in pkgutil.iter_modules(api.__path__):
-        app.include_router(importlib.import_module(f"{api.__name__}.{module.name}").router)
+    for found in pkgutil.iter_modules(api.__path__):
+        module = importlib.import_module(f"{api.__name__}.{found.name}")
+        if hasattr(module, "router"):  # the others help these
+            app.include_router(module.router)
     # The middleware that is added last is the outermost.
     app.add_middleware(
         BodyLimitMiddleware, max_body_bytes=settings.max_body_bytes, max_file_bytes=settings.max_file_bytes

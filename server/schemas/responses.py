@@ -20,6 +20,13 @@ from weft.server.schemas.common import (
     Text,
     WireModel,
 )
+from weft.server.schemas.mcp import (
+    AllowedTools,
+    McpApprovalRequestItem,
+    McpCallItem,
+    McpListToolsItem,
+    RequireApproval,
+)
 from weft.server.schemas.tools import ToolName
 
 MAX_INPUT_ITEMS = 2**14
@@ -47,7 +54,7 @@ class ResponseItem(WireModel):
     role: Text | None = None
     content: Content | None = None
     phase: Literal["commentary", "final_answer"] | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: Literal["in_progress", "completed", "incomplete", "calling", "failed"] | None = None
     call_id: Text | None = None
     name: Text | None = None
     arguments: Text | None = None
@@ -55,6 +62,12 @@ class ResponseItem(WireModel):
     output: Content | None = None
     summary: Items[ResponsePart] | None = None
     encrypted_content: Text | None = None
+    server_label: Text | None = None
+    tools: Items[Any] | None = None
+    error: Any = None
+    approval_request_id: Text | None = None
+    approve: bool | None = None
+    reason: Text | None = None
 
 
 Input = Annotated[
@@ -82,7 +95,7 @@ class ToolFormat(WireModel):
 
 
 class ResponseTool(WireModel):
-    """One entry of `tools`. Only functions and custom tools are accepted."""
+    """One entry of `tools`: a function, a custom tool, or an MCP server, whose members begin with `server_label`."""
 
     type: Text
     name: ToolName | None = None
@@ -90,13 +103,21 @@ class ResponseTool(WireModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: ToolFormat | None = None
+    server_label: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    server_url: Text | None = None
+    server_description: Text | None = None
+    headers: Annotated[dict[str, Text], Field(max_length=16)] | None = None
+    authorization: Text | None = None
+    allowed_tools: AllowedTools | None = None
+    require_approval: RequireApproval | None = None
 
 
 class FlatReference(WireModel):
-    """A reference to a tool by kind and name."""
+    """A reference to a tool by kind and name, or to all tools of an MCP server."""
 
     type: Text
     name: Text | None = None
+    server_label: Text | None = None
 
 
 class ResponseToolChoice(FlatReference):
@@ -251,7 +272,15 @@ class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
     status: str = "in_progress"
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+OutputItem = (
+    MessageItem
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomCallItem
+    | McpListToolsItem
+    | McpCallItem
+    | McpApprovalRequestItem
+)
 
 
 class InputDetails(msgspec.Struct):

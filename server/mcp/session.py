@@ -1,0 +1,90 @@
+"""Opens a bounded session with one MCP server. Imports the `mcp` package, so it is imported on first use only.
+
+Whatever the package or the server does, requests go to the listed origin alone, and the bytes of all answers together
+are bounded.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import httpx2
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+logging.getLogger("mcp.client").setLevel(logging.CRITICAL)  # it would log what servers send; failures are logged here
+
+CLOSE_S = 2.0
+"""How long a server may take to end a session."""
+
+
+class BoundedTransport(httpx2.AsyncBaseTransport):
+    """HTTP to one origin. Only the client that owns it mutates it.
+
+    Attributes:
+        is_exceeded: The server sent more bytes than allowed.
+    """
+
+    def __init__(self, url: str, max_bytes: int) -> None:
+        self.is_exceeded = False
+        self._inner = httpx2.AsyncHTTPTransport()
+        self._origin = _origin(httpx2.URL(url))
+        self._room = max_bytes
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request to the origin; refuse any other, and an answer that would grow when it is unpacked."""
+        if _origin(request.url) != self._origin:
+            raise httpx2.RequestError("redirected to another origin", request=request)
+        if request.method == "DELETE":
+            request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), CLOSE_S)
+        response = await self._inner.handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            raise httpx2.RequestError("answered with an encoding that was not asked for", request=request)
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        body = _BoundedStream(response.stream, self)
+        return httpx2.Response(
+            response.status_code, headers=response.headers, stream=body, extensions=response.extensions
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._inner.aclose()
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes of an answer."""
+        self._room -= num_bytes
+        if self._room < 0:
+            self.is_exceeded = True
+            raise httpx2.ReadError("answered with too many bytes")
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream, owner: BoundedTransport) -> None:
+        self._inner = inner
+        self._owner = owner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for data in self._inner:
+            self._owner.take(len(data))
+            yield data
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+@asynccontextmanager
+async def open_client(
+    url: str, headers: Mapping[str, str], transport: BoundedTransport, max_bytes: int
+) -> AsyncIterator[Client]:
+    """A client after its handshake with the server. It waits for ever: the caller bounds the time."""
+    sent = {**headers, "accept-encoding": "identity"}
+    async with (
+        httpx2.AsyncClient(headers=sent, timeout=None, transport=transport, trust_env=False) as http_client,
+        Client(streamable_http_client(url, http_client=http_client, max_sse_event_size=max_bytes)) as client,
+    ):
+        yield client
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port

@@ -1,0 +1,102 @@
+"""MCP servers on loopback: a real one of the `mcp` package, and bad ones, which are a few lines of ASGI."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.types import ToolAnnotations
+
+
+class RealServer:
+    """A server with tools; it notes the headers that it was sent, and whether a slow call was cancelled."""
+
+    def __init__(self) -> None:
+        self.headers: list[dict[str, str]] = []
+        self.calls: list[str] = []
+        self.was_cancelled = threading.Event()
+        self.has_begun = threading.Event()
+        handlers = logging.getLogger().handlers[:]
+        self.mcp = MCPServer("tools for tests")
+        logging.getLogger().handlers[:] = handlers  # it adds one of its own
+        self.mcp.tool(annotations=ToolAnnotations(read_only_hint=True))(self.add)
+        for tool in (self.echo, self.slow, self.failing, self.huge):
+            self.mcp.tool()(tool)
+
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers."""
+        self.calls.append("add")
+        return a + b
+
+    def echo(self, text: str) -> str:
+        """Say it again."""
+        self.calls.append("echo")
+        return text
+
+    async def slow(self) -> str:
+        """Take a minute."""
+        self.has_begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.was_cancelled.set()
+            raise
+        return "late"
+
+    def failing(self) -> str:
+        """Fail."""
+        raise ValueError("no luck")
+
+    def huge(self) -> str:
+        """Say much."""
+        return "x" * 300_000
+
+    def app(self) -> Any:
+        inner = self.mcp.streamable_http_app()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+            await inner(scope, receive, send)
+
+        return app
+
+
+async def garbage(scope: Any, receive: Any, send: Any) -> None:
+    """Answers everything with JSON that is not MCP."""
+    if scope["type"] == "http":
+        head = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
+        await send(head)
+        await send({"type": "http.response.body", "body": b'{"hello": ['})
+
+
+async def hanging(scope: Any, receive: Any, send: Any) -> None:
+    """Never answers."""
+    if scope["type"] == "http":
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+@contextlib.contextmanager
+def serve(app: Any) -> Iterator[str]:
+    """The app behind a real socket; yields the URL of its MCP endpoint."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
