@@ -254,8 +254,8 @@ class Settings(BaseModel):
     batch_lines: int = Field(default=16, ge=1, le=1024)
     """Lines of a batch that run at once, while no other requests do."""
     mcp_servers: McpServers = Field(default={}, repr=False)
-    """MCP servers whose tools /v1/responses may call, as label=url with commas, or a mapping in YAML or JSON of labels to
-    a url, or to `url` and `headers`. No other address is ever connected to."""
+    """MCP servers whose tools /v1/responses may call, as label=url with commas, or a mapping in YAML or JSON of labels
+    to a url, or to `url` and `headers`. No other address is ever connected to."""
     mcp_timeout_s: float = Field(default=30.0, gt=0, le=3600)
     """Seconds for an MCP server to list its tools or to answer a call."""
     mcp_max_bytes: Size = 1 << 20

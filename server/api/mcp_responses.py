@@ -90,7 +90,9 @@ async def open_rounds(
         written = msgspec.to_builtins(head.output)
         items = [InputItem(ResponseItem.model_validate(item), f"output[{i}]") for i, item in enumerate(written)]
         is_later = any(item["type"] == "mcp_call" for item in written)
-        made = await read(items, len(msgspec.json.encode(written)), replace(tools.hosted, is_later=is_later, may_call=may_call))
+        made = await read(
+            items, len(msgspec.json.encode(written)), replace(tools.hosted, is_later=is_later, may_call=may_call)
+        )
         return replace(made, is_stream=True, deadline=task.deadline)
 
     limit = min(context.settings.mcp_max_calls, head.max_tool_calls or context.settings.mcp_max_calls)

@@ -132,9 +132,7 @@ async def count_input_tokens(
     items = await gathered_items(body, request, context)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
     tools = await list_servers(body, items.all, context)
-    chat, _ = await read_chat(
-        body, items.all, sealer, model, context, items.size, tools.hosted if tools else NO_HOSTED
-    )
+    chat, _ = await read_chat(body, items.all, sealer, model, context, items.size, tools.hosted if tools else NO_HOSTED)
     room = Room(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
     try:
         token_ids, _ = await context.workers.run(items.size, encode_chat, model.tokenizer, chat, room)
@@ -381,4 +379,5 @@ def _head(body: ResponseBody, task: Task) -> ResponseObject:
 
 def _shown_tool(tool: ResponseTool) -> dict[str, Any]:
     required = {"parameters": tool.parameters, "strict": tool.strict} if tool.type == "function" else {}
-    return {**tool.model_dump(exclude_none=True), **required}
+    secrets_ = {"headers", "authorization"}  # for the tool's server only: they are neither shown nor stored
+    return {**tool.model_dump(exclude_none=True, exclude=secrets_), **required}

@@ -218,6 +218,12 @@ def test_only_allowed_tools_are_offered(site: Any, allowed: Any) -> None:
     assert [tool["function"]["name"] for tool in site.tokenizer.variables["tools"]] == ["add"]
 
 
+def test_the_model_reads_what_the_client_says_of_a_server(site: Any) -> None:
+    ask(site, "Hm.", tools=[mcp(allowed_tools=["add"], server_description="For sums.")])
+    (tool,) = site.tokenizer.variables["tools"]
+    assert tool["function"]["description"] == "For sums.\nAdd two numbers."
+
+
 def test_a_call_of_a_tool_that_is_not_allowed_fails(site: Any, real: RealServer) -> None:
     request = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "echo", "server_label": "tools"}
     items = [
