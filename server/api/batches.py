@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.api.files import Context, find_file
+from weft.server.batch.lines import ENDPOINTS
 from weft.server.batch.record import KIND, WINDOW_S, batch_json, batch_row, new_batch
 from weft.server.errors import InvalidRequestError, NotFoundError, shown
 from weft.server.http.auth import tenant_of
@@ -18,19 +19,6 @@ from weft.server.schemas.stored import BatchBody
 from weft.server.store.transaction import Row, Transaction
 
 MAX_METADATA = 16
-ENDPOINTS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/embeddings",
-    "/v1/score",
-    "/v1/rerank",
-    "/v1/classify",
-    "/v1/decisions",
-)
-"""What may stand in a batch, as far as this server has it."""
-
 router = APIRouter()
 body_router = APIRouter(route_class=BodyRoute)
 

@@ -10,14 +10,13 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp
 
-from weft.server.batch.call import Reply, call
+from weft.server.batch.line_run import LineRun, LineSource, encode_result
 from weft.server.batch.lines import InputLine, Journal, check_input, read_lines, take_piece
 from weft.server.batch.record import ENDED, KIND, batch_row, fault
 from weft.server.batch.slots import Slots
@@ -28,11 +27,6 @@ from weft.server.store.transaction import Row, Transaction
 
 WATCH_S = 0.5
 """How often a running batch looks whether it was cancelled, and shows its counts."""
-ROOM_PAUSE_S = 2.0
-"""Between two tries to keep a result on a full disk."""
-LONGEST_PAUSE_S = 30.0
-"""Between two tries of a request that the server is too busy for."""
-_BUSY = frozenset({429, 503})
 _NO_INPUT = fault("no_input", "the input file was deleted")
 _log = logging.getLogger(__name__)
 
@@ -46,7 +40,6 @@ class BatchRun:
         self._context = context
         self._store = context.store
         self._slots = slots
-        self._appends: set[asyncio.Task[None]] = set()
         folder = context.store.folder / "batches"
         self._paths = folder / f"{row.id}.answers", folder / f"{row.id}.errors"
 
@@ -109,7 +102,10 @@ class BatchRun:
             await self._end("failed", _NO_INPUT)
             return
         journal = await self._store.run(partial(Journal, self._paths))
-        feeding = asyncio.create_task(self._feed(batch, journal))
+        path, endpoint = content_path(self._store, batch["input_file_id"]), batch["endpoint"]
+        source = LineSource(self.row.id, path, endpoint, self.row.tenant)
+        lines = LineRun(source, self._app, self._context, self._slots, journal)
+        feeding = asyncio.create_task(lines.feed())
         watching = asyncio.create_task(self._watch(batch, journal))
         try:
             await asyncio.wait((feeding, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -120,31 +116,13 @@ class BatchRun:
             for task in (feeding, watching):
                 task.cancel()
             await asyncio.gather(feeding, watching, return_exceptions=True)
-            await asyncio.gather(*self._appends, return_exceptions=True)
+            await lines.settle()
             progress, num_bytes = _progress(batch, journal), journal.num_bytes
             journal.close()
         if final is None:
             await self._change(None, num_bytes, **progress)
         else:
             await self._change("finalizing", num_bytes, **progress, final=final)
-
-    async def _feed(self, batch: dict[str, Any], journal: Journal) -> None:
-        """Answer every line that has no result."""
-        try:
-            async with asyncio.TaskGroup() as answers:
-                async for number, line in self._lines(batch):
-                    if number not in journal.done:
-                        await self._slots.take(self)
-                        answers.create_task(self._answer(batch, journal, number, line))
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
-
-    async def _lines(self, batch: dict[str, Any]) -> AsyncIterator[tuple[int, bytes]]:
-        path = content_path(self._store, batch["input_file_id"])
-        source = read_lines(path, self._context.settings.max_body_bytes)
-        while piece := await self._store.run(partial(take_piece, source)):
-            for item in piece:
-                yield item
 
     async def _watch(self, batch: dict[str, Any], journal: Journal) -> str | None:
         """Return how the batch ends before all is done; None: this process drains, and another goes on."""
@@ -169,41 +147,6 @@ class BatchRun:
                 return "expired"
             if self._context.lifecycle.draining:
                 return None
-
-    async def _answer(self, batch: dict[str, Any], journal: Journal, number: int, line: bytes) -> None:
-        """Answer one line, and keep the result. Gives the slot back."""
-        try:
-            given = msgspec.json.decode(line, type=InputLine)
-            try:
-                reply = await self._ask(batch["endpoint"], bytes(given.body))
-                result = _result(self.row.id, number, given.custom_id, reply)
-                await self._append(journal, result, is_error=reply.status >= 400)
-            except Exception:
-                _log.exception("line %d of %s could not be answered", number, self.row.id)
-                error = {"code": "internal_error", "message": "the line could not be answered", "line": number}
-                result = _encode(self.row.id, number, given.custom_id, None, error)
-                await self._append(journal, result, is_error=True)
-        finally:
-            self._slots.give_back(self)
-
-    async def _ask(self, endpoint: str, body: bytes) -> Reply:
-        """The answer to one line; asks again as long as the server is too busy."""
-        pause_s = 0.5
-        while (reply := await call(self._app, endpoint, body, self.row.tenant)).status in _BUSY:
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        return reply
-
-    async def _append(self, journal: Journal, result: bytes, *, is_error: bool) -> None:
-        """Keep a result, also if that has to wait for room on the disk."""
-        while True:
-            try:
-                appending = asyncio.create_task(self._store.run(partial(journal.append, [result], is_error=is_error)))
-                self._appends.add(appending)
-                appending.add_done_callback(self._appends.discard)
-                return await asyncio.shield(appending)  # a line that is cancelled does not end it
-            except StorageError:
-                await asyncio.sleep(ROOM_PAUSE_S)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -277,7 +220,7 @@ class BatchRun:
                     given = msgspec.json.decode(line, type=InputLine)
                     message = f"the batch was {final} before this line"
                     error = {"code": f"batch_{final}", "message": message, "line": number}
-                    results.append(_encode(self.row.id, number, given.custom_id, None, error))
+                    results.append(encode_result(self.row.id, number, given.custom_id, None, error))
             if results:
                 journal.append(results, is_error=True)
 
@@ -286,20 +229,6 @@ def _progress(batch: dict[str, Any], journal: Journal) -> dict[str, Any]:
     completed, failed = journal.counts
     counts = {"total": batch["request_counts"]["total"], "completed": completed, "failed": failed}
     return {"request_counts": counts, "usage": journal.usage.shown()}
-
-
-def _result(batch_id: str, number: int, custom_id: str, reply: Reply) -> bytes:
-    response = {"status_code": reply.status, "request_id": reply.request_id, "body": msgspec.Raw(reply.body)}
-    error = None
-    if reply.status >= 400:
-        told = msgspec.json.decode(reply.body).get("error", {})
-        error = {"code": told.get("code") or told.get("type"), "message": told.get("message"), "line": number}
-    return _encode(batch_id, number, custom_id, response, error)
-
-
-def _encode(batch_id: str, number: int, custom_id: str, response: object, error: object) -> bytes:
-    id = f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
-    return msgspec.json.encode({"id": id, "custom_id": custom_id, "response": response, "error": error}) + b"\n"
 
 
 def _publish(path: pathlib.Path, content: pathlib.Path) -> int:

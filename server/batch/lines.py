@@ -16,6 +16,18 @@ import msgspec
 from weft.server.batch.record import fault
 from weft.server.errors import shown
 
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v1/classify",
+    "/v1/decisions",
+)
+"""What may stand in a batch, as far as this server has it."""
 MAX_LINES = 50_000
 MAX_ERRORS = 100
 """Most faults of an input that are told."""

@@ -96,12 +96,13 @@ def ready_file(runtime_dir: pathlib.Path, pid: int) -> pathlib.Path:
     return runtime_dir / f"server.{pid}.ready"
 
 
-def run(settings: Settings, model: pathlib.Path, commands: Commands | None = None) -> int:
+def run(settings: Settings, model: pathlib.Path, commands: Commands | None = None, *, shows_status: bool = True) -> int:
     """Serve until a stop signal. Must run on the main thread of a process of its own.
 
     Args:
         settings: With `served_model_name` filled in.
-        commands: Programs to run as children; tests replace them.
+        commands: Programs to run as children; `weft batch` and tests replace them.
+        shows_status: Whether a terminal gets a line with what the engine does.
 
     Returns:
         The exit code: 0 after a drain, 1 after a forced end, 2 when a child cannot start.
@@ -113,7 +114,7 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # with an inherited SIG_IGN the kernel would reap the children
     settings = settings.model_copy(update={"model": str(model)})
-    has_line = status_line.is_wanted(settings.log_format)
+    has_line = shows_status and status_line.is_wanted(settings.log_format)
     with listen(settings.host, settings.port) as listener:
         while True:
             with contextlib.ExitStack() as stack:

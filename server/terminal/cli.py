@@ -1,4 +1,4 @@
-"""The `weft` command: `serve`, `chat`, `plan`, `models`, `doctor`, `config`.
+"""The `weft` command: `serve`, `batch`, `chat`, `plan`, `models`, `doctor`, `config`.
 
 Owns the command line's syntax; `__main__` runs it. Flags are generated from `Settings`. Their values stay text and are
 checked together with environment and file. A fault is one line on stderr and exit code 2. Imports little, so that
@@ -12,7 +12,9 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -45,23 +47,33 @@ class _Group(TyperGroup):
 app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-def _with_flags(command: Callable[[Resolved], None]) -> Callable[..., None]:
-    """Add the MODEL argument, --config, and a flag for every setting in FLAGS to a command."""
+def _with_flags(
+    command: Callable[..., None], required: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[..., None]:
+    """Add the MODEL argument, --config, and a flag for every setting in FLAGS to a command.
+
+    Args:
+        required: The annotations of further parameters that the command needs, which come first.
+    """
 
     def run(config: pathlib.Path | None, **given: object) -> None:
+        more = {name: given.pop(name) for name in required}
         flags = {name: value for name, value in given.items() if value not in (None, [])}
         flags |= {name: False for name in flags if Settings.model_fields[name].default is True}  # --no-...
-        command(resolve(flags, os.environ, config))
+        command(resolve(flags, os.environ, config), **more)
 
     model = typer.Argument(show_default=False, help=Settings.model_fields["model"].description)
     file = typer.Option("--config", metavar="FILE", help="YAML file with settings; it may hold every setting.")
-    parameters = {"model": Annotated[str | None, model], "config": Annotated[pathlib.Path | None, file]}
-    parameters |= {name: _flag(name) for name in FLAGS}
+    optional = {"model": Annotated[str | None, model], "config": Annotated[pathlib.Path | None, file]}
+    optional |= {name: _flag(name) for name in FLAGS}
     keyword = inspect.Parameter.KEYWORD_ONLY
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in parameters.items()]
+        [
+            *(inspect.Parameter(name, keyword, annotation=kind) for name, kind in required.items()),
+            *(inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in optional.items()),
+        ]
     )
-    run.__annotations__ = parameters
+    run.__annotations__ = {**required, **optional}
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
     return run
@@ -99,11 +111,17 @@ def _weft(
 @_with_flags
 def serve(resolved: Resolved) -> None:
     """Serve a model over HTTP."""
+    from weft.server.run import supervisor
+
+    raise typer.Exit(supervisor.run(*_found(resolved.settings)))
+
+
+def _found(settings: Settings) -> tuple[Settings, pathlib.Path]:
+    """Settings with the names of the model and the draft filled in, and the model's folder; fetches what is missing."""
     from weft.engine.shared import logs
-    from weft.server.run import checkpoint, supervisor
+    from weft.server.run import checkpoint
     from weft.server.run.model_check import check_tokenizer
 
-    settings = resolved.settings
     logs.configure(settings.log_format, "supervisor")
     model = checkpoint.resolve(settings.model, model_impl=settings.model_impl)
     for note in check_tokenizer(model):
@@ -112,7 +130,26 @@ def serve(resolved: Resolved) -> None:
     settings = settings.model_copy(update={"speculative": draft})
     if not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
-    raise typer.Exit(supervisor.run(settings, model))
+    return settings, model
+
+
+_BATCH = {
+    "source": Annotated[pathlib.Path, typer.Argument(metavar="INPUT", help="JSON lines, as in the input of a batch.")],
+    "output": Annotated[
+        pathlib.Path,
+        typer.Option("--output", "-o", help="File for the answers; errors go to a file beside it, OUTPUT.errors."),
+    ],
+}
+
+
+@app.command()
+@partial(_with_flags, required=_BATCH)
+def batch(resolved: Resolved, source: pathlib.Path, output: pathlib.Path) -> None:
+    """Answer the lines of a file without a server; started again, go on where it ended."""
+    from weft.server.terminal.batch import run_batch
+
+    settings, model = _found(resolved.settings)
+    raise typer.Exit(run_batch(settings, model, source, output))
 
 
 @app.command()

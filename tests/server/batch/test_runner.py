@@ -15,7 +15,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from weft.engine.shared.background import BACKGROUND
-from weft.server.batch import batch_run, runner
+from weft.server.batch import batch_run, line_run, runner
 from weft.server.batch.lines import MAX_LINES, Journal, check_input
 from weft.server.batch.record import ENDED
 from weft.server.batch.slots import Slots
@@ -29,7 +29,7 @@ def site(make_site: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(runner, "POLL_S", 0.05)
     monkeypatch.setattr(runner, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(batch_run, "WATCH_S", 0.05)
-    monkeypatch.setattr(batch_run, "ROOM_PAUSE_S", 0.05)
+    monkeypatch.setattr(line_run, "ROOM_PAUSE_S", 0.05)
     site = make_site(data_dir=str(tmp_path), api_key=("a", "b"), batch_lines=3)
     yield site
     site.app.state.context.store.close()
@@ -213,14 +213,14 @@ def test_what_nobody_foresaw_fails_one_batch(
 
 
 def test_what_nobody_foresaw_fails_one_line(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = batch_run.call
+    call = line_run.call
 
     async def broken(app: Any, path: str, body: bytes, tenant: str) -> Any:
         reply = await call(app, path, body, tenant)
         assert b"break" not in body
         return dataclasses.replace(reply, body=b'{"half":') if b"halve" in body else reply
 
-    monkeypatch.setattr(batch_run, "call", broken)
+    monkeypatch.setattr(line_run, "call", broken)
     batch = ended(client, begin(client, line("a"), line("b", user="break"), line("c", user="halve")))
     assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 1, 2)
     failures = results(client, batch.error_file_id)
@@ -274,7 +274,7 @@ def test_tenants_take_turns(client: openai.OpenAI, site: Any, monkeypatch: pytes
     asking, take, may_end = set(), Slots.take, threading.Semaphore(0)
 
     async def noted(slots: Slots, batch: Any) -> None:
-        asking.add(batch.row.tenant)
+        asking.add(batch.source.tenant)
         await take(slots, batch)
 
     def has_asked(count: int) -> Callable[[], bool]:

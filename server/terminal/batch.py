@@ -1,0 +1,112 @@
+"""`weft batch`: answers the lines of a file, as /v1/batches does, without a server that anybody could reach.
+
+Everything that is wrong with the input is told before an engine starts. Results are on the disk line by line, so the
+same command goes on where an earlier one was ended, whatever ended it.
+"""
+
+import hashlib
+import logging
+import pathlib
+import sys
+import time
+
+import msgspec
+
+from weft.server.batch.line_run import result_id
+from weft.server.batch.lines import ENDPOINTS, InputLine, Journal, check_input, read_lines
+from weft.server.run.batch_process import Job
+from weft.server.run.child import python_command
+from weft.server.run.supervisor import Commands, run
+from weft.server.settings import Settings, StartError
+
+EXIT_INCOMPLETE = 1
+"""Some lines have an error, or no result yet."""
+
+
+def run_batch(settings: Settings, model: pathlib.Path, source: pathlib.Path, output: pathlib.Path) -> int:
+    """Answer the lines of a file that have no result in output, or in its errors file.
+
+    Args:
+        settings: With `served_model_name` filled in.
+
+    Returns:
+        The exit code: 0 if every line is answered.
+
+    Raises:
+        StartError: The input has faults, or the output holds something else.
+    """
+    job = _job(settings, source, output)
+    before = _counted(job)
+    began = time.monotonic()
+    if len(before.done) < job.num_lines:
+        logging.getLogger("weft").setLevel(logging.WARNING)  # the supervisor would say what it serves, to nobody
+        private = {"host": "127.0.0.1", "port": 0, "server_processes": 1, "data_dir": None}
+        command = python_command("weft.engine.run.launch", "weft.server.run.batch_process")
+        commands = Commands(server=(*command, msgspec.json.encode(job).decode()))
+        code = run(settings.model_copy(update=private), model, commands, shows_status=False)
+        if code:
+            return code
+    after = _counted(job)
+    seconds = time.monotonic() - began
+    num_tokens = after.usage.output_tokens - before.usage.output_tokens
+    for path in job.results:
+        if path.stat().st_size == 0:
+            path.unlink()
+    completed, failed = after.counts
+    left = job.num_lines - completed - failed
+    print(
+        f"{completed} of {job.num_lines} lines answered in {output}"
+        + (f", {failed} failed: see {job.errors}" if failed else "")
+        + (f"; {left} are left, and the same command goes on with them" if left else "")
+        + f" ({num_tokens} output tokens in {seconds:.1f} s, start included)",
+        file=sys.stderr,
+    )
+    return EXIT_INCOMPLETE if failed or left else 0
+
+
+def _job(settings: Settings, source: pathlib.Path, output: pathlib.Path) -> Job:
+    try:
+        first = next(read_lines(source, settings.max_body_bytes), (0, b""))[1]
+        endpoint = _endpoint(first)
+        count, named, faults = check_input(source, endpoint, settings.max_body_bytes)
+        with source.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:24]
+    except OSError as error:
+        raise StartError(f"{source} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    if faults:
+        told = [
+            f"{source}:{fault['line']}: {fault['message']}" if fault["line"] else fault["message"] for fault in faults
+        ]
+        raise StartError("\n".join((f"{source} has faults; nothing was computed", *told)))
+    if named is not None and named not in settings.served_model_name and not settings.any_model_name:
+        known = ", ".join(settings.served_model_name)
+        raise StartError(f"{source} asks for the model {named!r}, and this one is {known} (--served-model-name)")
+    errors = output.with_name(f"{output.stem}.errors{output.suffix}")
+    return Job(f"batch_{digest}", str(source), str(output), str(errors), endpoint, count)
+
+
+def _endpoint(line: bytes) -> str:
+    try:
+        url = msgspec.json.decode(line, type=InputLine).url
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ENDPOINTS[0]  # the check of all lines tells what is wrong
+    if url not in ENDPOINTS:
+        raise StartError(f"url must be one of {', '.join(ENDPOINTS)}, got {url!r} in the first line")
+    return url
+
+
+def _counted(job: Job) -> Journal:
+    """The results that there are; the journal is closed."""
+    prefix = b'{"id":"' + result_id(job.batch_id, 0)[:-1].encode()
+    try:
+        for path in job.results:
+            if path.exists():
+                with path.open("rb") as file:
+                    head = file.readline(len(prefix))
+                if not prefix.startswith(head[: len(prefix)]):
+                    raise StartError(f"{path} holds something else than results of {job.input}: name another output")
+        journal = Journal(job.results)
+    except (OSError, ValueError) as error:
+        raise StartError(f"{job.output} cannot be written: {error}") from None
+    journal.close()
+    return journal
