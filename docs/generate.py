@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from benchmarks.compare.report import format_value
 from docs.architectures import render_architectures, render_data
@@ -56,6 +57,28 @@ def render_figures(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_vectors(run: Path) -> str:
+    """The table of a stored run of vectors: medians, and how many times as fast as sentence-transformers a side is."""
+    report = json.loads(run.read_text(encoding="utf-8"))
+    lines = ["| | texts/s | | CPU time a text | |", "| --- | ---: | ---: | ---: | ---: |"]
+    for figures in report["figures"]:
+        sides = dict.fromkeys(turn["side"] for turn in figures["turns"])
+        wall, cpu = (
+            {side: median(turn[key] for turn in figures["turns"] if turn["side"] == side) for side in sides}
+            for key in ("wall_s", "cpu_s")
+        )
+        count = figures["num_texts"]
+        for side in sides:
+            ratios = (f"{each[_REFERENCE] / each[side]:.2f}x" for each in (wall, cpu))
+            cells = (f"{count / wall[side]:.2f}", next(ratios), f"{cpu[side] / count * 1e3:.0f} ms", next(ratios))
+            lines.append(f"| {figures['dtype']}: {side} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {figures['dtype']}: its matrix products alone, by torch | {count / figures['products_s']:.2f} | | | |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+_REFERENCE = "sentence-transformers"
 TABLE = ROOT / "tests/architectures/table.json"
 DATA = ROOT / "server/terminal/architectures.json"
 """What `weft models` prints."""
@@ -74,6 +97,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "modules": partial(render_modules, ROOT),
     "architectures": partial(render_architectures, TABLE),
     "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),
+    "embeddings.json": partial(render_vectors, ROOT / "benchmarks/results/embeddings.json"),
     "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
 }
 
