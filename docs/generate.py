@@ -78,6 +78,17 @@ def render_vectors(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_steps(run: Path) -> str:
+    """The table of a stored run of decode steps, beside what memory allows and llama.cpp."""
+    lines = ["| | streams | step | to the reads alone | llama.cpp |", "| --- | ---: | ---: | ---: | ---: |"]
+    for figure in json.loads(run.read_text(encoding="utf-8"))["figures"]:
+        step, peer = figure["step_ms"], figure["llama_ms"]
+        beside = f"{peer:.1f} ms ({step / peer:.2f}x)" if peer else ""
+        cells = (figure["model"], str(figure["streams"]), f"{step:.1f} ms", f"{figure['ratio']:.2f}x", beside)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 _REFERENCE = "sentence-transformers"
 TABLE = ROOT / "tests/architectures/table.json"
 DATA = ROOT / "server/terminal/architectures.json"
@@ -96,6 +107,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "reading-path": partial(render_reading_path, ROOT),
     "modules": partial(render_modules, ROOT),
     "architectures": partial(render_architectures, TABLE),
+    "architectures.json": partial(render_steps, ROOT / "benchmarks/results/architectures.json"),
     "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),
     "embeddings.json": partial(render_vectors, ROOT / "benchmarks/results/embeddings.json"),
     "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
