@@ -1,7 +1,5 @@
 """A batch is answered line by line, each once, whatever dies meanwhile."""
 
-import argparse
-import asyncio
 import json
 import os
 import pathlib
@@ -13,7 +11,6 @@ from typing import Any
 import openai
 import pytest
 
-from benchmarks.batch_beside import measure
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve
 
 NUM_LINES = 300
@@ -79,10 +76,3 @@ def test_kills_lose_nothing_and_do_nothing_twice(serve: Serve, tmp_path: pathlib
 @pytest.mark.slow
 def test_twenty_kills_lose_nothing_and_do_nothing_twice(serve: Serve, tmp_path: pathlib.Path) -> None:
     compare_with_kills(serve, tmp_path, num_kills=20, num_lines=5 * NUM_LINES, max_tokens=16)
-
-
-def test_the_benchmark_of_streams_beside_a_batch(live_server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
-    options = argparse.Namespace(url=live_server.base_url, streams=2, lines=30, output_tokens=400, runs=1, seed=0)
-    asyncio.run(measure(options))
-    *_, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("medians of 1 rounds, beside the batch / alone: p50 ")

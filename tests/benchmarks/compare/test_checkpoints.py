@@ -6,6 +6,7 @@ import pytest
 from benchmarks.compare import checkpoints
 from benchmarks.compare.machine import Model, read_bandwidth, read_model
 from benchmarks.compare.workloads import NUM_ODD_IDS, WORKLOADS, Workload
+from weft.server.text.chat_template import TemplateOptions
 from weft.server.text.tokenizer import Tokenizer
 
 
@@ -29,7 +30,7 @@ def test_every_id_of_a_prompt_has_text(tiny: Path) -> None:
     ids = range(NUM_ODD_IDS, checkpoints.VOCAB_SIZE - NUM_ODD_IDS)
     assert all(tokenizer.token_bytes(token_id).decode("ascii") for token_id in ids)
     assert len(tokenizer.encode("Hello, world")) < 10
-    assert tokenizer.has_chat_template
+    assert tokenizer.render_chat([{"role": "user", "content": "Hi"}], TemplateOptions())
     assert tokenizer.eos_token_id == json.loads((tiny / "config.json").read_text())["eos_token_id"] == 151_935
 
 
