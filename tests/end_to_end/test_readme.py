@@ -6,12 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from typing import Any
 
 import msgspec
+import openai
 import pytest
 
-from tests.end_to_end.conftest import TIMEOUT_S, LiveServer
+from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve
+from tests.server.mcp_servers import new_server
+from tests.server.mcp_servers import serve as serve_mcp
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ADDRESS = "http://127.0.0.1:8000"
@@ -79,7 +83,7 @@ def test_the_conversations_example_lists_what_was_said(live_server: LiveServer) 
 
 @needs_curl
 def test_the_tools_example_is_answered_by_a_call(live_server: LiveServer) -> None:
-    (call,) = message('"tools"', live_server)["tool_calls"]
+    (call,) = message('"get_weather"', live_server)["tool_calls"]
     assert call["function"]["name"] == "get_weather"
     assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
 
@@ -115,3 +119,42 @@ def test_the_example_in_ollamas_shape_is_streamed_in_lines(live_server: LiveServ
 def test_the_example_in_llama_cpps_shape_follows_its_grammar(live_server: LiveServer) -> None:
     answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/completion ", live_server)))
     assert answer["content"] in ("yes", "no")
+
+
+@needs_curl
+def test_the_completion_and_tokenize_examples_are_answered(live_server: LiveServer) -> None:
+    answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/completions", live_server)))
+    assert answer["usage"]["completion_tokens"] <= 8 and answer["choices"][0]["text"]
+    answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/tokenize", live_server)))
+    assert answer["count"] == len(answer["tokens"]) > 0
+
+
+@needs_curl
+def test_the_batch_example_is_answered_into_a_file(live_server: LiveServer) -> None:
+    batch = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/batches", live_server)))
+    with openai.OpenAI(base_url=f"{live_server.base_url}/v1", api_key="k") as client:
+        deadline = time.monotonic() + TIMEOUT_S
+        while (found := client.batches.retrieve(batch["id"])).status != "completed":
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+        assert found.output_file_id
+        (line,) = client.files.content(found.output_file_id).text.splitlines()
+    assert json.loads(line)["response"]["body"]["choices"][0]["message"]["content"] == ANSWER
+
+
+@needs_curl
+def test_the_mcp_example_calls_a_tool_of_the_listed_server(serve: Serve) -> None:
+    """Through the real start-up: the setting reaches the server process."""
+    server = new_server("weather")
+
+    @server.tool()
+    def get_weather(city: str) -> str:
+        """Get the weather in a city."""
+        return f"sunny in {city}"
+
+    with serve_mcp(server.streamable_http_app()) as url:
+        live = serve(WEFT_MCP_SERVERS=f"weather={url}")
+        answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", '"server_label"', live)))
+    calls = [item for item in answer["output"] if item["type"] == "mcp_call"]
+    assert [(call["name"], call["output"]) for call in calls[:1]] == [("get_weather", "sunny in Oslo")]
+    assert answer["output"][-1]["type"] == "message"

@@ -14,6 +14,14 @@ from mcp.server.mcpserver import MCPServer
 from mcp.types import ToolAnnotations
 
 
+def new_server(name: str) -> MCPServer:
+    """A server without tools, which leaves the log as it is."""
+    handlers = logging.getLogger().handlers[:]
+    server = MCPServer(name)
+    logging.getLogger().handlers[:] = handlers  # it adds one of its own
+    return server
+
+
 class RealServer:
     """A server with tools; it notes the headers that it was sent, and whether a slow call was cancelled."""
 
@@ -22,9 +30,7 @@ class RealServer:
         self.calls: list[str] = []
         self.was_cancelled = threading.Event()
         self.has_begun = threading.Event()
-        handlers = logging.getLogger().handlers[:]
-        self.mcp = MCPServer("tools for tests")
-        logging.getLogger().handlers[:] = handlers  # it adds one of its own
+        self.mcp = new_server("tools for tests")
         self.mcp.tool(annotations=ToolAnnotations(read_only_hint=True))(self.add)
         for tool in (self.echo, self.slow, self.failing, self.huge):
             self.mcp.tool()(tool)
