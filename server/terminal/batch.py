@@ -4,11 +4,14 @@ Everything that is wrong with the input is told before an engine starts. Results
 same command goes on where an earlier one was ended, whatever ended it.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import logging
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -36,6 +39,11 @@ def run_batch(settings: Settings, model: pathlib.Path, source: pathlib.Path, out
         StartError: The input has faults, or the output holds something else.
     """
     job = _job(settings, source, output)
+    with _locked(output):
+        return _run(job, settings, model)
+
+
+def _run(job: Job, settings: Settings, model: pathlib.Path) -> int:
     before = _counted(job)
     began = time.monotonic()
     if len(before.done) < job.num_lines:
@@ -55,7 +63,7 @@ def run_batch(settings: Settings, model: pathlib.Path, source: pathlib.Path, out
     completed, failed = after.counts
     left = job.num_lines - completed - failed
     print(
-        f"{completed} of {job.num_lines} lines answered in {output}"
+        f"{completed} of {job.num_lines} lines answered in {job.output}"
         + (f", {failed} failed: see {job.errors}" if failed else "")
         + (f"; {left} are left, and the same command goes on with them" if left else "")
         + f" ({num_tokens} output tokens in {seconds:.1f} s, start included)",
@@ -64,13 +72,27 @@ def run_batch(settings: Settings, model: pathlib.Path, source: pathlib.Path, out
     return EXIT_INCOMPLETE if failed or left else 0
 
 
+@contextlib.contextmanager
+def _locked(output: pathlib.Path) -> Iterator[None]:
+    """Keep a second command away from the output; the kernel unlocks it whatever ends this one."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(output.open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartError(f"{output} is being written by another command") from None
+        except OSError as error:
+            raise StartError(f"{output} cannot be written: {(error.strerror or str(error)).lower()}") from None
+        yield
+
+
 def _job(settings: Settings, source: pathlib.Path, output: pathlib.Path) -> Job:
     try:
         first = next(read_lines(source, settings.max_body_bytes), (0, b""))[1]
         endpoint = _endpoint(first)
         count, named, faults = check_input(source, endpoint, settings.max_body_bytes)
         with source.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()[:24]
+            digest = hashlib.file_digest(file, "sha256")
     except OSError as error:
         raise StartError(f"{source} cannot be read: {(error.strerror or str(error)).lower()}") from None
     if faults:
@@ -82,7 +104,8 @@ def _job(settings: Settings, source: pathlib.Path, output: pathlib.Path) -> Job:
         known = ", ".join(settings.served_model_name)
         raise StartError(f"{source} asks for the model {named!r}, and this one is {known} (--served-model-name)")
     errors = output.with_name(f"{output.stem}.errors{output.suffix}")
-    return Job(f"batch_{digest}", str(source), str(output), str(errors), endpoint, count)
+    digest.update("".join(settings.served_model_name).encode())
+    return Job(f"batch_{digest.hexdigest()[:24]}", str(source), str(output), str(errors), endpoint, count)
 
 
 def _endpoint(line: bytes) -> str:
@@ -104,7 +127,9 @@ def _counted(job: Job) -> Journal:
                 with path.open("rb") as file:
                     head = file.readline(len(prefix))
                 if not prefix.startswith(head[: len(prefix)]):
-                    raise StartError(f"{path} holds something else than results of {job.input}: name another output")
+                    raise StartError(
+                        f"{path} holds something else than results of {job.input} and this model: name another output"
+                    )
         journal = Journal(job.results)
     except (OSError, ValueError) as error:
         raise StartError(f"{job.output} cannot be written: {error}") from None

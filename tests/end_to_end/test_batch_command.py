@@ -1,5 +1,6 @@
 """`weft batch`: each line is answered once, whatever ends the command; what is wrong is told before anything starts."""
 
+import fcntl
 import json
 import pathlib
 import re
@@ -87,3 +88,7 @@ def test_faults_are_told_before_an_engine_starts(tmp_path: pathlib.Path) -> None
     output.write_text('{"my": "notes"}\n')
     assert "holds something else than results" in refusal(write(source, good), output)
     assert output.read_text() == '{"my": "notes"}\n'
+    with output.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert "is being written by another command" in refusal(source, output)
+    assert "cannot be written: no such file" in refusal(source, tmp_path / "nowhere" / "out.jsonl")
