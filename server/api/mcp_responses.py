@@ -43,19 +43,26 @@ class McpTools:
         return await call_tool(listing.use.connection, name, arguments)
 
 
-async def list_servers(body: ResponseBody, items: Sequence[InputItem], context: ServerContext) -> McpTools | None:
+async def list_servers(
+    body: ResponseBody, items: Sequence[InputItem], size: int, request: Request, context: ServerContext
+) -> McpTools | None:
     """List the tools of the body's MCP servers that the input does not list; None if it has no such server.
 
     Raises:
         InvalidRequestError: A server may not be used, or the input's items about it are wrong.
     """
     uses = read_servers(body.tools, context.settings)
+    approved = approved_calls(items, uses)
     if not uses:
         return None
-    approved, known = approved_calls(items, uses), listings_in(items, uses)
+    await context.check_model(request, body.model)  # before anybody else is asked
+    known = await context.workers.run_light(size, listings_in, items, uses)
     listings = await asyncio.gather(*(_listing(use, known) for use in uses))
     own_names = {tool.name for tool in body.tools or () if tool.name is not None}
-    return McpTools(listings, approved, HostedTools(hosted_functions(listings, own_names)))
+    most = size + len(uses) * context.settings.mcp_max_bytes  # bytes of schemas
+    functions = await context.workers.run_light(most, hosted_functions, listings, own_names)
+    prewarms = body.prompt_cache_options is not None and bool(body.prompt_cache_options.prewarm)
+    return McpTools(listings, [] if prewarms else approved, HostedTools(functions))
 
 
 async def _listing(use: McpUse, known: dict[str, Listing]) -> Listing:

@@ -1,12 +1,13 @@
 """POST /v1/responses, its tokens counted, and the task that a body becomes."""
 
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.api.mcp_responses import list_servers, open_rounds
-from weft.server.errors import InvalidRequestError
+from weft.server.errors import ApiError, InvalidRequestError
 from weft.server.generate.answer import Answer
 from weft.server.generate.background import BackgroundRun, follow
 from weft.server.generate.events import Renderer
@@ -45,6 +46,7 @@ from weft.server.request.response_options import (
     template_options,
 )
 from weft.server.request.task import Chat, OutputWishes, Task
+from weft.server.request.validation import required
 from weft.server.schemas.responses import (
     ResponseBody,
     ResponseItem,
@@ -61,6 +63,7 @@ from weft.server.text.long_text import Room, TextTooLongError
 router = APIRouter(route_class=BodyRoute)
 Open = Callable[[Task], Awaitable[tuple[Answer | Rounds, Renderer]]]
 """Opens the answer to a task, in rounds if the body has MCP tools."""
+T = TypeVar("T")
 MIN_COUNTED_TOKENS = 1 << 16
 """Tokens that are always counted, even if the context is shorter."""
 
@@ -88,7 +91,7 @@ async def create_response(
         raise InvalidRequestError("background needs store: the response is read from there", param="background")
     items, tenant = await gathered_items(body, request, context), tenant_of(request)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
-    tools = await list_servers(body, items.all, context)
+    tools = await list_servers(body, items.all, items.size, request, context)
     task = await _read(body, items, sealer, request, context, tools.hosted if tools else NO_HOSTED)
     seal = sealer.seal if ENCRYPTED in (body.include or ()) else None
     pads = bool(body.stream_options and body.stream_options.include_obfuscation)
@@ -131,7 +134,7 @@ async def count_input_tokens(
     )
     items = await gathered_items(body, request, context)
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant_of(request)))
-    tools = await list_servers(body, items.all, context)
+    tools = await list_servers(body, items.all, items.size, request, context)
     chat, _ = await read_chat(body, items.all, sealer, model, context, items.size, tools.hosted if tools else NO_HOSTED)
     room = Room(max(4 * model.engine_info.max_model_len, MIN_COUNTED_TOKENS))
     try:
@@ -215,8 +218,15 @@ async def _kept(
         )
     try:
         if isinstance(answer, Rounds):  # their items are in an order that no choice can tell
-            async for _ in events():
-                pass
+            try:
+                async for _ in events():
+                    pass
+            except ApiError as error:
+                if not answer.num_calls:
+                    raise
+                renderer.fail(error)  # no error status: a client that tries again would make the calls twice
+                with contextlib.suppress(ApiError):
+                    await keep()
             return Response(msgspec.json.encode(renderer.response), headers=headers, media_type="application/json")
         choices = await answer.whole(task.num_choices)
     finally:
@@ -236,7 +246,7 @@ async def gathered_items(body: ResponseBody, request: Request, context: ServerCo
     tenant, own, wanted, id = tenant_of(request), _own_items(body), body.previous_response_id, conversation_id(body)
     if wanted is not None and id is not None:
         raise InvalidRequestError("conversation cannot be used with previous_response_id", param="conversation")
-    references = {each.at: each.item.id or "" for each in own if _is_reference(each.item)}
+    references = {each.at: required(each.item.id, f"{each.at}.id") for each in own if _is_reference(each.item)}
     earlier: list[dict[str, Any]] = []
     num_bytes = 0
     if wanted is not None:
@@ -245,9 +255,16 @@ async def gathered_items(body: ResponseBody, request: Request, context: ServerCo
         earlier, num_bytes = await context.store.read(lambda transaction: _sized(all_items(transaction, id, tenant)))
     found = {}
     if references:
-        found = await context.store.read(
-            lambda transaction: {at: find_item(transaction, id, tenant, at) for at, id in references.items()}
+        place_of = {item_id: at for at, item_id in references.items()}
+        by_id = await context.store.read(
+            lambda transaction: {id: _sized(find_item(transaction, id, tenant, at)) for id, at in place_of.items()}
         )
+        num_bytes += sum(by_id[item_id][1] for item_id in references.values())
+        if num_bytes > context.settings.max_body_bytes:
+            bound = context.settings.max_body_bytes
+            message = f"input and what it refers to must have at most {bound} bytes, got {num_bytes}"
+            raise InvalidRequestError(message, param="input")
+        found = {at: by_id[item_id][0] for at, item_id in references.items()}
     place = "previous_response_id" if id is None else "conversation"
     old = await context.workers.run_light(
         num_bytes,
@@ -257,7 +274,7 @@ async def gathered_items(body: ResponseBody, request: Request, context: ServerCo
     return GatheredItems(old, new, num_bytes + len(await request.body()))
 
 
-def _sized(items: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+def _sized(items: T) -> tuple[T, int]:
     """The items and their size in bytes."""
     return items, len(msgspec.json.encode(items))
 

@@ -236,6 +236,7 @@ def _publish(path: pathlib.Path, content: pathlib.Path) -> int:
     size = path.stat().st_size if path.exists() else 0
     if size and not content.exists():
         content.parent.mkdir(mode=0o700, exist_ok=True)
+        os.utime(path)  # an old file without its row would be taken for one that was forgotten
         os.link(path, content)
         sync_folder(content.parent)
     return size

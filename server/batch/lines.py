@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from weft.server.batch.record import fault
-from weft.server.errors import shown
+from weft.server.errors import MalformedBodyError, shown
+from weft.server.request.body import check_amount
 
 ENDPOINTS = (
     "/v1/chat/completions",
@@ -26,6 +27,8 @@ ENDPOINTS = (
     "/v1/rerank",
     "/v1/classify",
     "/v1/decisions",
+    "/v1/systemone",
+    "/pooling",
 )
 """What may stand in a batch, as far as this server has it."""
 MAX_LINES = 50_000
@@ -94,8 +97,11 @@ def _check_line(line: bytes, endpoint: str, max_bytes: int) -> tuple[tuple[str, 
     if len(line) > max_bytes + 1:
         return ("line_too_long", f"a line must have at most {max_bytes} bytes, got more", None), "", None
     try:
+        check_amount(line)
         given = msgspec.json.decode(line, type=InputLine)
         body = msgspec.json.decode(given.body)
+    except MalformedBodyError as exc:
+        return ("invalid_json_line", exc.message, None), "", None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         return ("invalid_json_line", f"not a JSON object with custom_id, method, url, body: {exc}", None), "", None
     custom_id, wrong = given.custom_id, None
@@ -110,6 +116,12 @@ def _check_line(line: bytes, endpoint: str, max_bytes: int) -> tuple[tuple[str, 
         wrong = ("invalid_body", f"body must be an object, got {shown(body)}", "body")
     elif body.get("stream"):
         wrong = ("invalid_body", "body.stream cannot be used in a batch", "body.stream")
+    elif body.get("background"):
+        wrong = (
+            "invalid_body",
+            "body.background cannot be used in a batch: nobody would wait for it",
+            "body.background",
+        )
     named = body.get("model") if isinstance(body, dict) else None
     return wrong, custom_id, named if isinstance(named, str) else None
 

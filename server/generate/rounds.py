@@ -81,7 +81,8 @@ class Rounds:
         self._context = context
         self._task = hosting.first_task
         self._answers: list[Answer] = []
-        self._num_calls = 0
+        self.num_calls = 0
+        """Calls of tools that were made: what they did is not undone if the answer fails."""
 
     async def open(self) -> None:
         """Let the engine accept the first round, unless calls come before it.
@@ -170,15 +171,15 @@ class Rounds:
         return note
 
     async def _outcome(self, label: str, name: str, arguments: str) -> Outcome:
-        if self._num_calls >= self._hosting.max_calls:
+        if self.num_calls >= self._hosting.max_calls:
             message = f"not called: a response may make at most {self._hosting.max_calls} calls"
             return Outcome(None, McpFailure("mcp_protocol_error", -32600, message).error)
-        self._num_calls += 1
+        self.num_calls += 1
         return await self._hosting.call(label, name, arguments)
 
     async def _next_round(self) -> bool:
         """Open the next round. False: no tokens are left for it."""
-        task = await self._hosting.next_task(self._num_calls < self._hosting.max_calls)
+        task = await self._hosting.next_task(self.num_calls < self._hosting.max_calls)
         if task.sampling.max_tokens is not None:
             room = task.sampling.max_tokens - self.counts().output_tokens
             if room <= 0:

@@ -39,4 +39,4 @@ def with_included(
 
 
 def _sealed(item: dict[str, Any], seal: Callable[[str, str], str]) -> dict[str, Any]:
-    return {**item, "encrypted_content": seal("reasoning", "".join(part["text"] for part in item["content"]))}
+    return {**item, "encrypted_content": seal("reasoning", "".join(part.get("text") or "" for part in item["content"]))}

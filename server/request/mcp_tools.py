@@ -18,7 +18,7 @@ from weft.server.request.response_input import InputItem
 from weft.server.request.tool_use import MAX_TOOLS, HostedTool
 from weft.server.request.validation import required
 from weft.server.schemas.mcp import ApprovalFilter, McpTool, ToolFilter
-from weft.server.schemas.responses import ResponseTool
+from weft.server.schemas.responses import ResponseItem, ResponseTool
 from weft.server.schemas.tools import FunctionDefinition
 from weft.server.settings import HeaderName, HeaderValue, McpServer, Settings
 
@@ -32,6 +32,8 @@ _OF_OTHERS = ("name", "description", "parameters", "strict", "format")
 _HEADERS: TypeAdapter[dict[str, str]] = TypeAdapter(dict[HeaderName, HeaderValue])
 _OWN_HEADERS = re.compile(r"host|connection|te|trailer|upgrade|accept.*|content-.*|transfer-.*|mcp-.*|proxy-.*", re.I)
 """Headers that a client may not set: those of the protocols."""
+MAX_SERVERS = 16
+"""Most MCP servers of one body, which are all asked for their tools at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,9 @@ def read_servers(tools: Sequence[ResponseTool] | None, settings: Settings) -> li
                 at = f"tools[{i}].server_label"
                 raise InvalidRequestError(f"{at} declares {shown(use.label)} a second time", param=at)
             uses.append(use)
+            if len(uses) > MAX_SERVERS:
+                message = f"tools must hold at most {MAX_SERVERS} tools of type mcp, got more"
+                raise InvalidRequestError(message, param="tools")
     return uses
 
 
@@ -144,10 +149,11 @@ def _listed(tool: ResponseTool, label: str, at: str, servers: Mapping[str, McpSe
     for server in servers.values():
         if server.url == tool.server_url:
             return server
-    known = ", ".join(f"{name} ({server.url})" for name, server in servers.items()) or "none"
+    known = ", ".join(servers) or "none"  # by label: a URL may hold a secret
     given = f"label {shown(label)}" if tool.server_url is None else shown(tool.server_url)
     raise UnsupportedValueError(
-        f"{at} must be one that the operator lists in the setting mcp_servers: {known}; got {given}", param=at
+        f"{at} must be that of a server which the operator lists in the setting mcp_servers ({known}), got {given}",
+        param=at,
     )
 
 
@@ -190,6 +196,9 @@ def listings_in(items: Sequence[InputItem], uses: Sequence[McpUse]) -> dict[str,
         except msgspec.ValidationError as exc:
             at = f"{each.at}.tools"
             raise InvalidRequestError(f"{at} must be the tools of an MCP server: {exc}", param=at) from None
+        if len(tools) > MAX_TOOLS:
+            at = f"{each.at}.tools"
+            raise InvalidRequestError(f"{at} must hold at most {MAX_TOOLS} tools, got {len(tools)}", param=at)
         found[use.label] = Listing(use, [tool for tool in tools if use.allows(tool)], is_old=True)
     return found
 
@@ -204,15 +213,18 @@ def hosted_functions(listings: Sequence[Listing], own_names: set[str]) -> list[H
     taken = set(own_names)
     for listing in listings:
         for tool in listing.tools:
+            if len(taken) >= MAX_TOOLS:
+                raise InvalidRequestError(
+                    f"tools must hold at most {MAX_TOOLS} tools with those of MCP servers, got more; name fewer in "
+                    "allowed_tools",
+                    param="tools",
+                )
             name = _free_name(tool.name, listing.use.label, taken)
             taken.add(name)
             told = "\n".join(filter(None, (listing.use.description, tool.description)))
             function = FunctionDefinition(name=name, description=told or None, parameters=_parameters(tool))
             hosted = HostedTool(listing.use.label, tool.name, listing.use.needs_approval(tool))
             result.append(HostedFunction(function, hosted))
-    if len(taken) > MAX_TOOLS:
-        message = f"tools must hold at most {MAX_TOOLS} tools with those of MCP servers, got {len(taken)}; name fewer "
-        raise InvalidRequestError(message + "in allowed_tools", param="tools")
     return result
 
 
@@ -247,13 +259,22 @@ def approved_calls(items: Sequence[InputItem], uses: Sequence[McpUse]) -> list[A
     Raises:
         InvalidRequestError: The server of an approved call is not among the tools.
     """
-    requests = {each.item.id: each.item for each in items if each.item.type == "mcp_approval_request"}
+    requests: dict[str | None, ResponseItem] = {
+        each.item.id: each.item for each in items if each.item.type == "mcp_approval_request" and each.item.id
+    }
     made = {each.item.approval_request_id for each in items if each.item.type == "mcp_call"}
     labels = {use.label for use in uses}
     calls: dict[str, ApprovedCall] = {}
+    decided: set[str | None] = set()
     for each in items:
         item, asked = each.item, requests.get(each.item.approval_request_id)
-        if item.type != "mcp_approval_response" or not item.approve or asked is None or asked.id in made:
+        if item.type != "mcp_approval_response" or asked is None or asked.id in made:
+            continue
+        if asked.id in decided:
+            at = f"{each.at}.approval_request_id"
+            raise InvalidRequestError(f"{at} is decided a second time, got {shown(asked.id)}", param=at)
+        decided.add(asked.id)
+        if not item.approve:
             continue
         if asked.server_label not in labels:
             at = f"{each.at}.approval_request_id"

@@ -224,7 +224,7 @@ def check_items(items: Sequence[InputItem], unseal: Callable[[str, str], str | N
     Raises:
         InvalidRequestError: One is wrong.
     """
-    call_ids = {each.item.call_id for each in items if each.item.call_id is not None}
+    call_ids = {id for each in items for id in (each.item.call_id, each.item.approval_request_id) if id is not None}
     made = Messages(usual_ttl_s(None), unseal, 0, call_ids=call_ids)
     try:
         for each in items:
@@ -253,6 +253,8 @@ def _full(item: ResponseItem, response_id: str, index: int) -> dict[str, Any]:
                 part.setdefault("annotations", [])
     if kind == "reasoning":
         given.setdefault("summary", [])
+        if isinstance(item.content, str):
+            given["content"] = [{"type": "reasoning_text", "text": item.content}]
     return given
 
 

@@ -1,6 +1,6 @@
 """Reads what a body of POST /v1/responses wishes of the output: tools, structure, reasoning; flat where chat nests."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,7 +94,8 @@ def _tool_use(body: ResponseBody, hosted: HostedTools) -> ToolUse | None:
         check_functions(functions, "tools", "", [*own])
     kinds = {function.name: tool.type for function, tool in zip(functions, own.values(), strict=True)}
     by_name = {each.function.name: each.tool for each in hosted.functions}
-    choice = _chosen(body.tool_choice, kinds, by_name)
+    labels = sorted({tool.server_label or "" for tool in body.tools if tool.type == "mcp"})
+    choice = _chosen(body.tool_choice, kinds, by_name, labels)
     if hosted.is_later:
         names = frozenset(kinds) | frozenset(by_name) if choice.is_one else choice.names
         choice = Choice(names if hosted.may_call else names - by_name.keys())
@@ -133,28 +134,33 @@ def _function(tool: ResponseTool, at: str) -> FunctionDefinition:
     return custom_function(name, tool.description, grammar, f"{at}.format")
 
 
-def _chosen(choice: str | ResponseToolChoice | None, kinds: dict[str, str], hosted: Mapping[str, HostedTool]) -> Choice:
+def _chosen(
+    choice: str | ResponseToolChoice | None,
+    kinds: dict[str, str],
+    hosted: Mapping[str, HostedTool],
+    labels: Sequence[str],
+) -> Choice:
     if choice is None or isinstance(choice, str):
         return chosen_word(choice, {**kinds, **dict.fromkeys(hosted, "mcp")})
     if choice.type != "allowed_tools":
         is_one = choice.name is not None  # not so if all tools of a server are meant
-        return Choice(_names(choice, kinds, hosted, "tool_choice"), is_required=True, is_one=is_one)
+        return Choice(_names(choice, kinds, hosted, labels, "tool_choice"), is_required=True, is_one=is_one)
     if not choice.tools:
         at = "tool_choice.tools"
         raise InvalidRequestError(f"{at} must name at least one tool, got none", param=at)
-    names = [_names(each, kinds, hosted, f"tool_choice.tools[{i}]") for i, each in enumerate(choice.tools)]
+    names = [_names(each, kinds, hosted, labels, f"tool_choice.tools[{i}]") for i, each in enumerate(choice.tools)]
     return Choice(frozenset().union(*names), required(choice.mode, "tool_choice.mode") == "required")
 
 
 def _names(
-    reference: FlatReference, kinds: dict[str, str], hosted: Mapping[str, HostedTool], at: str
+    reference: FlatReference, kinds: dict[str, str], hosted: Mapping[str, HostedTool], labels: Sequence[str], at: str
 ) -> frozenset[str]:
     """The tools that a reference means; more than one only if it names an MCP server alone."""
     if reference.type == "mcp":
         label = required(reference.server_label, f"{at}.server_label")
-        check_declared(label, sorted({tool.label for tool in hosted.values()}), f"{at}.server_label")
+        check_declared(label, labels, f"{at}.server_label")
         of_server = {name: tool.name for name, tool in hosted.items() if tool.label == label}
-        if reference.name is not None:
+        if reference.name is not None and of_server:  # empty if the server did not list its tools
             check_declared(reference.name, [*of_server.values()], f"{at}.name")
         return frozenset(name for name, known in of_server.items() if reference.name in (None, known))
     if reference.type not in ("function", "custom"):

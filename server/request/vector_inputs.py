@@ -87,6 +87,7 @@ class InputEncoder:
         self._model, self._param, self._instruction = model, param, instruction
         self._longest = longest
         self._kept = longest if kept == -1 else kept
+        self._first: str | None = None  # of the last pair
         template = model.tokenizer.template_source(False)
         self._has_pair_template = "query" in template and "document" in template
         if instruction is not None and not self._has_pair_template:
@@ -109,6 +110,10 @@ class InputEncoder:
     def _encode(self, item: Input, index: int) -> TokensInput:
         types: list[int] = []
         try:
+            if isinstance(item, tuple) and item[0] != self._first:
+                # It is encoded anew with each second text, and never cut.
+                self._encode_text(item[0], Room(self._longest))
+                self._first = item[0]
             if isinstance(item, list):
                 check_token_ids(item, self._model.engine_info.vocab_size, f"{self._param}[{index}]")
                 token_ids = item if self._kept is None else item[: self._kept]

@@ -89,8 +89,9 @@ def chain(transaction: Transaction, response_id: str, tenant: str) -> list[dict[
         InvalidRequestError: It is not complete, or the conversation is too long.
     """
     links: list[StoredResponse] = []
-    num_items, wanted = 0, response_id
-    while wanted:
+    num_items = 0
+    wanted: str | None = response_id
+    while wanted is not None:
         link = load(transaction, wanted, tenant)
         if not link.is_done:
             message = f"previous_response_id must be that of a finished response, but {shown(wanted)} is not"

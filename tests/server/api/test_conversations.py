@@ -212,6 +212,9 @@ def test_reasoning_is_sealed_on_request(make_site: Any) -> None:
         bare = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": sealed}
         assert client.post("responses", json={"input": [USER, bare]}).status_code == 200
         assert site.tokenizer.rendered[1]["reasoning_content"] == "well"
+        given = {"type": "reasoning", "summary": [], "content": "short"}
+        added = client.post(f"conversations/{id}/items?include=reasoning.encrypted_content", json={"items": [given]})
+        assert added.json()["data"][0]["content"] == [{"type": "reasoning_text", "text": "short"}], added.text
         shown = client.get(f"responses/{made['id']}", params={"include": "reasoning.encrypted_content"}).json()
         assert shown["output"][0]["encrypted_content"]
 

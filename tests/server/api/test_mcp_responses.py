@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from tests.chat_templates_for_tests import QWEN3
 from tests.server.mcp_servers import RealServer, garbage, hanging, serve
+from weft.server.errors import QueueFullError
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 WEATHER: dict[str, Any] = {
@@ -376,7 +377,7 @@ def test_a_required_call_without_a_tool_is_refused(site: Any) -> None:
         (
             {"server_url": "http://169.254.169.254/mcp"},
             "server_url",
-            "operator lists in the setting mcp_servers: tools",
+            "operator lists in the setting mcp_servers (tools, bad",
         ),
         ({"server_label": "unknown"}, "server_url", "got label 'unknown'"),
         ({"connector_id": "connector_gmail"}, "connector_id", "not supported"),
@@ -407,7 +408,7 @@ def test_other_faults_are_refused(site: Any, make_site: Any, monkeypatch: Any) -
     assert refusal(site, input=answer)["param"] == "input[0].approval_request_id"
     request = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "x", "server_label": "gone", "arguments": "{}"}
     assert refusal(site, input=[request, *answer])["param"] == "input[1].approval_request_id"
-    assert refusal(make_site())["message"].endswith("mcp_servers: none; got label 'tools'")
+    assert refusal(make_site())["message"].endswith("mcp_servers (none), got label 'tools'")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'weft[mcp]'" in refusal(site)["message"]
 
@@ -445,3 +446,57 @@ def test_tokens_are_counted_with_the_tools(site: Any) -> None:
     reply = site.call("POST", "/v1/responses/input_tokens", json={"input": "Hi", "tools": [mcp()]})
     assert reply.status == 200
     assert site.tokenizer.variables["tools"][0]["function"]["name"] == "add"
+
+
+def test_no_more_servers_and_tools_than_the_bounds(site: Any) -> None:
+    """26,000 equal names took minutes on the event loop, and as many labels opened as many connections."""
+    error = refusal(site, tools=[mcp(f"s{i}", server_url=url_of_tools(site)) for i in range(17)])
+    assert (error["param"], "at most 16 tools of type mcp" in error["message"]) == ("tools", True)
+    tools = [{"name": "a", "input_schema": {}} for _ in range(129)]
+    error = refusal(site, input=[{"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "tools", "tools": tools}])
+    assert (error["param"], "at most 128 tools, got 129" in error["message"]) == ("input[0].tools", True)
+
+
+def url_of_tools(site: Any) -> str:
+    return str(site.app.state.context.settings.mcp_servers["tools"].url)
+
+
+def test_an_unlisted_server_is_told_no_addresses(site: Any) -> None:
+    error = refusal(site, tools=[mcp("x", server_url="http://127.0.0.1:1/mcp")])
+    assert "tools" in error["message"] and url_of_tools(site) not in error["message"]
+
+
+def test_what_was_called_is_not_called_again_after_a_failure(site: Any, real: RealServer) -> None:
+    """An error status made clients try again, and the tool ran up to three times."""
+    site.engine.answers, site.engine.asked = [call("add", a=2, b=3)], []
+    begin, count = site.engine.generate, iter(range(10))
+
+    async def generate(request: Any) -> Any:
+        if next(count):
+            raise QueueFullError("full")
+        return await begin(request)
+
+    site.engine.generate = generate
+    reply = site.call("POST", "/v1/responses", json={"input": "Hi", "tools": [mcp()]})
+    assert (reply.status, reply.json["status"], real.calls) == (200, "failed", ["add"])
+    assert reply.json["error"]["code"] == "server_error"
+
+
+def test_one_decision_for_each_call(site: Any, real: RealServer) -> None:
+    asked = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "echo", "server_label": "tools", "arguments": "{}"}
+    no, yes = (
+        {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": approve}
+        for approve in (False, True)
+    )
+    error = refusal(site, input=[asked, no, yes])
+    assert (error["param"], "a second time" in error["message"]) == ("input[2].approval_request_id", True)
+    error = refusal(site, input=[asked, yes], tools=[{"type": "function", "name": "f"}])
+    assert "which tools must hold" in error["message"]
+    answer = ask(site, "Hm.", input=[asked, yes], prompt_cache_options={"prewarm": True})
+    assert (types(answer), real.calls) == (["mcp_list_tools"], [])
+
+
+def test_a_server_that_is_down_leaves_the_others_usable(site: Any) -> None:
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "down"}]}
+    answer = ask(site, "Hm.", tools=[mcp("down"), mcp()], tool_choice=allowed)
+    assert types(answer) == ["mcp_list_tools", "mcp_list_tools", "message"]

@@ -79,6 +79,18 @@ def test_an_item_is_referred_to_by_its_id(client: httpx.Client, site: Any) -> No
         assert [message["content"] for message in site.tokenizer.rendered] == [ANSWER, "And?"]
     unknown = [{"type": "item_reference", "id": "msg_x"}]
     assert error(ask(client, input=unknown)) == (404, "not_found", "input[0]")
+    assert error(ask(client, input=[{"type": "item_reference"}])) == (400, "invalid_value", "input[0].id")
+    assert error(ask(client, previous_response_id=""))[:2] == (404, "not_found")
+
+
+def test_references_are_bounded_in_what_they_refer_to(make_site: Any) -> None:
+    """400 of them to an item of 1 MB took 750 MB."""
+    site = make_site(max_body_bytes="100000")
+    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1", timeout=30) as client:
+        item = ask(client).json()["output"][0]
+        reply = ask(client, input=[{"type": "item_reference", "id": item["id"]}] * 900)
+    assert error(reply) == (400, "invalid_value", "input")
+    assert "must have at most 100000 bytes" in reply.json()["error"]["message"]
 
 
 def test_input_items_are_listed_in_pages(client: httpx.Client) -> None:

@@ -181,6 +181,14 @@ def test_scores_of_pairs(vector_site: Any) -> None:
     assert error["message"] == "text_1 must hold one text or as many as text_2, which has 1, got 2"
 
 
+def test_a_first_text_that_leaves_no_room_is_refused_before_it_is_encoded_with_each_second(vector_site: Any) -> None:
+    """It is never cut, and took seconds for each document."""
+    site = vector_site("classify", VectorInfo(1, 2, ("yes",)))
+    error = post(site, "/v1/rerank", query="q" * 100_000, documents=["d"] * 64, truncate_prompt_tokens=-1).error
+    assert error["code"] == "context_length_exceeded"
+    assert not site.engine.asked
+
+
 def test_pairs_through_a_chat_template(vector_site: Any) -> None:
     site = vector_site("classify", VectorInfo(1, 2, ("yes",)), template="{# query document #}")
     post(site, "/rerank", query="q", documents=["d"], instruction="find")

@@ -20,6 +20,7 @@ from weft.server.batch.lines import MAX_LINES, Journal, check_input
 from weft.server.batch.record import ENDED
 from weft.server.batch.slots import Slots
 from weft.server.errors import QueueFullError
+from weft.server.request.body import MAX_PARTS
 
 CHAT = "/v1/chat/completions"
 
@@ -117,6 +118,7 @@ def test_an_input_with_faults_fails_and_names_the_lines(client: openai.OpenAI) -
         line("b", url="/v1/completions"),
         {**line("c"), "method": "GET"},
         line("d", stream=True),
+        line("d2", background=True),
         {**line("e"), "body": []},
         line(""),
     ]
@@ -129,7 +131,8 @@ def test_an_input_with_faults_fails_and_names_the_lines(client: openai.OpenAI) -
         (5, "invalid_method"),
         (6, "invalid_body"),
         (7, "invalid_body"),
-        (8, "invalid_custom_id"),
+        (8, "invalid_body"),
+        (9, "invalid_custom_id"),
     ]
     assert ended(client, begin(client)).errors.data[0].code == "empty_file"
 
@@ -321,3 +324,5 @@ def test_a_batch_has_bounds(tmp_path: pathlib.Path) -> None:
     path.write_text(json.dumps(line("a", user="x" * 2000)) + "\n\n" + json.dumps(line("b", model="m")))
     count, model, errors = check_input(path, CHAT, 1000)
     assert (count, model, [(error["line"], error["code"]) for error in errors]) == (2, "m", [(1, "line_too_long")])
+    path.write_text(json.dumps(line("a", x=[[]] * (MAX_PARTS + 1))))
+    assert "texts, lists and objects" in check_input(path, CHAT, 1 << 30)[2][0]["message"]
