@@ -252,9 +252,11 @@ def _sampler(names: tuple[str, ...], name: str, model: ModelFacts, config: Engin
 
 
 def _cpu_steps(model: ModelConfig, config: EngineConfig) -> list[StepShape]:
-    """A prompt, its continuation, a decode."""
+    """A prompt, its continuation, a decode; of an encoder whole texts alone."""
     longest = min(_CPU_PROMPT_TOKENS, config.max_model_len // 2, config.max_num_batched_tokens // 2)
     num_tokens = max(longest, 1)
+    if model.is_bidirectional:
+        return _within(config, [StepShape(2, 0, num_tokens)])
     return _within(config, [StepShape(2, 0, num_tokens), StepShape(2, num_tokens, 9), StepShape(2, num_tokens + 9, 1)])
 
 
@@ -289,6 +291,7 @@ def _attention_text(model: ModelConfig) -> str:
         more = {"window": spec.sliding_window, "span": spec.span, "scale": spec.scale, "soft cap": spec.soft_cap}
         parts = [f"{name} {value:g}" for name, value in more.items() if value is not None]
         parts += ["with ALiBi"] * bool(spec.slopes) + ["with sinks"] * spec.has_sinks
+        parts += ["both ways"] * spec.is_bidirectional
         kinds.append(" ".join([f"{spec.num_kv_heads} x {spec.head_dim}", *parts]))
     return f"{model.num_heads} heads over {' and '.join(kinds)}{' with norms' * (model.switches.qk_norm is not None)}"
 

@@ -11,6 +11,7 @@ import torch
 
 from tests.engine.requests_for_tests import add_request
 from tests.triton_interpreter import needs_triton, run_interpreted
+from tests.vector_checkpoints import write_encoder
 from weft import server
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.attention import NativeBackend
@@ -160,6 +161,15 @@ class ShiftedNorms(NativeKit):
             return outputs
 
         return run
+
+
+@needs_native
+def test_an_encoder_attends_natively(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was compared with chunks and decodes, which an encoder never computes, and found wrong."""
+    folder = write_encoder(tmp_path / "bert", "bert", hidden_size=64, num_attention_heads=2)
+    start(changed(model=str(folder), dtype="bfloat16"), "epoch")
+    assert kept()["attention"].chosen == "native"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 @needs_native
