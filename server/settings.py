@@ -235,6 +235,9 @@ class Settings(BaseModel):
     """Refuse a question of /v1/decisions if its labels have less probability than this together."""
     metrics_auth: bool = False
     """Require an API key for /metrics."""
+    metrics_prefix: Literal["weft", "vllm"] = "weft"
+    """What the names of metrics begin with. With vllm, what reads the metrics of vLLM reads Weft's: dashboards, KEDA, and
+    the endpoint pickers of Kubernetes' gateways."""
     stall_timeout_s: float = Field(default=120.0, ge=0)
     """Upper bound on the seconds without a sign of life after which the engine is killed and restarted. The bound of a
     step is ten times its predicted time, but at least 10 s, or 30 s on CUDA. 0: never."""

@@ -1,6 +1,7 @@
 """Collects the metrics for Prometheus: request timings, and counters from the engine's status page.
 
-Names and meanings follow servers for which dashboards exist; only the prefix differs. Every server process gives the
+Names and meanings follow servers for which dashboards exist; only the prefix differs, unless the settings name theirs,
+which the endpoint pickers of Kubernetes' gateways and KEDA read. Every server process gives the
 same answer: server processes share their timings through files (`shared_metrics`), and the engine's values come from
 shared memory. If the folder of the files is gone, a process reports its own timings only.
 """
@@ -25,8 +26,6 @@ from weft.engine.shared.status_page import SHOWN, Counters, Status
 from weft.server.http.shared_metrics import FOLDER_VARIABLE
 from weft.server.model.engine_client import EngineClient
 from weft.server.model.served_model import ServedModel
-
-PREFIX: Final = "weft:"
 
 FLUSH_S = 1.0
 """Longest delay before an inter-token latency is counted, while tokens arrive."""
@@ -61,9 +60,10 @@ class BatchHistogram(Histogram):
 class EngineCollector(Collector):
     """The gauges and counters of each engine, read at each scrape."""
 
-    def __init__(self, engines: Mapping[EngineClient, str]) -> None:
+    def __init__(self, engines: Mapping[EngineClient, str], prefix: str) -> None:
         """Collect for each engine, under the model name that is given for it."""
         self._engines = engines
+        self._prefix = prefix
 
     def collect(self) -> Iterator[Metric]:
         """One reading of each status page as metrics."""
@@ -71,21 +71,27 @@ class EngineCollector(Collector):
         for name, shown in SHOWN.items():
             if shown.text:
                 kind = CounterMetricFamily if name in Counters.__struct_fields__ else GaugeMetricFamily
-                yield _family(shown.metric or name, kind, shown.text, statuses, attrgetter(name))
-        yield _family("kv_cache_usage_perc", GaugeMetricFamily, "Share of the KV cache in use.", statuses, _usage)
+                yield self._family(shown.metric or name, kind, shown.text, statuses, attrgetter(name))
+        yield self._family("kv_cache_usage_perc", GaugeMetricFamily, "Share of the KV cache in use.", statuses, _usage)
+        labels = ["model_name", "block_size", "num_gpu_blocks"]
+        sizes = GaugeMetricFamily(f"{self._prefix}cache_config_info", "Size of the KV cache.", labels=labels)
+        for client, model_name in self._engines.items():
+            if (info := client.info) is not None:
+                sizes.add_metric([model_name, str(info.block_size), str(info.num_blocks)], 1)
+        yield sizes
 
-
-def _family(
-    name: str,
-    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
-    text: str,
-    statuses: Mapping[str, Status],
-    value_of: Callable[[Status], float],
-) -> Metric:
-    family = kind(PREFIX + name, text, labels=["model_name"])
-    for model_name, status in statuses.items():
-        family.add_metric([model_name], value_of(status))
-    return family
+    def _family(
+        self,
+        name: str,
+        kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+        text: str,
+        statuses: Mapping[str, Status],
+        value_of: Callable[[Status], float],
+    ) -> Metric:
+        family = kind(self._prefix + name, text, labels=["model_name"])
+        for model_name, status in statuses.items():
+            family.add_metric([model_name], value_of(status))
+        return family
 
 
 def _usage(status: Status) -> float:
@@ -95,10 +101,10 @@ def _usage(status: Status) -> float:
 class Families:
     """The metrics of the server process's own requests, which all models share. Each model has a label in them."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         def histogram(name: str, buckets: tuple[float, ...]) -> BatchHistogram:
             text = name.replace("_", " ").capitalize() + "."
-            return BatchHistogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=registry)
+            return BatchHistogram(prefix + name, text, ["model_name"], buckets=buckets, registry=registry)
 
         self.first_token = histogram("time_to_first_token_seconds", _FIRST_TOKEN_BUCKETS)
         self.inter_token = histogram("inter_token_latency_seconds", _INTER_TOKEN_BUCKETS)
@@ -109,10 +115,10 @@ class Families:
         self.prompt_tokens = histogram("request_prompt_tokens", _TOKEN_BUCKETS)
         self.generation_tokens = histogram("request_generation_tokens", _TOKEN_BUCKETS)
         self.success = Counter(
-            f"{PREFIX}request_success", "Choices that ended.", ["model_name", "finished_reason"], registry=registry
+            f"{prefix}request_success", "Choices that ended.", ["model_name", "finished_reason"], registry=registry
         )
         self.retries = Counter(
-            f"{PREFIX}request_retries",
+            f"{prefix}request_retries",
             "Requests that a client sent again.",
             ["model_name", "retry"],
             registry=registry,
@@ -158,14 +164,14 @@ class ModelMetrics:
 class Metrics:
     """The metrics of one app. It owns its registry, so that several apps can exist in one process."""
 
-    def __init__(self, models: Collection[ServedModel]) -> None:
+    def __init__(self, models: Collection[ServedModel], prefix: str) -> None:
         """Make the metrics of these models. Engines that several of them share count under the first one's name."""
         engines: dict[EngineClient, str] = {}
         for model in models:
             engines.setdefault(model.engine_client, model.name)
-        self._engines = EngineCollector(engines)
+        self._engines = EngineCollector(engines, f"{prefix}:")
         self._own = CollectorRegistry()
-        families = Families(self._own)
+        families = Families(self._own, f"{prefix}:")
         self._models = {name: ModelMetrics(families, name) for name in dict.fromkeys(model.name for model in models)}
 
     def of(self, model_name: str) -> ModelMetrics:

@@ -65,7 +65,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
         models=served,
         settings=settings,
         lifecycle=app.state.lifecycle,
-        metrics=Metrics(served.values()),
+        metrics=Metrics(served.values(), settings.metrics_prefix),
         workers=Workers(),
         store=Store(settings),
         created=int(time.time()),

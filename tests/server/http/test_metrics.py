@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
 
 from weft.engine.shared.messages import TokensOutput
 from weft.engine.shared.status_page import Status
@@ -61,6 +62,23 @@ def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
         "engine_prefill_tokens_total": 15,
         "engine_decode_tokens_total": 16,
     }.items()
+
+
+@pytest.mark.parametrize("prefix", ["weft", "vllm"])
+def test_names_that_endpoint_pickers_read(make_site: Any, prefix: str) -> None:
+    site = make_site(metrics_prefix=prefix)
+    site.engine.page = Status(num_requests_running=3, num_requests_waiting=4, num_blocks=100, num_used_blocks=25)
+    site.chat()
+    families = list(text_string_to_metric_families(site.call("GET", "/metrics").text))
+    samples = {sample.name: sample for family in families for sample in family.samples}
+    assert all(name.startswith(f"{prefix}:") for name in samples)
+    for name, value in (("num_requests_running", 3), ("num_requests_waiting", 4), ("kv_cache_usage_perc", 0.25)):
+        assert samples[f"{prefix}:{name}"].value == value
+    assert samples[f"{prefix}:time_to_first_token_seconds_count"].value == 1
+    info = site.engine.info
+    sizes = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
+    assert samples[f"{prefix}:cache_config_info"].labels == {"model_name": "org/fake model", **sizes}
+    assert samples[f"{prefix}:cache_config_info"].value == 1
 
 
 def test_before_any_engine_has_written(site: Any) -> None:
