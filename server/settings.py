@@ -236,7 +236,7 @@ class Settings(BaseModel):
     metrics_auth: bool = False
     """Require an API key for /metrics."""
     metrics_prefix: Literal["weft", "vllm"] = "weft"
-    """What the names of metrics begin with. With vllm, what reads the metrics of vLLM reads Weft's: dashboards, KEDA, and
+    """What names of metrics begin with. With vllm, what reads the metrics of vLLM reads these: dashboards, KEDA,
     the endpoint pickers of Kubernetes' gateways."""
     stall_timeout_s: float = Field(default=120.0, ge=0)
     """Upper bound on the seconds without a sign of life after which the engine is killed and restarted. The bound of a

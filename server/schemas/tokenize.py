@@ -1,4 +1,4 @@
-"""Wire types of POST /tokenize and /detokenize, the same as vLLM's."""
+"""Wire types of POST /tokenize, /detokenize and the routes that end with /render, the same as vLLM's."""
 
 from typing import Any
 
@@ -43,3 +43,11 @@ class DetokenizeAnswer(msgspec.Struct):
     """The text of the ids, control tokens included."""
 
     prompt: str
+
+
+class RenderedPrompt(msgspec.Struct):
+    """A prompt as the engine gets it."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]

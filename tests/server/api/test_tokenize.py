@@ -23,6 +23,26 @@ def test_round_trip(site: Any) -> None:
     assert site.call("POST", "/detokenize", json={"tokens": tokens}).json == {"prompt": "<256>hé"}
 
 
+def test_the_engine_gets_the_rendered_ids(site: Any) -> None:
+    """Truncated, and several prompts; what is refused there is refused here."""
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "truncate_prompt_tokens": 9, "max_tokens": 1}
+    texts = {"prompt": ["a", "hé"], "max_tokens": 1}
+    rendered = site.call("POST", "/v1/chat/completions/render", json=chat).json
+    assert site.engine.asked == []
+    several = site.call("POST", "/v1/completions/render", json=texts).json
+    assert [set(one) for one in (rendered, *several)] == 3 * [{"request_id", "model", "token_ids"}]
+    site.chat(**chat)
+    site.complete(**texts)
+    sent = [asked.prompt_token_ids for asked in site.engine.asked]
+    assert [one["token_ids"] for one in (rendered, *several)] == sent
+    refused = [
+        site.call("POST", f"/v1/chat/completions{end}", json=chat | {"max_tokens": 2000}).json
+        for end in ("", "/render")
+    ]
+    assert refused[0]["error"]["code"] == "context_length_exceeded"
+    assert refused[0] == refused[1]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
