@@ -172,11 +172,14 @@ def _add_result(turns: _Turns, block: Block, at: str) -> None:
 
 def _add_assistant_turn(turns: _Turns, blocks: Sequence[Block], content: object, at: str) -> None:
     texts, thoughts, calls = [content] if isinstance(content, str) else [], [], []
+    num_chars = 0  # of the texts and what joins them
     for i, block in enumerate(blocks):
         path = f"{at}[{i}]"
         match block.type:
             case "text":
+                num_chars += len(PART_SEPARATOR) if texts else 0
                 texts.append(required(block.text, f"{path}.text"))
+                num_chars += len(texts[-1])
             case "thinking":
                 thoughts.append(required(block.thinking, f"{path}.thinking"))
             case "redacted_thinking":  # another server's secret; its data is reported as ignored
@@ -186,7 +189,7 @@ def _add_assistant_turn(turns: _Turns, blocks: Sequence[Block], content: object,
                 turns.call_ids.add(required(block.id, f"{path}.id"))
             case _:
                 raise _unsupported(block, path)
-        turns.mark(block.cache_control, len(PART_SEPARATOR.join(texts)))
+        turns.mark(block.cache_control, num_chars)
     text = PART_SEPARATOR.join(texts)
     turns.messages.append(
         Message(

@@ -3,6 +3,7 @@
 Calls have no ids there: a tool's turn belongs to the first open call of its name, or to the first open call.
 """
 
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,7 +113,8 @@ def _effort(body: OllamaBody) -> Any:
 
 def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
     messages: list[Message] = []
-    open_calls: list[tuple[str, str]] = []  # (name, id)
+    open_calls: OrderedDict[str, str] = OrderedDict()  # id -> name; a dict is slow to find its first key
+    ids_of: defaultdict[str | None, deque[str]] = defaultdict(deque)  # name -> ids of its open calls
     num_calls = 0
     for each in given:
         calls = []
@@ -120,13 +122,13 @@ def _messages(given: Sequence[OllamaMessage]) -> list[Message]:
             arguments = msgspec.json.encode(call.function.arguments).decode()
             function = FunctionCall(name=call.function.name, arguments=arguments)
             calls.append(ToolCall(id=f"call_{num_calls}", function=function))
-            open_calls.append((call.function.name, f"call_{num_calls}"))
+            open_calls[f"call_{num_calls}"] = call.function.name
+            ids_of[call.function.name].append(f"call_{num_calls}")
             num_calls += 1
         message: dict[str, Any] = {"role": each.role, "content": each.content or ""}
         if each.role == "tool":
-            names = [name for name, _ in open_calls]
-            at = names.index(each.tool_name) if each.tool_name in names else 0
-            message["tool_call_id"] = open_calls.pop(at)[1] if open_calls else "call_0"
-            message["name"] = each.tool_name
+            ids = ids_of[each.tool_name] or ids_of[next(iter(open_calls.values()), None)]
+            message |= {"tool_call_id": ids.popleft() if ids else "call_0", "name": each.tool_name}
+            open_calls.pop(message["tool_call_id"], None)
         messages.append(Message(**message, reasoning_content=each.thinking, tool_calls=calls or None))
     return messages

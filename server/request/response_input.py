@@ -52,7 +52,10 @@ class InputItem:
 
 @dataclass(slots=True)
 class Messages:
-    """Messages for the chat template, while they are made from items; only `add` mutates it."""
+    """Messages for the chat template, while they are made from items; only `add` mutates it.
+
+    Reasoning is a list of texts until all items are there.
+    """
 
     usual_ttl_s: float
     unseal: Callable[[str, str], str | None]
@@ -74,8 +77,7 @@ class Messages:
                 self._message(item, at)
             case "reasoning":
                 if index >= self.reasoning_from and (text := self._reasoning(item, at)):
-                    turn = self._turn(("content", "tool_calls"))
-                    turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+                    self._turn(("content", "tool_calls")).setdefault("reasoning_content", []).append(text)
             case "compaction":
                 self.turn = None
                 text = self._unsealed("compaction", _member(item, "encrypted_content", at), at)
@@ -212,6 +214,8 @@ def input_messages(
     except RecursionError as exc:  # arguments are JSON inside JSON; the body's parser did not check their depth
         raise InvalidRequestError("input is nested too deeply", param="input") from exc
     for message in made.messages:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "".join(message["reasoning_content"])
         if message["content"] is None and not message.get("tool_calls"):
             message["content"] = ""  # the turn was cut during its reasoning
     fit_call_ids(made.messages, tools)

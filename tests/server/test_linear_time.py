@@ -1,9 +1,10 @@
-"""Every pattern that is applied to text of clients or models takes linear time."""
+"""Every pattern that is applied to text of clients or models takes linear time, and so does what converts bodies."""
 
 import importlib
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,14 @@ from weft.server.formats.harmony import HARMONY
 from weft.server.formats.json_calls import HERMES
 from weft.server.formats.parser import Tool, ToolFormat
 from weft.server.formats.pythonic_calls import PYTHONIC
+from weft.server.request.anthropic_body import count_conversation
+from weft.server.request.messages import template_messages
+from weft.server.request.ollama_body import chat_of
+from weft.server.request.response_input import InputItem, input_messages
+from weft.server.schemas.chat_completions import ChatCompletionBody
+from weft.server.schemas.messages import CountTokensBody
+from weft.server.schemas.ollama import OllamaChatBody
+from weft.server.schemas.responses import ResponseItem
 from weft.server.text.shield import Shield
 
 FILLERS = (
@@ -85,3 +94,56 @@ def test_what_a_model_writes_token_by_token_is_read_in_linear_time(tool_format: 
             parser.finish()
 
     assert_linear(read, 4_000)
+
+
+TEXT = "x" * 500
+TURNS: dict[str, Callable[[int], list[Any]]] = {
+    "texts": lambda n: [{"role": "user", "content": [{"type": "text", "text": TEXT}] * n}],
+    "answers": lambda n: [{"role": "assistant", "content": [{"type": "text", "text": TEXT}] * n}],
+    "thoughts": lambda n: [{"role": "assistant", "content": [{"type": "thinking", "thinking": TEXT}] * n}],
+    "turns": lambda n: [{"role": role, "content": TEXT} for role in ("user", "assistant")] * (n // 2),
+}
+ITEMS: dict[str, dict[str, Any]] = {
+    "texts": {"role": "user", "content": TEXT},
+    "reasoning": {"type": "reasoning", "content": [{"type": "reasoning_text", "text": TEXT}]},
+    "summaries": {"type": "reasoning", "summary": [{"type": "summary_text", "text": TEXT}]},
+    "calls": {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+}
+
+
+def read_anthropic(turns: list[Any]) -> object:
+    return count_conversation(CountTokensBody(model="m", messages=turns))
+
+
+def read_items(items: list[Any]) -> object:
+    given = [InputItem(ResponseItem.model_validate(item), f"input[{i}]") for i, item in enumerate(items)]
+    return input_messages(given, None, HERMES, None, shows_old_reasoning=True, unseal=lambda _, text: text)
+
+
+def read_ollama(turns: list[Any]) -> object:
+    return chat_of(OllamaChatBody(model="m", messages=turns), 1000)
+
+
+def ollama_calls(n: int) -> list[Any]:
+    calls = [{"role": "assistant", "tool_calls": [{"function": {"name": f"f{i}", "arguments": {}}} for i in range(n)]}]
+    return [*calls, *({"role": "tool", "tool_name": f"f{i}", "content": "1"} for i in reversed(range(n)))]
+
+
+def read_chat(turns: list[Any]) -> object:
+    return template_messages(ChatCompletionBody(messages=turns).messages, HERMES)
+
+
+@pytest.mark.parametrize(
+    ("read", "turns"),
+    [
+        *((read_anthropic, turns) for turns in TURNS.values()),
+        *((read_items, lambda n, item=item: [item] * n) for item in ITEMS.values()),
+        *((read_chat, TURNS[name]) for name in ("texts", "answers", "turns")),
+        (read_ollama, TURNS["turns"]),
+        (read_ollama, ollama_calls),
+    ],
+)
+def test_bodies_are_converted_in_linear_time(
+    read: Callable[[list[Any]], object], turns: Callable[[int], list[Any]]
+) -> None:
+    assert_linear(lambda size: read(turns(size)), 8_000)
