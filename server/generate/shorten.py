@@ -17,27 +17,27 @@ def shortened(chat: Chat, fits: Callable[[Chat], bool]) -> Chat:
     """
     if fits(chat):
         return chat
-    forms = _forms(chat.messages)
-    low, high = 0, len(forms) - 1
+    cuts = _cuts(chat.messages)
+    low, high = 0, len(cuts) - 1
     while low < high:
         middle = (low + high) // 2
-        if fits(replace(chat, messages=forms[middle], breakpoints=())):
+        if fits(_cut(chat, *cuts[middle])):
             high = middle
         else:
             low = middle + 1
-    return replace(chat, messages=forms[low], breakpoints=()) if forms else chat
+    return _cut(chat, *cuts[low]) if cuts else chat
 
 
-def _forms(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The shorter forms, longest first."""
+def _cuts(messages: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Where each shorter form begins, and the question that is kept before it; the longest form first."""
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if not users:
         return []
     last = users[-1]
-
-    def form(start: int, question: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        kept = [message for message in messages[:start] if message["role"] in _KEPT_ROLES]
-        return [*kept, *question, *messages[start:]]
-
     answers = [i for i in range(last + 1, len(messages)) if messages[i]["role"] == "assistant"]
-    return [*(form(i, []) for i in users[1:] or users), *(form(i, [messages[last]]) for i in answers[1:])]
+    return [*((i, []) for i in users[1:] or users), *((i, [messages[last]]) for i in answers[1:])]
+
+
+def _cut(chat: Chat, start: int, question: list[dict[str, Any]]) -> Chat:
+    kept = [message for message in chat.messages[:start] if message["role"] in _KEPT_ROLES]
+    return replace(chat, messages=[*kept, *question, *chat.messages[start:]], breakpoints=())
