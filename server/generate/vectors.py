@@ -23,6 +23,7 @@ from weft.server.http.metrics import RequestTimer
 from weft.server.model.served_model import ServedModel
 from weft.server.request.fields import REFUSED_EVERYWHERE, ignored_fields
 from weft.server.request.read_body import cache_salt_of, deadline_of
+from weft.server.request.validation import check_range
 from weft.server.request.vector_inputs import Input, InputEncoder
 from weft.server.schemas.vectors import VectorBody, VectorUsage
 
@@ -30,6 +31,8 @@ MAX_IN_FLIGHT = 64
 """Most prompts of one call in the engine at once: enough to fill its steps."""
 MAX_IN_FLIGHT_PER_TOKEN = 2
 """The same for the hidden states of all tokens, of which an answer may have 16 MiB."""
+MAX_HIDDEN_VALUES = 1 << 24
+"""Most values of the hidden states of all tokens of one call, which are held until all are there: 64 MiB."""
 
 _NO_OUTPUT = SamplingParams(max_tokens=0)
 _log = logging.getLogger(__name__)
@@ -76,10 +79,14 @@ class VectorCall:
         body, context, model = self.body, self.context, self.model
         ignored = ignored_fields(self.sent or body, REFUSED_EVERYWHERE, strict=context.settings.strict_params)
         prompts = await self.encoder.encode(inputs, context.workers)
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        if pooling.is_per_token and model.engine_info.vectors is not None:
+            num_values = sum(lengths) * (pooling.dimensions or model.engine_info.vectors.hidden_size)
+            name = "the number of values of the hidden states of all tokens of input"
+            check_range(name, num_values, 1, MAX_HIDDEN_VALUES, param="input")
         deadline = deadline_of(self.request, is_stream=False, ping_s=0)
         salt, tenant = cache_salt_of(body.cache_salt), tenant_of(self.request)
         timer = RequestTimer(context.metrics.of(model.name), self.request.state.arrival_time, len(prompts))
-        lengths = [len(prompt.token_ids) for prompt in prompts]
         timer.accept(lengths)
 
         async def one(index: int) -> PooledOutput:

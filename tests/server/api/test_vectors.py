@@ -11,6 +11,7 @@ import pytest
 
 from weft.engine.shared.messages import AddRequest, FinishReason, TokensOutput
 from weft.engine.shared.vectors import PooledOutput, VectorInfo
+from weft.server.generate import vectors
 from weft.server.model.vector_prompts import VectorPrompts
 from weft.server.request.vector_inputs import MAX_INPUTS
 
@@ -157,6 +158,20 @@ def test_hidden_states_of_all_tokens(vector_site: Any) -> None:
     assert post(site, "/pooling", input="a", task="embed").json["data"][0]["data"] == [2.0, 97.0]
     assert post(site, "/pooling", input="a", task="classify").error["param"] == "task"
     assert post(site, "/pooling", input="a", normalize=True).error["param"] == "normalize"
+
+
+def test_hidden_states_of_a_call_are_bounded_before_the_engine_works(
+    vector_site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only those of one input were: a call could hold a vector of each token of 8,192 of them."""
+    monkeypatch.setattr(vectors, "MAX_HIDDEN_VALUES", 16)
+    site = vector_site(info=VectorInfo(2, 2, is_matryoshka=True))
+    error = post(site, "/pooling", input=["a"] * 5).error
+    assert (error["param"], "between 1 and 16, got 20" in error["message"]) == ("input", True), error
+    assert not site.engine.asked
+    assert post(site, "/pooling", input=["a"] * 4).status == 200
+    assert post(site, "/pooling", input=["a"] * 8, dimensions=1).status == 200
+    assert post(site, "/pooling", input=["a"] * 9, task="embed").status == 200
 
 
 def test_classes(vector_site: Any) -> None:
