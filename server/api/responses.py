@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -55,7 +55,7 @@ from weft.server.schemas.responses import (
 )
 from weft.server.store.conversations import all_items, extend, grown
 from weft.server.store.conversations import load as load_conversation
-from weft.server.store.responses import StoredResponse, chain, find_item
+from weft.server.store.responses import StoredResponse, chain, find_items
 from weft.server.store.sealing import Sealer
 from weft.server.store.transaction import Transaction
 from weft.server.text.long_text import Room, TextTooLongError
@@ -63,7 +63,6 @@ from weft.server.text.long_text import Room, TextTooLongError
 router = APIRouter(route_class=BodyRoute)
 Open = Callable[[Task], Awaitable[tuple[Answer | Rounds, Renderer]]]
 """Opens the answer to a task, in rounds if the body has MCP tools."""
-T = TypeVar("T")
 MIN_COUNTED_TOKENS = 1 << 16
 """Tokens that are always counted, even if the context is shorter."""
 
@@ -247,36 +246,35 @@ async def gathered_items(body: ResponseBody, request: Request, context: ServerCo
     if wanted is not None and id is not None:
         raise InvalidRequestError("conversation cannot be used with previous_response_id", param="conversation")
     references = {each.at: required(each.item.id, f"{each.at}.id") for each in own if _is_reference(each.item)}
-    earlier: list[dict[str, Any]] = []
-    num_bytes = 0
+    earlier: list[msgspec.Raw] = []
     if wanted is not None:
-        earlier, num_bytes = await context.store.write(lambda transaction: _sized(chain(transaction, wanted, tenant)))
+        earlier = await context.store.write(lambda transaction: chain(transaction, wanted, tenant))
     if id is not None:
-        earlier, num_bytes = await context.store.read(lambda transaction: _sized(all_items(transaction, id, tenant)))
+        earlier = await context.store.read(lambda transaction: all_items(transaction, id, tenant))
+    num_bytes = sum(map(len, earlier))
     found = {}
     if references:
         place_of = {item_id: at for at, item_id in references.items()}
-        by_id = await context.store.read(
-            lambda transaction: {id: _sized(find_item(transaction, id, tenant, at)) for id, at in place_of.items()}
-        )
-        num_bytes += sum(by_id[item_id][1] for item_id in references.values())
+        by_id = await context.store.read(lambda transaction: find_items(transaction, place_of, tenant))
+        num_bytes += sum(len(by_id[item_id]) for item_id in references.values())
         if num_bytes > context.settings.max_body_bytes:
             bound = context.settings.max_body_bytes
             message = f"input and what it refers to must have at most {bound} bytes, got {num_bytes}"
             raise InvalidRequestError(message, param="input")
-        found = {at: by_id[item_id][0] for at, item_id in references.items()}
+        found = {at: by_id[item_id] for at, item_id in references.items()}
     place = "previous_response_id" if id is None else "conversation"
-    old = await context.workers.run_light(
+    old, new = await context.workers.run_light(
         num_bytes,
-        lambda: [InputItem(ResponseItem.model_validate(item), f"{place}[{i}]") for i, item in enumerate(earlier)],
+        lambda: (
+            [_stored_item(item, f"{place}[{i}]") for i, item in enumerate(earlier)],
+            [_stored_item(found[each.at], each.at) if each.at in found else each for each in own],
+        ),
     )
-    new = [InputItem(ResponseItem.model_validate(found[e.at]), e.at) if e.at in found else e for e in own]
     return GatheredItems(old, new, num_bytes + len(await request.body()))
 
 
-def _sized(items: T) -> tuple[T, int]:
-    """The items and their size in bytes."""
-    return items, len(msgspec.json.encode(items))
+def _stored_item(item: msgspec.Raw, at: str) -> InputItem:
+    return InputItem(ResponseItem.model_validate(msgspec.json.decode(item)), at)
 
 
 def conversation_id(body: ResponseBody) -> str | None:

@@ -1,6 +1,7 @@
 """GET and DELETE /v1/responses/{id}, its cancellation and its input items: what became of stored responses."""
 
-from typing import Annotated, Any
+from itertools import islice
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -13,9 +14,8 @@ from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
 from weft.server.request.include import read_include, with_included
 from weft.server.request.validation import check_range
-from weft.server.store.responses import KIND, StoredResponse, chain, change, load
+from weft.server.store.responses import KIND, StoredResponse, change, id_of, input_items, load
 from weft.server.store.sealing import Sealer
-from weft.server.store.transaction import Transaction
 
 router = APIRouter()
 MAX_PAGE = 100
@@ -76,22 +76,19 @@ async def list_input_items(response_id: str, request: Request, context: _Context
     if order not in ("asc", "desc"):
         raise InvalidRequestError(f"order must be 'asc' or 'desc', got {shown(order)}", param="order")
 
-    def work(transaction: Transaction) -> list[dict[str, Any]]:
-        stored = load(transaction, response_id, tenant)
-        previous = stored.response["previous_response_id"]
-        return [*(chain(transaction, previous, tenant) if previous else ()), *stored.input]
-
-    items = await context.store.write(work)
-    items = items if order == "asc" else items[::-1]
-    if after is not None:
-        places = [i for i, item in enumerate(items) if item["id"] == after]
-        if not places:
-            raise InvalidRequestError(f"after must be the id of an item of the list, got {shown(after)}", param="after")
-        items = items[places[0] + 1 :]
+    items = await context.store.write(lambda transaction: input_items(transaction, response_id, tenant))
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
-    page = with_included(items[:limit], include, sealer.seal)
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
-    return _json({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
+
+    def page() -> Response:
+        rest = iter(items if order == "asc" else items[::-1])
+        if after is not None and not any(id_of(item) == after for item in rest):
+            raise InvalidRequestError(f"after must be the id of an item of the list, got {shown(after)}", param="after")
+        given = [msgspec.json.decode(item) for item in islice(rest, limit)]
+        ends = {"first_id": given[0]["id"], "last_id": given[-1]["id"]} if given else {"first_id": "", "last_id": ""}
+        data, has_more = with_included(given, include, sealer.seal), next(rest, None) is not None
+        return _json({"object": "list", "data": data, **ends, "has_more": has_more})
+
+    return await context.workers.run_light(sum(map(len, items)), page)
 
 
 def _number(text: str | None, name: str, default: int, low: int, high: int | None) -> int:

@@ -52,15 +52,15 @@ def item_row_id(id: str, item_id: str) -> str:
     return f"{id}/{item_id}"
 
 
-def all_items(transaction: Transaction, id: str, tenant: str) -> list[dict[str, Any]]:
-    """All items of a conversation, oldest first.
+def all_items(transaction: Transaction, id: str, tenant: str) -> list[msgspec.Raw]:
+    """All items of a conversation, oldest first, as JSON.
 
     Raises:
         NotFoundError: The conversation does not exist.
     """
     load(transaction, id, tenant)
     rows = transaction.page(ITEM, tenant, parent=id, limit=MAX_ITEMS, order="asc")
-    return [msgspec.json.decode(row.data) for row in rows or ()]
+    return [msgspec.Raw(row.data) for row in rows or ()]
 
 
 def grown(

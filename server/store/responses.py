@@ -1,11 +1,13 @@
 """Stored responses: one row each, with its own input and output; a chain is read link by link.
 
-An item's id holds that of its response, so a reference to an item needs no index. An unfinished response has a beat:
-when it is old, the process that made the response is dead, and whoever reads it next marks it as failed.
+An item's id holds that of its response, so a reference to an item needs no index. What is read for one request is
+bounded in bytes, and its items stay JSON until they are needed. An unfinished response has a beat: when it is old, the
+process that made the response is dead, and whoever reads it next marks it as failed.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -18,6 +20,8 @@ KIND = "response"
 DEAD_AFTER_S = 30.0
 """Age of the beat after which nobody is making the response any more; it beats much more often."""
 MAX_CHAIN = 2**14
+MAX_READ_BYTES = 64 << 20
+"""Most bytes of the stored responses that one request leads to, all that they hold counted."""
 FIRST_INPUT = 0x8000
 """Number of the first item of the input; those of the output begin at 0."""
 
@@ -47,6 +51,31 @@ class StoredResponse(msgspec.Struct):
         return Row(KIND, self.id, tenant, msgspec.json.encode(self))
 
 
+class _Content(msgspec.Struct):
+    """What a chain needs of a response."""
+
+    status: str
+    output: list[msgspec.Raw]
+    previous_response_id: str | None
+    conversation: object = None
+
+
+class _Link(msgspec.Struct):
+    """A stored response whose items are not decoded."""
+
+    response: _Content
+    input: list[msgspec.Raw]
+
+
+class _Identified(msgspec.Struct):
+    id: str = ""
+
+
+def id_of(item: msgspec.Raw) -> str:
+    """The id of an item, of which nothing else is decoded."""
+    return msgspec.json.decode(item, type=_Identified).id
+
+
 def item_id(prefix: str, response_id: str, index: int) -> str:
     """The id of an item of a response."""
     return f"{prefix}_{response_id.partition('_')[2]}{index:04x}"
@@ -58,15 +87,19 @@ def load(transaction: Transaction, response_id: str, tenant: str) -> StoredRespo
     Raises:
         NotFoundError: This tenant has none with that id.
     """
-    row = transaction.get(KIND, response_id, tenant)
-    if row is None:
-        raise NotFoundError(f"the response {shown(response_id)} does not exist")
-    stored = msgspec.json.decode(row.data, type=StoredResponse)
+    stored = msgspec.json.decode(_data(transaction, response_id, tenant), type=StoredResponse)
     if not stored.is_done and stored.beat < time.time() - DEAD_AFTER_S:
         stored.response["status"] = "failed"
         stored.response["error"] = {"code": "server_error", "message": _LOST, "type": "server_error", "param": None}
         transaction.put(stored.row(tenant))
     return stored
+
+
+def _data(transaction: Transaction, response_id: str, tenant: str) -> bytes:
+    row = transaction.get(KIND, response_id, tenant)
+    if row is None:
+        raise NotFoundError(f"the response {shown(response_id)} does not exist")
+    return row.data
 
 
 def change(response_id: str, tenant: str, edit: Callable[[StoredResponse], None]) -> Callable[[Transaction], Any]:
@@ -81,46 +114,83 @@ def change(response_id: str, tenant: str, edit: Callable[[StoredResponse], None]
     return work
 
 
-def chain(transaction: Transaction, response_id: str, tenant: str) -> list[dict[str, Any]]:
-    """All items of the conversation that ends with a response, inputs and outputs, oldest first.
+def chain(transaction: Transaction, response_id: str, tenant: str) -> list[msgspec.Raw]:
+    """All items of the conversation that ends with a response, inputs and outputs, oldest first, as JSON.
 
     Raises:
         NotFoundError: The response, or an earlier one that it needs, does not exist.
         InvalidRequestError: It is not complete, or the conversation is too long.
     """
-    links: list[StoredResponse] = []
-    num_items = 0
+    links: list[_Link] = []
+    num_items = num_bytes = 0
     wanted: str | None = response_id
     while wanted is not None:
-        link = load(transaction, wanted, tenant)
-        if not link.is_done:
+        data = _data(transaction, wanted, tenant)
+        num_bytes += len(data)
+        if num_bytes > MAX_READ_BYTES:
+            message = f"previous_response_id must lead to responses of at most {MAX_READ_BYTES} bytes together"
+            raise InvalidRequestError(f"{message}, got at least {num_bytes}", param="previous_response_id")
+        link = msgspec.json.decode(data, type=_Link)
+        if link.response.status not in _DONE and not load(transaction, wanted, tenant).is_done:
             message = f"previous_response_id must be that of a finished response, but {shown(wanted)} is not"
             raise InvalidRequestError(message, param="previous_response_id")
-        if link.response.get("conversation") is not None:
+        if link.response.conversation is not None:
             message = f"previous_response_id must not be that of a response in a conversation, got {shown(wanted)}"
             raise InvalidRequestError(f"{message}: use conversation", param="previous_response_id")
         links.append(link)
-        num_items += len(link.input) + len(link.response["output"])
+        num_items += len(link.input) + len(link.response.output)
         if len(links) > MAX_CHAIN or num_items > MAX_CHAIN:
             message = f"previous_response_id must lead to a conversation of at most {MAX_CHAIN} items"
             raise InvalidRequestError(message, param="previous_response_id")
-        wanted = link.response["previous_response_id"]
-    return [item for link in reversed(links) for item in (*link.input, *link.response["output"])]
+        wanted = link.response.previous_response_id
+    return [item for link in reversed(links) for item in (*link.input, *link.response.output)]
 
 
-def find_item(transaction: Transaction, wanted: str, tenant: str, at: str) -> dict[str, Any]:
-    """The stored item with an id: one of a response, or one that was added to a conversation.
+def input_items(transaction: Transaction, response_id: str, tenant: str) -> list[msgspec.Raw]:
+    """All items that a response was made from, oldest first, as JSON.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: As `chain`.
+        InvalidRequestError: As `chain`.
     """
-    place = wanted.partition("_")[2]
-    added = transaction.get(ITEM, item_row_id(f"conv_{place[:CONVERSATION_DIGITS]}", wanted), tenant)
-    if added is not None:
-        return dict(msgspec.json.decode(added.data))
-    row = transaction.get(KIND, f"resp_{place[:-4]}", tenant)
-    stored = msgspec.json.decode(row.data, type=StoredResponse) if row else None
-    for item in (*stored.input, *stored.response["output"]) if stored else ():
-        if item.get("id") == wanted:
-            return dict(item)
-    raise NotFoundError(f"{at}: the item {shown(wanted)} is not stored", param=at)
+    link = msgspec.json.decode(_data(transaction, response_id, tenant), type=_Link)
+    previous = link.response.previous_response_id
+    return [*(chain(transaction, previous, tenant) if previous else ()), *link.input]
+
+
+def find_items(transaction: Transaction, wanted: Mapping[str, str], tenant: str) -> dict[str, msgspec.Raw]:
+    """The stored items with these ids, as JSON: those of responses, and those that were added to conversations.
+
+    Args:
+        wanted: The ids, each with the field that errors name.
+
+    Raises:
+        NotFoundError: There is no such item.
+        InvalidRequestError: What holds them is too large.
+    """
+    num_bytes = 0
+
+    def counted(row: Row | None) -> bytes | None:
+        nonlocal num_bytes
+        num_bytes += len(row.data) if row else 0
+        if num_bytes > MAX_READ_BYTES:
+            message = f"input must refer to items of stored responses of at most {MAX_READ_BYTES} bytes together"
+            raise InvalidRequestError(f"{message}, got at least {num_bytes}", param="input")
+        return row.data if row else None
+
+    @cache
+    def items_of(response_id: str) -> dict[str, msgspec.Raw]:
+        data = counted(transaction.get(KIND, response_id, tenant))
+        link = msgspec.json.decode(data, type=_Link) if data else None
+        return {id_of(item): item for item in reversed((*link.input, *link.response.output))} if link else {}
+
+    found: dict[str, msgspec.Raw] = {}
+    for id, at in wanted.items():
+        place = id.partition("_")[2]
+        row_id = item_row_id(f"conv_{place[:CONVERSATION_DIGITS]}", id)
+        added = counted(transaction.get(ITEM, row_id, tenant))
+        item = msgspec.Raw(added) if added else items_of(f"resp_{place[:-4]}").get(id)
+        if item is None:
+            raise NotFoundError(f"{at}: the item {shown(id)} is not stored", param=at)
+        found[id] = item
+    return found
