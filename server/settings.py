@@ -245,7 +245,7 @@ class Settings(BaseModel):
     """Folder for files, batches, stored responses and conversations, which outlive the server in it. Default: a
     temporary folder, which ends with the server."""
     store_max_objects: int = Field(default=100_000, ge=1)
-    """Maximum stored responses and other objects; then the oldest are removed."""
+    """Maximum stored responses and other objects; then the oldest of the API key that has most are removed."""
     store_max_bytes: Size = 1 << 30
     """Maximum bytes of stored responses and other objects, files not counted."""
     store_max_age_s: float = Field(default=30 * 86400.0, gt=0)

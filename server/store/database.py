@@ -1,7 +1,7 @@
 """The database file under the data folder: opening, schema, version.
 
 One file, which all server processes open. Rows are objects of the API as JSON; a row whose `parent` is another row's id
-is a part of it. Triggers keep count and bytes of the rows, so that bounds are checked without reading them.
+is a part of it. Triggers keep count and bytes of each tenant's rows, so that bounds are checked without reading them.
 """
 
 import pathlib
@@ -10,38 +10,47 @@ import sqlite3
 FILE_NAME = "weft.sqlite"
 TEMPORARY_MARK = ".temporary"
 """A file in a data folder that ends with its server: nothing in it needs to survive the machine."""
-VERSION = 1
-"""Version of the schema. A file of a later version is refused."""
+VERSION = 2
+"""Version of the schema. A file of a later version is refused; an earlier one becomes what a new one is."""
 BUSY_TIMEOUT_S = 10.0
 """How long a process waits for another's write."""
 
 _SCHEMA = """
-CREATE TABLE objects (
+CREATE TABLE IF NOT EXISTS objects (
   number INTEGER PRIMARY KEY AUTOINCREMENT,
   kind TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, parent TEXT NOT NULL,
   created INTEGER NOT NULL, used REAL NOT NULL, expires INTEGER, is_kept INTEGER NOT NULL,
   size INTEGER NOT NULL, data BLOB NOT NULL,
   UNIQUE (id, kind));
-CREATE INDEX by_list ON objects (kind, tenant, parent, number);
-CREATE INDEX by_parent ON objects (parent) WHERE parent <> '';
-CREATE INDEX by_use ON objects (used) WHERE parent = '' AND NOT is_kept;
-CREATE INDEX by_expiry ON objects (expires) WHERE expires IS NOT NULL;
-CREATE TABLE events (
+CREATE INDEX IF NOT EXISTS by_list ON objects (kind, tenant, parent, number);
+CREATE INDEX IF NOT EXISTS by_parent ON objects (parent) WHERE parent <> '';
+CREATE INDEX IF NOT EXISTS by_use ON objects (used) WHERE parent = '' AND NOT is_kept;
+CREATE INDEX IF NOT EXISTS by_tenant ON objects (tenant, used) WHERE parent = '' AND NOT is_kept;
+CREATE INDEX IF NOT EXISTS by_expiry ON objects (expires) WHERE expires IS NOT NULL;
+CREATE TABLE IF NOT EXISTS events (
   owner TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL,
   PRIMARY KEY (owner, number)) WITHOUT ROWID;
-CREATE TABLE totals (is_kept INTEGER PRIMARY KEY, count INTEGER NOT NULL, size INTEGER NOT NULL);
-INSERT INTO totals VALUES (0, 0, 0), (1, 0, 0);
+DROP TRIGGER IF EXISTS added;
+DROP TRIGGER IF EXISTS removed;
+DROP TRIGGER IF EXISTS changed;
+DROP TABLE IF EXISTS totals;
+CREATE TABLE totals (
+  is_kept INTEGER NOT NULL, tenant TEXT NOT NULL, count INTEGER NOT NULL, size INTEGER NOT NULL,
+  PRIMARY KEY (is_kept, tenant)) WITHOUT ROWID;
+INSERT INTO totals SELECT is_kept, tenant, count(*), sum(size) FROM objects GROUP BY is_kept, tenant;
 CREATE TRIGGER added AFTER INSERT ON objects BEGIN
-  UPDATE totals SET count = count + 1, size = size + NEW.size WHERE is_kept = NEW.is_kept;
+  INSERT INTO totals VALUES (NEW.is_kept, NEW.tenant, 1, NEW.size)
+    ON CONFLICT DO UPDATE SET count = count + 1, size = size + NEW.size;
 END;
 CREATE TRIGGER removed AFTER DELETE ON objects BEGIN
-  UPDATE totals SET count = count - 1, size = size - OLD.size WHERE is_kept = OLD.is_kept;
+  UPDATE totals SET count = count - 1, size = size - OLD.size WHERE is_kept = OLD.is_kept AND tenant = OLD.tenant;
   DELETE FROM events WHERE owner = OLD.id;
   DELETE FROM objects WHERE parent = OLD.id AND parent <> '';
 END;
 CREATE TRIGGER changed AFTER UPDATE OF size, is_kept ON objects BEGIN
-  UPDATE totals SET count = count - 1, size = size - OLD.size WHERE is_kept = OLD.is_kept;
-  UPDATE totals SET count = count + 1, size = size + NEW.size WHERE is_kept = NEW.is_kept;
+  UPDATE totals SET count = count - 1, size = size - OLD.size WHERE is_kept = OLD.is_kept AND tenant = OLD.tenant;
+  INSERT INTO totals VALUES (NEW.is_kept, NEW.tenant, 1, NEW.size)
+    ON CONFLICT DO UPDATE SET count = count + 1, size = size + NEW.size;
 END;
 """
 
@@ -79,7 +88,7 @@ def _make_schema(connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise sqlite3.DatabaseError(f"the database has version {version}, this Weft knows up to {VERSION}")
-        if version == 0:
+        if version < VERSION:
             for statement in _statements():
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {VERSION}")

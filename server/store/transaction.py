@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the store may hold: rows that are evicted, the oldest first, and rows that are kept."""
+    """What the store may hold: rows that are evicted, and rows that are kept."""
 
     max_count: int
     max_bytes: int
@@ -148,7 +148,9 @@ class Transaction:
         return self._fetch(query, owner=owner, after=after, limit=limit)
 
     def tidy(self, bounds: Bounds, *, may_exceed: bool = False) -> None:
-        """Remove what is too old, then the rows that were longest without a write, until the bounds hold.
+        """Remove what is too old, then rows until the bounds hold: of the tenant that has most, the longest unused.
+
+        So a tenant that writes much makes its own rows go, not those of the others.
 
         Raises:
             StorageFullError: The kept rows have become more, and exceed the bounds.
@@ -156,9 +158,11 @@ class Transaction:
         oldest = self._now - bounds.max_age_s
         self._fetch("DELETE FROM objects WHERE expires <= :now")
         self._fetch("DELETE FROM objects WHERE parent = '' AND NOT is_kept AND used < :oldest", oldest=oldest)
-        while _is_beyond(self._totals(is_kept=False), bounds.max_count, bounds.max_bytes):
-            query = "SELECT number FROM objects WHERE parent = '' AND NOT is_kept ORDER BY used LIMIT 1"
-            if not self._fetch(f"DELETE FROM objects WHERE number = ({query}) RETURNING 1"):
+        while _is_beyond(totals := self._totals(is_kept=False), bounds.max_count, bounds.max_bytes):
+            measure = "size" if totals[1] > bounds.max_bytes else "count"
+            most = f"SELECT tenant FROM totals WHERE NOT is_kept ORDER BY {measure} DESC LIMIT 1"
+            query = f"SELECT number FROM objects WHERE tenant = ({most}) AND parent = '' AND NOT is_kept"
+            if not self._fetch(f"DELETE FROM objects WHERE number = ({query} ORDER BY used LIMIT 1) RETURNING 1"):
                 break
         count, size = self._totals(is_kept=True)
         has_grown = count > self._kept_before[0] or size > self._kept_before[1]
@@ -171,7 +175,8 @@ class Transaction:
         return not _is_beyond(self._totals(is_kept=True), bounds.max_kept_count, bounds.max_kept_bytes)
 
     def _totals(self, *, is_kept: bool) -> tuple[int, int]:
-        ((count, size),) = self._fetch("SELECT count, size FROM totals WHERE is_kept = :is_kept", is_kept=is_kept)
+        query = "SELECT coalesce(sum(count), 0), coalesce(sum(size), 0) FROM totals WHERE is_kept = :is_kept"
+        ((count, size),) = self._fetch(query, is_kept=is_kept)
         return count, size
 
     def _rows(self, query: str, **values: Any) -> list[Row]:

@@ -94,7 +94,7 @@ def test_parts_and_events_go_with_their_row(make: MakeStore, tmp_path: pathlib.P
     assert write(store, lambda tx: tx.delete("note", "a", "")) is True
     assert all_ids(store, "part") == []
     with sqlite3.connect(tmp_path / "data" / FILE_NAME) as database:
-        assert database.execute("SELECT * FROM totals").fetchall() == [(0, 0, 0), (1, 0, 0)]
+        assert database.execute("SELECT * FROM totals").fetchall() == [(0, "", 0, 0)]
         assert database.execute("SELECT count(*) FROM events").fetchone() == (0,)
     database.close()
 
@@ -130,6 +130,34 @@ def test_bytes_bound_the_rows_and_their_events(make: MakeStore) -> None:
     assert all_ids(store) == ["a", "b"]
     write(store, lambda tx: tx.append_events(Row("note", "b", "", b""), 0, [b"x"]))
     assert all_ids(store) == ["b"]
+
+
+@pytest.mark.parametrize("bound", [{"store_max_objects": 6}, {"store_max_bytes": 600}])
+def test_who_has_most_gives_the_room(make: MakeStore, bound: dict[str, int]) -> None:
+    """One tenant that wrote without end evicted everything of the others."""
+    store = make(**bound)
+    put(store, *(Row("note", name, "quiet", b"x" * 100) for name in "ab"))
+    for i in range(9):
+        put(store, Row("note", str(i), "loud", b"x" * 100))
+    assert all_ids(store) == ["a", "b", "5", "6", "7", "8"]
+    put(store, Row("note", "c", "quiet", b"x" * 100))
+    assert all_ids(store) == ["a", "b", "6", "7", "8", "c"]
+
+
+def test_an_earlier_version_becomes_a_new_one(make: MakeStore, tmp_path: pathlib.Path) -> None:
+    """Up to version 1, all tenants were counted together."""
+    put(make(), Row("note", "a", "me", b"123"), Row("note", "k", "me", b"", is_kept=True))
+    with sqlite3.connect(tmp_path / "data" / FILE_NAME) as database:
+        database.executescript("DROP TABLE totals; CREATE TABLE totals (is_kept, count, size); PRAGMA user_version = 1")
+    database.close()
+    put(make(), Row("note", "b", "you", b"45"))
+    with sqlite3.connect(tmp_path / "data" / FILE_NAME) as database:
+        assert database.execute("SELECT * FROM totals").fetchall() == [
+            (0, "me", 1, 3),
+            (0, "you", 1, 2),
+            (1, "me", 1, 0),
+        ]
+    database.close()
 
 
 def test_kept_rows_are_refused_instead(make: MakeStore) -> None:
