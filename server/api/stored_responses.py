@@ -69,7 +69,7 @@ async def cancel(response_id: str, request: Request, context: _Context) -> Respo
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(response_id: str, request: Request, context: _Context) -> Response:
-    """The items that the response was made from, a page at a time."""
+    """The items that the response was made from, as far as they are stored, a page at a time."""
     query, tenant = request.query_params, tenant_of(request)
     limit = _number(query.get("limit"), "limit", 20, 1, MAX_PAGE)
     order, after, include = query.get("order", "desc"), query.get("after"), read_include(request)

@@ -114,18 +114,26 @@ def change(response_id: str, tenant: str, edit: Callable[[StoredResponse], None]
     return work
 
 
-def chain(transaction: Transaction, response_id: str, tenant: str) -> list[msgspec.Raw]:
+def chain(transaction: Transaction, response_id: str, tenant: str, *, needs_all: bool = True) -> list[msgspec.Raw]:
     """All items of the conversation that ends with a response, inputs and outputs, oldest first, as JSON.
 
+    Args:
+        needs_all: False: the items begin after the last response that does not exist any more.
+
     Raises:
-        NotFoundError: The response, or an earlier one that it needs, does not exist.
+        NotFoundError: The response, or an earlier one, does not exist, and all are needed.
         InvalidRequestError: It is not complete, or the conversation is too long.
     """
     links: list[_Link] = []
     num_items = num_bytes = 0
     wanted: str | None = response_id
     while wanted is not None:
-        data = _data(transaction, wanted, tenant)
+        try:
+            data = _data(transaction, wanted, tenant)
+        except NotFoundError:
+            if needs_all:
+                raise
+            break
         num_bytes += len(data)
         if num_bytes > MAX_READ_BYTES:
             message = f"previous_response_id must lead to responses of at most {MAX_READ_BYTES} bytes together"
@@ -147,15 +155,15 @@ def chain(transaction: Transaction, response_id: str, tenant: str) -> list[msgsp
 
 
 def input_items(transaction: Transaction, response_id: str, tenant: str) -> list[msgspec.Raw]:
-    """All items that a response was made from, oldest first, as JSON.
+    """All items that a response was made from, oldest first, as JSON; they begin after an earlier one that is gone.
 
     Raises:
-        NotFoundError: As `chain`.
+        NotFoundError: The response does not exist.
         InvalidRequestError: As `chain`.
     """
     link = msgspec.json.decode(_data(transaction, response_id, tenant), type=_Link)
     previous = link.response.previous_response_id
-    return [*(chain(transaction, previous, tenant) if previous else ()), *link.input]
+    return [*(chain(transaction, previous, tenant, needs_all=False) if previous else ()), *link.input]
 
 
 def find_items(transaction: Transaction, wanted: Mapping[str, str], tenant: str) -> dict[str, msgspec.Raw]:

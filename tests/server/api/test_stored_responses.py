@@ -112,6 +112,18 @@ def test_input_items_are_listed_in_pages(client: httpx.Client) -> None:
     assert error(client.get(path, params={"after": "x"})) == (400, "invalid_value", "after")
 
 
+def test_input_items_begin_after_a_deleted_response(client: httpx.Client) -> None:
+    """They were a 404 of the deleted one, although the response itself was stored."""
+    made: list[Any] = [{"id": None}]
+    for i in range(4):
+        made.append(ask(client, input=f"q{i}", previous_response_id=made[-1]["id"]).json())
+    client.delete(f"responses/{made[2]['id']}")
+    path = f"responses/{made[4]['id']}/input_items"
+    texts = [item["content"][0]["text"] for item in client.get(path, params={"order": "asc"}).json()["data"]]
+    assert texts == ["q2", ANSWER, "q3"]
+    assert error(ask(client, previous_response_id=made[4]["id"]))[:2] == (404, "not_found")
+
+
 def test_the_sdk_reads_what_is_stored(site: Any) -> None:
     with site.live() as base_url, openai.OpenAI(base_url=f"{base_url}/v1", api_key="k", max_retries=0) as sdk:
         made = sdk.responses.create(input="Hi", model="alias", background=True)
