@@ -154,10 +154,10 @@ async def _in_background(
     try:
         response = renderer.response
         response.status = "queued"
-        stored = StoredResponse(msgspec.to_builtins(response), own, time.time())
+        stored = StoredResponse(msgspec.to_builtins(response), own)
         first = msgspec.json.encode(response)
         await context.store.write(lambda transaction: transaction.put(stored.row(tenant)))
-        run = BackgroundRun(answer, renderer, stored, tenant, renderer.begin(), lambda: response)
+        run = BackgroundRun(answer, renderer, stored, tenant, renderer.begin())
     except BaseException:
         answer.close()
         raise
@@ -248,7 +248,7 @@ async def gathered_items(body: ResponseBody, request: Request, context: ServerCo
     references = {each.at: required(each.item.id, f"{each.at}.id") for each in own if _is_reference(each.item)}
     earlier: list[msgspec.Raw] = []
     if wanted is not None:
-        earlier = await context.store.write(lambda transaction: chain(transaction, wanted, tenant))
+        earlier = await context.store.read(lambda transaction: chain(transaction, wanted, tenant))
     if id is not None:
         earlier = await context.store.read(lambda transaction: all_items(transaction, id, tenant))
     num_bytes = sum(map(len, earlier))

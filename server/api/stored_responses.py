@@ -14,8 +14,10 @@ from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
 from weft.server.request.include import read_include, with_included
 from weft.server.request.validation import check_range
-from weft.server.store.responses import KIND, StoredResponse, change, id_of, input_items, load
+from weft.server.store.responses import KIND, id_of, input_items, load
+from weft.server.store.responses import cancel as mark_cancelled
 from weft.server.store.sealing import Sealer
+from weft.server.store.transaction import Transaction
 
 router = APIRouter()
 MAX_PAGE = 100
@@ -34,7 +36,7 @@ async def retrieve(response_id: str, request: Request, context: _Context) -> Res
         message = "include_obfuscation must not be true: a replay has the events of the first stream, byte for byte"
         raise InvalidRequestError(message, param="include_obfuscation")
     include = read_include(request)
-    stored = await context.store.write(lambda transaction: load(transaction, response_id, tenant))
+    stored = await context.store.read(lambda transaction: load(transaction, response_id, tenant))
     if not is_stream:
         sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
         return _json({**stored.response, "output": with_included(stored.response["output"], include, sealer.seal)})
@@ -50,21 +52,31 @@ async def delete(response_id: str, request: Request, context: _Context) -> Respo
     tenant = tenant_of(request)
     if not await context.store.write(lambda transaction: transaction.delete(KIND, response_id, tenant)):
         raise NotFoundError(f"the response {shown(response_id)} does not exist")
+    await _stop(context, response_id)
     return _json({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel(response_id: str, request: Request, context: _Context) -> Response:
     """Stop a response that is being made in the background. One that is done stays as it is."""
+    tenant = tenant_of(request)
 
-    def edit(stored: StoredResponse) -> None:
+    def work(transaction: Transaction) -> None:
+        stored = load(transaction, response_id, tenant)
         if not stored.response["background"]:
             raise InvalidRequestError("only a response that is made in the background can be cancelled")
         if not stored.is_done:
-            stored.response["status"] = "cancelled"
+            mark_cancelled(transaction, response_id, tenant)
 
-    stored = await context.store.write(change(response_id, tenant_of(request), edit))
-    return _json(stored.response)
+    await context.store.write(work)
+    await _stop(context, response_id)
+    return _json((await context.store.read(lambda transaction: load(transaction, response_id, tenant))).response)
+
+
+async def _stop(context: ServerContext, response_id: str) -> None:
+    """Let a response that was deleted or cancelled end now, if this process makes it; another one looks for itself."""
+    if stop := context.lifecycle.background.get(response_id):
+        await stop()
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -76,7 +88,7 @@ async def list_input_items(response_id: str, request: Request, context: _Context
     if order not in ("asc", "desc"):
         raise InvalidRequestError(f"order must be 'asc' or 'desc', got {shown(order)}", param="order")
 
-    items = await context.store.write(lambda transaction: input_items(transaction, response_id, tenant))
+    items = await context.store.read(lambda transaction: input_items(transaction, response_id, tenant))
     sealer = await context.store.run(lambda: Sealer(context.store.folder, tenant))
 
     def page() -> Response:

@@ -7,27 +7,41 @@ the stored response or marks it as cancelled stops it, from any server process.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import msgspec
 
-from weft.server.errors import ApiError, NotFoundError, as_api_error
+from weft.server.errors import ApiError, as_api_error
 from weft.server.generate.answer import Answer
 from weft.server.generate.events import Renderer
 from weft.server.generate.rounds import Rounds
 from weft.server.http.context import ServerContext
+from weft.server.http.sse import encode_event
+from weft.server.schemas.responses import ResponseObject
 from weft.server.store.conversations import extend
-from weft.server.store.responses import StoredResponse, load
-from weft.server.store.transaction import Transaction
+from weft.server.store.responses import KIND, StoredResponse, is_cancelled, is_written, load
+from weft.server.store.transaction import Row, Transaction
 
 WRITE_EVERY_S = 0.2
 """How often events are written, and how often a reader looks for them."""
 BEAT_EVERY_S = 5.0
+"""How often the response itself is written, which says as well that it is still being made."""
 _PAGE = 256
+_LAST = tuple(f"event: response.{status}\n".encode() for status in ("completed", "incomplete", "failed"))
 
 _log = logging.getLogger(__name__)
+
+
+class ResponseRenderer(Renderer, Protocol):
+    """Writes the events of a response, and the response itself."""
+
+    response: ResponseObject
+
+    def stream_cancelled(self) -> bytes:
+        """The last events of a response that was cancelled."""
 
 
 class BackgroundRun:
@@ -36,18 +50,16 @@ class BackgroundRun:
     def __init__(
         self,
         answer: Answer | Rounds,
-        renderer: Renderer,
+        renderer: ResponseRenderer,
         stored: StoredResponse,
         tenant: str,
         first_events: bytes,
-        current: Callable[[], Any],
     ) -> None:
-        """Take an open answer. `current` returns the response as it is now."""
+        """Take an open answer, and the response as it was stored."""
         self._answer = answer
         self._renderer = renderer
         self._stored = stored
         self._tenant = tenant
-        self._current = current
         self._events = _split(first_events)
         self._error: ApiError | None = None
         self._num_written = 0
@@ -56,24 +68,29 @@ class BackgroundRun:
     def start(self, context: ServerContext) -> None:
         """Run on the event loop. The server counts it as a request until it ends."""
         context.lifecycle.enter()
-        task = asyncio.create_task(self._run(context))
-        context.lifecycle.background.add(task)  # the event loop alone would not keep it
-        task.add_done_callback(context.lifecycle.background.discard)
+        self._generating = asyncio.create_task(self._generate())
+        self._running = asyncio.create_task(self._run(context))
+        context.lifecycle.background[self._stored.id] = self.stop  # the event loop alone would not keep it
+
+    async def stop(self) -> None:
+        """End now, as the store says that the response is deleted or cancelled. Returns when that is done."""
+        self._generating.cancel()
+        await asyncio.wait({self._running})
 
     async def _run(self, context: ServerContext) -> None:
-        generating = asyncio.create_task(self._generate())
         try:
-            is_wanted, is_last = True, False
-            while is_wanted and not is_last:
-                await asyncio.wait({generating}, timeout=WRITE_EVERY_S)
-                is_last = generating.done()
-                is_wanted = await self._write(context, is_last=is_last)
+            while await self._write(context):
+                await asyncio.wait({self._generating}, timeout=WRITE_EVERY_S)
+                if self._generating.done():
+                    break
+            await self._end_generating()
+            await self._write(context, is_last=True)
         except Exception:
             _log.exception("a response in the background could not be stored")
         finally:
-            generating.cancel()
-            await asyncio.gather(generating, return_exceptions=True)
+            await self._end_generating()
             self._answer.close()
+            del context.lifecycle.background[self._stored.id]
             context.lifecycle.leave()
 
     async def _generate(self) -> None:
@@ -84,65 +101,84 @@ class BackgroundRun:
         except Exception as exc:
             self._error = as_api_error(exc)
 
-    async def _write(self, context: ServerContext, *, is_last: bool) -> bool:
+    async def _end_generating(self) -> None:
+        self._generating.cancel()
+        await asyncio.gather(self._generating, return_exceptions=True)
+
+    async def _write(self, context: ServerContext, *, is_last: bool = False) -> bool:
         """Write new events, and with the last ones the response; False: it is not wanted any more."""
-        events, self._events = self._events, []
-        has_beat = time.time() >= self._next_beat_s
-        response = {**msgspec.to_builtins(self._current()), "status": "in_progress"}  # until its last event is written
+        events, id, tenant = list(self._events), self._stored.id, self._tenant
+        has_beat = is_last or time.monotonic() >= self._next_beat_s
+        if has_beat and not is_last:  # until its last event is written it is not complete
+            self._stored.response = {**msgspec.to_builtins(self._renderer.response), "status": "in_progress"}
+            self._next_beat_s = time.monotonic() + BEAT_EVERY_S
 
         def work(transaction: Transaction) -> bool:
-            try:
-                stored = load(transaction, self._stored.id, self._tenant)
-            except NotFoundError:
+            if not is_written(transaction, id, tenant):
                 return False
-            if stored.is_done:
-                return False
-            row = stored.row(self._tenant)
             if is_last:
-                stored.response, last = self._end(transaction)
-                events.extend(_split(last))
-            elif has_beat:
-                stored.response = response
+                events.extend(_split(self._end(transaction)))
+            elif is_cancelled(transaction, id, tenant):
+                return False
             if events:
-                transaction.append_events(row, self._num_written, events)
-            if is_last or has_beat:
-                stored.beat = time.time()
-                transaction.put(stored.row(self._tenant))
+                transaction.append_events(Row(KIND, id, tenant, b""), self._num_written, events)
+            if has_beat:
+                transaction.put(self._stored.row(tenant))
             return True
 
-        is_wanted = await context.store.write(work) if events or has_beat or is_last else True
-        self._num_written += len(events)
-        if has_beat:
-            self._next_beat_s = time.time() + BEAT_EVERY_S
+        is_wanted = await (context.store.write if events or has_beat else context.store.read)(work)
+        if is_wanted:
+            self._num_written += len(events)
+            del self._events[: len(events)]
         return is_wanted
 
-    def _end(self, transaction: Transaction) -> tuple[Any, bytes]:
-        """The finished response, which is added to its conversation, and its last event; both may be a failure's."""
-        try:
-            if self._error is None:
-                extend(transaction, self._tenant, msgspec.to_builtins(self._current()), self._stored.input)
-        except ApiError as error:
-            self._error = error
-        last = self._renderer.stream_error(self._error) if self._error else self._renderer.stream_end()
-        return msgspec.to_builtins(self._current()), last
+    def _end(self, transaction: Transaction) -> bytes:
+        """Add the response to its conversation, and finish it; it may become a failure. Returns its last events."""
+        response = self._renderer.response
+        if is_cancelled(transaction, self._stored.id, self._tenant):
+            last = self._renderer.stream_cancelled()
+        else:
+            try:
+                if self._error is None:
+                    extend(transaction, self._tenant, msgspec.to_builtins(response), self._stored.input)
+            except ApiError as error:
+                self._error = error
+            last = self._renderer.stream_error(self._error) if self._error else self._renderer.stream_end()
+        self._stored.response = msgspec.to_builtins(response)
+        return last
 
 
 async def follow(context: ServerContext, response_id: str, tenant: str, after: int) -> AsyncGenerator[bytes, None]:
     """Yield the events of a response with numbers above `after`, until it is done."""
-    while True:
-
-        def work(transaction: Transaction, after: int = after) -> tuple[bool, Any]:
-            is_done = load(transaction, response_id, tenant).is_done
-            return is_done, transaction.events(response_id, after=after, limit=_PAGE)
-
-        is_done, events = await context.store.write(work)
+    is_done = False
+    while not is_done:
+        events, is_done = await context.store.read(partial(_next_events, response_id, tenant, after))
         for number, data in events:
             after = number
             yield data
-        if is_done and len(events) < _PAGE:
-            return
-        if not events:
+        if not events and not is_done:
             await asyncio.sleep(WRITE_EVERY_S)
+
+
+def _next_events(
+    response_id: str, tenant: str, after: int, transaction: Transaction
+) -> tuple[Sequence[tuple[int, bytes]], bool]:
+    """Events with numbers above `after`, and whether no others come after them. Reads the response only at its end."""
+    events = transaction.events(response_id, after=after, limit=_PAGE)
+    newest = events[-1:] or transaction.events(response_id, limit=1, order="desc")
+    if newest and newest[0][1].startswith(_LAST):
+        return events, True
+    if events or is_written(transaction, response_id, tenant):
+        return events, False
+    number = newest[0][0] + 1 if newest else 0  # its process died, so this event is not stored
+    last = _last_event(load(transaction, response_id, tenant).response, number)
+    return [(number, last)] if number > after else [], True
+
+
+def _last_event(response: dict[str, Any], number: int) -> bytes:
+    status = response["status"]
+    kind = f"response.{'incomplete' if status == 'cancelled' else status}"
+    return encode_event({"type": kind, "sequence_number": number, "response": response}, kind)
 
 
 def _split(data: bytes) -> list[bytes]:

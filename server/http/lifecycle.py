@@ -5,6 +5,7 @@ reset. Lives on one event loop; knows neither signals nor HTTP.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 
@@ -16,8 +17,8 @@ class Lifecycle:
         self.num_active = 0
         self.unanswered: set[asyncio.Task[Any]] = set()
         """Tasks of requests whose answer has not begun. Whoever awaits a task adds and removes it."""
-        self.background: set[asyncio.Task[Any]] = set()
-        """Tasks that outlive their requests. Whoever starts one counts it in and out."""
+        self.background: dict[str, Callable[[], Awaitable[None]]] = {}
+        """How to end each response that outlives its request, by its id. Whoever starts one counts it in and out."""
         self._idle = asyncio.Event()
         self._idle.set()
 

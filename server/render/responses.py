@@ -83,10 +83,16 @@ class ResponseRenderer:
         return self._response_event(self.response.status)
 
     def stream_error(self, error: ApiError) -> bytes:
-        """The last event of a response that failed."""
-        data = self.begin() + self._close("incomplete") + self._give_up()
+        """The last events of a response that failed."""
+        data = self._cut()
         self.fail(error)
         return data + self._response_event("failed")
+
+    def stream_cancelled(self) -> bytes:
+        """The last events of a response that was cancelled; streams of OpenAI's have no event of that name."""
+        data = self._cut()
+        self.response.status = "cancelled"
+        return data + self._response_event("incomplete")
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The whole plain response."""
@@ -266,6 +272,10 @@ class ResponseRenderer:
         assert self._open is not None, "an item is open"
         done, self._open = self._open, None
         return self._event("response.output_item.done", output_index=done.index, item=done.item)
+
+    def _cut(self) -> bytes:
+        """The last events of all open items."""
+        return self.begin() + self._close("incomplete") + self._give_up()
 
     def _give_up(self) -> bytes:
         """The last events of calls of hosted tools that will have no result."""

@@ -1,12 +1,12 @@
 """Stored responses: one row each, with its own input and output; a chain is read link by link.
 
 An item's id holds that of its response, so a reference to an item needs no index. What is read for one request is
-bounded in bytes, and its items stay JSON until they are needed. An unfinished response has a beat: when it is old, the
-process that made the response is dead, and whoever reads it next marks it as failed.
+bounded in bytes, and its items stay JSON until they are needed. Only the process that makes a response writes it, again
+and again. Who cancels it adds a part to it. If nothing is written for long, that process is dead, and whoever reads the
+response sees it as failed.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -17,24 +17,24 @@ from weft.server.store.conversations import CONVERSATION_DIGITS, ITEM, item_row_
 from weft.server.store.transaction import Row, Transaction
 
 KIND = "response"
+_CANCELLATION = "cancellation"
 DEAD_AFTER_S = 30.0
-"""Age of the beat after which nobody is making the response any more; it beats much more often."""
+"""Time since the last write after which nobody makes an unfinished response any more; it is written more often."""
 MAX_CHAIN = 2**14
 MAX_READ_BYTES = 64 << 20
 """Most bytes of the stored responses that one request leads to, all that they hold counted."""
 FIRST_INPUT = 0x8000
 """Number of the first item of the input; those of the output begin at 0."""
 
-_LOST = "the server stopped before the response was complete; ask again"
+_LOST = "the server stopped, or could not store the response, before it was complete; ask again"
 _DONE = frozenset({"completed", "incomplete", "failed", "cancelled"})
 
 
 class StoredResponse(msgspec.Struct):
-    """The response as JSON data, its own input items, and the beat of an unfinished one."""
+    """The response as JSON data, and its own input items."""
 
     response: dict[str, Any]
     input: list[dict[str, Any]]
-    beat: float = 0.0
 
     @property
     def id(self) -> str:
@@ -82,16 +82,25 @@ def item_id(prefix: str, response_id: str, index: int) -> str:
 
 
 def load(transaction: Transaction, response_id: str, tenant: str) -> StoredResponse:
-    """The response. Use it where writing is allowed: a dead one is marked.
+    """The response; one that was cancelled, or whose process is dead, as it ended.
 
     Raises:
         NotFoundError: This tenant has none with that id.
     """
     stored = msgspec.json.decode(_data(transaction, response_id, tenant), type=StoredResponse)
-    if not stored.is_done and stored.beat < time.time() - DEAD_AFTER_S:
-        stored.response["status"] = "failed"
-        stored.response["error"] = {"code": "server_error", "message": _LOST, "type": "server_error", "param": None}
-        transaction.put(stored.row(tenant))
+    response = stored.response
+    if stored.is_done:
+        return stored
+    if is_cancelled(transaction, response_id, tenant):
+        response["status"] = "cancelled"
+    elif not is_written(transaction, response_id, tenant):
+        response["status"] = "failed"
+        response["error"] = {"code": "server_error", "message": _LOST, "type": "server_error", "param": None}
+    else:
+        return stored
+    for item in response["output"]:
+        if item.get("status") == "in_progress":
+            item["status"] = "incomplete"
     return stored
 
 
@@ -102,16 +111,24 @@ def _data(transaction: Transaction, response_id: str, tenant: str) -> bytes:
     return row.data
 
 
-def change(response_id: str, tenant: str, edit: Callable[[StoredResponse], None]) -> Callable[[Transaction], Any]:
-    """Work that edits a stored response, and returns it."""
+def cancel(transaction: Transaction, response_id: str, tenant: str) -> None:
+    """Tell the process that makes a response that nobody wants it."""
+    transaction.put(Row(_CANCELLATION, _part_id(response_id), tenant, b"", response_id))
 
-    def work(transaction: Transaction) -> StoredResponse:
-        stored = load(transaction, response_id, tenant)
-        edit(stored)
-        transaction.put(stored.row(tenant))
-        return stored
 
-    return work
+def is_cancelled(transaction: Transaction, response_id: str, tenant: str) -> bool:
+    """Whether an unfinished response was cancelled."""
+    return transaction.get(_CANCELLATION, _part_id(response_id), tenant) is not None
+
+
+def is_written(transaction: Transaction, response_id: str, tenant: str) -> bool:
+    """Whether an unfinished response is still being made: it exists, and something was written a short time ago."""
+    age = transaction.age(KIND, response_id, tenant)
+    return age is not None and age <= DEAD_AFTER_S
+
+
+def _part_id(response_id: str) -> str:
+    return f"{response_id}/{_CANCELLATION}"
 
 
 def chain(transaction: Transaction, response_id: str, tenant: str, *, needs_all: bool = True) -> list[msgspec.Raw]:

@@ -83,6 +83,12 @@ class Transaction:
         rows = self._rows(query, kind=kind, id=id)
         return rows[0] if rows and tenant in (None, rows[0].tenant) else None
 
+    def age(self, kind: str, id: str, tenant: str) -> float | None:
+        """Seconds since the row or one of its events was written, without its data; None if this tenant has none."""
+        where = f"kind = :kind AND id = :id AND tenant = :tenant AND {_IS_ALIVE}"
+        found = self._fetch(f"SELECT :now - used FROM objects WHERE {where}", kind=kind, id=id, tenant=tenant)
+        return found[0][0] if found else None
+
     def page(
         self,
         kind: str,
@@ -142,10 +148,10 @@ class Transaction:
             "INSERT INTO events VALUES (?, ?, ?)", [(owner.id, first + i, event) for i, event in enumerate(events)]
         )
 
-    def events(self, owner: str, *, after: int = -1, limit: int) -> Sequence[tuple[int, bytes]]:
+    def events(self, owner: str, *, after: int = -1, limit: int, order: Order = "asc") -> Sequence[tuple[int, bytes]]:
         """Up to `limit` events of a row with numbers above `after`, in order."""
-        query = "SELECT number, data FROM events WHERE owner = :owner AND number > :after ORDER BY number LIMIT :limit"
-        return self._fetch(query, owner=owner, after=after, limit=limit)
+        query = f"SELECT number, data FROM events WHERE owner = :owner AND number > :after ORDER BY number {order}"
+        return self._fetch(f"{query} LIMIT :limit", owner=owner, after=after, limit=limit)
 
     def tidy(self, bounds: Bounds, *, may_exceed: bool = False) -> None:
         """Remove what is too old, then rows until the bounds hold: of the tenant that has most, the longest unused.

@@ -15,7 +15,10 @@ from openai.types.responses.response_item_list import ResponseItemList
 from tests.chat_templates_for_tests import QWEN3
 from tests.server.api.test_responses import CALL, THOUGHT, WEATHER, events_of
 from weft.server.errors import EngineDiedError
-from weft.server.store.responses import DEAD_AFTER_S, KIND, StoredResponse, change
+from weft.server.generate import background
+from weft.server.generate.background import follow
+from weft.server.store.responses import DEAD_AFTER_S, KIND, StoredResponse, cancel, load
+from weft.server.store.transaction import Transaction
 
 ANSWER = "Hällo, wörld!"
 
@@ -43,6 +46,10 @@ def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def write(site: Any, work: Callable[[Transaction], Any]) -> None:
+    asyncio.run(site.app.state.context.store.write(work))
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -170,16 +177,40 @@ def test_the_background_outlives_the_connection(client: httpx.Client, site: Any)
 
 @pytest.mark.parametrize("method", ["cancel", "delete"])
 def test_who_cancels_or_deletes_stops_the_engine(client: httpx.Client, site: Any, method: str) -> None:
+    """Before the answer: while there was no text, it took up to 5 s."""
     site.engine.may_go_on = lambda num_read: num_read < 3
     made = ask(client, background=True).json()
     if method == "cancel":
         assert client.post(f"responses/{made['id']}/cancel").json()["status"] == "cancelled"
-        assert client.post(f"responses/{made['id']}/cancel").json()["status"] == "cancelled"
     else:
         client.delete(f"responses/{made['id']}")
-    assert site.engine.asked[0].generation.closed.wait(5)
+    assert site.engine.asked[0].generation.closed.is_set()
     until(lambda: site.app.state.lifecycle.num_active == 0)
     assert client.get(f"responses/{made['id']}").status_code == (200 if method == "cancel" else 404)
+
+
+def test_another_process_cancels(client: httpx.Client, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "BEAT_EVERY_S", 1e9)
+    site.engine.may_go_on = lambda num_read: num_read < 3
+    made = ask(client, background=True).json()
+    write(site, lambda transaction: cancel(transaction, made["id"], ""))
+    assert site.engine.asked[0].generation.closed.wait(30)
+
+
+def test_a_cancelled_response_ends_as_its_stream_does(client: httpx.Client, site: Any) -> None:
+    """The replay had no last event, and what was written stayed in progress, without its text."""
+    site.engine.may_go_on = lambda num_read: num_read < 3
+    made = ask(client, background=True).json()
+    until(lambda: site.engine.asked[0].generation.num_read == 3)
+    ended = client.post(f"responses/{made['id']}/cancel").json()
+    assert ended == client.get(f"responses/{made['id']}").json()
+    assert ended == client.post(f"responses/{made['id']}/cancel").json()
+    events = events_of(client.get(f"responses/{made['id']}", params={"stream": "true"}).text)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert (events[-1]["type"], events[-1]["response"]) == ("response.incomplete", ended)
+    assert (ended["status"], ended["output"][0]["status"]) == ("cancelled", "incomplete")
+    said = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert ended["output"][0]["content"][0]["text"] == said != ""
 
 
 def test_only_the_background_is_cancelled_and_replayed(client: httpx.Client) -> None:
@@ -198,13 +229,56 @@ def test_a_failure_in_the_background_is_told(client: httpx.Client, site: Any) ->
     assert events_of(replay)[-1]["type"] == "response.failed"
 
 
-def test_nothing_stays_in_progress_for_ever(site: Any) -> None:
-    store = site.app.state.context.store
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_nothing_stays_in_progress_for_ever(client: httpx.Client, site: Any, is_cancelled: bool) -> None:
+    """Whoever read a response of a dead process wrote it, which a full disk refused; its replay had no end."""
+    made = ask(client, background=True).json()
+    until(lambda: client.get(f"responses/{made['id']}").json()["status"] == "completed")
+
+    def leave(transaction: Transaction) -> None:
+        stored = load(transaction, made["id"], "")
+        stored.response["status"] = stored.response["output"][0]["status"] = "in_progress"
+        transaction.put(stored.row(""))
+        if is_cancelled:
+            cancel(transaction, made["id"], "")
+        connection = transaction._connection
+        connection.execute("DELETE FROM events WHERE number > 5")
+        connection.execute("UPDATE objects SET used = used - ?", (DEAD_AFTER_S + 1,))
+
+    write(site, leave)
+    site.app.state.context.store._connection.execute("PRAGMA query_only = ON")
+    found = client.get(f"responses/{made['id']}").json()
+    status, kind, code = ("cancelled", "incomplete", None) if is_cancelled else ("failed", "failed", "server_error")
+    assert (found["status"], (found["error"] or {}).get("code")) == (status, code)
+    assert found["output"][0]["status"] == "incomplete"
+    assert client.get(f"responses/{made['id']}/input_items").status_code == 200
+    events = events_of(client.get(f"responses/{made['id']}", params={"stream": "true"}).text)
+    assert [event["sequence_number"] for event in events] == list(range(7))
+    assert (events[-1]["type"], events[-1]["response"]) == (f"response.{kind}", found)
+    after = {"stream": "true", "starting_after": 6}
+    assert client.get(f"responses/{made['id']}", params=after).text == ""
+
+
+def test_a_follower_reads_nothing_but_new_events(site: Any) -> None:
+    """Five times a second it read the whole response, in a transaction that kept all others from writing."""
+    context, statements = site.app.state.context, list[str]()
     head = {"id": "resp_1", "status": "in_progress", "background": True, "previous_response_id": None, "output": []}
-    stored = StoredResponse(head, [], time.time() - DEAD_AFTER_S - 1)
-    asyncio.run(store.write(lambda transaction: transaction.put(stored.row(""))))
-    found = asyncio.run(store.write(change("resp_1", "", lambda stored: None)))
-    assert (found.response["status"], found.response["error"]["code"]) == ("failed", "server_error")
+    row = StoredResponse(head, []).row("")
+    write(site, lambda transaction: (transaction.put(row), transaction.append_events(row, 0, [b"a", b"b"])))
+    context.store._connection.set_trace_callback(statements.append)
+    last = b"event: response.completed\n"
+
+    async def read() -> list[bytes]:
+        events = follow(context, "resp_1", "", 0)
+        found = [await anext(events)]
+        waiting = asyncio.ensure_future(anext(events))
+        while sum("BEGIN" in statement for statement in statements) < 3:
+            await asyncio.sleep(0.01)
+        assert not [each for each in statements if "IMMEDIATE" in each or "data, parent" in each]
+        await context.store.write(lambda transaction: transaction.append_events(row, 2, [last]))
+        return [*found, await waiting, *[event async for event in events]]
+
+    assert asyncio.run(read()) == [b"b", last]
 
 
 def test_a_client_that_leaves_frees_the_engine_and_stores_nothing(client: httpx.Client, site: Any) -> None:
