@@ -172,7 +172,7 @@ VECTOR_REMARKS = {
     "input_type": "as `prompt_name`; `search_query` is `query`, `search_document` is `document`",
     "task": "`token_embed`, the default, for the hidden states of all tokens; or the task of the model",
     "truncate_prompt_tokens": "keeps the first N tokens and the special ones at the end; -1 as many as fit",
-    "max_tokens_per_doc": "as `truncate_prompt_tokens`, for query and document together",
+    "max_tokens_per_doc": "cuts the documents, never the query",
     "text_1": "one text, or as many as in `text_2`",
     "documents": "texts, or objects with `text`; up to 8,192",
     "top_n": "so many documents, the most relevant first",

@@ -51,8 +51,6 @@ async def rerank(body: RerankBody, request: Request, context: Context) -> Respon
     top_n = len(texts) if body.top_n is None else check_range("top_n", body.top_n, 1, None)
     if body.max_tokens_per_doc is not None:
         check_range("max_tokens_per_doc", body.max_tokens_per_doc, 1, None)
-        longest = (await context.check_model(request, body.model)).engine_info.max_model_len
-        body = body.model_copy(update={"truncate_prompt_tokens": min(body.max_tokens_per_doc, longest)})
     vectors, scores = await _scores(body, request, context, [body.query], texts, "documents", "rerank")
     order = sorted(range(len(texts)), key=lambda index: -scores[index])[:top_n]
     shown = [{"text": text} for text in texts] if body.return_documents else [None] * len(texts)
@@ -74,9 +72,12 @@ async def _scores(
     """The score of each pair; one first text goes with all others."""
     model = await context.check_model(request, body.model)
     require_task(model, "classify", "embed")
-    encoder = InputEncoder(model, body, param, body.instruction)
+    is_embedder = model.engine_info.task == "embed"
+    encoder = InputEncoder(model, body, param, body.instruction, num_queries=len(firsts) if is_embedder else 0)
+    if isinstance(body, RerankBody):
+        encoder.most_per_document = body.max_tokens_per_doc
     call = VectorCall(body, request, context, model, encoder)
-    if model.engine_info.task == "embed":
+    if is_embedder:
         if body.use_activation is not None:
             raise InvalidRequestError("use_activation needs a model for the task classify", param="use_activation")
         names = model.prompts.texts

@@ -74,17 +74,23 @@ def prompted(inputs: list[Input], model: ServedModel, prompt_name: str | None, i
 class InputEncoder:
     """Encodes the inputs of one body."""
 
-    def __init__(self, model: ServedModel, body: VectorBody, param: str, instruction: str | None = None) -> None:
+    most_per_document: int | None = None
+    """Most tokens of a document's own text; None: no bound but those of the whole."""
+
+    def __init__(
+        self, model: ServedModel, body: VectorBody, param: str, instruction: str | None = None, num_queries: int = 0
+    ) -> None:
         """Take what the body says of all its inputs.
 
         Args:
             param: The field of the inputs, for errors.
             instruction: What a reranker is asked to look for; None for its own instruction.
+            num_queries: How many of the inputs, which come first, are no documents.
         """
         longest, kept = model.engine_info.max_model_len, body.truncate_prompt_tokens
         if kept is not None and kept != -1:
             check_range("truncate_prompt_tokens, when it is not -1,", kept, 1, longest, param="truncate_prompt_tokens")
-        self._model, self._param, self._instruction = model, param, instruction
+        self._model, self._param, self._instruction, self._num_queries = model, param, instruction, num_queries
         self._longest = longest
         self._kept = longest if kept == -1 else kept
         self._first: str | None = None  # of the last pair
@@ -118,7 +124,7 @@ class InputEncoder:
                 check_token_ids(item, self._model.engine_info.vocab_size, f"{self._param}[{index}]")
                 token_ids = item if self._kept is None else item[: self._kept]
             elif isinstance(item, str):
-                token_ids = self._cut(item, self._encode_text)
+                token_ids = self._cut(item, self._encode_text, is_document=index >= self._num_queries)
             elif self._has_pair_template:
                 token_ids = self._cut(item[1], lambda text, room: self._encode_rendered(item[0], text, room))
             else:
@@ -132,9 +138,13 @@ class InputEncoder:
             raise InvalidRequestError(message, param=self._param)
         return TokensInput(token_ids, types[: len(token_ids)] if any(types) else [])
 
-    def _cut(self, text: str, encode: Callable[[str, Room | None], list[int]]) -> list[int]:
+    def _cut(
+        self, text: str, encode: Callable[[str, Room | None], list[int]], *, is_document: bool = True
+    ) -> list[int]:
         """Encode a text with what comes around it, and cut its own end if it is too long and may be cut."""
         kept = self._kept
+        if is_document and self.most_per_document is not None:
+            kept = min(self._longest if kept is None else kept, self.most_per_document + len(encode("", None)))
         if kept is None:
             return encode(text, Room(self._longest))
         num_chars = _CHARS_PER_TOKEN * kept

@@ -220,8 +220,19 @@ def test_ranking(vector_site: Any, path: str) -> None:
     ]
     assert reply["meta"] == {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
     assert "document" not in post(site, path, query="q", documents=["a"]).json["results"][0]
-    post(site, path, query="q", documents=["a" * 90], max_tokens_per_doc=8)
-    assert len(site.engine.asked[-1].input.token_ids) == 8
+
+
+def test_a_bound_per_document_never_cuts_the_query(vector_site: Any) -> None:
+    body: Any = {"query": "query", "documents": ["abc" * 300, "d"], "max_tokens_per_doc": 2}
+    site = vector_site("classify", VectorInfo(1, 2, ("yes",)))
+    post(site, "/rerank", **body)
+    pairs = [add.input.token_ids for add in site.engine.asked]
+    assert pairs == [[256, *b"query", 258, *text, 258] for text in (b"ab", b"d")]
+    site = vector_site()
+    post(site, "/rerank", **body)
+    assert [add.input.token_ids for add in site.engine.asked] == [[256, *b"Q:query"], [256, *b"ab"], [256, *b"d"]]
+    post(site, "/rerank", **{**body, "documents": ["a" * 5000], "max_tokens_per_doc": 9999})
+    assert len(site.engine.asked[-1].input.token_ids) == 1000
 
 
 def test_a_model_for_embeddings_ranks_by_cosine(vector_site: Any) -> None:
