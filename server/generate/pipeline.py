@@ -26,7 +26,6 @@ from weft.server.http.metrics import RequestTimer
 from weft.server.http.sse import DATA_ONLY, EventStream, Framing
 from weft.server.request.fields import ignored_header
 from weft.server.request.task import Chat, Prompt, Task, Texts
-from weft.server.request.vector_inputs import require_task
 
 NUM_PRIMING_IDS = 8
 """Number of a prompt's last ids that a detokenizer reads first, to continue the text. Exceeds a character's bytes."""
@@ -79,7 +78,6 @@ async def open_answer(
 
 async def new_answer(task: Task, request: Request, context: ServerContext) -> tuple[list[Prompt], Answer]:
     """Prepare everything that is sent to the engine; sends nothing yet."""
-    require_task(task.model, "generate")
     encoder, workers = PromptEncoder(task, context.workers), context.workers
     prompts, pins = await encoder.prompts()
     prediction = await encoder.prediction()

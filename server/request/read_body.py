@@ -15,6 +15,7 @@ from weft.server.request.params import build_sampling_params, build_text_options
 from weft.server.request.service_tier import service_of
 from weft.server.request.task import Chat, OutputWishes, Task, Texts
 from weft.server.request.template_options import honoured_by_template
+from weft.server.request.vector_inputs import require_task
 from weft.server.schemas.common import GenerationBody
 
 
@@ -44,9 +45,10 @@ async def read_task(
         user: The end user that the caller names; None: none is named.
 
     Raises:
-        InvalidRequestError: A field is out of range, or cannot be used with another one.
+        InvalidRequestError: A field is out of range or cannot be used with another one, or the model makes no text.
     """
     model, settings, size = await context.check_model(request, body.model), context.settings, len(await request.body())
+    require_task(model, "generate")
     ignored = await context.workers.run_light(
         size, ignored_fields, sent or body, refused, strict=settings.strict_params, accepted=accepted
     )

@@ -15,6 +15,7 @@ from weft.server.generate import vectors
 from weft.server.model.vector_prompts import VectorPrompts
 from weft.server.request.vector_inputs import MAX_INPUTS
 
+DECISION = {"input": "too long" * 1000, "questions": [{"type": "predicate", "instructions": "It is late."}]}
 PROMPTS = VectorPrompts({"query": "Q:", "document": ""})
 
 
@@ -259,6 +260,7 @@ def test_a_model_for_embeddings_ranks_by_cosine(vector_site: Any) -> None:
         ("/v1/embeddings", {"input": "a", "model": "other"}, "model", "does not exist"),
         ("/v1/classify", {"input": "a"}, "model", "needs a model for the task classify, and the task"),
         ("/v1/completions", {"prompt": "a"}, "model", "needs a model for the task generate, and the task"),
+        ("/v1/decisions", DECISION, "model", "needs a model for the task generate, and the task"),
         ("/rerank", {"query": "a", "documents": []}, "documents", "got 0"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "at least 1, got 0"),
         ("/rerank", {"query": "a", "documents": [{"title": "b"}]}, "documents[0].text", "required"),
