@@ -61,6 +61,8 @@ class ServerContext:
             InvalidRequestError: The name is too long to be repeated in every chunk.
             ModelNotFoundError: The model is not served here.
         """
+        if name not in self.models and name is not None and request.scope["path"].startswith("/api/"):
+            name = name.removesuffix(":latest")  # Ollama's clients add it
         model = self._find_model(name)
         request.state.model_name = model.name
         await model.engine_client.meet()

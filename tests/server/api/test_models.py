@@ -26,6 +26,18 @@ def test_unknown(site: Any) -> None:
     assert reply.error["code"] == "model_not_found"
 
 
+def test_the_tag_that_ollamas_clients_add(make_site: Any) -> None:
+    site = make_site(served_model_name=("a", "b:latest"))
+    for name in ("a", "a:latest", "b:latest"):
+        message = {"role": "user", "content": "Hi"}
+        reply = site.call("POST", "/api/chat", json={"model": name, "messages": [message], "stream": False})
+        assert (reply.status, reply.json.get("model")) == (200, name)
+        assert site.call("POST", "/api/show", json={"model": name}).status == 200
+    for name in ("b", "b:latest:latest:latest", "c:latest"):
+        assert site.call("POST", "/api/show", json={"model": name}).status == 404
+    assert site.chat(model="a:latest").status == 404
+
+
 def test_an_error_does_not_repeat_a_long_name(site: Any) -> None:
     """The message of the 404 held the whole name, however long: megabytes came back."""
     for reply in (site.call("GET", "/v1/models/" + "x" * 10_000), site.chat(model="x" * 10_000)):
