@@ -7,7 +7,8 @@ The recipient may also stand before the channel (`<|start|>assistant to=function
 type may lack its marker. Models also call on other channels and forget `functions.`. All of that is read. The prompt
 ends with `<|start|>assistant`, so the first header lacks it. The analysis channel is reasoning; every other message
 without a recipient is content. A line break separates messages of one kind. A message to a recipient that is no tool is
-content as it was written, markup included. Arguments are JSON already and are passed on unchanged.
+content as it was written, markup included. Arguments are JSON already and are passed on unchanged, but for numbers that
+JSON lacks, which become null.
 
 Sources: OpenAI's "Harmony response format", the chat template of gpt-oss, reports on what models really write in the
 issues of vLLM and llama.cpp.
@@ -27,6 +28,7 @@ _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
 _ENDS = (_END, _CALL, _RETURN)
 _NEXT = "<|start|>assistant"
+_NO_JSON = ("NaN", "Infinity", "-Infinity")
 _RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
 _ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
 _PART_OF_HEADER = re.compile(
@@ -101,9 +103,9 @@ class _HarmonyParser(Scanner):
         if brace != "{":
             self._tell_arguments("}")
             return brace
-        while (end := (yield from self._until(('"', *_ENDS), self._tell_arguments))) == '"':
-            self._tell_arguments(end)
-            if not (yield from self._json_string(self._tell_arguments)):  # a string holds no marker
+        while (end := (yield from self._until(('"', *_NO_JSON, *_ENDS), self._tell_arguments))) not in (None, *_ENDS):
+            self._tell_arguments("null" if end in _NO_JSON else '"')
+            if end == '"' and not (yield from self._json_string(self._tell_arguments)):  # a string holds no marker
                 return None
         return end
 

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
+
 from weft.server.schemas.mcp import McpTool
 
 if TYPE_CHECKING:
@@ -85,8 +87,8 @@ async def list_tools(connection: McpConnection) -> list[McpTool]:
 async def call_tool(connection: McpConnection, name: str, arguments: str) -> Outcome:
     """Call a tool. `arguments` is the model's text."""
     try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
+        parsed = msgspec.json.decode(arguments)  # it refuses NaN and Infinity, which would arrive as null
+    except (msgspec.DecodeError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         return Outcome(None, McpFailure("mcp_protocol_error", -32602, "the arguments are no JSON object").error)

@@ -101,7 +101,8 @@ def decode(model: type[T], data: bytes) -> T | None:
     """
     check_amount(data)
     try:
-        value = json.loads(data.decode("utf-8-sig", "surrogatepass"))  # no other encoding: the counts assume UTF-8
+        text = data.decode("utf-8-sig", "surrogatepass")  # no other encoding: the counts assume UTF-8
+        value = json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as exc:
         raise MalformedBodyError(f"the body is not valid JSON: {exc.msg} at character {exc.pos}") from None
     except (ValueError, RecursionError) as exc:
@@ -115,6 +116,11 @@ def decode(model: type[T], data: bytes) -> T | None:
         return model.model_validate(value, from_attributes=True)
     except ValidationError as exc:
         raise as_invalid_request(exc.errors(include_url=False), value) from None
+
+
+def _refuse(constant: str) -> None:
+    """Python's parser would take NaN and Infinity, and its writer would show them to models and tools as JSON."""
+    raise MalformedBodyError(f"the body is not valid JSON: it holds {constant}")
 
 
 def _fault(exc: Exception) -> str:

@@ -225,7 +225,7 @@ def test_the_model_reads_what_the_client_says_of_a_server(site: Any) -> None:
     assert tool["function"]["description"] == "For sums.\nAdd two numbers."
 
 
-def test_a_call_of_a_tool_that_is_not_allowed_fails(site: Any, real: RealServer) -> None:
+def test_a_call_of_a_tool_that_is_not_allowed_or_with_no_json_fails(site: Any, real: RealServer) -> None:
     request = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "echo", "server_label": "tools"}
     items = [
         {**request, "arguments": '{"text": "x"}'},
@@ -233,6 +233,9 @@ def test_a_call_of_a_tool_that_is_not_allowed_fails(site: Any, real: RealServer)
     ]
     answer = ask(site, "Hm.", input=items, tools=[mcp(allowed_tools=["add"])])
     assert answer["output"][1]["error"]["message"] == "the tools of tools do not include echo"
+    items[0]["arguments"] = '{"text": NaN}'
+    answer = ask(site, "Hm.", input=items)
+    assert answer["output"][1]["error"]["message"] == "the arguments are no JSON object"
     assert real.calls == []
 
 

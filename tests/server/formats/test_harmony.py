@@ -58,6 +58,11 @@ def test_a_call_without_arguments() -> None:
     assert _said(text) == [(Kind.CALL, "ping"), (Kind.ARGUMENTS, "{}")]
 
 
+def test_numbers_that_json_lacks_are_null() -> None:
+    text = '<|channel|>commentary to=get<|message|>{"key": [NaN, -Infinity, Infinity, -1, "NaN"]}<|call|>'
+    assert _said(text) == [(Kind.CALL, "get"), (Kind.ARGUMENTS, '{"key": [null, null, null, -1, "NaN"]}')]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -111,6 +111,8 @@ def test_lists_and_objects_have_bounds() -> None:
         ('{"prompt": "\\\\"}'.encode("utf-16"), "it is not encoded in UTF-8"),
         ('{"prompt": "\\\\"}'.encode("utf-16-le"), "Expecting property name"),
         (b'{"prompt": ' + b"[" * 100_000, "it is nested too deeply"),
+        (b'{"tools": [{"x": NaN}]}', "it holds NaN"),
+        (b'{"tools": [{"x": [-Infinity]}]}', "it holds -Infinity"),
         (b'{"prompt": 1' + b"1" * 5000 + b"}", "a number in it has too many digits"),
     ],
 )
