@@ -28,11 +28,11 @@ _Context = Annotated[ServerContext, Depends(get_context)]
 async def retrieve(response_id: str, request: Request, context: _Context) -> Response:
     """The response as it is now, or the events of one that was made in the background."""
     query, tenant = request.query_params, tenant_of(request)
-    is_stream = query.get("stream", "false") == "true"
+    is_stream = _flag(query.get("stream"), "stream")
     after = _number(query.get("starting_after"), "starting_after", -1, 0, None)
     if "starting_after" in query and not is_stream:
         raise InvalidRequestError("starting_after is only allowed when stream is true", param="starting_after")
-    if query.get("include_obfuscation") == "true":
+    if _flag(query.get("include_obfuscation"), "include_obfuscation"):
         message = "include_obfuscation must not be true: a replay has the events of the first stream, byte for byte"
         raise InvalidRequestError(message, param="include_obfuscation")
     include = read_include(request)
@@ -101,6 +101,13 @@ async def list_input_items(response_id: str, request: Request, context: _Context
         return _json({"object": "list", "data": data, **ends, "has_more": has_more})
 
     return await context.workers.run_light(sum(map(len, items)), page)
+
+
+def _flag(text: str | None, name: str) -> bool:
+    is_true = {None: False, "false": False, "0": False, "true": True, "1": True}.get(text and text.lower())
+    if is_true is None:
+        raise InvalidRequestError(f"{name} must be true or false, got {shown(text)}", param=name)
+    return is_true
 
 
 def _number(text: str | None, name: str, default: int, low: int, high: int | None) -> int:

@@ -152,7 +152,11 @@ def test_a_replay_equals_the_first_stream_byte_for_byte(client: httpx.Client) ->
     ]
     made = events[-1]["response"]
     assert made == client.get(f"responses/{made['id']}").json()
-    assert client.get(f"responses/{made['id']}", params={"stream": "true"}).content == first
+    for yes in ("true", "True", "1"):
+        assert client.get(f"responses/{made['id']}", params={"stream": yes}).content == first
+    assert client.get(f"responses/{made['id']}", params={"stream": "0"}).json() == made
+    for name in ("stream", "include_obfuscation"):
+        assert error(client.get(f"responses/{made['id']}", params={name: "yes"})) == (400, "invalid_value", name)
     rest = client.get(f"responses/{made['id']}", params={"stream": "true", "starting_after": "4"}).content
     assert rest == b"".join(event + b"\n\n" for event in first.split(b"\n\n")[5:-1])
     assert error(client.get(f"responses/{made['id']}", params={"starting_after": "4"}))[2] == "starting_after"
