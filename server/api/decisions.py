@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -33,6 +34,7 @@ from weft.server.request.fields import (
 from weft.server.request.messages import template_messages
 from weft.server.request.read_body import read_task
 from weft.server.request.task import Chat, OutputWishes, Texts
+from weft.server.request.validation import as_missing_body
 from weft.server.schemas.chat_completions import Message
 from weft.server.schemas.common import GenerationBody
 from weft.server.schemas.decision_shapes import AnyDecisionBody, JsonText, SystemOneBody
@@ -41,7 +43,7 @@ from weft.server.text.chat_template import TemplateOptions
 
 
 class SchemaRoute(BodyRoute):
-    """A route on which a body that does not match the schema is a 422."""
+    """A route on which a body that is missing, or does not match the schema, is a 422."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Override the handler: change the status of such errors."""
@@ -53,6 +55,9 @@ class SchemaRoute(BodyRoute):
             except HTTPException as exc:  # FastAPI reports every body error as a parse error
                 with _unprocessable():
                     raise (exc.__cause__ or exc) from None
+            except RequestValidationError as exc:
+                with _unprocessable():
+                    raise as_missing_body(exc) from None
 
         return handle_schema
 

@@ -146,3 +146,9 @@ def test_what_breaks_system_ones_schema_is_422(site: Any, body: dict[str, Any], 
     reply = post(site, "/v1/systemone", **{**STATE, **body})
     assert (reply.status, reply.error["param"]) == (status, param), reply.text
     assert site.engine.asked == []
+
+
+@pytest.mark.parametrize("content", [b"null", b"", b"[]", b"{"])
+def test_a_body_that_is_no_object_is_422_too(site: Any, content: bytes) -> None:
+    reply = site.call("POST", "/v1/systemone", content=content, headers={"content-type": "application/json"})
+    assert (reply.status, reply.error["param"]) == (422, None), reply.text
