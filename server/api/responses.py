@@ -25,7 +25,7 @@ from weft.server.generate.rounds import Rounds
 from weft.server.generate.shorten import shortened
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
-from weft.server.http.sse import EventStream
+from weft.server.http.sse import EventStream, begun_in_time
 from weft.server.model.served_model import ServedModel
 from weft.server.render.responses import ResponseOptions, ResponseRenderer, error_event
 from weft.server.request.body import BodyRoute
@@ -86,6 +86,13 @@ async def create_response(
     body: ResponseBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Answer a conversation: streamed, whole, or in the background."""
+    response = _response(body, request, context)
+    if body.stream and any(tool.type == "mcp" for tool in body.tools or ()):  # listing their servers takes time
+        return await begun_in_time(response, error_event, context.settings.sse_ping_s)
+    return await response
+
+
+async def _response(body: ResponseBody, request: Request, context: ServerContext) -> Response:
     if body.background and body.store is False:
         raise InvalidRequestError("background needs store: the response is read from there", param="background")
     items, tenant = await gathered_items(body, request, context), tenant_of(request)

@@ -4,15 +4,18 @@ Before the first byte an error is a status. After it the API's renderer writes t
 ends. However a stream ends, even before its first byte, its answer is closed.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import msgspec
 from sse_starlette.sse import EventSourceResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from weft.server.errors import ApiError, as_api_error, error_body
@@ -149,3 +152,41 @@ class EventStream(EventSourceResponse):
         finally:
             # The generator's own `finally` does not run if the client leaves before the first event.
             self._close()
+
+
+async def begun_in_time(
+    work: Coroutine[Any, Any, Response], error: Callable[[ApiError], bytes], ping_s: float
+) -> Response:
+    """The stream that `work` makes; if that takes longer than `ping_s` (0: without end), one that is begun before.
+
+    An error of `work` is raised, or is the end of a stream that was begun.
+    """
+    making = asyncio.create_task(work)
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        async with aclosing(_stream_of(await making)._events) as made:
+            async for data in made:
+                yield data
+
+    def failed(exc: ApiError) -> bytes:
+        return error(exc) if making.exception() else _stream_of(making.result())._error(exc)
+
+    def close() -> None:
+        if not (making.cancel() or making.cancelled() or making.exception()):
+            _stream_of(making.result())._close()
+
+    try:
+        await asyncio.wait([making], timeout=ping_s or None)
+    except asyncio.CancelledError:
+        close()
+        raise
+    if making.done():
+        return making.result()
+    return EventStream(
+        events(), lambda: _stream_of(making.result())._end(), failed, headers={}, ping_s=ping_s, close=close
+    )
+
+
+def _stream_of(response: Response) -> EventStream:
+    assert isinstance(response, EventStream), "streams alone are begun before they are made"
+    return response

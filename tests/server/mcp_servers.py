@@ -23,13 +23,17 @@ def new_server(name: str) -> MCPServer:
 
 
 class RealServer:
-    """A server with tools; it notes the headers that it was sent, and whether a slow call was cancelled."""
+    """A server with tools, which answers while it may.
+
+    It notes the headers that it was sent, and whether a slow call was cancelled.
+    """
 
     def __init__(self) -> None:
         self.headers: list[dict[str, str]] = []
         self.calls: list[str] = []
         self.was_cancelled = threading.Event()
         self.has_begun = threading.Event()
+        self.may_answer = threading.Event()
         self.mcp = new_server("tools for tests")
         self.mcp.tool(annotations=ToolAnnotations(read_only_hint=True))(self.add)
         for tool in (self.echo, self.slow, self.failing, self.huge):
@@ -69,6 +73,8 @@ class RealServer:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http":
                 self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
+                while not self.may_answer.is_set():
+                    await asyncio.sleep(0.01)
             await inner(scope, receive, send)
 
         return app

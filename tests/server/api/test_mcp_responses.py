@@ -53,6 +53,7 @@ def real(url_of: dict[str, Any]) -> RealServer:
     server.headers.clear()
     server.has_begun.clear()
     server.was_cancelled.clear()
+    server.may_answer.set()
     return server
 
 
@@ -318,6 +319,29 @@ def test_a_server_without_a_list_disturbs_nobody(hosts: Any, label: str, text: s
     listed = events[-1]["response"]["output"][0]
     assert listed["tools"] == []
     assert text in listed["error"]
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize("is_background", [False, True])
+def test_a_stream_is_kept_alive_while_a_server_is_listed(
+    hosts: Any, real: RealServer, is_wrong: bool, is_background: bool
+) -> None:
+    real.may_answer.clear()
+    site = hosts(sse_ping_s=0.1)
+    choice = {"type": "mcp", "server_label": "tools", "name": "sub" if is_wrong else "add"}
+    body = {"input": "Hi", "tools": [mcp()], "stream": True, "tool_choice": choice, "background": is_background}
+    site.engine.answers = [call("add", a=1, b=1), "Done."]
+    with site.live() as url, httpx.stream("POST", f"{url}/v1/responses", json=body, timeout=60) as reply:
+        text = ""
+        for part in reply.iter_text():
+            text += part
+            if not real.may_answer.is_set():
+                assert part.startswith(": ping\n\n")
+                real.may_answer.set()
+    *_, last = events_of(text)
+    assert last["type"] == ("error" if is_wrong else "response.completed")
+    if is_wrong:
+        assert last["param"] == "tool_choice.name"
 
 
 def test_a_response_in_the_background_makes_calls(site: Any) -> None:

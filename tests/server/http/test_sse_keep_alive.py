@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import json
 import time
 from collections.abc import AsyncGenerator
@@ -8,7 +9,7 @@ import pytest
 from starlette.types import Message
 
 from weft.server.http import sse
-from weft.server.http.sse import EventStream, error_event
+from weft.server.http.sse import EventStream, begun_in_time, error_event
 from weft.server.render.common import DONE
 from weft.server.settings import Settings
 
@@ -119,3 +120,39 @@ def test_silence_lasts_ping_s_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(streamed(events(), sent, ping_s=Settings().sse_ping_s))
     assert slept[:2] == [50.0, 50.0]
     assert PING not in sent[:2]
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_client_that_leaves_a_stream_begun_in_time_ends_what_makes_it(is_made: bool) -> None:
+    ended: list[str] = []
+    has_ping, has_data = asyncio.Event(), asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"data: {}\n\n"
+        await asyncio.sleep(60)
+
+    async def make() -> EventStream:
+        try:
+            await has_ping.wait()
+            if not is_made:
+                has_data.set()
+                await asyncio.sleep(60)
+        finally:
+            ended.append("making")
+        close = functools.partial(ended.append, "stream")
+        return EventStream(events(), lambda: DONE, error_event, headers={}, ping_s=60, close=close)
+
+    async def send(message: Message) -> None:
+        (has_ping if message.get("body") == PING else has_data if message.get("body") else asyncio.Event()).set()
+
+    async def receive() -> Message:
+        await has_data.wait()
+        return {"type": "http.disconnect"}
+
+    async def stream() -> None:
+        response = await begun_in_time(make(), error_event, 0.01)
+        await response({"type": "http", "method": "POST"}, receive, send)
+        await asyncio.sleep(0)  # the task's turn to end
+        assert ended == ["making", "stream"][: 1 + is_made]
+
+    asyncio.run(stream())
