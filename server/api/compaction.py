@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.api.responses import gathered_items, read_chat
+from weft.server.api.responses import read_chat
 from weft.server.errors import InternalError, InvalidRequestError
 from weft.server.generate.partial_answer import complete
 from weft.server.http.auth import tenant_of
@@ -22,6 +22,7 @@ from weft.server.http.context import ServerContext, get_context
 from weft.server.render.responses import usage_of
 from weft.server.request.body import BodyRoute
 from weft.server.request.fields import ACCEPTED_IN_RESPONSES, REFUSED_IN_COMPACT, ignored_header
+from weft.server.request.gathered_items import gathered_items
 from weft.server.request.read_body import read_task
 from weft.server.request.response_input import InputItem, items_to_store
 from weft.server.schemas.responses import (
