@@ -17,7 +17,6 @@ from weft.server.request.chat_task import chat_task
 from weft.server.request.completion_task import completion_task
 from weft.server.request.fields import ignored_header
 from weft.server.request.task import Task
-from weft.server.request.vector_inputs import require_task
 from weft.server.schemas.chat_completions import ChatCompletionBody
 from weft.server.schemas.completions import CompletionBody
 from weft.server.schemas.tokenize import RenderedPrompt
@@ -45,7 +44,6 @@ async def render_completion(
 
 
 async def _rendered(task: Task, request: Request, context: ServerContext) -> list[RenderedPrompt]:
-    require_task(task.model, "generate")
     prompts, _ = await PromptEncoder(task, context.workers).prompts()
     return [RenderedPrompt(request.state.request_id, task.model.name, prompt.token_ids) for prompt in prompts]
 
