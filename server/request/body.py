@@ -16,7 +16,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from weft.server.errors import InvalidTypeError, MalformedBodyError, ShuttingDownError, shown
+from weft.server.errors import (
+    MAX_VALUE_CHARS,
+    InvalidRequestError,
+    InvalidTypeError,
+    MalformedBodyError,
+    ShuttingDownError,
+    shown,
+)
 from weft.server.http.workers import Workers
 from weft.server.request.surrogates import check_utf8
 from weft.server.request.validation import as_invalid_request
@@ -102,7 +109,7 @@ def decode(model: type[T], data: bytes) -> T | None:
     check_amount(data)
     try:
         text = data.decode("utf-8-sig", "surrogatepass")  # no other encoding: the counts assume UTF-8
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_NotJson)
     except json.JSONDecodeError as exc:
         raise MalformedBodyError(f"the body is not valid JSON: {exc.msg} at character {exc.pos}") from None
     except (ValueError, RecursionError) as exc:
@@ -112,15 +119,27 @@ def decode(model: type[T], data: bytes) -> T | None:
         return None
     if not isinstance(value, dict):
         raise InvalidTypeError(f"the body: input should be a JSON object, got {shown(value)}")
+    if any(constant in data for constant in (b"NaN", b"Infinity")):  # texts may hold them
+        _refuse_constants(value)
     try:
         return model.model_validate(value, from_attributes=True)
     except ValidationError as exc:
         raise as_invalid_request(exc.errors(include_url=False), value) from None
 
 
-def _refuse(constant: str) -> None:
-    """Python's parser would take NaN and Infinity, and its writer would show them to models and tools as JSON."""
-    raise MalformedBodyError(f"the body is not valid JSON: it holds {constant}")
+class _NotJson(float):
+    """NaN or Infinity. Python's parser takes them, and its writer would show them to models and tools as JSON."""
+
+
+def _refuse_constants(body: dict[str, Any]) -> None:
+    for name, value in body.items():
+        rest = [value]
+        while rest:
+            value = rest.pop()
+            if isinstance(value, _NotJson):
+                name = name[:MAX_VALUE_CHARS]
+                raise InvalidRequestError(f"{name} must hold numbers as JSON has them, got {value}", param=name)
+            rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _fault(exc: Exception) -> str:
