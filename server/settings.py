@@ -254,6 +254,8 @@ class Settings(BaseModel):
     """Maximum bytes of an uploaded file; beyond it the answer is 413."""
     files_max_bytes: Size = 10 << 30
     """Maximum bytes of all files together; beyond it the answer is 507."""
+    files_key_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of files_max_bytes, and of the number of files, that one of several API keys may take."""
     batch_lines: int = Field(default=16, ge=1, le=1024)
     """Lines of a batch that run at once, while no other requests do."""
     mcp_servers: McpServers = Field(default={}, repr=False)

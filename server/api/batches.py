@@ -27,11 +27,11 @@ body_router = APIRouter(route_class=BodyRoute)
 async def create_batch(body: BatchBody, request: Request, context: Context) -> Response:
     """Begin a batch."""
     ignored = ignored_fields(body.model_copy(update={"metadata": None}), {}, strict=context.settings.strict_params)
-    served = request.app.openapi()["paths"]
-    endpoints = [endpoint for endpoint in ENDPOINTS if endpoint in served]
+    info = (await context.check_model(request, None)).engine_client.info  # None while it loads: its task is not known
+    endpoints = [endpoint for endpoint, tasks in ENDPOINTS.items() if info is None or info.task in tasks]
     if body.endpoint not in endpoints:
-        wanted = ", ".join(endpoints)
-        raise InvalidRequestError(f"endpoint must be one of {wanted}, got {shown(body.endpoint)}", param="endpoint")
+        message = f"endpoint must be one of {', '.join(endpoints)} for this model, got {shown(body.endpoint)}"
+        raise InvalidRequestError(message, param="endpoint")
     _check_metadata(body.metadata or {})
     file = await find_file(body.input_file_id, request, context, "input_file_id")
     if msgspec.json.decode(file.data)["purpose"] != "batch":

@@ -9,7 +9,14 @@ from fastapi import APIRouter, Depends
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 
-from weft.server.errors import InvalidRequestError, NotFoundError, StorageError, UnknownParameterError, shown
+from weft.server.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    StorageError,
+    StorageFullError,
+    UnknownParameterError,
+    shown,
+)
 from weft.server.http.auth import tenant_of
 from weft.server.http.context import ServerContext, get_context
 from weft.server.request.body import CLIENT_CLOSED
@@ -33,6 +40,8 @@ router = APIRouter()
 async def create_file(request: Request, context: Context) -> Response:
     """Store a file, sent as a multipart form."""
     id, store = new_id("file-"), context.store
+    with contextlib.suppress(StorageError):  # the next one tries again
+        await store.run(partial(sweep, store, await store.read(living)))
     try:
         form = await read_form(request, store, id, "file", context.settings.max_file_bytes)
     except ClientDisconnect:
@@ -52,8 +61,6 @@ async def create_file(request: Request, context: Context) -> Response:
     except BaseException:
         form.content.discard()
         raise
-    with contextlib.suppress(StorageError):  # the file is stored; the next one tries again
-        await store.run(partial(sweep, store, await store.read(living)))
     return Response(row.data, headers=ignored_header(unknown), media_type="application/json")
 
 
@@ -84,15 +91,22 @@ async def retrieve_file(file_id: str, request: Request, context: Context) -> Res
 @router.get("/v1/files/{file_id}/content")
 async def file_content(file_id: str, request: Request, context: Context) -> Response:
     """The bytes of a file."""
-    row = await find_file(file_id, request, context)
-    return FileResponse(content_path(context.store, row.id), media_type="application/octet-stream")
+    path = content_path(context.store, (await find_file(file_id, request, context)).id)
+    if not await context.store.run(path.is_file):
+        raise NotFoundError(f"the content of the file is gone: {shown(file_id)}", param="file_id")
+    return FileResponse(path, media_type="application/octet-stream")
 
 
 @router.delete("/v1/files/{file_id}")
 async def delete_file(file_id: str, request: Request, context: Context) -> Response:
     """Remove a file."""
     row = await find_file(file_id, request, context)
-    await context.store.write(lambda transaction: transaction.delete("file", row.id, row.tenant))
+    remove = partial(context.store.write, lambda transaction: transaction.delete("file", row.id, row.tenant))
+    try:
+        await remove()
+    except StorageFullError:  # its content gives back the room that removing the row needs
+        await remove_contents(context.store, [row.id])
+        await remove()
     await remove_contents(context.store, [row.id])
     return json_answer({"id": file_id, "object": "file", "deleted": True})
 

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from weft.server.api.files import Context, expiry
-from weft.server.errors import InvalidRequestError, NotFoundError, shown
+from weft.server.errors import InvalidRequestError, NotFoundError, StorageError, shown
 from weft.server.http.auth import tenant_of
 from weft.server.request.body import CLIENT_CLOSED, BodyRoute
 from weft.server.request.fields import ignored_fields, ignored_header
@@ -100,8 +100,10 @@ async def complete_upload(upload_id: str, body: CompleteBody, request: Request, 
         await _check_md5(store, file_id, body.md5, content)
         await store.run(content.finish)
         await store.write(finish)
-    except BaseException:
+    except BaseException as exc:
         content.discard()
+        if isinstance(exc, StorageError):  # another request may have completed it, and so removed the parts
+            await store.read(lambda transaction: _pending(transaction, upload_id, tenant))
         raise
     await remove_contents(store, parts)
     return _answer(done, ignored_header(ignored))
@@ -150,8 +152,9 @@ def _parts(transaction: Transaction, upload_id: str, tenant: str) -> dict[str, R
 
 
 def _check_parts(part_ids: list[str], parts: dict[str, Row], num_bytes: int) -> None:
+    unused = dict(parts)
     for i, id in enumerate(part_ids):
-        if id not in parts or id in part_ids[:i]:
+        if unused.pop(id, None) is None:
             message = f"part_ids[{i}] must be a part of this upload, each once, got {shown(id)}"
             raise InvalidRequestError(message, param=f"part_ids[{i}]")
     total = sum(parts[id].size - 1 for id in part_ids)

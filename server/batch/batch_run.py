@@ -135,7 +135,7 @@ class BatchRun:
                     told, status = progress, (await self._change(None, journal.num_bytes, **progress))["status"]
                 else:
                     status = (await self._store.read(self._read))["status"]
-                has_room = await self._store.has_room()
+                has_room = await self._store.has_room(self.row.tenant)
             except StorageError as exc:  # the lines go on; their results are not in the database
                 _log.warning("the progress of %s cannot be stored: %s", self.row.id, exc)
                 has_room = True
@@ -156,8 +156,8 @@ class BatchRun:
         if batch["status"] in ENDED:
             return
         if final == "failed" and not told:
-            bound = self._context.settings.files_max_bytes
-            told.append(fault("storage_full", f"all files may have at most {bound} bytes together (files_max_bytes)"))
+            bound = "files_max_bytes, or files_key_share of it for an API key"
+            told.append(fault("storage_full", f"the files have grown beyond their bound: {bound}"))
         try:
             progress = await self._count(batch, final)
         except Exception as exc:

@@ -8,7 +8,7 @@ import errno
 import os
 import pathlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,20 +17,20 @@ from weft.server.batch.record import fault
 from weft.server.errors import MalformedBodyError, shown
 from weft.server.request.body import check_amount
 
-ENDPOINTS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/embeddings",
-    "/v1/score",
-    "/v1/rerank",
-    "/v1/classify",
-    "/v1/decisions",
-    "/v1/systemone",
-    "/pooling",
-)
-"""What may stand in a batch, as far as this server has it."""
+ENDPOINTS: Mapping[str, tuple[str, ...]] = {
+    "/v1/chat/completions": ("generate",),
+    "/v1/completions": ("generate",),
+    "/v1/responses": ("generate",),
+    "/v1/messages": ("generate",),
+    "/v1/embeddings": ("embed",),
+    "/v1/score": ("classify", "embed"),
+    "/v1/rerank": ("classify", "embed"),
+    "/v1/classify": ("classify",),
+    "/v1/decisions": ("generate",),
+    "/v1/systemone": ("generate",),
+    "/pooling": ("classify", "embed"),
+}
+"""What may stand in a batch, with the tasks whose models serve it."""
 MAX_LINES = 50_000
 MAX_ERRORS = 100
 """Most faults of an input that are told."""

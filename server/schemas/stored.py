@@ -2,15 +2,15 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from weft.server.schemas.common import Text
+from weft.server.schemas.common import Text, WireModel
 
 Purpose = Literal["batch", "user_data"]
 """What a file may be for. OpenAI has more purposes, for what Weft does not do."""
 
 
-class ExpiresAfter(BaseModel):
+class ExpiresAfter(WireModel):
     """When a file goes."""
 
     model_config = ConfigDict(extra="forbid")
@@ -19,10 +19,8 @@ class ExpiresAfter(BaseModel):
     seconds: int = Field(ge=3600, le=2592000)
 
 
-class UploadBody(BaseModel):
+class UploadBody(WireModel):
     """POST /v1/uploads."""
-
-    model_config = ConfigDict(extra="allow")
 
     bytes: int = Field(ge=1)
     filename: Text = Field(min_length=1, max_length=255)
@@ -31,19 +29,15 @@ class UploadBody(BaseModel):
     expires_after: ExpiresAfter | None = None
 
 
-class CompleteBody(BaseModel):
+class CompleteBody(WireModel):
     """POST /v1/uploads/{id}/complete."""
-
-    model_config = ConfigDict(extra="allow")
 
     part_ids: list[Text] = Field(max_length=10_000)
     md5: Text | None = None
 
 
-class BatchBody(BaseModel):
+class BatchBody(WireModel):
     """POST /v1/batches."""
-
-    model_config = ConfigDict(extra="allow")
 
     input_file_id: Text
     endpoint: Text

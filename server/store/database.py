@@ -4,6 +4,8 @@ One file, which all server processes open. Rows are objects of the API as JSON; 
 is a part of it. Triggers keep count and bytes of each tenant's rows, so that bounds are checked without reading them.
 """
 
+import contextlib
+import os
 import pathlib
 import sqlite3
 
@@ -12,6 +14,9 @@ TEMPORARY_MARK = ".temporary"
 """A file in a data folder that ends with its server: nothing in it needs to survive the machine."""
 VERSION = 2
 """Version of the schema. A file of a later version is refused; an earlier one becomes what a new one is."""
+WAL_BYTES = 4 << 20
+"""The write-ahead log has this room from the start, more than SQLite fills before it begins anew: what removes rows can
+be written on a full disk."""
 BUSY_TIMEOUT_S = 10.0
 """How long a process waits for another's write."""
 
@@ -73,18 +78,20 @@ def open_database(folder: pathlib.Path, *, is_durable: bool) -> sqlite3.Connecti
         connection.execute("PRAGMA auto_vacuum = FULL")  # the file shrinks with what is in it
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA recursive_triggers = ON")  # a row's parts may have parts
-        connection.execute("PRAGMA journal_size_limit = 4194304")
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'OFF'}")
-        _make_schema(connection)
+        _make_schema(connection, path.with_name(f"{FILE_NAME}-wal"))
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _make_schema(connection: sqlite3.Connection) -> None:
+def _make_schema(connection: sqlite3.Connection, wal: pathlib.Path) -> None:
     connection.execute("BEGIN IMMEDIATE")  # one process makes it, others wait
     try:
+        with contextlib.suppress(OSError), wal.open("r+b") as file:  # on a full disk, it may be mended later
+            os.posix_fallocate(file.fileno(), 0, WAL_BYTES)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise sqlite3.DatabaseError(f"the database has version {version}, this Weft knows up to {VERSION}")

@@ -42,6 +42,7 @@ class Store:
             max_age_s=settings.store_max_age_s,
             max_kept_count=MAX_KEPT_OBJECTS,
             max_kept_bytes=settings.files_max_bytes,
+            key_share=settings.files_key_share if len(settings.api_key) > 1 else 1.0,
         )
         self._data_dir = settings.data_dir
         self._folder: pathlib.Path | None = None
@@ -86,9 +87,9 @@ class Store:
         """
         return await self._in_order(partial(self._transact, work, is_write=True, may_exceed=may_exceed))
 
-    async def has_room(self) -> bool:
-        """Whether files and batches are within their bounds."""
-        return await self.read(lambda transaction: transaction.has_room(self._bounds))
+    async def has_room(self, tenant: str) -> bool:
+        """Whether files and batches, all and this tenant's, are within their bounds."""
+        return await self.read(lambda transaction: transaction.exceeded(self._bounds, tenant)) is None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Call a function on files in a thread. Its failures become API errors."""

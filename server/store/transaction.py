@@ -46,13 +46,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the store may hold: rows that are evicted, and rows that are kept."""
+    """What the store may hold: rows that are evicted, and rows that are kept, of which a tenant has a share."""
 
     max_count: int
     max_bytes: int
     max_age_s: float
     max_kept_count: int
     max_kept_bytes: int
+    key_share: float
 
 
 class Transaction:
@@ -62,6 +63,7 @@ class Transaction:
         self._connection = connection
         self._now = time.time()
         self._kept_before = self._totals(is_kept=True)
+        self._keepers: set[str] = set()  # tenants that put kept rows
 
     def put(self, row: Row) -> None:
         """Add a row, or replace the one with its kind and id, which keeps its place in lists and its events."""
@@ -74,6 +76,8 @@ class Transaction:
             "size = excluded.size + (SELECT total(length(data)) FROM events WHERE owner = excluded.id)",
             values,
         )
+        if row.is_kept:
+            self._keepers.add(row.tenant)
         if row.parent:
             self._connection.execute("UPDATE objects SET used = ? WHERE id = ?", (self._now, row.parent))
 
@@ -172,17 +176,23 @@ class Transaction:
                 break
         count, size = self._totals(is_kept=True)
         has_grown = count > self._kept_before[0] or size > self._kept_before[1]
-        if has_grown and not may_exceed and not self.has_room(bounds):
-            limits = f"{bounds.max_kept_count} files and batches with {bounds.max_kept_bytes} bytes"
-            raise StorageFullError(f"there is room for at most {limits}; delete some first")
+        for tenant in self._keepers if has_grown and not may_exceed else ():
+            if (limits := self.exceeded(bounds, tenant)) is not None:
+                raise StorageFullError(f"there is room for at most {limits}; delete some first")
 
-    def has_room(self, bounds: Bounds) -> bool:
-        """Whether the kept rows are within the bounds."""
-        return not _is_beyond(self._totals(is_kept=True), bounds.max_kept_count, bounds.max_kept_bytes)
+    def exceeded(self, bounds: Bounds, tenant: str) -> str | None:
+        """The bounds of kept rows that all of them, or this tenant's, are beyond; None: neither."""
+        for whose, share, whom in (("", 1.0, None), (" of an API key", bounds.key_share, tenant)):
+            max_count, max_bytes = int(bounds.max_kept_count * share), int(bounds.max_kept_bytes * share)
+            if _is_beyond(self._totals(is_kept=True, tenant=whom), max_count, max_bytes):
+                return f"{max_count} files and batches{whose} with {max_bytes} bytes"
+        return None
 
-    def _totals(self, *, is_kept: bool) -> tuple[int, int]:
+    def _totals(self, *, is_kept: bool, tenant: str | None = None) -> tuple[int, int]:
         query = "SELECT coalesce(sum(count), 0), coalesce(sum(size), 0) FROM totals WHERE is_kept = :is_kept"
-        ((count, size),) = self._fetch(query, is_kept=is_kept)
+        ((count, size),) = self._fetch(
+            f"{query} AND tenant = coalesce(:tenant, tenant)", is_kept=is_kept, tenant=tenant
+        )
         return count, size
 
     def _rows(self, query: str, **values: Any) -> list[Row]:

@@ -112,7 +112,7 @@ def _endpoint(line: bytes) -> str:
     try:
         url = msgspec.json.decode(line, type=InputLine).url
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ENDPOINTS[0]  # the check of all lines tells what is wrong
+        return next(iter(ENDPOINTS))  # the check of all lines tells what is wrong
     if url not in ENDPOINTS:
         raise StartError(f"url must be one of {', '.join(ENDPOINTS)}, got {url!r} in the first line")
     return url

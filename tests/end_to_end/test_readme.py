@@ -16,6 +16,7 @@ import pytest
 from tests.end_to_end.conftest import TIMEOUT_S, LiveServer, Serve
 from tests.server.mcp_servers import new_server
 from tests.server.mcp_servers import serve as serve_mcp
+from weft.server.run.checkpoint import DEMO_MODEL
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ADDRESS = "http://127.0.0.1:8000"
@@ -93,6 +94,8 @@ def test_the_decisions_example_has_an_answer_to_each_question(live_server: LiveS
     answers = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/decisions", live_server)))["answers"]
     assert [answer["name"] for answer in answers] == ["refund", "team", "urgency"]
     assert len(answers[2]["probabilities"]) == 3
+    answers = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/systemone", live_server)))["answers"]
+    assert 0 <= answers["refund"]["noul"] <= 1
 
 
 @needs_curl
@@ -119,6 +122,23 @@ def test_the_example_in_ollamas_shape_is_streamed_in_lines(live_server: LiveServ
 def test_the_example_in_llama_cpps_shape_follows_its_grammar(live_server: LiveServer) -> None:
     answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/completion ", live_server)))
     assert answer["content"] in ("yes", "no")
+
+
+@needs_curl
+def test_the_infill_example_is_answered(serve: Serve, tmp_path: pathlib.Path) -> None:
+    """By a model with tokens for it: the demo model's, with other names."""
+    tokenizer = pathlib.Path(shutil.copytree(DEMO_MODEL, tmp_path / "weft-demo")) / "tokenizer.json"
+    text = tokenizer.read_text("utf-8").replace("</think>", "<|fim_suffix|>").replace("<think>", "<|fim_prefix|>")
+    tokenizer.write_text(text.replace("<tool_call>", "<|fim_middle|>"), "utf-8")
+    answer = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/infill", serve(str(tokenizer.parent)))))
+    assert answer["stop"] is True and answer["tokens_predicted"] <= 8
+
+
+@needs_curl
+def test_the_uploads_example_makes_a_file(live_server: LiveServer) -> None:
+    upload = json.loads(run("sh", "-c", example("docs/api.md", "sh", "/v1/uploads", live_server)))
+    assert upload["status"] == "completed"
+    assert live_server.get(f"/v1/files/{upload['file']['id']}/content").text == "the ring"
 
 
 @needs_curl

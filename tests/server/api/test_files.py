@@ -9,15 +9,17 @@ from typing import Any
 import openai
 import pytest
 
+from tests.linear_time import assert_linear
+from weft.server.api import uploads
 from weft.server.store import files as stored
-from weft.server.store.transaction import Transaction
+from weft.server.store.transaction import Row, Transaction
 
 TEXT = b"one\ntwo\r\n--three\n" * 1000
 
 
 @pytest.fixture
 def data(make_site: Any, tmp_path: pathlib.Path) -> Iterator[Any]:
-    site = make_site(data_dir=str(tmp_path), max_file_bytes=100_000, files_max_bytes=150_000, api_key=("a", "b"))
+    site = make_site(data_dir=str(tmp_path), max_file_bytes=100_000, files_max_bytes=300_000, api_key=("a", "b"))
     yield site
     site.app.state.context.store.close()
 
@@ -94,6 +96,40 @@ def test_an_upload_in_parts(client: openai.OpenAI, tmp_path: pathlib.Path) -> No
     assert contents(tmp_path) == [done.file.id]
 
 
+def test_of_two_that_complete_an_upload_one_is_told(
+    client: openai.OpenAI, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told 503: the other's parts were gone."""
+    upload = client.uploads.create(bytes=3, filename="f", mime_type="text/plain", purpose="user_data")
+    part = client.uploads.parts.create(upload.id, data=b"one").id
+    done = []
+
+    def join_late(*args: Any) -> None:
+        monkeypatch.undo()
+        done.append(client.uploads.complete(upload.id, part_ids=[part]))
+        stored.join(*args)
+
+    monkeypatch.setattr(uploads, "join", join_late)
+    with pytest.raises(openai.BadRequestError, match="must be pending, it is completed"):
+        client.uploads.complete(upload.id, part_ids=[part])
+    assert contents(tmp_path) == [done[0].file.id]
+
+
+def test_parts_are_checked_in_linear_time() -> None:
+    def check(num_parts: int) -> None:
+        parts = {f"part_{i:024}": Row("part", "", "", b"", size=2) for i in range(num_parts)}
+        uploads._check_parts([*parts], parts, num_parts)
+
+    assert_linear(check, uploads.MAX_PARTS)
+
+
+@pytest.mark.parametrize("size", [True, 3.0, "3"])
+def test_the_bytes_of_an_upload_are_a_whole_number(data: Any, size: Any) -> None:
+    body = {"bytes": size, "filename": "f", "mime_type": "", "purpose": "batch"}
+    reply = data.call("POST", "/v1/uploads", json=body, headers={"authorization": "Bearer a"})
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_type", "bytes")
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -145,8 +181,10 @@ def test_bounds_of_one_file_and_of_all(data: Any, tmp_path: pathlib.Path) -> Non
     assert post(data, file=b"x" * 100_000).status == 200
     reply = post(data, file=b"x" * 60_000)
     assert (reply.status, reply.error["code"]) == (507, "storage_full")
+    assert "files and batches of an API key with 150000 bytes" in reply.error["message"]
     assert len(contents(tmp_path)) == 1
     assert post(data, file=b"x" * 40_000).status == 200
+    assert post(data, file=b"x" * 100_000, headers={"authorization": "Bearer b"}).status == 200  # has its own share
 
 
 def full(*_: object, **__: object) -> None:
@@ -167,6 +205,25 @@ def test_a_full_disk_stores_nothing(
     assert (reply.status, reply.error["code"]) == (507, "storage_full")
     assert contents(tmp_path) == [kept]
     assert data.call("GET", f"/v1/files/{kept}/content", headers={"authorization": "Bearer a"}).text == "kept"
+
+
+def test_a_full_disk_is_freed(data: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleting a file was a 507."""
+    path, delete = f"/v1/files/{post(data).json['id']}", Transaction.delete
+    key = {"authorization": "Bearer a"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "delete", lambda *row: full() if contents(tmp_path) else delete(*row))
+        assert data.call("DELETE", path, headers=key).json["deleted"] is True
+    assert data.call("GET", path, headers=key).status == 404
+
+
+def test_a_file_without_its_content_is_not_found(data: Any, tmp_path: pathlib.Path) -> None:
+    """It was a 500."""
+    id, key = post(data).json["id"], {"authorization": "Bearer a"}
+    (tmp_path / stored.FILES / id).unlink()
+    reply = data.call("GET", f"/v1/files/{id}/content", headers=key)
+    assert (reply.status, reply.error["code"]) == (404, "not_found")
+    assert data.call("DELETE", f"/v1/files/{id}", headers=key).json["deleted"] is True
 
 
 def test_a_full_disk_leaves_an_upload_as_it_was(
@@ -204,5 +261,7 @@ def test_content_without_a_row_is_swept(data: Any, tmp_path: pathlib.Path, monke
     kept = post(data).json["id"]
     (tmp_path / stored.FILES / "file-left").touch()
     monkeypatch.setattr(stored, "ABANDONED_S", -1.0)
-    other = post(data).json["id"]
-    assert sorted(contents(tmp_path)) == sorted([kept, other])
+    with monkeypatch.context() as patch:
+        patch.setattr(stored.Content, "finish", full)
+        assert post(data).status == 507
+    assert contents(tmp_path) == [kept]  # also where the disk is full

@@ -141,6 +141,7 @@ def test_an_input_with_faults_fails_and_names_the_lines(client: openai.OpenAI) -
     ("options", "message"),
     [
         ({"endpoint": "/v1/nope"}, "endpoint must be one of /v1/chat/completions, "),
+        ({"endpoint": "/v1/embeddings"}, "/v1/decisions, /v1/systemone for this model, got '/v1/embeddings'"),
         ({"completion_window": "1h"}, "completion_window"),
         ({"input_file_id": "file-nobody"}, "no such file: 'file-nobody'"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata must have at most 16 members, got 17"),
@@ -233,7 +234,7 @@ def test_what_nobody_foresaw_fails_one_line(client: openai.OpenAI, monkeypatch: 
 
 def test_results_beyond_the_bound_of_files_end_the_batch(client: openai.OpenAI, site: Any) -> None:
     bounds = site.app.state.context.store._bounds
-    site.app.state.context.store._bounds = dataclasses.replace(bounds, max_kept_bytes=4000)
+    site.app.state.context.store._bounds = dataclasses.replace(bounds, max_kept_bytes=8000)
     site.engine.may_go_on = lambda num_read: len(site.engine.asked) <= 8
     batch = ended(client, begin(client, *(line(f"r{i}") for i in range(20))))
     assert (batch.status, [error.code for error in batch.errors.data]) == ("failed", ["storage_full"])

@@ -168,6 +168,19 @@ def test_kept_rows_are_refused_instead(make: MakeStore) -> None:
     assert all_ids(store, "file") == ["a"]
 
 
+def test_one_of_several_tenants_has_a_share(make: MakeStore) -> None:
+    """One API key could take all the room for files."""
+    store = make(files_max_bytes=100, files_key_share=0.6, api_key="a,b")
+    put(store, Row("file", "a", "me", b"{}", is_kept=True, size=60))
+    with pytest.raises(StorageFullError, match="12000 files and batches of an API key with 60 bytes"):
+        put(store, Row("file", "b", "me", b"{}", is_kept=True, size=1))
+    put(store, Row("file", "c", "you", b"{}", is_kept=True, size=40))
+    assert asyncio.run(store.has_room("me"))
+    asyncio.run(store.write(lambda tx: tx.put(Row("file", "b", "me", b"{}", is_kept=True, size=1)), may_exceed=True))
+    assert write(store, lambda tx: tx.delete("file", "c", "you"))
+    assert (asyncio.run(store.has_room("me")), asyncio.run(store.has_room("you"))) == (False, True)
+
+
 def test_events_need_their_row(make: MakeStore) -> None:
     """Events of a row that was deleted meanwhile stayed for ever."""
     store = make()
@@ -181,12 +194,12 @@ def test_beyond_the_bounds_rows_may_still_become_fewer(make: MakeStore) -> None:
     kept = [Row("file", name, "", b"{}", is_kept=True, size=90) for name in "abc"]
     for row in kept:
         asyncio.run(store.write(lambda tx, row=row: tx.put(row), may_exceed=True))
-    assert not asyncio.run(store.has_room())
+    assert not asyncio.run(store.has_room(""))
     assert write(store, lambda tx: tx.delete("file", "a", "")) is True
     with pytest.raises(StorageFullError):
         put(store, kept[0])
     assert write(store, lambda tx: tx.delete("file", "b", "")) is True
-    assert asyncio.run(store.has_room())
+    assert asyncio.run(store.has_room(""))
 
 
 def test_old_rows_go(make: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +247,20 @@ def test_a_full_disk_is_told_and_loses_nothing(make: MakeStore) -> None:
         put(store, Row("note", "b", "", b"x" * 100_000))
     assert (caught.value.status, caught.value.code) == (507, "storage_full")
     assert all_ids(store) == ["a"]
+
+
+def test_removing_takes_no_room_on_the_disk(make: MakeStore, tmp_path: pathlib.Path) -> None:
+    """On a full disk nothing could be deleted."""
+
+    def used() -> int:
+        return sum(path.stat().st_blocks for path in (tmp_path / "data").iterdir())
+
+    store = make()
+    put(store, *(Row("note", str(i), "", b"x" * 100) for i in range(100)))
+    before = used()
+    for i in range(100):
+        assert write(store, lambda tx, i=i: tx.delete("note", str(i), ""))
+    assert used() <= before
 
 
 @pytest.mark.parametrize(
