@@ -159,12 +159,13 @@ def running(server: Server, group: Sequence[Workload], log: pathlib.Path, timeou
     Raises:
         ServerError: It died or was not ready in time.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    arguments = server.arguments(group, port)
-    with log.open("w") as output:
+    with socket.socket() as holder, log.open("w") as output:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # the server may listen there, and nobody else
+            holder.setsockopt(socket.SOL_SOCKET, option, 1)
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        arguments = server.arguments(group, port)
         start = time.perf_counter()
         process = subprocess.Popen(
             arguments,
