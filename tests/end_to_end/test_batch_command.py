@@ -36,7 +36,8 @@ def test_what_was_ended_goes_on_and_each_line_is_answered_once(tmp_path: pathlib
     output = tmp_path / "out.jsonl"
     for how in ("killed", "interrupted"):
         seen = output.read_bytes().count(b"\n") if output.exists() else 0
-        with PseudoTerminal(command(source, output)) as terminal:
+        one_by_one = command(source, output, "--max-num-seqs", "1")  # so that none reaches its end before it is ended
+        with PseudoTerminal(one_by_one) as terminal:
             terminal.wait_for(lambda lines: any(re.search(rf"lines .*\d+/{NUM_LINES + 1}", line) for line in lines))
             deadline = time.monotonic() + TIMEOUT_S
             while output.read_bytes().count(b"\n") <= seen:
