@@ -61,7 +61,7 @@ def test_probabilities_are_those_of_a_plain_forward_pass(client: openai.OpenAI, 
     @functools.cache
     def ids_of(text: str) -> list[int]:
         body = {"prompt": text, "add_special_tokens": False}
-        return list(httpx.post(f"{live_server.base_url}/tokenize", json=body).json()["tokens"])
+        return list(httpx.post(f"{live_server.base_url}/tokenize", json=body, timeout=TIMEOUT_S).json()["tokens"])
 
     @functools.cache
     def logprobs(token_ids: tuple[int, ...]) -> torch.Tensor:

@@ -82,7 +82,8 @@ def test_interrupt_stops_the_answer_and_keeps_it(tmp_path: pathlib.Path) -> None
         terminal.type("\x03")
         terminal.wait_for("stopped")
         summary = next(line for line in terminal.lines if "stopped" in line)
-        assert re.fullmatch(r"about 3 tokens, [\d.,]+ tokens/s, first after \d+\.\d\d s, stopped", summary)
+        assert summary.startswith("about 3 tokens, ")
+        assert SUMMARY.fullmatch(summary.removeprefix("about ").removesuffix(", stopped"))
         hold.set()
         assert script.is_left.wait(TIMEOUT_S)
         assert "\x1b[2mHm.\x1b[0m" in terminal.raw  # reasoning is dim

@@ -49,7 +49,7 @@ ENDLESS = {
 def test_text_without_end_is_looked_for_in_small_pieces(
     vocabulary: llguidance.LLTokenizer, grammar: str, text: str, before: str
 ) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     followed = matcher(vocabulary, grammar)
     for token_id in vocabulary.tokenize_str(before):
         assert followed.accept(token_id) is None
@@ -63,7 +63,7 @@ def test_text_without_end_is_looked_for_in_small_pieces(
     masks = np.full((9, VOCAB_SIZE // 32), -1, np.int32)
     followed.fill_masks(tuple(followed.copy().forced_token_ids(8)), masks)
     assert np.bitwise_count(masks.view(np.uint32)).sum(axis=1).tolist() == [1] * 9
-    assert time.monotonic() - start < TIME_LIMIT_S
+    assert time.process_time() - start < TIME_LIMIT_S
 
 
 class Counted:

@@ -41,7 +41,7 @@ def complete(started: Started, number: int) -> list[int]:
             ids += output.token_ids
     engine.scheduler.check_integrity()
     if started.tier:
-        started.tier._writer.submit(lambda: None).result(20)
+        started.tier._writer.submit(lambda: None).result(60)
     return ids
 
 
@@ -101,14 +101,14 @@ def test_what_fell_out_comes_back_even_after_a_restart(build: Build, tmp_path: P
     assert counters.kv_offload_faults == counters.kv_offload_dropped_blocks == 0
 
     again = build()
-    again.tier._writer.submit(lambda: None).result(20)  # type: ignore[union-attr]
+    again.tier._writer.submit(lambda: None).result(60)  # type: ignore[union-attr]
     assert complete(again, 1) == expected[0]
     assert again.engine.scheduler.counters.prefix_cache_hits >= BLOCK_SIZE
 
     for path in (tmp_path / "kv").rglob("*.kv"):
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     damaged = build()
-    damaged.tier._writer.submit(lambda: None).result(20)  # type: ignore[union-attr]
+    damaged.tier._writer.submit(lambda: None).result(60)  # type: ignore[union-attr]
     assert [complete(damaged, number) for number in (1, 2, 3, 4)] == expected[:4]
     assert damaged.engine.scheduler.counters.prefix_cache_hits == 0
     assert damaged.engine.scheduler.counters.kv_offload_faults > 0

@@ -172,7 +172,7 @@ def test_candidates_of_equal_results_differ_in_speed_only(settler: Settler) -> N
             f"{seconds}", lambda: Trial(lambda: pytest.fail("it was compared"), partial(time.sleep, seconds))
         )
 
-    assert settler.settle(Component("threads", "", (timed(0.01), timed(0.001)), "0.01", None)) == "0.001"
+    assert settler.settle(Component("threads", "", (timed(0.05), timed(0.001)), "0.05", None)) == "0.001"
 
 
 def test_on_cuda_several_runs_in_one_graph_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

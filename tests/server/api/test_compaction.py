@@ -47,7 +47,7 @@ def test_the_sdk_continues_from_a_compacted_conversation(site: Any) -> None:
 def test_a_summary_is_sealed_for_its_key_and_its_kind(make_site: Any) -> None:
     site = make_site(api_key=("a", "b"))
     keys = [{"Authorization": f"Bearer {key}"} for key in "ab"]
-    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1") as client:
+    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1", timeout=60) as client:
         made = client.post("responses/compact", json={"input": SAID}, headers=keys[0])
         CompactedResponse.model_construct(**made.json())
         item = made.json()["output"][-1]

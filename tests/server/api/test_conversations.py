@@ -22,7 +22,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "x"}
 
 @pytest.fixture
 def client(site: Any) -> Iterator[httpx.Client]:
-    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1", timeout=30) as client:
+    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1", timeout=60) as client:
         yield client
 
 
@@ -187,7 +187,7 @@ def test_a_conversation_is_bounded_in_items_and_bytes(client: httpx.Client, monk
 def test_one_key_does_not_see_the_conversations_of_another(make_site: Any) -> None:
     site = make_site(api_key=("a", "b"))
     keys = [{"Authorization": f"Bearer {key}"} for key in "ab"]
-    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1") as client:
+    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1", timeout=60) as client:
         made = client.post("conversations", json={"items": [USER]}, headers=keys[0]).json()
         item = client.get(f"conversations/{made['id']}/items", headers=keys[0]).json()["data"][0]
         for path in (made["id"], f"{made['id']}/items", f"{made['id']}/items/{item['id']}"):
@@ -204,7 +204,7 @@ def test_reasoning_is_sealed_on_request(make_site: Any) -> None:
     site.tokenizer.template, site.tokenizer.added_ids = QWEN3, {"<think>": 300, "</think>": 301}
     site.rebuild()
     site.engine.answers = [f"{THOUGHT}Look."]
-    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1") as client:
+    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1", timeout=60) as client:
         id = begin(client)
         made = client.post("responses", json={"input": "a", "conversation": id}).json()
         assert "encrypted_content" not in listed(client, id)[1]
@@ -241,7 +241,7 @@ def test_many_responses_and_conversations_stay_within_their_bounds(make_site: An
     """Through HTTP; the whole figures are measured apart from the tests."""
     site = make_site(store_max_objects=60, store_max_bytes=200_000)
     store = site.app.state.context.store
-    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1") as client:
+    with site.live() as base_url, httpx.Client(base_url=f"{base_url}/v1", timeout=60) as client:
         for i in range(30):
             id = begin(client, USER)
             for question in (f"q{i}", "x" * 500):

@@ -38,8 +38,8 @@ def test_who_is_cancelled_holds_none() -> None:
         await _settled()
         slots.give_back("a")  # to b, which is cancelled before it knows
         waiting.cancel()
-        await asyncio.wait_for(other, 10)
+        await asyncio.wait_for(other, 60)
         slots.give_back("c")
-        await asyncio.wait_for(slots.take("d"), 10)
+        await asyncio.wait_for(slots.take("d"), 60)
 
     asyncio.run(run())

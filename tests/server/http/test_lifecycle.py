@@ -14,7 +14,7 @@ def test_idle_until_a_request_enters_and_again_when_the_last_leaves() -> None:
         lifecycle.leave()
         assert lifecycle.num_active == 1
         assert not await lifecycle.wait_idle(0.01)
-        waiting = asyncio.create_task(lifecycle.wait_idle(5))
+        waiting = asyncio.create_task(lifecycle.wait_idle(60))
         await asyncio.sleep(0)
         lifecycle.leave()
         assert await waiting

@@ -293,7 +293,7 @@ def test_what_the_drain_cuts_before_the_engine_has_it_is_told_so_too(site: Any) 
             server = SimpleNamespace(stop_receiving=lambda: None, should_exit=False)
             engine_client = SimpleNamespace(disconnect=partial(asyncio.sleep, 0))
             Drain(server, site.app.state.lifecycle, engine_client, 0.0).on_signal()  # type: ignore[arg-type]
-            await asyncio.wait(asking, timeout=10)
+            await asyncio.wait(asking, timeout=TIMEOUT_S / 2)
             may_end.set()
             return await asyncio.gather(*asking)
 
