@@ -104,7 +104,7 @@ def _folder_in(parent: str) -> Iterator[pathlib.Path]:
         raise OSError(errno.ENOSPC, f"less than {MIN_FREE_BYTES >> 20} MiB are left")
     path = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 700
     try:
-        with _locked(path):
+        with _locked(path, waits=True):  # for one that sweeps, and looks at it
             (path / MARK_NAME).touch(mode=0o600)
             yield path
     finally:
@@ -112,11 +112,11 @@ def _folder_in(parent: str) -> Iterator[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[int]:
-    """Hold the lock on a folder, as its file descriptor. Raises OSError if another process holds it."""
+def _locked(folder: pathlib.Path, *, waits: bool = False) -> Iterator[int]:
+    """Hold the lock on a folder, as its file descriptor. Raises OSError, or waits, if another process holds it."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         yield file
     finally:
         os.close(file)

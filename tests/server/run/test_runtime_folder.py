@@ -1,10 +1,13 @@
 import contextlib
+import fcntl
 import os
 import pathlib
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
+import threading
 
 import pytest
 
@@ -71,6 +74,24 @@ def test_the_next_one_removes_what_a_killed_supervisor_left_and_nothing_else(par
                 *(parent / name for name in ("weft-mine", "weft-linked", "weft-file")),
             }
         living.kill()
+
+
+def test_a_new_folder_that_another_supervisor_looks_at_is_waited_for(
+    parent: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that started at the same moment, one could end with "no room for a runtime folder"."""
+    make = tempfile.mkdtemp
+
+    def looked_at(**where: str) -> str:
+        path = make(**where)
+        file = os.open(path, os.O_RDONLY)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        threading.Timer(0.1, os.close, (file,)).start()
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", looked_at)
+    with runtime_folder.runtime_folder() as path:
+        assert path.parent == parent
 
 
 def test_where_there_is_no_room_another_place_is_taken(parent: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
