@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,11 @@ from hypothesis import settings
 # How long an example takes says something of the machine, nothing of the code.
 settings.register_profile("weft", deadline=None)
 settings.load_profile("weft")
+
+# nohup and a shell's background jobs ignore them, and so would every process that a test starts and signals.
+for signum in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(signum) == signal.SIG_IGN:
+        signal.signal(signum, lambda *_: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

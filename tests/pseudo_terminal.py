@@ -61,9 +61,8 @@ class Screen:
 
 
 def _take_terminal() -> None:
-    """In the child: its terminal, and a Ctrl-C that is heard even where these tests run with SIGINT ignored."""
+    """In the child."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class PseudoTerminal:
