@@ -93,8 +93,9 @@ async def _run(job: Job, settings: Settings, tokenizer: Tokenizer, runtime_dir: 
                 feeding.cancel()
                 await asyncio.gather(feeding, return_exceptions=True)
                 await lines.settle()
-            os.kill(os.getppid(), signal.SIGTERM)
-            await stopped
+            if not stopping.is_set():  # to the supervisor it would be the second signal, which forces
+                os.kill(os.getppid(), signal.SIGTERM)
+                await stopped
     finally:
         stopped.cancel()
         journal.close()
