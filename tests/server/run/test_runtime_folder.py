@@ -14,7 +14,7 @@ import pytest
 from weft.server.run import runtime_folder
 from weft.server.run.runtime_folder import MARK_NAME, MIN_FREE_BYTES
 from weft.server.settings import StartError
-from weft.server.store.database import FILE_NAME
+from weft.server.store.database import FILE_NAME, VERSION
 
 HOLDER = """
 import os, signal
@@ -165,7 +165,7 @@ def test_a_data_folder_that_cannot_be_used_is_a_fault_of_the_start(tmp_path: pat
         database.execute("PRAGMA user_version = 99")
     database.close()
     with (
-        pytest.raises(StartError, match="the database has version 99, this Weft knows up to 1"),
+        pytest.raises(StartError, match=f"the database has version 99, this Weft knows up to {VERSION}"),
         runtime_folder.data_folder(str(folder)),
     ):
         pass
