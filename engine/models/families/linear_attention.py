@@ -117,3 +117,7 @@ class SizedFeedForward(FeedForwardSwitches):
         from weft.engine.models.tensor_names import dense_spec
 
         return dense_spec(replace(config, intermediate_size=self.intermediate_size), layer, output_norm)
+
+    @override
+    def num_values(self, hidden_size: int) -> int:
+        return self.intermediate_size

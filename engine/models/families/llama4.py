@@ -28,7 +28,8 @@ def llama4(fields: Fields) -> FamilySwitches:
     layers = range(fields.integer("num_hidden_layers"))
     by_index = tuple(_FULL if layer in ropeless else _CHUNKED for layer in layers)
     kinds = read_layer_types(fields, by_index, (_CHUNKED, _FULL))
-    span, is_tuned = fields.size("attention_chunk_size", 8192), fields.flag("attn_temperature_tuning", True)
+    span = fields.size("attention_chunk_size", 8192)
+    is_tuned = fields.raw("attn_temperature_tuning") not in (False, 0)  # 4 in the first files
     mixers = tuple(
         AttentionSwitches(
             layer, span if kinds[layer] == _CHUNKED else None, is_tuned and layer in ropeless, layer not in ropeless

@@ -29,6 +29,7 @@ _ALIASES = {
     "n_heads": "num_attention_heads",
     "n_inner": "intermediate_size",
     "ffn_dim": "intermediate_size",
+    "block_ff_dim": "intermediate_size",
     "n_positions": "max_position_embeddings",
     "max_seq_len": "max_position_embeddings",
     "activation_function": "hidden_act",

@@ -18,8 +18,10 @@ from tests.architectures.serving import NATIVE
 from tests.architectures.shrink import VOCAB_SIZE
 from weft.engine.cache.specs import group_layers
 from weft.engine.kernels.cpu.library import runnable_variants
-from weft.engine.models.config import load_model_config
+from weft.engine.models.config import ModelConfig, load_model_config
+from weft.engine.models.families.linear_attention import SizedFeedForward
 from weft.engine.models.families.registry import identify
+from weft.engine.models.families.tuned_attention import AttentionSwitches
 from weft.engine.run.config import resolve
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.kernel_choice import make_caches
@@ -230,6 +232,29 @@ def test_experts_may_be_fused(tmp_path: Path, is_transposed: bool) -> None:
             tensors[f"{prefix}.{name}"] = (tensor.transpose(1, 2) if is_transposed else tensor).contiguous()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     torch.testing.assert_close(logits(folder, "float32"), apart)
+
+
+def as_published(folder: Path, name: str, changes: Mapping[str, Any], without: str = "") -> ModelConfig:
+    fields = {**CONFIG_MAPPING[name]().to_dict(), **changes}
+    return load_model_config(write_config(folder, name, {k: v for k, v in fields.items() if k != without}))
+
+
+def test_lfm2_may_name_its_size_as_its_makers_do(tmp_path: Path) -> None:
+    """LFM2-1.2B has no intermediate_size, and was refused."""
+    config = as_published(tmp_path, "lfm2", {"block_ff_dim": 12_288}, without="intermediate_size")
+    assert config.switches.feed_forwards[0] == SizedFeedForward(8192)
+
+
+@pytest.mark.parametrize(("value", "is_tuned"), [(4, True), (True, True), (None, True), (0, False), (False, False)])
+def test_the_first_files_of_llama_4_have_a_number_for_a_flag(tmp_path: Path, value: object, is_tuned: bool) -> None:
+    config = as_published(tmp_path, "llama4_text", {"attn_temperature_tuning": value})
+    assert any(isinstance(mixer, AttentionSwitches) and mixer.is_tuned for mixer in config.switches.mixers) == is_tuned
+
+
+def test_a_feed_forward_layer_of_its_own_size_counts_in_memory(tmp_path: Path) -> None:
+    """Gemma 4 E2B's are twice as wide where layers share keys and values."""
+    layers = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "intermediate_size": 6144}
+    assert as_published(tmp_path, "gemma4_text", layers).feed_forward_values == 2 * 6144
 
 
 def write_config(folder: Path, name: str, fields: Mapping[str, Any]) -> Path:
