@@ -216,7 +216,7 @@ def record(module: PreTrainedModel, longest_context: int) -> RecordedCalls:
     except ModelError:
         raise
     except Exception as error:  # whatever somebody else's module raises on a device without values
-        fault = (str(error).splitlines() or [""])[0]
+        fault = str(error).strip().partition("\n")[0]  # some begin with an empty line
         raise ModelError(f"its module does not run without data ({type(error).__name__}: {fault})") from None
     finally:
         hook.remove()

@@ -79,7 +79,11 @@ def load_fallback_config(folder: Path, identity: Identity) -> FallbackConfig:
     try:
         module, calls, reason = _inspect(config, text, longest_context)
     except ModelError as error:
-        raise ModelError(f"architecture {architecture} is not supported: {error}") from None
+        try:  # the text half alone: the others may need what is not installed
+            module, calls, reason = _inspect(text, text, longest_context)
+        except ModelError:
+            raise ModelError(f"architecture {architecture} is not supported: {error}") from None
+        is_half = True
     heads = _heads(text, calls)
     return FallbackConfig(
         architecture=architecture,
@@ -195,7 +199,7 @@ def _meta_module(config: PreTrainedConfig, attention: str) -> PreTrainedModel:
     except Exception as error:  # whatever somebody else's module raises
         if isinstance(error, KeyError) and error.args == (attention,):  # it looks its attention up in a table
             raise ModelError("its attention does not go through transformers' AttentionInterface") from None
-        fault = (str(error).splitlines() or [""])[0]
+        fault = str(error).strip().partition("\n")[0]  # some begin with an empty line
         raise ModelError(f"its module cannot be built ({type(error).__name__}: {fault})") from None
     module.train(False)
     return module

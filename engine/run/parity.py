@@ -80,7 +80,7 @@ def _module_faults() -> Iterator[None]:
     try:
         yield
     except _FAULTS as error:
-        fault = (str(error).splitlines() or [""])[0]
+        fault = str(error).strip().partition("\n")[0]  # some begin with an empty line
         raise ModelError(f"transformers' module does not run ({type(error).__name__}: {fault})") from error
 
 

@@ -131,7 +131,7 @@ NO_DECODERS: Mapping[str, str] = {
 
 NEVER_BUILT: Mapping[str, str] = {
     **dict.fromkeys(["blt", "reformer"], "transformers answers otherwise with its cache than without"),
-    "gemma3n": "its vision tower needs timm; gemma3n_text is its text half",
+    "gemma3n": "its vision tower needs timm; its text half is served, as gemma3n_text",
 }
 """Model types that transformers cannot build, or not generate with, and why."""
 

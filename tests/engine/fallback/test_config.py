@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.architectures.checkpoints import tiny_config
 from tests.checkpoints import MAX_POSITION_EMBEDDINGS, VOCAB_SIZE
 from tests.engine.fallback.checkpoints import write
 from weft.engine.cache.specs import ModuleCache
@@ -79,6 +80,20 @@ def test_what_weft_s_attention_cannot_do_runs_request_by_request(
     config = load_fallback_config(tmp_path, identify(tmp_path, "transformers"))
     assert (config.calls, config.reason) == (None, reason)
     assert [type(spec) for spec in config.cache_specs] == [ModuleCache]
+
+
+def test_the_text_half_is_served_where_the_whole_cannot_be_built(tmp_path: Path) -> None:
+    """Gemma 3n was refused without timm, which its vision tower needs, and no reason was given."""
+    text = tiny_config("gemma3n_text").to_dict()
+    values = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "text_config": text}
+    values["vision_config"] = {"architecture": "none that there is"}
+    (tmp_path / "config.json").write_text(json.dumps(values, default=str))
+    config = load_fallback_config(tmp_path, identify(tmp_path))
+    assert (config.model_class.__name__, config.is_half) == ("Gemma3nForCausalLM", True)
+    text["hidden_activation"] = "none that there is"
+    (tmp_path / "config.json").write_text(json.dumps(values, default=str))
+    with pytest.raises(ModelError, match=r"its module cannot be built \(\w+: \w"):
+        load_fallback_config(tmp_path, identify(tmp_path))
 
 
 def test_code_in_a_checkpoint_is_not_needed_for_what_transformers_has(phi3: Path) -> None:
