@@ -95,7 +95,7 @@ def load_fallback_config(folder: Path, identity: Identity) -> FallbackConfig:
         intermediate_size=_widest(module, text) + (0 if calls else text.vocab_size),  # logits of all tokens
         max_position_embeddings=longest_context,
         dtype=read_dtype(fields),
-        eos_token_ids=read_eos_token_ids(folder, fields, text.vocab_size),
+        eos_token_ids=read_eos_token_ids(folder, Fields(text.to_dict(), type(text).__name__), text.vocab_size),
         calls=calls,
         reason=reason,
         is_half=is_half,

@@ -140,10 +140,14 @@ def read_dtype(fields: Fields) -> torch.dtype:
 
 
 def read_eos_token_ids(folder: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    """The ids that end an answer, without those beyond the vocabulary, which can never be sampled."""
-    path = folder / "generation_config.json"
+    """The ids that end an answer, without those beyond the vocabulary, which can never be sampled.
+
+    Those that config.json names inside and outside of the text half count; if it names none, those of fields.
+    """
+    path, whole = folder / "generation_config.json", Fields.read(folder / "config.json")
     generation = Fields.read(path).integers("eos_token_id") if path.exists() else ()
-    named = generation or fields.integers("eos_token_id")
+    parts = [part.integers("eos_token_id") for part in (whole.section("text_config"), whole)]
+    named = generation or tuple(dict.fromkeys(sum(parts, ()))) or fields.integers("eos_token_id")
     known = tuple(token_id for token_id in named if 0 <= token_id < vocab_size)
     if known != named:
         left_out = ", ".join(str(token_id) for token_id in named if token_id not in known)

@@ -70,7 +70,9 @@ _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
         "max_position_embeddings": 131_072,
+        "eos_token_id": 1,
     },
+    "gemma4_text": {"eos_token_id": 1},
     "llama": {
         "vocab_size": 32_000,
         "hidden_size": 4096,
@@ -78,7 +80,10 @@ _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "max_position_embeddings": 2048,
+        "eos_token_id": 2,
     },
+    "llama4_text": {"eos_token_id": 2},
+    "ministral3": {"eos_token_id": 2},
     "mistral": {
         "vocab_size": 32_000,
         "hidden_size": 4096,
@@ -87,6 +92,7 @@ _LEFT_OUT: Mapping[str, Mapping[str, int]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131_072,
+        "eos_token_id": 2,
     },
 }
 """Fields that a text_config of this model_type leaves out where they are the defaults of transformers' class."""

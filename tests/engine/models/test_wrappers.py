@@ -90,3 +90,23 @@ def test_fields_of_a_class_that_are_left_out_are_its_defaults(tmp_path: Path) ->
     facts = read_model(tmp_path, "native")
     assert (facts.vocab_size, facts.hidden_size, facts.intermediate_size, facts.head_dim) == (32_064, 4096, 11_008, 128)
     assert facts.dtype == torch.float16
+    assert facts.eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+@pytest.mark.parametrize(
+    ("inside", "outside", "both"), [(1, [1, 106], (1, 106)), (None, 7, (7,)), (5, None, (5,)), (None, None, (2,))]
+)
+def test_an_answer_ends_with_what_either_half_names(
+    tmp_path: Path, model_impl: str, inside: object, outside: object, both: tuple[int, ...]
+) -> None:
+    """Gemma 4's text_config hid the end of a turn, 106; Mistral Small names none, and its answers had no end."""
+    write_checkpoint(CHECKPOINTS["mistral"], tmp_path)
+    path = tmp_path / "config.json"
+    text = {k: v for k, v in json.loads(path.read_text()).items() if k != "eos_token_id"}
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    for half, named in ((text, inside), (outer, outside)):
+        half |= {"eos_token_id": named} if named else {}
+    path.write_text(json.dumps(outer | {"text_config": text}))
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    assert read_model(tmp_path, model_impl).eos_token_ids == both
