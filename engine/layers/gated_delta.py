@@ -12,6 +12,7 @@ from weft.engine.layers.convolution import CausalConvolution
 from weft.engine.layers.delta_rule import DeltaInputs, DeltaRule
 from weft.engine.layers.norm import normalise
 from weft.engine.layers.parts import Linear
+from weft.engine.layers.pointwise import sigmoid, softplus
 
 
 class DeltaProjected(NamedTuple):
@@ -106,13 +107,13 @@ class GatedDelta(Mixer):
         heads = heads.view(num_tokens, 2, sizes.num_key_heads, sizes.key_dim)
         heads = heads * heads.square().sum(-1, keepdim=True).add_(1e-6).rsqrt_()  # unit vectors
         queries, keys = heads.repeat_interleave(sizes.num_heads // sizes.num_key_heads, 2).unbind(1)
-        decays = F.softplus(projected.decays.float() + self.decay_bias).view(num_tokens, sizes.num_heads, -1)
+        decays = softplus(projected.decays.float() + self.decay_bias).view(num_tokens, sizes.num_heads, -1)
         return DeltaInputs(
             queries * sizes.key_dim**-0.5,
             keys,
             values.view(num_tokens, sizes.num_heads, sizes.value_dim),
             decays * self.decay_rates,
-            projected.rates.float().sigmoid_().unsqueeze(-1),
+            sigmoid(projected.rates.float()).unsqueeze(-1),
         )
 
     @override

@@ -143,5 +143,7 @@ def _apply(function: Function | None, values: "torch.Tensor") -> "torch.Tensor":
         case "softmax":
             return values.softmax(-1)
         case "sigmoid":
-            return values.sigmoid()
+            from weft.engine.layers.pointwise import sigmoid  # imports torch
+
+            return sigmoid(values)
     return values

@@ -3,7 +3,6 @@
 import ctypes
 
 import torch
-import torch.nn.functional as F
 from typing_extensions import override
 
 from weft.engine.kernels.cpu.layers import NativeLinear, NativeNorm
@@ -11,6 +10,7 @@ from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import Matrix
 from weft.engine.layers.convolution import CausalConvolution
 from weft.engine.layers.mamba import Mamba2Mixer
+from weft.engine.layers.pointwise import softplus
 from weft.engine.layers.selective_scan import SelectiveScan
 from weft.engine.layers.state_space import StateSpace, StateSpaceScan
 from weft.engine.layers.step_caches import StateStep
@@ -137,7 +137,7 @@ class NativeSelectiveScan(SelectiveScan):
         cache: int,
     ) -> torch.Tensor:
         outputs = torch.empty(x.shape, dtype=torch.bfloat16)
-        steps = F.softplus(times.float() + self.time_bias)
+        steps = softplus(times.float() + self.time_bias)
         b, c = selection
         assert b.stride() == c.stride()
         inputs = (x.data_ptr(), x.stride(0), steps.data_ptr(), b.data_ptr(), c.data_ptr(), b.stride(0))
