@@ -24,6 +24,7 @@ from weft.engine.models.config import ModelConfig
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.specs import DecoderSpec, build_norm
 from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import DenseReader, Progress, TensorSource, WeightReader
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource
 
@@ -73,6 +74,14 @@ def load_weights(
         decoder = build_decoder(spec, config, kit, reader, rotaries, dtype)
     source.close()
     return decoder
+
+
+def lacks_head(folder: Path, config: ModelConfig) -> bool:
+    """Whether the files of a checkpoint hold no output head; False where `weft plan` has none of them."""
+    try:
+        return CheckpointSource(folder, torch.device("cpu")).shape(f"{config.switches.names.head}.weight") is None
+    except ModelError:
+        return False
 
 
 def _has_own_head(config: ModelConfig, checkpoint: CheckpointSource) -> bool:

@@ -17,7 +17,7 @@ from weft.engine.models.decoder import Decoder
 from weft.engine.models.facts import ModelFacts
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import identify
-from weft.engine.models.loading import load_weights
+from weft.engine.models.loading import lacks_head, load_weights
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import choose_kit, choose_linear_kit, make_caches
@@ -77,7 +77,8 @@ def read_model(folder: Path, model_impl: str, max_num_tokens: int | None = None)
     if identity.switches is not None:
         facts: ModelFacts = native_config(folder, identity)
         if isinstance(facts, ModelConfig) and identity.architecture not in outer.texts("architectures"):
-            facts = replace(facts, tie_word_embeddings=True)  # unless a head of its own is found
+            is_tied = facts.tie_word_embeddings or lacks_head(folder, facts)  # a half may tie without a word of it
+            facts = replace(facts, tie_word_embeddings=is_tied)
     else:
         from weft.engine.fallback.config import load_fallback_config  # imports transformers
 

@@ -1,5 +1,6 @@
 """Checkpoints that also read images or sounds: their text half answers as it does alone."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import CHECKPOINTS, write_checkpoint
 from tests.engine.fallback.checkpoints import write as write_other
 from tests.engine.test_golden import run
+from weft.engine.models.config import ModelConfig
 from weft.engine.models.families.registry import identify
 from weft.engine.run.model_choice import read_model
 from weft.engine.run.startup import start
@@ -71,6 +73,23 @@ def test_the_text_half_answers_as_it_does_alone(
     wrap(tmp_path, architecture, model_type, text_type, prefix)
     assert answer(tmp_path) == alone
     assert "only text is served: images and sounds are not read" in caplog.text
+
+
+def test_a_head_of_its_own_is_planned(tmp_path: Path) -> None:
+    """`weft plan` counted none: 1.1 GB of Ministral 3 8B. A half that is not tied in words may have none all the same.
+
+    Before the weights are there, config.json counts.
+    """
+    write_checkpoint(CHECKPOINTS["mistral"], tmp_path)
+    wrap(tmp_path, "Mistral3ForConditionalGeneration", "mistral3", "mistral", "model.language_model.")
+    facts = read_model(tmp_path, "native")
+    assert isinstance(facts, ModelConfig) and not facts.tie_word_embeddings
+    path = tmp_path / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if "lm_head" not in name}
+    save_file(tensors, path)
+    assert read_model(tmp_path, "native") == dataclasses.replace(facts, tie_word_embeddings=True)
+    path.unlink()
+    assert read_model(tmp_path, "native") == facts
 
 
 def test_what_the_text_half_leaves_out_is_read_from_the_outside(tmp_path: Path) -> None:
