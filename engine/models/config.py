@@ -61,6 +61,16 @@ class ModelConfig(ModelFacts):
         return max(self.intermediate_size, *inner, 0)
 
     @property
+    @override
+    def kept_values(self) -> int:
+        return self.switches.extension.num_values(self.num_layers) if self.switches.extension else 0
+
+    @property
+    @override
+    def position_values(self) -> int:
+        return sum(2 * (rope.head_dim or self.head_dim) for rope in self.distinct_ropes if rope.rotary_dim != 0)
+
+    @property
     def distinct_ropes(self) -> tuple[RopeConfig, ...]:
         """Every rotary embedding of the model once."""
         return tuple(dict.fromkeys(self.ropes))

@@ -38,3 +38,13 @@ class ModelFacts:
     def feed_forward_values(self) -> int:
         """Values of a token inside the widest feed-forward layer at once."""
         return self.intermediate_size
+
+    @property
+    def kept_values(self) -> int:
+        """Values of a token that are kept through all layers, beside its hidden states."""
+        return 0
+
+    @property
+    def position_values(self) -> int:
+        """Values of each position in the tables that are made when the model is loaded."""
+        return 0

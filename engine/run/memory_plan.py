@@ -8,6 +8,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedKV, StateSpec
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
@@ -184,15 +186,31 @@ def _divide_states(config: EngineConfig, groups: Sequence[CacheGroup[CacheSpec]]
 def estimate_activations_bytes(model: ModelFacts, config: EngineConfig, specs: Sequence[CacheSpec]) -> int:
     """Bytes of the largest step, from the shapes alone: the widest layer for all tokens, and logits in float32.
 
-    On a CPU a matrix may also keep its inputs in float32. specs are those of the model's caches.
+    On a CPU a matrix may also keep its inputs in float32. specs are those of the model's caches. The tables of
+    positions, which outlast the step, count here, too.
     """
     heads = max((_head_values(spec, model.num_heads) for spec in specs if isinstance(spec, PagedKV)), default=0)
-    per_token = 4 * model.hidden_size + heads + 3 * model.feed_forward_values
+    per_token = 4 * model.hidden_size + heads + 3 * model.feed_forward_values + model.kept_values
     logits = 3 * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size * 4
     widened = max(model.feed_forward_values, model.num_heads * model.head_dim) * 4 if config.device.type == "cpu" else 0
     # Where no kernel updates states in place, those of one layer are copied: read, changed, put together again.
     states = 3 * config.max_num_seqs * max((s.bytes_per_request for s in specs if isinstance(s, StateSpec)), default=0)
-    return config.max_num_batched_tokens * (per_token * config.dtype.itemsize + widened) + logits + states
+    tables = num_positions(config, specs) * model.position_values * config.dtype.itemsize
+    return config.max_num_batched_tokens * (per_token * config.dtype.itemsize + widened) + logits + states + tables
+
+
+def num_positions(config: EngineConfig, specs: Sequence[CacheSpec]) -> int:
+    """Positions that tables need to have: no plan has blocks for a longer request, however much memory is free.
+
+    Measured steps may go as far as the token budget. specs are those of the model's caches.
+    """
+    block_bytes = sum(spec.bytes_per_block(config.block_size, config.kv_cache_dtype) for spec in specs)
+    kv_bytes = config.options.kv_cache_memory
+    if kv_bytes is None:
+        is_cuda = config.device.type == "cuda"
+        kv_bytes = torch.cuda.mem_get_info(config.device)[1] if is_cuda else MAX_CPU_CACHE_BYTES
+    num_tokens = kv_bytes // max(block_bytes, 1) * config.block_size
+    return min(config.max_model_len, max(num_tokens, config.max_num_batched_tokens))
 
 
 def _head_values(spec: PagedKV, num_heads: int) -> int:

@@ -21,7 +21,7 @@ from weft.engine.models.loading import lacks_head, load_weights
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import choose_kit, choose_linear_kit, make_caches
-from weft.engine.run.memory_plan import format_size
+from weft.engine.run.memory_plan import format_size, num_positions
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import Progress
 
@@ -129,7 +129,7 @@ def _load_native(model: ModelConfig, config: EngineConfig, kit: LayerKit, folder
         kit,
         device=config.device,
         dtype=config.dtype,
-        max_model_len=config.max_model_len,
+        max_model_len=num_positions(config, decoder_spec(model).caches),
         load_format=config.options.load_format,
         progress=progress,
     )

@@ -42,6 +42,9 @@ class DecoderSwitches(Protocol):
     def extend(self, config: "ModelConfig", spec: "DecoderSpec") -> "DecoderSpec":
         """The whole decoder."""
 
+    def num_values(self, num_layers: int) -> int:
+        """Values that it keeps of a token through all layers."""
+
 
 class Norm(enum.Enum):
     """Norms of hidden states. The plain ones have no weights."""

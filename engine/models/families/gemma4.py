@@ -95,6 +95,10 @@ class Gemma4Layers(DecoderSwitches):
 
         return layered_decoder_spec(self, config, spec)
 
+    @override
+    def num_values(self, num_layers: int) -> int:
+        return num_layers * self.input_size
+
 
 @family("Gemma4ForCausalLM")
 def gemma4(fields: Fields) -> FamilySwitches:

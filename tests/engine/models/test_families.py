@@ -251,10 +251,16 @@ def test_the_first_files_of_llama_4_have_a_number_for_a_flag(tmp_path: Path, val
     assert any(isinstance(mixer, AttentionSwitches) and mixer.is_tuned for mixer in config.switches.mixers) == is_tuned
 
 
-def test_a_feed_forward_layer_of_its_own_size_counts_in_memory(tmp_path: Path) -> None:
-    """Gemma 4 E2B's are twice as wide where layers share keys and values."""
+def test_all_that_gemma_4_keeps_of_a_token_counts_in_memory(tmp_path: Path) -> None:
+    """E2B's layers are twice as wide where they share keys and values, and each has an input of its own."""
     layers = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "intermediate_size": 6144}
-    assert as_published(tmp_path, "gemma4_text", layers).feed_forward_values == 2 * 6144
+    config = as_published(tmp_path, "gemma4_text", layers | {"num_hidden_layers": 12, "layer_types": None})
+    assert (config.feed_forward_values, config.kept_values) == (2 * 6144, 12 * 256)
+    assert config.position_values == 2 * (256 + 512)
+
+
+def test_layers_without_rotary_embedding_need_no_table(tmp_path: Path) -> None:
+    assert as_published(tmp_path, "llama4_text", {}).position_values == 2 * 128
 
 
 def write_config(folder: Path, name: str, fields: Mapping[str, Any]) -> Path:

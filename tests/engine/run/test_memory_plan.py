@@ -1,6 +1,8 @@
 import dataclasses
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -8,11 +10,18 @@ import torch
 from weft.engine.cache.specs import PagedKV, StateSpec, group_layers
 from weft.engine.run import config as engine_config
 from weft.engine.run.config import EngineConfig, available_memory_bytes
-from weft.engine.run.memory_plan import MAX_CPU_CACHE_BYTES, MemoryPlan, make_plan
+from weft.engine.run.memory_plan import (
+    MAX_CPU_CACHE_BYTES,
+    MemoryPlan,
+    estimate_activations_bytes,
+    make_plan,
+    num_positions,
+)
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
 
-GROUPS = group_layers((PagedKV(2, 8), PagedKV(2, 8, sliding_window=64), PagedKV(2, 8)))
+SPECS = PagedKV(2, 8), PagedKV(2, 8, sliding_window=64), PagedKV(2, 8)
+GROUPS = group_layers(SPECS)
 BLOCK_BYTES = 3 * 2 * 16 * 2 * 8 * 2  # layers, K and V, tokens, heads, head size, bytes of a bfloat16
 
 CONFIG = EngineConfig(
@@ -27,6 +36,12 @@ CONFIG = EngineConfig(
     itl_target_s=0.25,
     overlap=False,
 )
+
+
+def estimated(**more: int) -> int:
+    sizes = {"hidden_size": 64, "num_heads": 4, "head_dim": 16, "vocab_size": 100, "feed_forward_values": 128}
+    facts = SimpleNamespace(**sizes | {"kept_values": 0, "position_values": 0} | more)
+    return estimate_activations_bytes(facts, CONFIG, SPECS)  # type: ignore[arg-type]
 
 
 def with_cache_memory(num_bytes: int | None) -> EngineConfig:
@@ -115,6 +130,30 @@ def test_cached_files_of_a_container_count_as_free(tmp_path: Path, monkeypatch: 
     assert available_memory_bytes(torch.device("cpu")) == 600_000
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory_bytes(torch.device("cpu")) > 600_000
+
+
+@pytest.mark.parametrize(
+    ("kv_cache_memory", "changes", "expected"),
+    [
+        (None, {}, 256),
+        (None, {"max_model_len": 1 << 30}, MAX_CPU_CACHE_BYTES // BLOCK_BYTES * 16),
+        (10 * BLOCK_BYTES, {}, 160),
+        (2 * BLOCK_BYTES, {}, 128),
+    ],
+    ids=["whole context", "bound of a CPU cache", "given memory", "a measured step"],
+)
+def test_tables_of_positions_are_as_long_as_any_request(
+    kv_cache_memory: int | None, changes: dict[str, Any], expected: int
+) -> None:
+    """Llama 4 Scout's took 5.4 GB, of ten million positions of which the cache holds 21,000, and were in no plan."""
+    config = dataclasses.replace(with_cache_memory(kv_cache_memory), **changes)
+    assert num_positions(config, SPECS) == expected
+    assert plan(1 << 40, kv_cache_memory, **changes).max_model_len <= expected
+
+
+def test_what_lies_beside_the_layers_counts() -> None:
+    assert estimated(position_values=64) - estimated() == 256 * 64 * 2
+    assert estimated(kept_values=8960) - estimated() == 128 * 8960 * 2
 
 
 STATES = group_layers((StateSpec((3, 8), torch.float32),) * 2)

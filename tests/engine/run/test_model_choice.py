@@ -1,11 +1,14 @@
 import io
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from tests.engine.fallback.checkpoints import write
 from weft.engine.cache.specs import PagedKV
@@ -49,6 +52,17 @@ def test_the_plan_before_loading_is_right(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(options))))
     assert print_plan.main() == 0
     assert "ForCausalLM; layers: transformers, torch)" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_tables_of_positions_end_where_the_cache_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("cohere", tmp_path) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 1 << 24}))
+    chosen = planned(options_for(tmp_path, kv_cache_memory=1 << 22))
+    loaded: dict[str, Any] = {}
+    monkeypatch.setattr(model_choice, "load_weights", lambda *args, **options: loaded.update(options))
+    chosen.load(tmp_path, lambda done, total: None)
+    block_bytes = sum(spec.bytes_per_block(32, torch.float32) for spec in chosen.cache_specs)
+    assert loaded["max_model_len"] == (1 << 22) // block_bytes * 32 < 1 << 14
 
 
 def test_native_refuses_what_has_no_family(tmp_path: Path) -> None:
