@@ -21,6 +21,9 @@ _RESERVED_BYTES = 1 << 10
 # Shared memory of a program besides its tiles.
 _SCRATCH_BYTES = 1 << 10
 
+# Results of a tile, float32 in registers: half of those of a multiprocessor.
+_RESULT_BYTES = 128 << 10
+
 # Major compute capabilities whose large products read keys and values from shared memory.
 _READING_SHARED = (9, 10)
 _HOPPER = 9
@@ -61,6 +64,11 @@ class HeadShape:
     def is_padded(self) -> bool:
         """Whether a tile has more columns than a head has values."""
         return padded(self.head_dim) != self.head_dim
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether 64 rows of results need the registers of 8 warps."""
+        return padded(self.head_dim) > 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +137,19 @@ def decode_tiles(shape: HeadShape, gpu: Gpu) -> dict[str, Tile]:
     if shape.is_latent:
         return {"triton-latent": latent_tile(shape, gpu, 16)}
     rows, keys = max(16, padded(shape.num_shared)), _num_keys(shape)
-    tiles = {"triton-16k": _tile(shape, gpu, rows, keys, 4, max_stages=4, num_programs=2)}
+    tiles = {"triton-16k": _tile(shape, gpu, rows, keys, _num_warps(shape, rows), max_stages=4, num_programs=2)}
     is_in_registers = rows == 16 and shape.value_bytes < 4
     if is_in_registers and _num_stages(shape, gpu, rows, 2 * keys, num_programs=2) > 1:
         tiles["triton-32k"] = _tile(shape, gpu, rows, 2 * keys, 4, max_stages=4, num_programs=2)
-    return tiles
+    return _fitting(tiles)
 
 
 def prompt_tiles(shape: HeadShape, gpu: Gpu) -> dict[str, Tile]:
-    """Tiles for all other requests, named by their rows. Results are float32 in registers.
+    """Tiles for all other requests, named by their rows; results are float32 in registers.
 
     - 64 rows in 4 warps: two programs share a multiprocessor, so that one computes its softmax while the other's
-      products run. Before Hopper they take half as many keys, since registers hold the operands, too.
+      products run. Before Hopper they take half as many keys, since registers hold the operands, too. Wide heads have
+      8 warps, and fewer rows where memory has no room for 64; the name stays, for other groups have the rows.
     - 128 rows in 8 warps: K/V are read half as often. There are too few registers for a second program, so the softmax
       of four warps has only the products of the other four beside it. Before Hopper they take half as many keys
       where shared memory has no room for three stages, or heads are padded, whose masks take registers, too.
@@ -149,29 +158,30 @@ def prompt_tiles(shape: HeadShape, gpu: Gpu) -> dict[str, Tile]:
     """
     if shape.is_latent:
         return {"triton-latent": latent_tile(shape, gpu, 64)}
-    keys = _num_keys(shape)
+    keys, least = _num_keys(shape), padded(shape.num_shared)
     if shape.value_bytes == 4:  # no matrix units: operands and scores of a tile must fit in registers
-        tiles = [_tile(shape, gpu, max(32, padded(shape.num_shared)), keys, 4, max_stages=3)]
+        sizes = [(max(32, least), keys, _num_warps(shape, 32), 1)]
     else:
         keys_of_64 = keys if gpu.capability[0] in _READING_SHARED else max(32, keys // 2)
-        tiles = [_tile(shape, gpu, 64, keys_of_64, 4, max_stages=3, num_programs=2)]
-        if padded(shape.head_dim) <= 128 or gpu.capability[0] == _HOPPER:  # elsewhere wide heads would spill registers
+        sizes = [(64, keys_of_64, _num_warps(shape, 64), 2)]
+        # Elsewhere heads of more than 128 values would spill registers.
+        if padded(shape.head_dim) <= 128 or (gpu.capability[0] == _HOPPER and not shape.is_wide):
             is_tight = shape.is_padded or _num_stages(shape, gpu, 128, keys, num_programs=1) < 3
             keys_of_128 = max(32, keys // 2) if is_tight and gpu.capability[0] not in _READING_SHARED else keys
-            tiles.append(_tile(shape, gpu, 128, keys_of_128, 8, max_stages=3))
+            sizes.append((128, keys_of_128, 8, 1))
         if gpu.capability[0] != _HOPPER:
-            tiles.reverse()
-    fitting = [tile for tile in tiles if tile.rows >= shape.num_shared]
-    fitting = fitting or [_tile(shape, gpu, padded(shape.num_shared), keys, 8, max_stages=3)]
-    return {f"triton-{tile.rows}": tile for tile in fitting}
+            sizes.reverse()
+    sizes = [size for size in sizes if size[0] >= shape.num_shared] or [(least, keys, 8, 1)]
+    tiles = {f"triton-{s[0]}": _tile(shape, gpu, *s[:3], max_stages=3, num_programs=s[3]) for s in sizes}
+    return _fitting(tiles)
 
 
-def deterministic_tile(shape: HeadShape, gpu: Gpu) -> Tile:
+def deterministic_tile(shape: HeadShape, gpu: Gpu) -> Tile | None:
     """The one tile for all steps, since another may sum in another order: the smallest with acceptable prefill."""
     if shape.is_latent:
         return latent_tile(shape, gpu, 64)
     rows = max(32 if shape.value_bytes == 4 else 64, padded(shape.num_shared))
-    return _tile(shape, gpu, rows, _num_keys(shape), 4, max_stages=3)
+    return _tile(shape, gpu, rows, _num_keys(shape), _num_warps(shape, rows), max_stages=3)
 
 
 def latent_tile(shape: HeadShape, gpu: Gpu, rows: int) -> Tile:
@@ -196,23 +206,40 @@ def _in_all(lists: list[list[str]]) -> list[str]:
     return [name for name in lists[0] if all(name in names for names in lists)] if lists else []
 
 
+def _fitting(tiles: dict[str, Tile | None]) -> dict[str, Tile]:
+    return {name: tile for name, tile in tiles.items() if tile}
+
+
 def _num_keys(shape: HeadShape) -> int:
-    return max(32, min(128, _KEY_TILE_BYTES // (padded(shape.head_dim) * shape.value_bytes)))
+    least = 64 // shape.value_bytes
+    return max(least, min(128, _KEY_TILE_BYTES // (padded(shape.head_dim) * shape.value_bytes)))
+
+
+def _num_warps(shape: HeadShape, rows: int) -> int:
+    return 8 if shape.is_wide and rows > 16 else 4
 
 
 def _tile(
     shape: HeadShape, gpu: Gpu, rows: int, keys: int, num_warps: int, *, max_stages: int, num_programs: int = 1
-) -> Tile:
-    """A tile that leaves room for num_programs on a multiprocessor, or for one if it could not be loaded ahead else."""
-    possible = (_num_stages(shape, gpu, rows, keys, number) for number in (num_programs, 1))
-    return Tile(rows, keys, num_warps, min(max_stages, next((stages for stages in possible if stages > 1), 1)))
+) -> Tile | None:
+    """A tile that leaves room for num_programs on a multiprocessor, or for one if it could not be loaded ahead else.
+
+    It has fewer rows, but all heads of a token, where memory has no room; None if that does not help.
+    """
+    while rows > padded(shape.num_shared) and not _num_stages(shape, gpu, rows, keys, num_programs=1):
+        rows //= 2
+    possible = [_num_stages(shape, gpu, rows, keys, number) for number in (num_programs, 1)]
+    num_stages = min(max_stages, next((stages for stages in possible if stages > 1), possible[-1]))
+    has_registers = rows * padded(shape.head_dim) * 4 <= _RESULT_BYTES
+    return Tile(rows, keys, num_warps, num_stages) if num_stages and has_registers else None
 
 
 def _num_stages(shape: HeadShape, gpu: Gpu, rows: int, keys: int, num_programs: int) -> int:
-    """The most stages for which shared memory has room."""
+    """The most stages for which shared memory has room, 0 if it has none for one."""
     head_bytes = padded(shape.head_dim) * shape.value_bytes
     room = (gpu.shared_bytes + _RESERVED_BYTES) // num_programs - _RESERVED_BYTES - rows * head_bytes
     stage_bytes = 2 * keys * head_bytes
     if rows >= 64 and shape.value_bytes < 4 and gpu.capability[0] in _READING_SHARED:
-        return (room - _SCRATCH_BYTES) // stage_bytes
-    return 1 + (room - rows * keys * shape.value_bytes) // stage_bytes  # one is in registers; weights are in memory
+        return max(0, room - _SCRATCH_BYTES) // stage_bytes
+    room -= rows * keys * shape.value_bytes  # weights
+    return 1 + room // stage_bytes if 2 * room >= stage_bytes else 0  # one is in registers, after its keys were here

@@ -75,7 +75,8 @@ def tune(
     gpu, shape = gpu_of(device), head_shape(group.spec, num_heads, dtype)
     num_shared = shape.num_shared
     if is_deterministic:
-        tile = deterministic_tile(shape, gpu)
+        only = deterministic_tile(shape, gpu)
+        tile = _named(None, {"triton": only} if only else {})
         tiling = Tiling(max(1, tile.rows // num_shared), tile.keys, max_num_seqs=limits.max_num_seqs)
         return GroupTuning(LaunchTuning(tile, tiling, True), None)
     num_parts = max(1, gpu.num_processors * _PROGRAMS_PER_PROCESSOR // group.spec.num_kv_heads)
@@ -96,10 +97,10 @@ def tune(
 
 
 def _named(name: str | None, tiles: dict[str, Tile]) -> Tile:
-    if name is None:
-        return next(iter(tiles.values()))
+    name = name or next(iter(tiles), "triton")
     if name not in tiles:
-        raise ValueError(f"there is no attention tile {name} for these heads on this GPU, only {', '.join(tiles)}")
+        there_is = ", ".join(tiles) or "none"
+        raise ValueError(f"there is no attention tile {name} for these heads on this GPU, only {there_is}")
     return tiles[name]
 
 
