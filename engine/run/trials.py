@@ -103,14 +103,12 @@ class _Steps:
 
 
 class AttentionTrials(Trials):
-    """Heads and attention of one layer of each kind that the model has, with heads as those of the first layer."""
+    """Heads and attention of one layer of each kind that the model has; all are timed together."""
 
     def __init__(self, model: ModelConfig, config: EngineConfig, shapes: Sequence[StepShape]) -> None:
         """Take the steps that are computed one after the other, of which the last one is timed."""
         self._model, self._config, self._shapes = model, config, shapes
-        first, *others = paged_specs(model)
-        alike = [spec for spec in others if (spec.num_kv_heads, spec.head_dim) == (first.num_kv_heads, first.head_dim)]
-        self._groups = tuple(CacheGroup(spec, (index,)) for index, spec in enumerate([first, *alike]))
+        self._groups = tuple(CacheGroup(spec, (index,)) for index, spec in enumerate(paged_specs(model)))
 
     @override
     def trial(self, config: EngineConfig) -> Trial:
@@ -129,18 +127,18 @@ class AttentionTrials(Trials):
         """Attend with the kernels of config, to K/V that are first rounded to a dtype."""
         kit = choose_kit(self._model, config)
         backend = make_backend(self._groups, self._steps.num_blocks, config, self._model.num_heads)
-        heads, dtype = self._heads(kit, config.dtype), config.dtype
+        heads, dtype = [self._heads(kit, config.dtype, group.spec) for group in self._groups], config.dtype
         last: list[AttentionStep] = []
 
         def outputs() -> list[torch.Tensor]:
             attended = []
             for batch, inputs in zip(self._steps.batches, self._inputs, strict=True):
                 last[:] = [backend.begin(batch)]
-                attended += self._attend(last[0], heads, inputs, self._steps.rotations(batch, dtype)[0], rounded)
+                attended += self._attend(last[0], heads, inputs, self._rotations(batch, dtype), rounded)
             return attended
 
-        rotation = self._steps.rotations(self._steps.batches[-1], dtype)[0]
-        return Trial(outputs, lambda: self._attend(last[0], heads, self._inputs[-1], rotation, rounded))
+        rotations = self._rotations(self._steps.batches[-1], dtype)
+        return Trial(outputs, lambda: self._attend(last[0], heads, self._inputs[-1], rotations, rounded))
 
     @cached_property
     def _steps(self) -> _Steps:
@@ -149,34 +147,39 @@ class AttentionTrials(Trials):
     @cached_property
     def _inputs(self) -> list[tuple[torch.Tensor, ...]]:
         """Queries, keys and values of each group, stacked, for each step."""
-        specs = [group.spec for group in self._groups]
-        stacked = [self._steps.random(self._model.num_heads + 2 * s.num_kv_heads, s.head_dim) for s in specs]
-        return list(zip(*stacked, strict=True))
+        sizes = [(self._model.num_heads + 2 * g.spec.num_kv_heads, g.spec.head_dim) for g in self._groups]
+        return list(zip(*(self._steps.random(*size) for size in sizes), strict=True))
 
-    def _heads(self, kit: LayerKit, dtype: torch.dtype) -> HeadLayer:
-        model, first = self._model, self._groups[0].spec
-        norm = None
+    def _rotations(self, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
+        """For each group a rotation of its heads' size; that of latents is not used."""
+        first, *others = self._steps.rotations(batch, dtype)
+        by_size = {rotation.size(-1): rotation for rotation in (*others, first)}
+        return [by_size.get(group.spec.head_dim, first) for group in self._groups]
+
+    def _heads(self, kit: LayerKit, dtype: torch.dtype, spec: PagedKV) -> HeadLayer:
+        model, norm = self._model, None
         if model.switches.qk_norm == QKNorm():  # others are torch's, whatever is settled
             generator = torch.Generator().manual_seed(0)
-            weights = 1 + torch.randn(2, first.head_dim, generator=generator) / 8
+            weights = 1 + torch.randn(2, spec.head_dim, generator=generator) / 8
+            weights *= _head_norm(spec)
             queries, keys = weights.to(self._config.dtype).to(self._config.device, dtype).unbind(0)
-            norm = HeadNorm(queries, keys, model.num_heads, first.num_kv_heads, model.rms_norm_eps)
-        return kit.heads(norm, model.num_heads, first.num_kv_heads)
+            norm = HeadNorm(queries, keys, model.num_heads, spec.num_kv_heads, model.rms_norm_eps)
+        return kit.heads(norm, model.num_heads, spec.num_kv_heads)
 
     def _attend(
         self,
         step: AttentionStep,
-        heads: HeadLayer,
+        heads: Sequence[HeadLayer],
         inputs: tuple[torch.Tensor, ...],
-        rotation: torch.Tensor,
+        rotations: Sequence[torch.Tensor],
         rounded: torch.dtype,
     ) -> list[torch.Tensor]:
-        attended, dtype = [], rotation.dtype
-        for group, stacked in zip(self._groups, inputs, strict=True):
-            (layer,), num_heads = group.layers, self._model.num_heads
+        attended = []
+        for group, prepare, stacked, rotation in zip(self._groups, heads, inputs, rotations, strict=True):
+            (layer,), num_heads, dtype = group.layers, self._model.num_heads, rotation.dtype
             qkv = stacked.to(dtype, copy=True)
             if group.spec.latent_dim is None:
-                queries, *cached = heads(qkv, rotation, step.cache(layer))
+                queries, *cached = prepare(qkv, rotation, step.cache(layer))
             else:
                 queries, latents = qkv[:, :num_heads], qkv[:, num_heads:][:, :1]
                 cached = [latents, latents[..., : group.spec.latent_dim]]
@@ -241,6 +244,7 @@ class BlockTrials(Trials):
 
     def _trial(self, kit: LayerKit, config: EngineConfig) -> Trial:
         source = _RandomWeights(0, self._config.dtype, config.device, 1.0 - self._model.switches.norm_offset)
+        source.head_norm = next((_head_norm(s) for s in self._spec.caches if isinstance(s, PagedKV)), 1.0)
         reader = DenseReader(source, config.device, config.dtype, 0)
         blocks = kit.fuse([self._spec.build(kit, reader, 0)])
         groups = group_layers(self._spec.caches)
@@ -274,6 +278,11 @@ def paged_specs(model: ModelConfig) -> tuple[PagedKV, ...]:
     return tuple(dict.fromkeys(spec for spec in decoder_spec(model).caches if isinstance(spec, PagedKV)))
 
 
+def _head_norm(spec: PagedKV) -> float:
+    """The weight of norms of heads that makes scores of the usual size; larger ones would magnify rounding."""
+    return (spec.score_scale**2 * spec.head_dim) ** -0.25
+
+
 def _reference_config(config: EngineConfig) -> EngineConfig:
     """The same in float32 by torch."""
     options = msgspec.structs.replace(config.options, deterministic=False, quantization="none")
@@ -285,13 +294,15 @@ class _RandomWeights(RandomSource):
     """Matrices that keep the size of their inputs, so that every part of a block counts, and norms that vary."""
 
     _POOL_SIZE = (1 << 18) + 1
+    head_norm = 1.0
 
     @override
     def fill(self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None) -> None:
         if name.endswith("norm.weight"):
             values = torch.empty(target.shape, dtype=self._pool.dtype, device=target.device)
             super().fill(name.removesuffix("norm.weight"), values)
-            target.copy_(values.mul_(8).add_(self._norm_weight))
+            size = self.head_norm if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+            target.copy_(values.mul_(8).add_(self._norm_weight).mul_(size))
             return
         super().fill(name, target)
         if target.dim() == 2:  # a power of two changes no digit, so that all dtypes hold the same values

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoints import write_config
+from tests.engine.run.test_components import GEMMA4
 from weft import server
 from weft.engine.kernels.triton.attention import TritonBackend
 from weft.engine.models.config import load_model_config
@@ -19,13 +21,15 @@ from weft.engine.shared.messages import EngineOptions
 DEMO = Path(server.__file__).parent / "demo_model"
 
 
-def settle(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str, dtype: str = "float32") -> dict[str, Settled]:
+def settle(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str, dtype: str = "float32", model_folder: Path = DEMO
+) -> dict[str, Settled]:
     monkeypatch.setattr(kernel_choice, "has_triton", lambda device: True)
     on_cuda = components._COMPONENTS["cuda"]
     monkeypatch.setattr(components, "_COMPONENTS", {"cpu": {name: on_cuda[name] for name in names or on_cuda}})
-    model = load_model_config(DEMO)
+    model = load_model_config(model_folder)
     sizes: dict[str, Any] = {"max_num_seqs": 2, "block_size": 16, "max_num_batched_tokens": 32, "max_model_len": 20}
-    options = EngineOptions(model=str(DEMO), device="cpu", dtype=dtype, **sizes)
+    options = EngineOptions(model=str(model_folder), device="cpu", dtype=dtype, **sizes)
     config = engine_config.resolve(options, model)
     file = SettledFile(folder / "settled.json", "here")
     times = iter(range(1, 99))
@@ -53,6 +57,14 @@ def test_few_rows_have_three_candidates(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert [verdict.candidate for verdict in settled.verdicts] == ["triton", "triton-2", "cublas"]
     assert all(verdict.seconds and verdict.error is not None and not verdict.fault for verdict in settled.verdicts)
     assert settled.chosen == "triton"
+
+
+def test_tiles_of_wide_heads_are_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = write_config(GEMMA4, tmp_path / "gemma4")
+    names = "decode_attention", "prefill_attention"
+    settled = settle(monkeypatch, tmp_path, *names, dtype="float16", model_folder=folder)
+    assert [choice.chosen for choice in settled.values()] == ["triton-16k", "triton-64"]
+    assert not settled["decode_attention"].verdicts[0].fault
 
 
 def test_attention_that_is_wrong_is_torch_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 
+from tests.checkpoints import Checkpoint, write_config
 from tests.engine.requests_for_tests import add_request
 from tests.triton_interpreter import needs_triton, run_interpreted
 from tests.vector_checkpoints import write_encoder
@@ -17,6 +18,7 @@ from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.attention import NativeBackend
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.kernels.cpu.sampling import NativeSampler
+from weft.engine.kernels.triton.flashinfer import FlashInfer
 from weft.engine.layers.parts import Layer
 from weft.engine.models.config import load_model_config
 from weft.engine.run import components, kernel_choice, settled_file
@@ -30,6 +32,14 @@ from weft.engine.shared.messages import EngineOptions
 
 DEMO = Path(server.__file__).parent / "demo_model"
 OPTIONS = EngineOptions(model=str(DEMO), device="cpu", max_num_seqs=8, kv_cache_memory=30_000_000)
+
+GEMMA4 = Checkpoint(
+    "gemma4_text",
+    {"head_dim": 256, "global_head_dim": 512, "num_key_value_heads": 2, "num_global_key_value_heads": 1}
+    | {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2, "sliding_window": 64}
+    | {"attention_k_eq_v": True, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+)
+"""Heads of two sizes."""
 
 needs_native = pytest.mark.skipif(library.load() is None, reason="no native kernels on this machine")
 
@@ -196,11 +206,11 @@ def test_wrong_kernels_cost_speed_and_no_answers(
 
 
 def test_right_kernels_are_far_from_the_tolerance_and_wrong_ones_behind_it(
-    checkpoint_folder: Callable[[str], Path],
+    checkpoint_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Torch in bfloat16 against torch in float32, with windows, soft caps, biases and norms of every kind."""
-    for name in ("gemma2", "llama-biases", "qwen3-windows"):
-        folder = checkpoint_folder(name)
+    """Torch in bfloat16 against torch in float32, with windows, soft caps, biases, norms of every kind, wide heads."""
+    folders = [checkpoint_folder(name) for name in ("gemma2", "llama-biases", "qwen3-windows")]
+    for folder in [*folders, write_config(GEMMA4, tmp_path / "gemma4")]:
         model = load_model_config(folder)
         config = engine_config.resolve(EngineOptions(model=str(folder), device="cpu", dtype="bfloat16"), model)
         for component, make in components._COMPONENTS["cpu"].items():
@@ -214,6 +224,46 @@ def test_right_kernels_are_far_from_the_tolerance_and_wrong_ones_behind_it(
                 judge = described.reference()
             assert judge(outputs) < described.tolerance / 2
             assert judge([output.roll(1, 0) for output in outputs]) > described.tolerance * 10
+
+
+@needs_native
+def test_attention_that_is_wrong_for_one_size_of_heads_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    attend = NativeBackend.attend
+
+    def shift_wide_heads(self: NativeBackend, *args: Any) -> torch.Tensor:
+        outputs = attend(self, *args)
+        return outputs.roll(1, 0) if outputs.size(2) == 512 else outputs
+
+    folder = write_config(GEMMA4, tmp_path / "gemma4")
+    model = load_model_config(folder)
+    config = engine_config.resolve(EngineOptions(model=str(folder), device="cpu", dtype="bfloat16"), model)
+    make = components._COMPONENTS["cpu"]["attention"]
+    settler = Settler(settled_file.open_for(config.device), lambda run: 1.0)
+    for is_wrong in (True, False):
+        with monkeypatch.context() as context, torch.inference_mode():
+            if is_wrong:
+                context.setattr(NativeBackend, "attend", shift_wide_heads)
+            component = make("attention", model, config)
+            assert component is not None
+            assert settler._compare(component)[0].chosen == ("torch" if is_wrong else "native")
+
+
+@needs_triton
+def test_a_library_that_cannot_compute_one_size_of_heads_fails_its_trial(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It was tried with heads of 256 values alone, chosen, and then refused at start-up for those of 512."""
+    libraries = {"flashinfer": lambda: object.__new__(FlashInfer)}
+    monkeypatch.setattr(kernel_choice, "installed_libraries", lambda device: libraries)
+    monkeypatch.setattr(kernel_choice, "has_triton", lambda device: True)
+    folder = write_config(GEMMA4, tmp_path / "gemma4")
+    model = load_model_config(folder)
+    config = engine_config.resolve(EngineOptions(model=str(folder), device="cpu", dtype="bfloat16"), model)
+    named = dataclasses.replace(config, kernels={"prefill_attention": "flashinfer"})
+    with pytest.raises(ModelError, match=r"^prefill_attention flashinfer needs .* heads of 64, 128 or 256 values$"):
+        AttentionTrials(model, config, [StepShape(1, 0, 8)]).trial(named)
 
 
 def test_what_an_fp8_cache_rounds_is_right_and_so_is_what_was_not_rounded_yet() -> None:
