@@ -280,7 +280,7 @@ def paged_specs(model: ModelConfig) -> tuple[PagedKV, ...]:
 
 def _head_norm(spec: PagedKV) -> float:
     """The weight of norms of heads that makes scores of the usual size; larger ones would magnify rounding."""
-    return (spec.score_scale**2 * spec.head_dim) ** -0.25
+    return 1 / math.sqrt(spec.score_scale * math.sqrt(spec.head_dim))
 
 
 def _reference_config(config: EngineConfig) -> EngineConfig:
