@@ -6,7 +6,7 @@ import torch
 from typing_extensions import override
 
 from weft.engine.layers.block import FeedForward, unchanged
-from weft.engine.layers.chained import scaled
+from weft.engine.layers.chained import of_all_ranks, scaled
 from weft.engine.layers.experts import ExpertLayer, ScaledInputs, SharedExpert
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer
@@ -30,6 +30,7 @@ class ExpertsSpec(FeedForwardSpec):
         scales_inputs: Whether the experts are `ScaledInputs`.
         norm: Of the sum of all outputs; None for none.
         scale: Factor on that.
+        is_partial: Whether the sums of all ranks are summed first.
     """
 
     router: TensorRef
@@ -44,6 +45,7 @@ class ExpertsSpec(FeedForwardSpec):
     scales_inputs: bool = False
     norm: NormSpec | None = None
     scale: float = 1.0
+    is_partial: bool = False
 
     @override
     def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
@@ -66,10 +68,11 @@ class ExpertsSpec(FeedForwardSpec):
         return SharedExpert(kit.router(reader.tensor(self.shared_gate), None), shared) if self.shared_gate else shared
 
     def _follower(self, kit: LayerKit, reader: WeightReader) -> Layer | None:
-        if self.norm is None and self.scale == 1.0:
+        if self.norm is None and self.scale == 1.0 and not self.is_partial:
             return None
         layer = self.norm.build(kit, reader) if self.norm else unchanged
-        return layer if self.scale == 1.0 else scaled(layer, self.scale)
+        layer = layer if self.scale == 1.0 else scaled(layer, self.scale)
+        return of_all_ranks(layer) if self.is_partial else layer
 
 
 def experts_spec(

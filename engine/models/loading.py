@@ -22,6 +22,7 @@ from weft.engine.layers.rotary import PositionTable, RotaryTable
 from weft.engine.layers.tuned_attention import TemperatureTable
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.decoder import Decoder
+from weft.engine.models.sharding import shard
 from weft.engine.models.specs import DecoderSpec, build_norm
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
@@ -44,8 +45,10 @@ def load_weights(
     load_format: LoadFormat = "auto",
     seed: int = 0,
     progress: Progress = lambda done, total: None,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> Decoder:
-    """Build a decoder from the safetensors in folder.
+    """Build a decoder from the safetensors in folder, or a rank's part of it.
 
     Args:
         folder: Model folder in Hugging Face layout; not read if load_format is "dummy".
@@ -67,12 +70,13 @@ def load_weights(
         if config.tie_word_embeddings and _has_own_head(config, checkpoint):
             config = replace(config, tie_word_embeddings=False)
         source = checkpoint
-    spec = decoder_spec(config)
+    spec = shard(decoder_spec(config), rank, num_ranks)
     with torch.inference_mode():
         reader = DenseReader(source, device, dtype, spec.file_bytes(dtype), progress)
         rotaries = make_rotaries(config, max_model_len, dtype, device)
         decoder = build_decoder(spec, config, kit, reader, rotaries, dtype)
-    source.close()
+    if rank == 0:  # which reads some of every tensor
+        source.close()
     return decoder
 
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
 from weft.engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock, unchanged
-from weft.engine.layers.chained import ChainedLinear, clamped, scaled
+from weft.engine.layers.chained import ChainedLinear, clamped, of_all_ranks, scaled
 from weft.engine.layers.heads import NormedHeads, over_all_heads, unchanged_heads
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
@@ -119,15 +119,19 @@ class OutputSpec(PartSpec):
     Attributes:
         norm: Of what the matrix makes; None for none.
         scale: Factor on the outcome.
+        is_partial: Whether what the matrices of all ranks make is summed first.
     """
 
     matrix: WeightRef
     norm: NormSpec | None = None
     scale: float = 1.0
+    is_partial: bool = False
 
     def build(self, kit: LayerKit, reader: WeightReader) -> Linear:
         """Load it."""
         linear = kit.linear(self.matrix, reader)
+        if self.is_partial:
+            linear = ChainedLinear(linear, of_all_ranks(unchanged))
         if self.norm is not None:
             linear = ChainedLinear(linear, self.norm.build(kit, reader))
         return linear if self.scale == 1.0 else ChainedLinear(linear, scaled(unchanged, self.scale))

@@ -41,6 +41,7 @@ class EngineConfig:
         is_kv_cache_fp8: Whether K and V are kept in one byte per value (e4m3) instead of in dtype.
         kernels: What computes a component, by its name. At first only what the options name; see
             `engine/run/components.py`.
+        rank: Which of the ranks that compute the model this process is; 0 is the engine.
     """
 
     options: EngineOptions
@@ -57,6 +58,7 @@ class EngineConfig:
     draft_model: Path | None = None
     is_kv_cache_fp8: bool = False
     kernels: Mapping[str, str] = field(default_factory=dict)
+    rank: int = 0
 
     @property
     def kv_cache_dtype(self) -> torch.dtype:
@@ -90,6 +92,7 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         )
     if model.is_bidirectional:
         max_model_len = min(max_model_len, max_num_batched_tokens)
+    _check_ranks(options, device)
     dtype = _DTYPES.get(options.dtype, model.dtype)
     if options.quantization == "int8" and (device.type != "cpu" or dtype != torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
@@ -104,12 +107,29 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         itl_target_s=options.itl_target_ms / 1e3 if options.itl_target_ms else 0.05 if is_cuda else None,
-        overlap=is_cuda,  # on the CPU a launch already computes the step
+        # On the CPU a launch already computes the step; ids that one rank alone has sampled must be in the batch.
+        overlap=is_cuda and options.tensor_parallel_size == 1,
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
         is_kv_cache_fp8=_is_kv_cache_fp8(options, device),
         kernels=options.kernels | _TORCH_ATTENTION if is_cuda and model.is_bidirectional else options.kernels,
     )
+
+
+def _check_ranks(options: EngineOptions, device: torch.device) -> None:
+    """Refuse what several ranks cannot do yet."""
+    size = options.tensor_parallel_size
+    if size == 1:
+        return
+    for name, is_asked in (
+        ("a draft model (speculative)", options.speculative not in (None, "ngram")),
+        ("kv_offload", bool(options.kv_offload or options.kv_offload_dir)),
+        ("deterministic", options.deterministic),  # sums over ranks depend on the size of a step
+    ):
+        if is_asked:
+            raise ModelError(f"tensor_parallel_size {size} does not go together with {name}")
+    if device.type == "cuda" and torch.cuda.device_count() < size:
+        raise ModelError(f"tensor_parallel_size {size} needs as many GPUs, and there are {torch.cuda.device_count()}")
 
 
 def _is_kv_cache_fp8(options: EngineOptions, device: torch.device) -> bool:
@@ -130,6 +150,12 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelError("device cuda was asked for, but torch finds no CUDA device")
     return torch.device(name)
+
+
+def free_bytes(config: EngineConfig) -> int:
+    """Bytes that a rank can allocate now. Each has a GPU of its own; on a CPU they share the memory."""
+    sharing = config.options.tensor_parallel_size if config.device.type == "cpu" else 1
+    return available_memory_bytes(config.device) // sharing
 
 
 def available_memory_bytes(device: torch.device) -> int:

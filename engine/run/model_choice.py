@@ -18,6 +18,7 @@ from weft.engine.models.facts import ModelFacts
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import identify
 from weft.engine.models.loading import lacks_head, load_weights
+from weft.engine.models.sharding import shard
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import choose_kit, choose_linear_kit, make_caches
@@ -95,7 +96,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     """
     options = config.options
     if isinstance(model, ModelConfig):
-        kit, spec = choose_kit(model, config), decoder_spec(model)
+        kit, spec = choose_kit(model, config), shard(decoder_spec(model), config.rank, options.tensor_parallel_size)
         return ModelPlan(
             kit.name,
             kit,
@@ -106,6 +107,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     for name, is_asked in (
         ("quantization int8", options.quantization == "int8"),
         ("deterministic", options.deterministic),
+        ("tensor_parallel_size", options.tensor_parallel_size > 1),
     ):
         if is_asked:
             raise ModelError(f"{name} needs a native family, and transformers' module computes {model.architecture}")
@@ -132,6 +134,8 @@ def _load_native(model: ModelConfig, config: EngineConfig, kit: LayerKit, folder
         max_model_len=num_positions(config, decoder_spec(model).caches),
         load_format=config.options.load_format,
         progress=progress,
+        rank=config.rank,
+        num_ranks=config.options.tensor_parallel_size,
     )
 
 

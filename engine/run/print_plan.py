@@ -33,7 +33,7 @@ def main() -> int:
             weights_bytes += draft.plan.weights_bytes
             activations_bytes = max(activations_bytes, draft.activations_bytes)
             groups += draft.groups
-        free_bytes = engine_config.available_memory_bytes(config.device)
+        free_bytes = engine_config.free_bytes(config)
         check_fit(weights_bytes=weights_bytes, activations_bytes=activations_bytes, free_bytes=free_bytes)
         plan = make_plan(
             config,
@@ -51,6 +51,8 @@ def main() -> int:
     print(f"device       {config.device.type}, {dtype}{exceptions}")
     if draft and config.draft_model:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
+    if options.tensor_parallel_size > 1:
+        print(f"ranks        {options.tensor_parallel_size}; what follows is for each of them")
     print(f"free memory  {format_size(free_bytes)}")
     print("\n".join(plan.lines()))
     print(plan.concurrency())

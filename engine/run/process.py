@@ -220,14 +220,19 @@ def _announce(started: Started, options: EngineOptions) -> None:
     logger.info("limits       %d requests at once, %d tokens a step", info.max_num_seqs, info.max_num_batched_tokens)
 
 
-def main(runtime_dir: pathlib.Path) -> int:
-    """Run the engine with the options that the supervisor writes to standard input."""
+def follow_parent() -> bool:
+    """Die with the parent, which alone heeds signals to end; returns False if it died before this took effect."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before prctl took effect
-        return 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return os.getppid() == parent
+
+
+def main(runtime_dir: pathlib.Path) -> int:
+    """Run the engine with the options that the supervisor writes to standard input."""
+    if not follow_parent():
+        return 1
     options = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineOptions)
     logs.configure(options.log_format, "engine")
     try:

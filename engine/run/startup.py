@@ -40,6 +40,7 @@ from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling,
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
+from weft.engine.run.ranks import RankedExecutor, Ranks, least_of_ranks
 from weft.engine.run.vector_model import find_task, read_vector_model
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
@@ -78,6 +79,11 @@ def start(
     task = find_task(Path(options.model), options.task)
     model_config = read_model(Path(options.model), options.model_impl, task.max_num_tokens)
     config = engine_config.resolve(options, model_config)
+    size = options.tensor_parallel_size
+    if size > 1 and task.name != "generate":
+        raise ModelError(f"tensor_parallel_size {size} does not go together with task {task.name}")
+    if size > 1 and config.device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
     _check_fit(model_config, config)
     settler = settler_for(config.device)
     config = settle_kernels(model_config, config, settler)
@@ -85,10 +91,13 @@ def start(
     settle_draft = partial(settle_kernels, settler=settler, is_draft=True)
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
     torch.set_grad_enabled(False)
+    ranks = Ranks(model_config, config) if size > 1 else None
     model = chosen.load(config.model, progress)
     groups = group_layers(model.cache_specs)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
-    plan = _plan_memory(model, model_config, config, groups, draft)
+    if ranks:
+        ranks.join()
+    plan = plan_memory(model, model_config, config, groups, draft)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
@@ -99,11 +108,12 @@ def start(
     draft_model = (
         _draft_model(draft, drafter, draft_caches, sampling, kv) if draft and drafter and draft_caches else None
     )
-    graphs = _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
-    runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
+    graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
+    runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs, repeats=not ranks)
+    executor = RankedExecutor(runner, ranks) if ranks else runner
     cost = StepCostModel()
     share_among = partial(set_num_threads, chosen.kit, caches, sampling)
-    num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
+    num_threads = warm_up(executor, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
     scheduler = _scheduler(config, kv, cost, offload)
@@ -111,7 +121,7 @@ def start(
     vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(
         scheduler,
-        runner,
+        executor,
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
@@ -137,7 +147,7 @@ def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
     check_fit(
         weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=estimate_activations_bytes(model_config, config, chosen.cache_specs),
-        free_bytes=engine_config.available_memory_bytes(config.device),
+        free_bytes=engine_config.free_bytes(config),
     )
 
 
@@ -257,7 +267,7 @@ def _info(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         eos_token_ids=model_config.eos_token_ids,
-        device=_device_name(config.device, num_threads),
+        device=_device_name(config, num_threads),
         dtype=str(config.dtype).removeprefix("torch."),
         attention_backend=attention,
         block_size=config.block_size,
@@ -267,7 +277,7 @@ def _info(
     )
 
 
-def _plan_memory(
+def plan_memory(
     model: LoadedModel,
     model_config: ModelFacts,
     config: EngineConfig,
@@ -280,12 +290,15 @@ def _plan_memory(
         activations_bytes = max(activations_bytes, draft.activations_bytes)
     if config.device.type == "cuda":
         torch.cuda.empty_cache()  # frees what measuring took, so that it is counted once
+    free_bytes = engine_config.free_bytes(config) - activations_bytes
+    if config.options.tensor_parallel_size > 1:
+        free_bytes = least_of_ranks(free_bytes, config.device)
     return make_plan(
         config,
         groups + (draft.groups if draft else ()),
         weights_bytes=model.weights_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=activations_bytes,
-        free_bytes=engine_config.available_memory_bytes(config.device) - activations_bytes,
+        free_bytes=free_bytes,
     )
 
 
@@ -309,7 +322,7 @@ def _measure_activations(
     return torch.cuda.max_memory_allocated(config.device) - before
 
 
-def _device_name(device: torch.device, num_threads: int) -> str:
-    if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({num_threads} threads)"
+def _device_name(config: EngineConfig, num_threads: int) -> str:
+    device, size = config.device, config.options.tensor_parallel_size
+    name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else f"cpu ({num_threads} threads)"
+    return name if size == 1 else f"{name}, {size} ranks"

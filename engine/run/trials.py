@@ -37,7 +37,7 @@ from weft.engine.run.kernel_choice import ATTENTION, choose_kit, make_backend, m
 from weft.engine.run.settle import Judge, Trial, relative_errors
 from weft.engine.step.batch import Batch
 from weft.engine.step.transfer import to_device
-from weft.engine.weights.formats import DenseReader
+from weft.engine.weights.formats import DenseReader, Part
 from weft.engine.weights.tensor_files import RandomSource
 
 
@@ -297,13 +297,15 @@ class _RandomWeights(RandomSource):
     head_norm = 1.0
 
     @override
-    def fill(self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None) -> None:
+    def fill(
+        self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
+    ) -> None:
         if name.endswith("norm.weight"):
             values = torch.empty(target.shape, dtype=self._pool.dtype, device=target.device)
             super().fill(name.removesuffix("norm.weight"), values)
             size = self.head_norm if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
             target.copy_(values.mul_(8).add_(self._norm_weight).mul_(size))
             return
-        super().fill(name, target)
+        super().fill(name, target, item, part)
         if target.dim() == 2:  # a power of two changes no digit, so that all dtypes hold the same values
             target.mul_(2.0 ** round(math.log2(50 / math.sqrt(target.size(1)))))

@@ -14,9 +14,10 @@ from weft.engine.run.config import EngineConfig
 from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.memory_plan import MemoryPlan
-from weft.engine.run.model_runner import ModelRunner
+from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.run.settle import Settler
 from weft.engine.step.batch import Batch
+from weft.engine.step.executor import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ _COMPARED_ROWS = 16
 
 
 def warm_up(
-    runner: ModelRunner,
+    executor: Executor[LaunchedStep],
     cost: StepCostModel,
     config: EngineConfig,
     plan: MemoryPlan,
@@ -57,7 +58,7 @@ def warm_up(
     """
 
     def run(batch: Batch) -> None:
-        runner.collect(runner.launch(batch))
+        executor.collect(executor.launch(batch, None))
 
     def least_s(num_tokens: int) -> float:
         """Seconds of a step, the least of several runs, since the first ones are slow."""
@@ -65,7 +66,7 @@ def warm_up(
         seconds = []
         for _ in range(2 if num_tokens > 1 else 4):
             began = time.perf_counter()
-            result = runner.collect(runner.launch(batch))
+            result = executor.collect(executor.launch(batch, None))
             seconds.append(result.device_s or time.perf_counter() - began)
         return min(seconds)
 
@@ -73,7 +74,8 @@ def warm_up(
     sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in wanted]
     num_threads = torch.get_num_threads()
     asked = config.options.kernels.get("threads")
-    is_small = config.device.type == "cpu" and num_threads > 1 and plan.weights_bytes < _SMALL_MODEL_BYTES
+    may_choose = config.device.type == "cpu" and num_threads > 1 and config.options.tensor_parallel_size == 1
+    is_small = may_choose and plan.weights_bytes < _SMALL_MODEL_BYTES
     if is_small or asked:
         num_rows = min(_COMPARED_ROWS, sizes[-1], config.max_num_seqs)
         batch = dummy_batch(num_rows, specs, config.block_size, num_rows)

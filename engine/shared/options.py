@@ -31,6 +31,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_offload: Bytes of the host's memory for blocks that fall out of the KV cache; 0 for none.
         kv_offload_dir: Folder for these blocks; None for none on disk.
         kv_offload_disk: Bytes that they may take on disk.
+        tensor_parallel_size: Processes that compute each step together, each with a part of every layer.
         task: What the model is for: generate, embed or classify; auto as the checkpoint says.
         pooling: Of which hidden states a vector is made: last, mean or cls; auto as the checkpoint says.
     """
@@ -59,5 +60,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_offload: int = 0
     kv_offload_dir: str | None = None
     kv_offload_disk: int = 32 << 30
+    tensor_parallel_size: int = 1
     task: str = "auto"
     pooling: str = "auto"

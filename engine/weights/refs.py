@@ -6,6 +6,7 @@ the kit decides.
 
 import enum
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -59,6 +60,23 @@ class RowOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Where a rank's part of a matrix lies in the whole, which the checkpoint has.
+
+    Attributes:
+        sizes: Outputs of each projection of the whole.
+        starts: Of each projection, the first output of the part.
+        in_features: Inputs of the whole.
+        first_input: The first input of the part.
+    """
+
+    sizes: tuple[int, ...]
+    starts: tuple[int, ...]
+    in_features: int
+    first_input: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WeightRef:
     """A matrix: one projection, or several that share their input, stacked along the outputs.
 
@@ -67,9 +85,10 @@ class WeightRef:
         sizes: Outputs of each projection.
         in_features: Inputs, the same for all.
         has_bias: Whether each projection has a bias.
-        order: Where the checkpoint has the rows of the stacked matrix; None if they are in order.
+        order: Where the checkpoint has the rows of the stacked matrix, the whole one; None if they are in order.
         is_transposed: Whether the checkpoint has (in_features, out_features).
         scales: Factors on the outputs of each projection, folded into weights and biases; empty for 1.
+        share: Of which whole matrix this is a part; None if it is a whole one.
     """
 
     names: tuple[str, ...]
@@ -80,6 +99,7 @@ class WeightRef:
     order: RowOrder | None = None
     is_transposed: bool = False
     scales: tuple[float, ...] = ()
+    share: Share | None = None
 
     @property
     def out_features(self) -> int:
@@ -90,6 +110,13 @@ class WeightRef:
     def num_values(self) -> int:
         """Values in the checkpoint."""
         return self.out_features * (self.in_features + self.has_bias)
+
+    def stored_rows(self, share: Share) -> torch.Tensor:
+        """(out_features,) int64: for each output of a part, its row in the checkpoint's stacked matrix."""
+        firsts = accumulate(share.sizes, initial=0)
+        places = zip(firsts, share.starts, self.sizes, strict=False)
+        rows = torch.cat([torch.arange(first + start, first + start + size) for first, start, size in places])
+        return rows if self.order is None else self.order.indices(sum(share.sizes))[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +149,8 @@ class TensorRef:
         name: Full name in the checkpoint.
         offset: Added to the stored values, which are then kept in float32: 16-bit types are less precise near 1.
         dtype: Dtype in memory; None for the model's.
-        order: Where the checkpoint has the values, flattened; None if they are in order.
+        order: Where the checkpoint has the values, flattened, of the whole tensor; None if they are in order.
+        whole: Length in the checkpoint, if this is a part along the first dimension; first is where it begins.
     """
 
     name: str
@@ -130,6 +158,8 @@ class TensorRef:
     offset: float = 0.0
     dtype: torch.dtype | None = None
     order: RowOrder | None = None
+    whole: int | None = None
+    first: int = 0
 
     @property
     def num_values(self) -> int:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from weft.engine.models.families.fields import Fields
 from weft.engine.shared.errors import ModelError
-from weft.engine.weights.formats import TensorSource
+from weft.engine.weights.formats import Part, TensorSource
 from weft.engine.weights.upload import PinnedUpload
 
 _FORMATS = (
@@ -71,13 +71,17 @@ class CheckpointSource(TensorSource):
         return tuple(self._stored)
 
     @override
-    def fill(self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None) -> None:
+    def fill(
+        self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
+    ) -> None:
         tensor = self._mapped(name)
-        shape = [*([item[1]] if item else []), *target.shape]
+        shape = [*([item[1]] if item else []), *(part.shape if part else target.shape)]
         if list(tensor.shape) != shape:
             raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {shape}")
         if item:
             tensor = tensor[item[0]]
+        if part:
+            tensor = tensor[part.index]
         self._check(name, tensor)
         if self._upload is not None:
             self._upload.copy(tensor, target)
@@ -201,7 +205,9 @@ class RandomSource(TensorSource):
         self._norm_weight = norm_weight
 
     @override
-    def fill(self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None) -> None:
+    def fill(
+        self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
+    ) -> None:
         if name.endswith("norm.weight"):
             target.fill_(self._norm_weight)
             return

@@ -1,0 +1,67 @@
+"""The process of a rank behind the first: loads its part of the model, then computes every batch that comes.
+
+It is a child of the engine, dies with it, and exits with code 0 when the engine closes the pipe.
+"""
+
+import sys
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+import torch
+
+from weft.engine.cache.specs import group_layers
+from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
+from weft.engine.run.kernel_choice import make_caches, set_num_threads
+from weft.engine.run.model_choice import plan_model
+from weft.engine.run.model_runner import ModelRunner
+from weft.engine.run.process import EXIT_CANNOT_LOAD, follow_parent
+from weft.engine.run.ranks import RankTask
+from weft.engine.run.startup import plan_memory
+from weft.engine.shared import logs
+from weft.engine.shared.errors import ModelError
+from weft.engine.shared.garbage import collect_rarely
+from weft.engine.step.transfer import to_device
+
+
+def main(fd: int) -> int:
+    """Compute what comes over the pipe."""
+    if not follow_parent():
+        return 1
+    link = Connection(fd)
+    try:
+        task: RankTask = link.recv()
+        logs.configure(task.config.options.log_format, f"rank {task.config.rank}")
+        runner = _load(task)
+        collect_rarely()
+        with torch.inference_mode():
+            while True:
+                batch = link.recv()
+                runner.fill_caches(to_device(batch.token_ids, task.config.device), batch)
+    except ModelError as error:
+        print(f"weft: error: {error}", file=sys.stderr)
+        return EXIT_CANNOT_LOAD
+    except EOFError:
+        return 0
+
+
+def _load(task: RankTask) -> ModelRunner:
+    """As the engine does it, with the same plan of the memory."""
+    config = task.config
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(task.num_threads)
+    if config.device.type == "cuda":
+        torch.cuda.set_device(config.rank)
+    chosen = plan_model(task.model, config)
+    model = chosen.load(config.model, lambda done, total: None)
+    task.join()
+    groups = group_layers(model.cache_specs)
+    plan = plan_memory(model, task.model, config, groups, None)
+    config = replace(config, max_num_seqs=plan.max_num_seqs)
+    caches = make_caches(groups, plan.num_blocks, config, task.model.num_heads, plan.num_states)
+    asked = config.options.kernels.get("threads")
+    set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or task.num_threads))
+    return ModelRunner(model, caches, config.device)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,146 @@
+"""Computes each step with several processes, each with a part of every layer (tensor parallelism).
+
+Rank 0 is the engine's process. The others are its children. They get each batch over a pipe before rank 0 launches its
+own part, and compute hidden states; rank 0 alone samples, so the next step is launched when its ids are known. A rank
+that ends takes the engine with it, at once, and the engine its ranks. While a rank hangs, rank 0 waits for it and gives
+no sign of life. The supervisor mends both with a new engine.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed as dist
+from typing_extensions import override
+
+from weft.engine.models.facts import ModelFacts
+from weft.engine.run.config import EngineConfig
+from weft.engine.run.model_runner import LaunchedStep, ModelRunner
+from weft.engine.step.batch import Batch
+from weft.engine.step.executor import Executor
+from weft.engine.step.masks import RowMasks
+from weft.engine.step.step_result import StepResult
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    """What another rank is told when it starts; where is the folder in which the ranks meet."""
+
+    model: ModelFacts
+    config: EngineConfig
+    num_threads: int
+    where: Path
+
+    def join(self) -> None:
+        """Meet the other ranks, on the CPU or between GPUs of this machine. Waits until all are there."""
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+        size = self.config.options.tensor_parallel_size
+        dist.init_process_group(
+            "nccl" if self.config.device.type == "cuda" else "gloo",
+            store=dist.FileStore(str(self.where / "ranks"), size),
+            rank=self.config.rank,
+            world_size=size,
+            timeout=timedelta(days=1),  # a shorter one is the supervisor's
+        )
+
+
+def least_of_ranks(value: int, device: torch.device) -> int:
+    """The least of the values with which all ranks call it."""
+    values = torch.tensor(value, device=device)
+    dist.all_reduce(values, dist.ReduceOp.MIN)
+    return int(values)
+
+
+class Ranks:
+    """The processes of all ranks but the first."""
+
+    def __init__(self, model: ModelFacts, config: EngineConfig) -> None:
+        """Start them; they load their parts while this rank loads its own."""
+        self._folder = TemporaryDirectory(prefix="weft-ranks-")
+        self._task = RankTask(model, config, torch.get_num_threads(), Path(self._folder.name))
+        self._links: list[Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._is_closed = False
+        for rank in range(1, config.options.tensor_parallel_size):
+            ours, theirs = Pipe()
+            fd = theirs.fileno()
+            command = [sys.executable, "-P", "-m", "weft.engine.run.launch", "weft.engine.run.rank_process", str(fd)]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd])
+            theirs.close()
+            ours.send(replace(self._task, config=replace(config, rank=rank)))
+            self._links.append(ours)
+            self._processes.append(process)
+            threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
+
+    def join(self) -> None:
+        """Wait until the others have started."""
+        self._task.join()
+        self._folder.cleanup()
+
+    def send(self, batch: Batch) -> None:
+        """Let the others compute their parts of a batch."""
+        for link in self._links:
+            link.send(batch)
+
+    def close(self) -> None:
+        """End the others and wait for that."""
+        self._is_closed = True
+        for link in self._links:
+            link.close()
+        for process in self._processes:
+            process.wait()
+        dist.destroy_process_group()
+
+    def _watch(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
+        code = process.wait()
+        if not self._is_closed:
+            logger.error("rank %d has ended (%d), and the engine ends with it", rank, code)
+            os._exit(max(code, 1))  # if it could not load its part, the code says so
+
+
+class RankedExecutor(Executor[LaunchedStep]):
+    """The executor of all ranks; runner is that of the first."""
+
+    def __init__(self, runner: ModelRunner, ranks: Ranks) -> None:
+        """Take over both."""
+        self._runner = runner
+        self._ranks = ranks
+
+    @override
+    def launch(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
+        """See `Executor`. A failure leaves ranks waiting for others, so it ends the engine."""
+        self._ranks.send(batch)
+        try:
+            return self._runner.launch(batch, masks)
+        except Exception:
+            logger.exception("a step failed on rank 0, and the engine ends, since the ranks may wait for each other")
+            os._exit(1)
+
+    @override
+    def collect(self, launched: LaunchedStep) -> StepResult:
+        return self._runner.collect(launched)
+
+    @override
+    def prepare(self) -> bool:
+        return False  # what there is to prepare would have to be computed by all
+
+    @override
+    def check_device(self) -> None:
+        self._runner.check_device()
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._ranks.close()
