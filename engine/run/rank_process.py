@@ -3,6 +3,7 @@
 It is a child of the engine, dies with it, and exits with code 0 when the engine closes the pipe.
 """
 
+import logging
 import sys
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -31,6 +32,7 @@ def main(fd: int) -> int:
     try:
         task: RankTask = link.recv()
         logs.configure(task.config.options.log_format, f"rank {task.config.rank}")
+        logging.disable(logging.WARNING)  # of which the first rank says the same
         runner = _load(task)
         collect_rarely()
         with torch.inference_mode():

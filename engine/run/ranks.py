@@ -55,6 +55,7 @@ class RankTask:
             world_size=size,
             timeout=timedelta(days=1),  # a shorter one is the supervisor's
         )
+        least_of_ranks(0, self.config.device)  # behind it nobody looks for the others in the folder any more
 
 
 def least_of_ranks(value: int, device: torch.device) -> int:
