@@ -109,6 +109,7 @@ class Ranks:
         code = process.wait()
         if not self._is_closed:
             logger.error("rank %d has ended (%d), and the engine ends with it", rank, code)
+            self._folder.cleanup()
             os._exit(max(code, 1))  # if it could not load its part, the code says so
 
 

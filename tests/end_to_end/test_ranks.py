@@ -3,10 +3,8 @@
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 
-from tests.end_to_end.conftest import ENGINE, TIMEOUT_S, LiveServer, Serve
+from tests.end_to_end.conftest import ENGINE, LiveServer, Serve
 from tests.end_to_end.test_life_and_death import LONG, Stream, complete, eventually
 
 
@@ -37,25 +35,3 @@ def test_an_engine_does_not_outlive_a_rank(serve: Serve, long_model: str) -> Non
     assert '"code":"engine_restarting"' in stream.wait()
     assert "The engine hangs" in server.log.read_text()
     eventually(lambda: not is_there(rank), "the rank that hung outlives its engine")
-    server.wait_ready()
-    assert complete(server).status_code == 200
-    (rank,) = other_ranks(server)
-    assert server.stop() == 0
-    eventually(lambda: not is_there(rank), "a rank outlives its server")
-
-
-def test_what_cannot_be_divided_ends_with_one_line_and_code_2(serve: Serve) -> None:
-    server = serve("--tensor-parallel-size", "4", "--device", "cpu", ready=False)
-    assert server.process.wait(TIMEOUT_S) == 2
-    assert "tensor_parallel_size 4: ranks cannot divide 6 heads over 6 K/V heads" in server.log.read_text()
-
-
-def test_the_plan_is_that_of_each_rank() -> None:
-    command = [sys.executable, "-m", "weft.server", "plan", "--device", "cpu"]
-    one, two = (
-        dict(line.split(maxsplit=1) for line in subprocess.check_output([*command, *more], text=True).splitlines())
-        for more in ([], ["--tensor-parallel-size", "2"])
-    )
-    assert two["ranks"] == "2; what follows is for each of them"
-    weights = [float(plan["weights"].removesuffix(" MB")) for plan in (one, two)]
-    assert 0.5 < weights[1] / weights[0] < 0.7  # embedding and head are whole

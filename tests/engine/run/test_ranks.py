@@ -1,21 +1,22 @@
 """Several processes compute a model together, started as the engine starts them, and answer as transformers does."""
 
+import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from tests.architectures.checkpoints import NUM_OUTPUT_TOKENS, golden, write
-from tests.engine.guidance.demo import DEMO_MODEL
+from tests.engine.guidance.demo import DEMO_MODEL, PROMPT
 from tests.engine.test_golden import greedy, run
 from weft.engine.kernels.cpu import library
+from weft.engine.run import print_plan
 from weft.engine.run.ranks import RankedExecutor
 from weft.engine.run.startup import Started, start
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
-
-PROMPTS = [list(range(20, 20 + length)) for length in (1, 7, 40)]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,8 @@ def answers(started: Started, prompts: list[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("name", "num_ranks", "changes"),
     [
-        pytest.param("llama", 4, {}, id="more ranks than K/V heads"),
+        pytest.param("llama", 2, {"num_key_value_heads": 1}, id="one K/V head"),
+        pytest.param("llama", 4, {}, id="four ranks", marks=pytest.mark.slow),
         pytest.param("gpt_oss", 2, {}, id="sinks, windows and experts with biases"),
         pytest.param("qwen2_moe", 2, {}, id="a shared expert"),
     ],
@@ -63,7 +65,19 @@ def test_native_kernels_compute_the_parts(quantization: str) -> None:
     )
     assert two.plan.weights_bytes < 0.8 * one.plan.weights_bytes  # embedding and head are whole
     assert two.plan.num_blocks > 1.5 * one.plan.num_blocks
-    assert answers(two, PROMPTS) == answers(one, PROMPTS)
+    assert answers(two, [PROMPT]) == answers(one, [PROMPT])
+
+
+def test_the_plan_is_that_of_each_rank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = []
+    for num_ranks in (1, 2):
+        text = msgspec.json.encode(options(DEMO_MODEL, num_ranks))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        assert print_plan.main() == 0
+        plan = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert plan.get("ranks") == (None if num_ranks == 1 else "2; what follows is for each of them")
+        weights.append(float(plan["weights"].removesuffix(" MB")))
+    assert 0.5 < weights[1] / weights[0] < 0.7  # embedding and head are whole
 
 
 @pytest.mark.parametrize(
@@ -81,5 +95,5 @@ def test_what_ranks_cannot_do_yet_is_refused(more: dict[str, Any], reason: str) 
 
 
 def test_modules_of_transformers_are_refused() -> None:
-    with pytest.raises(ModelError, match="^tensor_parallel_size needs a native family"):
+    with pytest.raises(ModelError, match=r"^tensor_parallel_size needs a native family"):
         start(options(DEMO_MODEL, 2, model_impl="transformers"), "epoch")
