@@ -80,14 +80,12 @@ class ModelRunner(Executor[LaunchedStep]):
         follower: Follower | None = None,
         sampling: SamplingKit = TORCH_SAMPLING,
         graphs: StepGraphs | None = None,
-        repeats: bool = True,
     ) -> None:
         """Take over a loaded model and its allocated caches.
 
         Args:
             follower: Gets every step too.
             graphs: Graphs of this model and these caches; without them all steps run eagerly.
-            repeats: Whether a step that ran out of memory is launched again; one of several ranks cannot do so alone.
         """
         self._model = model
         self._caches = caches
@@ -95,7 +93,6 @@ class ModelRunner(Executor[LaunchedStep]):
         self._follower = follower
         self._sampling = sampling
         self._graphs = graphs
-        self._may_repeat = repeats and caches.may_repeat
         self._previous_token_ids: torch.Tensor | None = None
 
     @override
@@ -112,7 +109,7 @@ class ModelRunner(Executor[LaunchedStep]):
         try:
             return self._launch(batch, masks)
         except RuntimeError as error:
-            if not (is_out_of_memory(error) and self._may_repeat):
+            if not (is_out_of_memory(error) and self._caches.may_repeat):
                 raise
             logger.warning("a step of %d tokens ran out of memory and is launched again", batch.num_tokens)
         # After the handler, because the error keeps alive what the step had allocated. A step may be launched twice: it

@@ -16,46 +16,48 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 
 import torch
 import torch.distributed as dist
 from typing_extensions import override
 
+from weft.engine.kernels.caches import Caches
+from weft.engine.models.decoder import Model
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
+from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.step.batch import Batch
-from weft.engine.step.executor import Executor
 from weft.engine.step.masks import RowMasks
-from weft.engine.step.step_result import StepResult
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """What another rank is told when it starts; where is the folder in which the ranks meet."""
+    """What another rank is told when it starts; folder is where the ranks meet."""
 
     model: ModelFacts
     config: EngineConfig
     num_threads: int
-    where: Path
+    folder: str
 
     def join(self) -> None:
         """Meet the other ranks, on the CPU or between GPUs of this machine. Waits until all are there."""
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-        size = self.config.options.tensor_parallel_size
         dist.init_process_group(
             "nccl" if self.config.device.type == "cuda" else "gloo",
-            store=dist.FileStore(str(self.where / "ranks"), size),
+            init_method=f"file://{self.folder}/ranks",
             rank=self.config.rank,
-            world_size=size,
+            world_size=self.config.options.tensor_parallel_size,
             timeout=timedelta(days=1),  # a shorter one is the supervisor's
         )
-        least_of_ranks(0, self.config.device)  # behind it nobody looks for the others in the folder any more
+        least_of_ranks(0, self.config.device)  # behind it nobody looks into the folder any more
+        if self.config.rank == 0:
+            rmtree(self.folder)
 
 
 def least_of_ranks(value: int, device: torch.device) -> int:
@@ -70,8 +72,7 @@ class Ranks:
 
     def __init__(self, model: ModelFacts, config: EngineConfig) -> None:
         """Start them; they load their parts while this rank loads its own."""
-        self._folder = TemporaryDirectory(prefix="weft-ranks-")
-        self._task = RankTask(model, config, torch.get_num_threads(), Path(self._folder.name))
+        self.task = RankTask(model, config, torch.get_num_threads(), mkdtemp(prefix="weft-ranks-"))
         self._links: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._is_closed = False
@@ -81,15 +82,10 @@ class Ranks:
             command = [sys.executable, "-P", "-m", "weft.engine.run.launch", "weft.engine.run.rank_process", str(fd)]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd])
             theirs.close()
-            ours.send(replace(self._task, config=replace(config, rank=rank)))
+            ours.send(replace(self.task, config=replace(config, rank=rank)))
             self._links.append(ours)
             self._processes.append(process)
             threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
-
-    def join(self) -> None:
-        """Wait until the others have started."""
-        self._task.join()
-        self._folder.cleanup()
 
     def send(self, batch: Batch) -> None:
         """Let the others compute their parts of a batch."""
@@ -109,39 +105,32 @@ class Ranks:
         code = process.wait()
         if not self._is_closed:
             logger.error("rank %d has ended (%d), and the engine ends with it", rank, code)
-            self._folder.cleanup()
+            rmtree(self.task.folder, ignore_errors=True)
             os._exit(max(code, 1))  # if it could not load its part, the code says so
 
 
-class RankedExecutor(Executor[LaunchedStep]):
-    """The executor of all ranks; runner is that of the first."""
+class RankedRunner(ModelRunner):
+    """The executor of all ranks, in the process of the first."""
 
-    def __init__(self, runner: ModelRunner, ranks: Ranks) -> None:
-        """Take over both."""
-        self._runner = runner
+    def __init__(self, ranks: Ranks, model: Model, caches: Caches, device: torch.device, sampling: SamplingKit) -> None:
+        """Take over the other ranks, and the model and caches of this one."""
+        super().__init__(model, caches, device, sampling=sampling)
         self._ranks = ranks
 
     @override
+    @torch.inference_mode()
     def launch(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
-        """See `Executor`. A failure leaves ranks waiting for others, so it ends the engine."""
+        """See `ModelRunner`. A failure, for want of memory too, leaves ranks waiting for others: it ends the engine."""
         self._ranks.send(batch)
         try:
-            return self._runner.launch(batch, masks)
+            return self._launch(batch, masks)
         except Exception:
             logger.exception("a step failed on rank 0, and the engine ends, since the ranks may wait for each other")
             os._exit(1)
 
     @override
-    def collect(self, launched: LaunchedStep) -> StepResult:
-        return self._runner.collect(launched)
-
-    @override
     def prepare(self) -> bool:
         return False  # what there is to prepare would have to be computed by all
-
-    @override
-    def check_device(self) -> None:
-        self._runner.check_device()
 
     def close(self) -> None:
         """End the other ranks."""

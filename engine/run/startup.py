@@ -40,8 +40,8 @@ from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling,
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
-from weft.engine.run.ranks import RankedExecutor, Ranks, least_of_ranks
-from weft.engine.run.vector_model import find_task, read_vector_model
+from weft.engine.run.ranks import RankedRunner, Ranks, RankTask, least_of_ranks
+from weft.engine.run.vector_model import Task, find_task, read_vector_model
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.shared.errors import ModelError
@@ -79,11 +79,7 @@ def start(
     task = find_task(Path(options.model), options.task)
     model_config = read_model(Path(options.model), options.model_impl, task.max_num_tokens)
     config = engine_config.resolve(options, model_config)
-    size = options.tensor_parallel_size
-    if size > 1 and task.name != "generate":
-        raise ModelError(f"tensor_parallel_size {size} does not go together with task {task.name}")
-    if size > 1 and config.device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+    _share_cores(config, task)
     _check_fit(model_config, config)
     settler = settler_for(config.device)
     config = settle_kernels(model_config, config, settler)
@@ -91,13 +87,11 @@ def start(
     settle_draft = partial(settle_kernels, settler=settler, is_draft=True)
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
     torch.set_grad_enabled(False)
-    ranks = Ranks(model_config, config) if size > 1 else None
+    ranks = Ranks(model_config, config) if options.tensor_parallel_size > 1 else None
     model = chosen.load(config.model, progress)
     groups = group_layers(model.cache_specs)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
-    if ranks:
-        ranks.join()
-    plan = plan_memory(model, model_config, config, groups, draft)
+    plan = plan_memory(model, model_config, config, groups, draft, ranks.task if ranks else None)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
@@ -109,11 +103,11 @@ def start(
         _draft_model(draft, drafter, draft_caches, sampling, kv) if draft and drafter and draft_caches else None
     )
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
-    runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs, repeats=not ranks)
-    executor = RankedExecutor(runner, ranks) if ranks else runner
+    runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
+    runner = RankedRunner(ranks, model, caches, config.device, sampling) if ranks else runner
     cost = StepCostModel()
     share_among = partial(set_num_threads, chosen.kit, caches, sampling)
-    num_threads = warm_up(executor, cost, config, plan, kv.specs, settler, share_among)
+    num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
     scheduler = _scheduler(config, kv, cost, offload)
@@ -121,7 +115,7 @@ def start(
     vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(
         scheduler,
-        executor,
+        runner,
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_waiting=config.options.max_num_waiting,
@@ -137,6 +131,15 @@ def start(
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
     info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None)
     return Started(engine, info, plan, offload.tier if offload else None)
+
+
+def _share_cores(config: EngineConfig, task: Task) -> None:
+    """Leave each rank its part of the CPU; raises ModelError if ranks cannot do the task."""
+    size = config.options.tensor_parallel_size
+    if size > 1 and task.name != "generate":
+        raise ModelError(f"tensor_parallel_size {size} does not go together with task {task.name}")
+    if size > 1 and config.device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
 
 
 def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
@@ -283,15 +286,18 @@ def plan_memory(
     config: EngineConfig,
     groups: tuple[CacheGroup[CacheSpec], ...],
     draft: DraftCheckpoint | None,
+    task: RankTask | None,
 ) -> MemoryPlan:
-    """Divide the memory that the weights leave."""
+    """Divide the memory that the weights leave; with a task as one of several ranks, which get the same plan."""
+    if task:
+        task.join()
     activations_bytes = _measure_activations(model, model_config, config, groups)
     if draft:  # a step computes one model after the other
         activations_bytes = max(activations_bytes, draft.activations_bytes)
     if config.device.type == "cuda":
         torch.cuda.empty_cache()  # frees what measuring took, so that it is counted once
     free_bytes = engine_config.free_bytes(config) - activations_bytes
-    if config.options.tensor_parallel_size > 1:
+    if task:
         free_bytes = least_of_ranks(free_bytes, config.device)
     return make_plan(
         config,

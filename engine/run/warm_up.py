@@ -14,10 +14,9 @@ from weft.engine.run.config import EngineConfig
 from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.run.memory_plan import MemoryPlan
-from weft.engine.run.model_runner import LaunchedStep, ModelRunner
+from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.settle import Settler
 from weft.engine.step.batch import Batch
-from weft.engine.step.executor import Executor
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ _COMPARED_ROWS = 16
 
 
 def warm_up(
-    executor: Executor[LaunchedStep],
+    runner: ModelRunner,
     cost: StepCostModel,
     config: EngineConfig,
     plan: MemoryPlan,
@@ -58,7 +57,7 @@ def warm_up(
     """
 
     def run(batch: Batch) -> None:
-        executor.collect(executor.launch(batch, None))
+        runner.collect(runner.launch(batch))
 
     def least_s(num_tokens: int) -> float:
         """Seconds of a step, the least of several runs, since the first ones are slow."""
@@ -66,7 +65,7 @@ def warm_up(
         seconds = []
         for _ in range(2 if num_tokens > 1 else 4):
             began = time.perf_counter()
-            result = executor.collect(executor.launch(batch, None))
+            result = runner.collect(runner.launch(batch))
             seconds.append(result.device_s or time.perf_counter() - began)
         return min(seconds)
 

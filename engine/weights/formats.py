@@ -21,7 +21,7 @@ class Part(NamedTuple):
     """What is wanted of a stored tensor: its shape, and an index into it."""
 
     shape: tuple[int, ...]
-    index: tuple[torch.Tensor | slice, ...]
+    where: tuple[torch.Tensor | slice, ...]
 
 
 class WeightReader(Protocol):

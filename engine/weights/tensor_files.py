@@ -81,7 +81,7 @@ class CheckpointSource(TensorSource):
         if item:
             tensor = tensor[item[0]]
         if part:
-            tensor = tensor[part.index]
+            tensor = tensor[part.where]
         self._check(name, tensor)
         if self._upload is not None:
             self._upload.copy(tensor, target)

@@ -220,7 +220,7 @@ def test_a_key_that_goes_first_is_a_key(tmp_path: pathlib.Path) -> None:
 
 
 def test_flags_are_few() -> None:
-    assert len(FLAGS) <= 25
+    assert len(FLAGS) <= 26
 
 
 def test_another_option_of_the_engine_arrives_from_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tests.engine.guidance.demo import DEMO_MODEL, PROMPT
 from tests.engine.test_golden import greedy, run
 from weft.engine.kernels.cpu import library
 from weft.engine.run import print_plan
-from weft.engine.run.ranks import RankedExecutor
+from weft.engine.run.ranks import RankedRunner
 from weft.engine.run.startup import Started, start
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
@@ -35,7 +35,7 @@ def answers(started: Started, prompts: list[list[int]]) -> list[list[int]]:
     """Greedy ids, in chunks of prompts beside decodes; the other ranks end."""
     outputs = run(started.engine, [greedy(index, prompt) for index, prompt in enumerate(prompts)])
     executor = started.engine._executor
-    if isinstance(executor, RankedExecutor):
+    if isinstance(executor, RankedRunner):
         executor.close()
     return [list(outputs[index, 0].token_ids)[:NUM_OUTPUT_TOKENS] for index in range(len(prompts))]
 
