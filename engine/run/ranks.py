@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -33,6 +34,10 @@ from weft.engine.step.batch import Batch
 from weft.engine.step.masks import RowMasks
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 1.0
+"""Pause before a failed step ends the engine. If it failed because another rank has ended, that is said, and ends it,
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,8 @@ class Ranks:
         if not self._is_closed:
             logger.error("rank %d has ended (%d), and the engine ends with it", rank, code)
             rmtree(self.task.folder, ignore_errors=True)
+            if code < 0:  # as the rank did, which tells the supervisor whether a request is to blame
+                os.kill(os.getpid(), -code)
             os._exit(max(code, 1))  # if it could not load its part, the code says so
 
 
@@ -121,10 +128,11 @@ class RankedRunner(ModelRunner):
     @torch.inference_mode()
     def launch(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
         """See `ModelRunner`. A failure, for want of memory too, leaves ranks waiting for others: it ends the engine."""
-        self._ranks.send(batch)
         try:
+            self._ranks.send(batch)
             return self._launch(batch, masks)
         except Exception:
+            time.sleep(_PATIENCE_S)
             logger.exception("a step failed on rank 0, and the engine ends, since the ranks may wait for each other")
             os._exit(1)
 
