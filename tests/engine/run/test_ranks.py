@@ -10,6 +10,7 @@ import torch
 
 from tests.architectures.checkpoints import NUM_OUTPUT_TOKENS, golden, write
 from tests.engine.guidance.demo import DEMO_MODEL, PROMPT
+from tests.engine.step.test_executor import REQUESTS, outputs
 from tests.engine.test_golden import greedy, run
 from weft.engine.kernels.cpu import library
 from weft.engine.run import print_plan
@@ -55,6 +56,19 @@ def test_ids_are_those_of_transformers(tmp_path: Path, name: str, num_ranks: int
     assert started.info.device.endswith(f", {num_ranks} ranks")
     found = answers(started, expected.prompts)
     assert [ids[: len(output)] for ids, output in zip(found, expected.outputs, strict=True)] == expected.outputs
+
+
+def test_choices_grammars_drafts_and_sampling_are_those_of_one_rank() -> None:
+    found = []
+    for num_ranks in (1, 2):
+        engine = start(
+            options(DEMO_MODEL, num_ranks, max_num_batched_tokens=64, max_num_seqs=4, speculative="ngram"), "epoch"
+        ).engine
+        gained = outputs(engine, REQUESTS)  # type: ignore[arg-type]
+        found.append({key: [i for i in entries if isinstance(i, int)] for key, entries in gained.items()})
+        if isinstance(engine._executor, RankedRunner):
+            engine._executor.close()
+    assert found[0] == found[1]
 
 
 @pytest.mark.skipif(library.load() is None, reason="no native kernels on this machine")
