@@ -102,7 +102,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
             kit,
             spec.caches,
             spec.weights_bytes(kit, config.dtype),
-            partial(_load_native, model, config, kit),
+            partial(_load_native, model, config, kit, num_positions(config, spec.caches)),
         )
     for name, is_asked in (
         ("quantization int8", options.quantization == "int8"),
@@ -124,14 +124,16 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     )
 
 
-def _load_native(model: ModelConfig, config: EngineConfig, kit: LayerKit, folder: Path, progress: Progress) -> Decoder:
+def _load_native(
+    model: ModelConfig, config: EngineConfig, kit: LayerKit, num_positions: int, folder: Path, progress: Progress
+) -> Decoder:
     return load_weights(
         folder,
         model,
         kit,
         device=config.device,
         dtype=config.dtype,
-        max_model_len=num_positions(config, decoder_spec(model).caches),
+        max_model_len=num_positions,
         load_format=config.options.load_format,
         progress=progress,
         rank=config.rank,
