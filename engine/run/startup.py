@@ -103,8 +103,11 @@ def start(
         _draft_model(draft, drafter, draft_caches, sampling, kv) if draft and drafter and draft_caches else None
     )
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
-    runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
-    runner = RankedRunner(ranks, model, caches, config.device, sampling) if ranks else runner
+    runner = (
+        RankedRunner(ranks, model, caches, config.device, sampling)
+        if ranks
+        else ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
+    )
     cost = StepCostModel()
     share_among = partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
