@@ -8,6 +8,7 @@ disconnects, the request is dropped. Work that a thread has begun still runs to 
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from math import isfinite
 from typing import Any, TypeVar
 
 from fastapi.routing import APIRoute
@@ -107,9 +108,17 @@ def decode(model: type[T], data: bytes) -> T | None:
         InvalidRequestError: It holds a lone surrogate, or does not match the schema.
     """
     check_amount(data)
+    others: list[_NotJson] = []
+
+    def number(text: str) -> float:
+        if isfinite(value := float(text)):
+            return value
+        others.append(_NotJson(value))
+        return others[-1]
+
     try:
         text = data.decode("utf-8-sig", "surrogatepass")  # no other encoding: the counts assume UTF-8
-        value = json.loads(text, parse_constant=_NotJson)
+        value = json.loads(text, parse_constant=number, parse_float=number)
     except json.JSONDecodeError as exc:
         raise MalformedBodyError(f"the body is not valid JSON: {exc.msg} at character {exc.pos}") from None
     except (ValueError, RecursionError) as exc:
@@ -119,8 +128,8 @@ def decode(model: type[T], data: bytes) -> T | None:
         return None
     if not isinstance(value, dict):
         raise InvalidTypeError(f"the body: input should be a JSON object, got {shown(value)}")
-    if any(constant in data for constant in (b"NaN", b"Infinity")):  # texts may hold them
-        _refuse_constants(value)
+    if others:
+        _refuse_others(value)
     try:
         return model.model_validate(value, from_attributes=True)
     except ValidationError as exc:
@@ -128,10 +137,10 @@ def decode(model: type[T], data: bytes) -> T | None:
 
 
 class _NotJson(float):
-    """NaN or Infinity. Python's parser takes them, and its writer would show them to models and tools as JSON."""
+    """NaN, Infinity, 1e999. Python's parser takes them, and its writer would show them to models and tools as JSON."""
 
 
-def _refuse_constants(body: dict[str, Any]) -> None:
+def _refuse_others(body: dict[str, Any]) -> None:
     for name, value in body.items():
         rest = [value]
         while rest:

@@ -104,7 +104,7 @@ def test_lists_and_objects_have_bounds() -> None:
 
 
 def test_numbers_that_json_lacks_are_refused() -> None:
-    for text, value in (("NaN", "nan"), ("[1, {}, -Infinity]", "-inf")):
+    for text, value in (("NaN", "nan"), ("[1, {}, -Infinity]", "-inf"), ("1e999", "inf")):
         error = refusal(f'{{"prompt": "NaN", "tools": [{{"x": {text}}}]}}'.encode())
         assert (error.message, error.param) == (f"tools must hold numbers as JSON has them, got {value}", "tools")
     assert decode(CompletionBody, b'{"prompt": "NaN, Infinity"}') is not None
