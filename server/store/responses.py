@@ -21,8 +21,10 @@ _CANCELLATION = "cancellation"
 DEAD_AFTER_S = 30.0
 """Time since the last write after which nobody makes an unfinished response any more; it is written more often."""
 MAX_CHAIN = 2**14
-MAX_READ_BYTES = 64 << 20
-"""Most bytes of the stored responses that one request leads to, all that they hold counted."""
+MAX_READ_BYTES = 1 << 30
+"""Most bytes of the stored responses that one request leads to, all that they hold counted, such as tools."""
+MAX_ITEM_BYTES = 64 << 20
+"""Most bytes of the items in them, which are held at once."""
 FIRST_INPUT = 0x8000
 """Number of the first item of the input; those of the output begin at 0."""
 
@@ -141,8 +143,8 @@ def chain(transaction: Transaction, response_id: str, tenant: str, *, needs_all:
         NotFoundError: The response, or an earlier one, does not exist, and all are needed.
         InvalidRequestError: It is not complete, or the conversation is too long.
     """
-    links: list[_Link] = []
-    num_items = num_bytes = 0
+    links: list[list[msgspec.Raw]] = []
+    num_items = num_read = num_held = 0
     wanted: str | None = response_id
     while wanted is not None:
         try:
@@ -151,10 +153,8 @@ def chain(transaction: Transaction, response_id: str, tenant: str, *, needs_all:
             if needs_all:
                 raise
             break
-        num_bytes += len(data)
-        if num_bytes > MAX_READ_BYTES:
-            message = f"previous_response_id must lead to responses of at most {MAX_READ_BYTES} bytes together"
-            raise InvalidRequestError(f"{message}, got at least {num_bytes}", param="previous_response_id")
+        num_read += len(data)
+        _check_bytes(num_read, num_held, "previous_response_id")
         link = msgspec.json.decode(data, type=_Link)
         if link.response.status not in _DONE and not load(transaction, wanted, tenant).is_done:
             message = f"previous_response_id must be that of a finished response, but {shown(wanted)} is not"
@@ -162,13 +162,27 @@ def chain(transaction: Transaction, response_id: str, tenant: str, *, needs_all:
         if link.response.conversation is not None:
             message = f"previous_response_id must not be that of a response in a conversation, got {shown(wanted)}"
             raise InvalidRequestError(f"{message}: use conversation", param="previous_response_id")
-        links.append(link)
-        num_items += len(link.input) + len(link.response.output)
+        links.append(_items(link))
+        num_items += len(links[-1])
+        num_held += sum(map(len, links[-1]))
         if len(links) > MAX_CHAIN or num_items > MAX_CHAIN:
             message = f"previous_response_id must lead to a conversation of at most {MAX_CHAIN} items"
             raise InvalidRequestError(message, param="previous_response_id")
         wanted = link.response.previous_response_id
-    return [item for link in reversed(links) for item in (*link.input, *link.response.output)]
+    _check_bytes(num_read, num_held, "previous_response_id")
+    return [item for items in reversed(links) for item in items]
+
+
+def _items(link: _Link) -> list[msgspec.Raw]:
+    """Copies, which keep nothing else of the row."""
+    return [item.copy() for item in (*link.input, *link.response.output)]
+
+
+def _check_bytes(num_read: int, num_held: int, param: str) -> None:
+    for number, most, what in ((num_read, MAX_READ_BYTES, "stored responses"), (num_held, MAX_ITEM_BYTES, "items")):
+        if number > most:
+            message = f"{param} must lead to {what} of at most {most} bytes together, got at least {number}"
+            raise InvalidRequestError(message, param=param)
 
 
 def input_items(transaction: Transaction, response_id: str, tenant: str) -> list[msgspec.Raw]:
@@ -193,21 +207,22 @@ def find_items(transaction: Transaction, wanted: Mapping[str, str], tenant: str)
         NotFoundError: There is no such item.
         InvalidRequestError: What holds them is too large.
     """
-    num_bytes = 0
+    num_read = num_held = 0
 
     def counted(row: Row | None) -> bytes | None:
-        nonlocal num_bytes
-        num_bytes += len(row.data) if row else 0
-        if num_bytes > MAX_READ_BYTES:
-            message = f"input must refer to items of stored responses of at most {MAX_READ_BYTES} bytes together"
-            raise InvalidRequestError(f"{message}, got at least {num_bytes}", param="input")
+        nonlocal num_read
+        num_read += len(row.data) if row else 0
+        _check_bytes(num_read, num_held, "input")
         return row.data if row else None
 
     @cache
     def items_of(response_id: str) -> dict[str, msgspec.Raw]:
+        nonlocal num_held
         data = counted(transaction.get(KIND, response_id, tenant))
-        link = msgspec.json.decode(data, type=_Link) if data else None
-        return {id_of(item): item for item in reversed((*link.input, *link.response.output))} if link else {}
+        items = _items(msgspec.json.decode(data, type=_Link)) if data else []
+        num_held += sum(map(len, items))
+        _check_bytes(num_read, num_held, "input")
+        return {id_of(item): item for item in reversed(items)}
 
     found: dict[str, msgspec.Raw] = {}
     for id, at in wanted.items():

@@ -89,7 +89,7 @@ class Store:
 
     async def has_room(self, tenant: str) -> bool:
         """Whether files and batches, all and this tenant's, are within their bounds."""
-        return await self.read(lambda transaction: transaction.exceeded(self._bounds, tenant)) is None
+        return await self.read(lambda transaction: transaction.exceeded(tenant)) is None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Call a function on files in a thread. Its failures become API errors."""
@@ -112,10 +112,10 @@ class Store:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE" if is_write else "BEGIN")
         try:
-            transaction = Transaction(connection)
+            transaction = Transaction(connection, self._bounds)
             result = work(transaction)
             if is_write:
-                transaction.tidy(self._bounds, may_exceed=may_exceed)
+                transaction.tidy(may_exceed=may_exceed)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:

@@ -15,7 +15,7 @@ from weft.server.errors import NotFoundError, StorageFullError, shown
 Order = Literal["asc", "desc"]
 
 _COLUMNS = "kind, id, tenant, data, parent, created, expires, is_kept, size"
-_IS_ALIVE = "(expires IS NULL OR expires > :now)"
+_IS_ALIVE = "(expires IS NULL OR expires > :now) AND (is_kept OR parent <> '' OR used >= :oldest)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,11 @@ class Bounds:
 class Transaction:
     """Reads and writes that succeed or fail together. Valid only inside `Store.read` or `Store.write`."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, bounds: Bounds) -> None:
         self._connection = connection
+        self._bounds = bounds
         self._now = time.time()
+        self._oldest = self._now - bounds.max_age_s
         self._kept_before = self._totals(is_kept=True)
         self._keepers: set[str] = set()  # tenants that put kept rows
 
@@ -157,7 +159,7 @@ class Transaction:
         query = f"SELECT number, data FROM events WHERE owner = :owner AND number > :after ORDER BY number {order}"
         return self._fetch(f"{query} LIMIT :limit", owner=owner, after=after, limit=limit)
 
-    def tidy(self, bounds: Bounds, *, may_exceed: bool = False) -> None:
+    def tidy(self, *, may_exceed: bool = False) -> None:
         """Remove what is too old, then rows until the bounds hold: of the tenant that has most, the longest unused.
 
         So a tenant that writes much makes its own rows go, not those of the others.
@@ -165,9 +167,9 @@ class Transaction:
         Raises:
             StorageFullError: The kept rows have become more, and exceed the bounds.
         """
-        oldest = self._now - bounds.max_age_s
+        bounds = self._bounds
         self._fetch("DELETE FROM objects WHERE expires <= :now")
-        self._fetch("DELETE FROM objects WHERE parent = '' AND NOT is_kept AND used < :oldest", oldest=oldest)
+        self._fetch("DELETE FROM objects WHERE parent = '' AND NOT is_kept AND used < :oldest")
         while _is_beyond(totals := self._totals(is_kept=False), bounds.max_count, bounds.max_bytes):
             measure = "size" if totals[1] > bounds.max_bytes else "count"
             most = f"SELECT tenant FROM totals WHERE NOT is_kept ORDER BY {measure} DESC LIMIT 1"
@@ -177,11 +179,12 @@ class Transaction:
         count, size = self._totals(is_kept=True)
         has_grown = count > self._kept_before[0] or size > self._kept_before[1]
         for tenant in self._keepers if has_grown and not may_exceed else ():
-            if (limits := self.exceeded(bounds, tenant)) is not None:
+            if (limits := self.exceeded(tenant)) is not None:
                 raise StorageFullError(f"there is room for at most {limits}; delete some first")
 
-    def exceeded(self, bounds: Bounds, tenant: str) -> str | None:
+    def exceeded(self, tenant: str) -> str | None:
         """The bounds of kept rows that all of them, or this tenant's, are beyond; None: neither."""
+        bounds = self._bounds
         for whose, share, whom in (("", 1.0, None), (" of an API key", bounds.key_share, tenant)):
             max_count, max_bytes = int(bounds.max_kept_count * share), int(bounds.max_kept_bytes * share)
             if _is_beyond(self._totals(is_kept=True, tenant=whom), max_count, max_bytes):
@@ -199,7 +202,7 @@ class Transaction:
         return [Row(*row) for row in self._fetch(query, **values)]
 
     def _fetch(self, query: str, **values: Any) -> list[Any]:
-        return self._connection.execute(query, {"now": self._now, **values}).fetchall()
+        return self._connection.execute(query, {"now": self._now, "oldest": self._oldest, **values}).fetchall()
 
 
 def _is_beyond(totals: tuple[int, int], max_count: int, max_bytes: int) -> bool:

@@ -54,16 +54,32 @@ def test_a_page_of_input_items_decodes_no_others(site: Any, stored: Run) -> None
     assert peak < 3 * len(response(5, NUM_PARTS).row("").data)
 
 
-def test_what_a_request_leads_to_is_bounded_in_bytes(site: Any, stored: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bound", "what"), [("MAX_READ_BYTES", "stored responses"), ("MAX_ITEM_BYTES", "items")])
+def test_what_a_request_leads_to_is_bounded_in_bytes(
+    site: Any, stored: Run, monkeypatch: pytest.MonkeyPatch, bound: str, what: str
+) -> None:
     """A chain was bounded in items only, of which each may be as large as a body."""
-    monkeypatch.setattr(responses, "MAX_READ_BYTES", 10_000)
+    monkeypatch.setattr(responses, bound, 10_000)
     error = site.call("POST", "/v1/responses", json={"input": "Hi", "previous_response_id": "resp_7"}).error
     assert error["param"] == "previous_response_id"
-    assert "responses of at most 10000 bytes together, got at least " in error["message"]
+    assert f"lead to {what} of at most 10000 bytes together, got at least " in error["message"]
     assert site.call("GET", "/v1/responses/resp_7/input_items").error["param"] == "previous_response_id"
     error = site.call("POST", "/v1/responses", json={"input": [{"id": "msg_50000"}]}).error
     assert (error["param"], "at most 10000 bytes together, got at least " in error["message"]) == ("input", True)
     assert site.call("POST", "/v1/responses", json={"input": "Hi", "previous_response_id": "resp_4"}).status == 200
+
+
+def test_tools_are_read_with_each_response_and_held_with_none(
+    site: Any, stored: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tools of an agent, in every response, counted as its items did: a conversation ended after 838 turns."""
+    large = response(1, 1)
+    large.response["tools"] = ["x" * 20_000]
+    stored(lambda tx: tx.put(large.row("")))
+    monkeypatch.setattr(responses, "MAX_ITEM_BYTES", 10_000)
+    kept = stored(lambda tx: responses.chain(tx, "resp_2", ""))
+    assert sum(map(len, kept)) < 10_000
+    assert not any(b"xxx" in bytes(item) for item in kept)
 
 
 def test_a_response_is_read_once_for_all_references(site: Any, stored: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,7 @@ def test_old_rows_go(make: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all_ids(store) == ["a", "c", "d"]  # before anything was written
     put(store, rows[2])
     monkeypatch.setattr(time, "time", lambda: now + 101)
+    assert asyncio.run(store.read(lambda tx: tx.get("note", "a", ""))) is None  # before anything was written
     write(store, lambda tx: None)
     assert all_ids(store) == ["c", "d"]
 
