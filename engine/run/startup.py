@@ -103,11 +103,8 @@ def start(
         _draft_model(draft, drafter, draft_caches, sampling, kv) if draft and drafter and draft_caches else None
     )
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
-    runner = (
-        RankedRunner(ranks, model, caches, config.device, sampling)
-        if ranks
-        else ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
-    )
+    runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
+    runner = RankedRunner(ranks, model, caches, config.device, sampling) if ranks else runner
     cost = StepCostModel()
     share_among = partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)

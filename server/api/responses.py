@@ -24,8 +24,9 @@ from weft.server.generate.prompts import encode_chat
 from weft.server.generate.rounds import Rounds
 from weft.server.generate.shorten import shortened
 from weft.server.http.auth import tenant_of
+from weft.server.http.begun_stream import begun_in_time
 from weft.server.http.context import ServerContext, get_context
-from weft.server.http.sse import EventStream, begun_in_time
+from weft.server.http.sse import EventStream
 from weft.server.model.served_model import ServedModel
 from weft.server.render.responses import ResponseOptions, ResponseRenderer, error_event
 from weft.server.request.body import BodyRoute
@@ -47,6 +48,7 @@ from weft.server.request.response_options import (
     template_options,
 )
 from weft.server.request.task import Chat, OutputWishes, Task
+from weft.server.request.vector_inputs import require_task
 from weft.server.schemas.responses import ResponseBody, ResponseObject, ResponseTool
 from weft.server.store.conversations import extend, grown
 from weft.server.store.conversations import load as load_conversation
@@ -111,6 +113,7 @@ async def count_input_tokens(
 ) -> Response:
     """Count the tokens that a response with this input would read."""
     model, size = await context.check_model(request, body.model), len(await request.body())
+    require_task(model, "generate")
     ignored = await context.workers.run_light(
         size,
         ignored_fields,
@@ -158,7 +161,7 @@ async def _in_background(
 def followed(context: ServerContext, response_id: str, tenant: str, after: int, headers: dict[str, str]) -> Response:
     """The events of a background response as a stream."""
     return EventStream(
-        follow(context, response_id, tenant, after),
+        follow(context, response_id, tenant, after, error_event),
         lambda: b"",
         error_event,
         headers=headers,
@@ -232,6 +235,7 @@ async def _read(
     hosted: HostedTools,
 ) -> Task:
     model = await context.check_model(request, body.model)
+    require_task(model, "generate")
     logprobs, max_tokens = num_logprobs(body), max_output_tokens(body)
     chat, wishes = await read_chat(body, items.all, sealer, model, context, items.size, hosted)
     task = await read_task(

@@ -7,7 +7,7 @@ the stored response or marks it as cancelled stops it, from any server process.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
@@ -148,11 +148,17 @@ class BackgroundRun:
         return last
 
 
-async def follow(context: ServerContext, response_id: str, tenant: str, after: int) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a response with numbers above `after`, until it is done."""
+async def follow(
+    context: ServerContext, response_id: str, tenant: str, after: int, error_event: Callable[[ApiError, int], bytes]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a response with numbers above `after`, until it is done; if it is deleted, an error."""
     is_done = False
     while not is_done:
-        events, is_done = await context.store.read(partial(_next_events, response_id, tenant, after))
+        try:
+            events, is_done = await context.store.read(partial(_next_events, response_id, tenant, after))
+        except ApiError as error:
+            yield error_event(error, after + 1)
+            return
         for number, data in events:
             after = number
             yield data

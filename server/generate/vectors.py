@@ -33,6 +33,8 @@ MAX_IN_FLIGHT_PER_TOKEN = 2
 """The same for the hidden states of all tokens, of which an answer may have 16 MiB."""
 MAX_HIDDEN_VALUES = 1 << 24
 """Most values of the hidden states of all tokens of one call, which are held until all are there: 64 MiB."""
+MAX_LISTED_VALUES = 1 << 23
+"""The same if they are written as numbers, 20 bytes each."""
 
 _NO_OUTPUT = SamplingParams(max_tokens=0)
 _log = logging.getLogger(__name__)
@@ -82,8 +84,10 @@ class VectorCall:
         lengths = [len(prompt.token_ids) for prompt in prompts]
         if pooling.is_per_token and model.engine_info.vectors is not None:
             num_values = sum(lengths) * (pooling.dimensions or model.engine_info.vectors.hidden_size)
-            name = "the number of values of the hidden states of all tokens of input"
-            check_range(name, num_values, 1, MAX_HIDDEN_VALUES, param="input")
+            is_packed = getattr(body, "encoding_format", None) == "base64"
+            most = MAX_HIDDEN_VALUES if is_packed else MAX_LISTED_VALUES
+            name = f"the number of values of all hidden states{'' if is_packed else ', if not in base64,'}"
+            check_range(name, num_values, 1, most, param="input")
         deadline = deadline_of(self.request, is_stream=False, ping_s=0)
         salt, tenant = cache_salt_of(body.cache_salt), tenant_of(self.request)
         timer = RequestTimer(context.metrics.of(model.name), self.request.state.arrival_time, len(prompts))

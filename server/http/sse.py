@@ -4,18 +4,15 @@ Before the first byte an error is a status. After it the API's renderer writes t
 ends. However a stream ends, even before its first byte, its answer is closed.
 """
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import anyio
 import msgspec
 from sse_starlette.sse import EventSourceResponse
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from weft.server.errors import ApiError, as_api_error, error_body
@@ -99,30 +96,30 @@ class EventStream(EventSourceResponse):
         A keep-alive comment follows ping_s of silence (0: none).
         There are no comments without silence: some clients' parsers fail on them.
         """
-        self._events = events
-        self._end = end
-        self._error = error
+        self.events = events
+        self.end = end
+        self.error = error
         self._ping_s = ping_s
         self._last_send_time = time.monotonic()
         self._is_after_ping = False
         self._framing = framing
         ping_s = ping_s if framing.ping else 0
         super().__init__(events, headers={**_HEADERS, **headers}, ping=ping_s, sep="\n", media_type=framing.media_type)
-        self._close = close
+        self.close = close
 
     async def _stream_response(self, send: Send) -> None:
         """Send the events. The base class's loop would spend a timer, a copy and a log call on each."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async with aclosing(self._events) as events:
+            async with aclosing(self.events) as events:
                 async for data in events:
                     self._last_send_time = time.monotonic()
                     await send({"type": "http.response.body", "body": self._after_ping(data), "more_body": True})
-            end = self._end()
+            end = self.end()
         except Exception as exc:
             if not isinstance(exc, ApiError):
                 _log.exception("a stream failed")
-            end = self._error(as_api_error(exc))
+            end = self.error(as_api_error(exc))
         async with self._send_lock:  # the task of pings must not send one after the end
             self.active = False
             await send({"type": "http.response.body", "body": self._after_ping(end), "more_body": False})
@@ -151,42 +148,4 @@ class EventStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
         finally:
             # The generator's own `finally` does not run if the client leaves before the first event.
-            self._close()
-
-
-async def begun_in_time(
-    work: Coroutine[Any, Any, Response], error: Callable[[ApiError], bytes], ping_s: float
-) -> Response:
-    """The stream that `work` makes; if that takes longer than `ping_s` (0: without end), one that is begun before.
-
-    An error of `work` is raised, or is the end of a stream that was begun.
-    """
-    making = asyncio.create_task(work)
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        async with aclosing(_stream_of(await making)._events) as made:
-            async for data in made:
-                yield data
-
-    def failed(exc: ApiError) -> bytes:
-        return error(exc) if making.exception() else _stream_of(making.result())._error(exc)
-
-    def close() -> None:
-        if not (making.cancel() or making.cancelled() or making.exception()):
-            _stream_of(making.result())._close()
-
-    try:
-        await asyncio.wait([making], timeout=ping_s or None)
-    except asyncio.CancelledError:
-        close()
-        raise
-    if making.done():
-        return making.result()
-    return EventStream(
-        events(), lambda: _stream_of(making.result())._end(), failed, headers={}, ping_s=ping_s, close=close
-    )
-
-
-def _stream_of(response: Response) -> EventStream:
-    assert isinstance(response, EventStream), "streams alone are begun before they are made"
-    return response
+            self.close()

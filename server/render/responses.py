@@ -322,9 +322,9 @@ def usage_of(counts: Counts) -> wire.ResponseUsage:
     )
 
 
-def error_event(error: ApiError) -> bytes:
+def error_event(error: ApiError, number: int = 0) -> bytes:
     """The event for a failure of a stream of which no response can be told: flat, as SDKs want it."""
-    fields = {"code": error.code, "message": error_text(error), "param": error.param, "sequence_number": 0}
+    fields = {"code": error.code, "message": error_text(error), "param": error.param, "sequence_number": number}
     return encode_event({"type": "error", **fields}, "error")
 
 

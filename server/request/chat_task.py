@@ -19,6 +19,7 @@ from weft.server.request.template_options import template_options
 from weft.server.request.thinking import read_thinking
 from weft.server.request.tool_use import tool_use
 from weft.server.request.validation import check_range
+from weft.server.request.vector_inputs import require_task
 from weft.server.schemas.chat_completions import ChatCompletionBody
 
 
@@ -43,6 +44,7 @@ async def chat_task(
         ApiError: A field is wrong, or the model is not served.
     """
     model, workers, size = await context.check_model(request, body.model), context.workers, len(await request.body())
+    require_task(model, "generate")
     logprobs = shown_logprobs(body)
     wishes = await workers.run_light(size, _read_wishes, body, model.formats)
     if breakpoints is None:

@@ -98,10 +98,10 @@ class Embedding(msgspec.Struct):
 
 
 class Hidden(msgspec.Struct):
-    """The hidden states of all tokens, or one vector; base64 as in `Embedding`, row after row."""
+    """The hidden states of all tokens as rows of JSON, or one vector; base64 as in `Embedding`, row after row."""
 
     index: int
-    data: list[list[float]] | list[float] | str
+    data: msgspec.Raw | list[float] | str
     object: str = "pooling"
 
 

@@ -18,6 +18,7 @@ from tests.server.api.test_responses import CALL, THOUGHT, WEATHER, events_of
 from weft.server.errors import EngineDiedError
 from weft.server.generate import background
 from weft.server.generate.background import follow
+from weft.server.render.responses import error_event
 from weft.server.store.responses import DEAD_AFTER_S, KIND, StoredResponse, cancel, load
 from weft.server.store.transaction import Transaction
 
@@ -218,6 +219,19 @@ def test_a_cancelled_response_ends_as_its_stream_does(client: httpx.Client, site
     assert ended["output"][0]["content"][0]["text"] == said != ""
 
 
+def test_who_follows_a_response_that_is_deleted_is_told(client: httpx.Client, site: Any) -> None:
+    """By an error with the number 0, to which who resumes would have gone back."""
+    site.engine.may_go_on = lambda num_read: num_read < 3
+    made = ask(client, background=True).json()
+    with client.stream("GET", f"responses/{made['id']}", params={"stream": "true"}) as replay:
+        texts = replay.iter_text()
+        begun = next(texts)
+        write(site, lambda transaction: transaction.delete(KIND, made["id"], ""))
+        events = events_of(begun + "".join(texts))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert (events[-1]["type"], events[-1]["code"]) == ("error", "not_found")
+
+
 def test_only_the_background_is_cancelled_and_replayed(client: httpx.Client) -> None:
     made = ask(client).json()
     assert client.post(f"responses/{made['id']}/cancel").status_code == 400
@@ -274,7 +288,7 @@ def test_a_follower_reads_nothing_but_new_events(site: Any) -> None:
     last = b"event: response.completed\n"
 
     async def read() -> list[bytes]:
-        events = follow(context, "resp_1", "", 0)
+        events = follow(context, "resp_1", "", 0, error_event)
         found = [await anext(events)]
         waiting = asyncio.ensure_future(anext(events))
         while sum("BEGIN" in statement for statement in statements) < 3:

@@ -16,6 +16,7 @@ from weft.server.model.vector_prompts import VectorPrompts
 from weft.server.request.vector_inputs import MAX_INPUTS
 
 DECISION = {"input": "too long" * 1000, "questions": [{"type": "predicate", "instructions": "It is late."}]}
+TOOLS = [{"type": "function", "name": "f", "function": {"name": "f"}, "parameters": {}}]
 PROMPTS = VectorPrompts({"query": "Q:", "document": ""})
 
 
@@ -165,12 +166,15 @@ def test_hidden_states_of_a_call_are_bounded_before_the_engine_works(
     vector_site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only those of one input were: a call could hold a vector of each token of 8,192 of them."""
-    monkeypatch.setattr(vectors, "MAX_HIDDEN_VALUES", 16)
+    monkeypatch.setattr(vectors, "MAX_LISTED_VALUES", 16)
+    monkeypatch.setattr(vectors, "MAX_HIDDEN_VALUES", 20)
     site = vector_site(info=VectorInfo(2, 2, is_matryoshka=True))
     error = post(site, "/pooling", input=["a"] * 5).error
     assert (error["param"], "between 1 and 16, got 20" in error["message"]) == ("input", True), error
     assert not site.engine.asked
     assert post(site, "/pooling", input=["a"] * 4).status == 200
+    assert post(site, "/pooling", input=["a"] * 5, encoding_format="base64").status == 200
+    assert post(site, "/pooling", input=["a"] * 6, encoding_format="base64").error["param"] == "input"
     assert post(site, "/pooling", input=["a"] * 8, dimensions=1).status == 200
     assert post(site, "/pooling", input=["a"] * 9, task="embed").status == 200
 
@@ -260,6 +264,8 @@ def test_a_model_for_embeddings_ranks_by_cosine(vector_site: Any) -> None:
         ("/v1/embeddings", {"input": "a", "model": "other"}, "model", "does not exist"),
         ("/v1/classify", {"input": "a"}, "model", "needs a model for the task classify, and the task"),
         ("/v1/completions", {"prompt": "a"}, "model", "needs a model for the task generate, and the task"),
+        ("/v1/chat/completions", {"messages": [], "tools": TOOLS}, "model", "needs a model for the task generate"),
+        ("/v1/responses", {"input": "a", "tools": TOOLS}, "model", "needs a model for the task generate"),
         ("/v1/decisions", DECISION, "model", "needs a model for the task generate, and the task"),
         ("/rerank", {"query": "a", "documents": []}, "documents", "got 0"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "at least 1, got 0"),

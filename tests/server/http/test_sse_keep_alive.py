@@ -9,7 +9,8 @@ import pytest
 from starlette.types import Message
 
 from weft.server.http import sse
-from weft.server.http.sse import EventStream, begun_in_time, error_event
+from weft.server.http.begun_stream import begun_in_time
+from weft.server.http.sse import EventStream, error_event
 from weft.server.render.common import DONE
 from weft.server.settings import Settings
 
