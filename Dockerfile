@@ -17,8 +17,8 @@ WORKDIR /build
 
 FROM build AS requirements
 COPY pyproject.toml .
-RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-    > requirements.txt
+RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+    print(*project['dependencies'], *project['optional-dependencies']['events'], sep='\n')" > requirements.txt
 
 FROM build AS wheel
 # For the CPU kernels. Debian keeps no old versions, so a pinned one would break the build within weeks.

@@ -241,6 +241,11 @@ class Settings(BaseModel):
     metrics_prefix: Literal["weft", "vllm"] = "weft"
     """What names of metrics begin with. With vllm, what reads the metrics of vLLM reads these: dashboards, KEDA,
     the endpoint pickers of Kubernetes' gateways."""
+    kv_events: str | None = Field(default=None, pattern=r"^(tcp|ipc)://\S+$")
+    """ZeroMQ address at which the engine publishes which blocks it has cached, in vLLM's format, such as tcp://*:5557.
+    The messages hold the prompts as token ids: let only the router reach it. Default: none."""
+    kv_events_topic: str | None = None
+    """Topic of these messages. Default: kv@HOST@MODEL, of this machine's name and the model's first name."""
     stall_timeout_s: float = Field(default=120.0, ge=0)
     """Upper bound on the seconds without a sign of life after which the engine is killed and restarted. The bound of a
     step is ten times its predicted time, but at least 10 s, or 30 s on CUDA. 0: never."""

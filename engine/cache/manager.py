@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from weft.engine.cache.block_hashes import BlockHashes
 from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool
+from weft.engine.cache.events import BlockEvents
 from weft.engine.cache.integrity import check_references
 from weft.engine.cache.pins import Pins
 from weft.engine.cache.specs import CacheSpec, ModuleCache
@@ -55,6 +56,7 @@ class KVCacheManager:
         tier: BlockTier | None = None,
         least_stop: int = LEAST_TOKENS,
         hash_key: bytes | None = None,
+        has_events: bool = False,
     ) -> None:
         """Make one pool for each cache group.
 
@@ -65,6 +67,8 @@ class KVCacheManager:
             tier: Keeps evicted content; without one (None) it is lost.
             least_stop: Fewest tokens for which states are kept.
             hash_key: Of the hashes that the tier knows; None draws a new one.
+            has_events: Whether to record what is cached, of the group with the most of it. `events` is None where
+                there is nothing to record.
         """
         self.block_size = block_size
         self.specs = tuple(specs)
@@ -84,6 +88,10 @@ class KVCacheManager:
         self._see_all = all(specs[group].sees_all for group in self._paged)
         self.hashes = BlockHashes(block_size, hash_key)
         self._lookups: tuple[Callable[[bytes], object], ...] = tuple(pool.lookup for pool in self.pools)
+        self.events: BlockEvents | None = None
+        if has_events and self.prefix_caching and self._paged:
+            group = min(self._paged, key=lambda group: not specs[group].sees_all)
+            self.events = BlockEvents(self.pools[group], block_size, self.hashes.seed("", None, ()))
         self._offload = Offload(tier, self.pools)
         self._leaders: dict[bytes, Request] = {}
         self.wake_followers: Callable[[bytes], object] = lambda block_hash: None
@@ -235,6 +243,8 @@ class KVCacheManager:
         if not self.allocate(request, num_tokens):
             self._release(request)
             return False
+        if self.events is not None:
+            self.events.stored(request, 0, num_cached_blocks)
         for block, block_hash in enumerate(request.block_hashes[num_cached_blocks:], num_cached_blocks + 1):
             leader = self._leaders.get(block_hash)
             if leader is None or leader.num_computed_tokens > block * self.block_size:  # its state is beyond
@@ -358,6 +368,8 @@ class KVCacheManager:
                 for group in self._states:
                     self._index(group, request.block_tables[group][0], block_hash)
             self._stop_leading(request, block_hash)
+        if self.events is not None:
+            self.events.stored(request, request.num_indexed_blocks, num_full)
         request.num_indexed_blocks = num_full
 
     def _index(self, group: int, block: int, block_hash: bytes) -> None:

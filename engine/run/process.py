@@ -22,6 +22,7 @@ from weft.engine.core.engine import RejectedError
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.scheduler import ScheduledStep
 from weft.engine.run.crash_record import CrashRecord, Fingerprint, fingerprint
+from weft.engine.run.event_publisher import EventPublisher
 from weft.engine.run.server_link import ServerLink
 from weft.engine.run.stall import StallRule
 from weft.engine.run.startup import Started, start
@@ -69,6 +70,9 @@ class EngineProcess:
         self._left: set[tuple[int, int]] = set()  # those of them that ended, or a choice of which ended
         self._progress_logged = time.monotonic()
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=self._progress_logged))
+        self._publisher = (
+            EventPublisher(options.kv_events, options.kv_events_topic or "") if options.kv_events else None
+        )
         epoch = f"{self._epoch_id:016x}"
         started = start(options, epoch, progress=self._show_progress, before_launch=self._before_launch)
         _announce(started, options)
@@ -105,6 +109,12 @@ class EngineProcess:
                 self._record.end_step()
             self._write_status()
             self._link.put_outputs(outputs)
+            self._publish_events()
+
+    def _publish_events(self) -> None:
+        events = self._engine.scheduler.kv.events
+        if self._publisher is not None and events is not None:
+            self._publisher.publish(events.take())
 
     def _apply(self, connection: int, message: ToEngine | None) -> None:
         if message is None:

@@ -200,7 +200,7 @@ def _caches_prefixes(config: EngineConfig, plan: MemoryPlan) -> bool:
 def _cache_manager(
     config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGroup[CacheSpec], ...], offload: Opened | None
 ) -> KVCacheManager:
-    return KVCacheManager(
+    kv = KVCacheManager(
         plan.num_blocks,
         config.block_size,
         [group.spec for group in groups],
@@ -209,7 +209,11 @@ def _cache_manager(
         num_states=plan.num_states,
         tier=offload.tier if offload else None,
         hash_key=offload.hash_key if offload else None,
+        has_events=config.options.kv_events is not None,
     )
+    if config.options.kv_events and kv.events is None:
+        raise ModelError("kv_events tells which blocks are cached, and this engine caches none")
+    return kv
 
 
 def _scheduler(config: EngineConfig, kv: KVCacheManager, cost: StepCostModel, offload: Opened | None) -> Scheduler:

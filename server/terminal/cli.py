@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -117,7 +118,7 @@ def serve(resolved: Resolved) -> None:
 
 
 def _found(settings: Settings) -> tuple[Settings, pathlib.Path]:
-    """Settings with the names of the model and the draft filled in, and the model's folder; fetches what is missing."""
+    """Settings with names of model, draft and topic filled in, and the model's folder; fetches what is missing."""
     from weft.engine.shared import logs
     from weft.server.run import checkpoint
     from weft.server.run.model_check import check_tokenizer
@@ -130,6 +131,9 @@ def _found(settings: Settings) -> tuple[Settings, pathlib.Path]:
     settings = settings.model_copy(update={"speculative": draft})
     if not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
+    if settings.kv_events_topic is None:
+        topic = f"kv@{socket.gethostname()}@{settings.served_model_name[0]}"
+        settings = settings.model_copy(update={"kv_events_topic": topic})
     return settings, model
 
 

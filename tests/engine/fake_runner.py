@@ -194,6 +194,7 @@ def make_engine(
         num_states=num_states,
         tier=tier,
         least_stop=least_stop,
+        has_events=True,
     )
     scheduler = Scheduler(
         kv,

@@ -91,6 +91,11 @@ OTHERS = {
 }
 """Have tests of their own: below, in tests/engine/run/test_vector_model.py, in tests/engine/run/test_ranks.py, in
 tests/faults/test_hung_engine.py, and in tests/engine/offload/test_offload_engine.py."""
+    "kv_events",
+    "kv_events_topic",
+}
+"""Have tests of their own: below, in tests/engine/run/test_vector_model.py, in tests/faults/test_hung_engine.py, in
+tests/engine/offload/test_offload_engine.py, and in tests/end_to_end/test_kv_events.py."""
 
 
 def test_there_is_a_test_for_every_option() -> None:
@@ -123,6 +128,11 @@ def test_what_a_cpu_has_not_is_refused(usual: EngineOptions, name: str) -> None:
     value, message = REFUSED_ON_A_CPU[name]
     with pytest.raises(ModelError, match=message):
         start(msgspec.structs.replace(usual, **{name: value}), "epoch")
+
+
+def test_events_of_a_cache_need_one(usual: EngineOptions) -> None:
+    with pytest.raises(ModelError, match="kv_events tells which blocks are cached, and this engine caches none"):
+        start(msgspec.structs.replace(usual, kv_events="ipc://unused", prefix_caching=False), "epoch")
 
 
 def test_the_implementation_arrives(usual: EngineOptions, started: tuple[Started, Started]) -> None:

@@ -169,6 +169,8 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "kv_offload": 2048,
     "kv_offload_dir": "kv",
     "kv_offload_disk": 4096,
+    "kv_events": "tcp://127.0.0.1:5557",
+    "kv_events_topic": "kv@a@b",
     "kv_cache_dtype": "fp8",
     "kernels": {"layers": "torch"},
     "block_size": 8,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.engine.cache.host_tier import HostTier
+from tests.engine.cache.test_events import Router
 from tests.engine.fake_runner import VOCAB_SIZE, FakeEngine, make_engine, next_id, next_logprobs
 from tests.engine.plain_beam_search import plain_beam_search
 from weft.engine.core.request import Request, RequestKey
@@ -145,6 +146,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             eos_token_ids=self.eos,
         )
         drafter.windows = self.fake.windows
+        self.router, self.salted = Router(), set[bytes]()
+        kv = self.fake.engine.scheduler.kv
+        extend, seed = kv.hashes.extend, kv.hashes.seed("", None, ())
+
+        def note_salted(request: Request, num_blocks: int) -> None:
+            extend(request, num_blocks)
+            if request.cache_seed != seed:
+                self.salted.update(request.block_hashes)
+
+        kv.hashes.extend = note_salted  # type: ignore[method-assign]
         self.max_model_len = self.fake.engine._max_model_len
         self.adds: dict[int, AddRequest] = {}
         self.outputs: dict[tuple[int, int], list[int]] = {}
@@ -273,6 +284,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def is_consistent(self) -> None:
         if hasattr(self, "fake"):
             self.fake.engine.scheduler.check_integrity()
+            self.router.check(self.fake.engine.scheduler.kv, self.salted, is_late=bool(self.tier.num_loaded))
 
     def teardown(self) -> None:
         if not hasattr(self, "fake"):
