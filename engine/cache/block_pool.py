@@ -32,8 +32,6 @@ class BlockPool:
         self.num_free = num_blocks - 1
         self.on_evict: Callable[[bytes, int], object] = lambda block_hash, block: None
         """Called with (hash, block) right before the block is handed out and its cached content forgotten."""
-        self.on_unindex: Callable[[bytes], object] = lambda block_hash: None
-        """Called with the hash of a block that is no longer found by its content."""
 
     @property
     def num_used(self) -> int:
@@ -111,7 +109,6 @@ class BlockPool:
         if block_hash is not None:
             del self._index[block_hash]
             self._hashes[block] = None
-            self.on_unindex(block_hash)
 
     def check_integrity(self) -> None:
         """Assert the invariants. O(num_blocks); for tests and for an idle engine."""

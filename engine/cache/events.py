@@ -5,11 +5,15 @@ the token ids of its block, and a salt says that a prefix is nobody else's busin
 step, and `take` empties them; sending is for others.
 """
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Literal
 
 import msgspec
+from typing_extensions import override
 
 from weft.engine.cache.block_pool import BlockPool
+from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.request import Request
 
 
@@ -45,10 +49,23 @@ class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
+class RecordingPool(BlockPool):
+    """A pool that tells which content is no longer found."""
+
+    on_unindex: Callable[[bytes], object] | None = None
+
+    @override
+    def unindex(self, block: int) -> None:
+        block_hash = self._hashes[block]
+        super().unindex(block)
+        if block_hash is not None and self.on_unindex is not None:
+            self.on_unindex(block_hash)
+
+
 class BlockEvents:
     """Owner of the events of one pool since they were last taken."""
 
-    def __init__(self, pool: BlockPool, block_size: int, seed: bytes) -> None:
+    def __init__(self, pool: RecordingPool, block_size: int, seed: bytes) -> None:
         """Record the blocks of requests with this cache seed, the one without a salt."""
         self._pool = pool
         self._block_size = block_size
@@ -92,6 +109,35 @@ class BlockEvents:
             last.block_hashes.append(_name(block_hash))
         else:
             self._events.append(BlockRemoved([_name(block_hash)]))
+
+
+class RecordingCache(KVCacheManager):
+    """A KV cache manager that records events of what it caches."""
+
+    pool_class = RecordingPool
+
+    @cached_property
+    def events(self) -> BlockEvents | None:
+        """Of the group that keeps most, one that sees all if there is one; None if no blocks of tokens are cached."""
+        if not self.prefix_caching or not self._paged:
+            return None
+        pool = self.pools[min(self._paged, key=lambda group: not self.specs[group].sees_all)]
+        assert isinstance(pool, RecordingPool)
+        return BlockEvents(pool, self.block_size, self.hashes.seed("", None, ()))
+
+    @override
+    def admit(self, request: Request, num_cached_tokens: int, num_tokens: int) -> bool:
+        is_admitted = super().admit(request, num_cached_tokens, num_tokens)
+        if is_admitted and self.events is not None:
+            self.events.stored(request, 0, request.first_new_block)
+        return is_admitted
+
+    @override
+    def index_computed_blocks(self, request: Request) -> None:
+        first = request.num_indexed_blocks
+        super().index_computed_blocks(request)
+        if self.events is not None:
+            self.events.stored(request, first, request.num_indexed_blocks)
 
 
 def _name(block_hash: bytes) -> int:

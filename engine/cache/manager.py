@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 from weft.engine.cache.block_hashes import BlockHashes
 from weft.engine.cache.block_pool import NULL_BLOCK, BlockPool
-from weft.engine.cache.events import BlockEvents
 from weft.engine.cache.integrity import check_references
 from weft.engine.cache.pins import Pins
 from weft.engine.cache.specs import CacheSpec, ModuleCache
@@ -45,6 +44,8 @@ class KVCacheManager:
     Mutated on the engine's thread only: while a step is scheduled, when steps fail, and when a draft model takes slots.
     """
 
+    pool_class = BlockPool
+
     def __init__(
         self,
         num_blocks: int,
@@ -56,7 +57,6 @@ class KVCacheManager:
         tier: BlockTier | None = None,
         least_stop: int = LEAST_TOKENS,
         hash_key: bytes | None = None,
-        has_events: bool = False,
     ) -> None:
         """Make one pool for each cache group.
 
@@ -67,8 +67,6 @@ class KVCacheManager:
             tier: Keeps evicted content; without one (None) it is lost.
             least_stop: Fewest tokens for which states are kept.
             hash_key: Of the hashes that the tier knows; None draws a new one.
-            has_events: Whether to record what is cached, of the group with the most of it. `events` is None where
-                there is nothing to record.
         """
         self.block_size = block_size
         self.specs = tuple(specs)
@@ -77,7 +75,7 @@ class KVCacheManager:
         self.is_whole = any(spec.is_bidirectional for spec in specs)
         self.prefix_caching = prefix_caching and self.can_copy and not self.is_whole
         self.num_blocks = num_blocks - 1
-        self.pools = tuple(BlockPool(spec.pool_size(num_blocks, num_states)) for spec in specs)
+        self.pools = tuple(self.pool_class(spec.pool_size(num_blocks, num_states)) for spec in specs)
         self.pins = Pins(self.pools, max_num_pinned_blocks)
         self._block_sizes = tuple(spec.tokens_per_block(block_size) for spec in specs)
         self._paged = tuple(group for group, size in enumerate(self._block_sizes) if size == block_size)
@@ -88,10 +86,6 @@ class KVCacheManager:
         self._see_all = all(specs[group].sees_all for group in self._paged)
         self.hashes = BlockHashes(block_size, hash_key)
         self._lookups: tuple[Callable[[bytes], object], ...] = tuple(pool.lookup for pool in self.pools)
-        self.events: BlockEvents | None = None
-        if has_events and self.prefix_caching and self._paged:
-            group = min(self._paged, key=lambda group: not specs[group].sees_all)
-            self.events = BlockEvents(self.pools[group], block_size, self.hashes.seed("", None, ()))
         self._offload = Offload(tier, self.pools)
         self._leaders: dict[bytes, Request] = {}
         self.wake_followers: Callable[[bytes], object] = lambda block_hash: None
@@ -243,8 +237,6 @@ class KVCacheManager:
         if not self.allocate(request, num_tokens):
             self._release(request)
             return False
-        if self.events is not None:
-            self.events.stored(request, 0, num_cached_blocks)
         for block, block_hash in enumerate(request.block_hashes[num_cached_blocks:], num_cached_blocks + 1):
             leader = self._leaders.get(block_hash)
             if leader is None or leader.num_computed_tokens > block * self.block_size:  # its state is beyond
@@ -368,8 +360,6 @@ class KVCacheManager:
                 for group in self._states:
                     self._index(group, request.block_tables[group][0], block_hash)
             self._stop_leading(request, block_hash)
-        if self.events is not None:
-            self.events.stored(request, request.num_indexed_blocks, num_full)
         request.num_indexed_blocks = num_full
 
     def _index(self, group: int, block: int, block_hash: bytes) -> None:

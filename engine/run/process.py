@@ -79,6 +79,7 @@ class EngineProcess:
         self._engine = started.engine
         self._link = ServerLink(runtime_dir / SOCKET_NAME, started.info)
         self._tier = started.tier
+        self._events = started.events
         self._num_blocks = started.info.num_blocks
         self._stall_rule = StallRule(options.stall_timeout_s, started.info.device)
         self._write_status()
@@ -112,9 +113,8 @@ class EngineProcess:
             self._publish_events()
 
     def _publish_events(self) -> None:
-        events = self._engine.scheduler.kv.events
-        if self._publisher is not None and events is not None:
-            self._publisher.publish(events.take())
+        if self._publisher is not None and self._events is not None:
+            self._publisher.publish(self._events.take())
 
     def _apply(self, connection: int, message: ToEngine | None) -> None:
         if message is None:

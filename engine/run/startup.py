@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace as replace_fields
 
+from weft.engine.cache.events import BlockEvents, RecordingCache
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, group_layers
 from weft.engine.core.engine import Engine
@@ -53,12 +54,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine that is ready, its description, and what keeps evicted blocks, if anything does."""
+    """An engine that is ready, its description, and what keeps evicted blocks and records events, if anything does."""
 
     engine: Engine[LaunchedStep]
     info: EngineInfo
     plan: MemoryPlan
     tier: OffloadTier | None = None
+    events: BlockEvents | None = None
 
 
 def start(
@@ -130,7 +132,8 @@ def start(
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
     info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None)
-    return Started(engine, info, plan, offload.tier if offload else None)
+    events = kv.events if isinstance(kv, RecordingCache) else None
+    return Started(engine, info, plan, offload.tier if offload else None, events)
 
 
 def _share_cores(config: EngineConfig, task: Task) -> None:
@@ -200,7 +203,8 @@ def _caches_prefixes(config: EngineConfig, plan: MemoryPlan) -> bool:
 def _cache_manager(
     config: EngineConfig, plan: MemoryPlan, groups: tuple[CacheGroup[CacheSpec], ...], offload: Opened | None
 ) -> KVCacheManager:
-    kv = KVCacheManager(
+    manager = RecordingCache if config.options.kv_events else KVCacheManager
+    kv = manager(
         plan.num_blocks,
         config.block_size,
         [group.spec for group in groups],
@@ -209,9 +213,8 @@ def _cache_manager(
         num_states=plan.num_states,
         tier=offload.tier if offload else None,
         hash_key=offload.hash_key if offload else None,
-        has_events=config.options.kv_events is not None,
     )
-    if config.options.kv_events and kv.events is None:
+    if isinstance(kv, RecordingCache) and kv.events is None:
         raise ModelError("kv_events tells which blocks are cached, and this engine caches none")
     return kv
 

@@ -15,7 +15,7 @@ import torch
 
 from tests.engine.cache.host_tier import HostTier
 from tests.engine.paged import paged_specs
-from weft.engine.cache.manager import KVCacheManager
+from weft.engine.cache.events import RecordingCache
 from weft.engine.cache.specs import CacheSpec, StateSpec
 from weft.engine.core.engine import Engine
 from weft.engine.core.output_collector import Outputs
@@ -185,7 +185,7 @@ def make_engine(
     num_states = 0 if num_kept_states is None else max_num_seqs + num_kept_states
     if num_states:
         specs.append(StateSpec((1,), torch.float32))
-    kv = KVCacheManager(
+    kv = RecordingCache(
         num_blocks,
         block_size,
         specs,
@@ -194,7 +194,6 @@ def make_engine(
         num_states=num_states,
         tier=tier,
         least_stop=least_stop,
-        has_events=True,
     )
     scheduler = Scheduler(
         kv,

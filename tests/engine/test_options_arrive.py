@@ -88,14 +88,12 @@ OTHERS = {
     "kv_offload_dir",
     "kv_offload_disk",
     "tensor_parallel_size",
-}
-"""Have tests of their own: below, in tests/engine/run/test_vector_model.py, in tests/engine/run/test_ranks.py, in
-tests/faults/test_hung_engine.py, and in tests/engine/offload/test_offload_engine.py."""
     "kv_events",
     "kv_events_topic",
 }
-"""Have tests of their own: below, in tests/engine/run/test_vector_model.py, in tests/faults/test_hung_engine.py, in
-tests/engine/offload/test_offload_engine.py, and in tests/end_to_end/test_kv_events.py."""
+"""Have tests of their own: below, in tests/engine/run/test_vector_model.py, in tests/engine/run/test_ranks.py, in
+tests/faults/test_hung_engine.py, in tests/engine/offload/test_offload_engine.py, and in
+tests/end_to_end/test_kv_events.py."""
 
 
 def test_there_is_a_test_for_every_option() -> None:

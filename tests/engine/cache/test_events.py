@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.paged import paged_specs
 from tests.engine.requests_for_tests import find_prefix, request
-from weft.engine.cache.events import BlockEvents, BlockRemoved, BlockStored, Event
+from weft.engine.cache.events import BlockEvents, BlockRemoved, BlockStored, Event, RecordingCache
 from weft.engine.cache.manager import KVCacheManager
 from weft.engine.core.request import Request
 
@@ -36,16 +36,16 @@ class Router:
 
     def check(self, kv: KVCacheManager, salted: set[bytes], *, is_late: bool = False) -> None:
         """Compare with the index; it may have more while loaded blocks are not recorded yet (is_late)."""
-        events = kv.events
-        if events is None:
+        assert isinstance(kv, RecordingCache)
+        if (events := kv.events) is None:
             return
         self.learn(events.take())
         indexed = {int.from_bytes(h[-8:], "big") for h in events._pool._index if h not in salted}
         assert self.cached <= indexed if is_late else self.cached == indexed
 
 
-def manager(num_blocks: int, *windows: int | None) -> tuple[KVCacheManager, BlockEvents]:
-    kv = KVCacheManager(num_blocks, 4, paged_specs(*(windows or (None,))), has_events=True)
+def manager(num_blocks: int, *windows: int | None) -> tuple[RecordingCache, BlockEvents]:
+    kv = RecordingCache(num_blocks, 4, paged_specs(*(windows or (None,))))
     assert kv.events is not None
     return kv, kv.events
 
@@ -95,9 +95,8 @@ def test_of_several_groups_the_one_that_sees_all_is_told_of(windows: tuple[int |
     assert events._pool is kv.pools[windows.index(None)]
 
 
-def test_nothing_is_recorded_unless_it_is_asked_for() -> None:
-    assert KVCacheManager(4, 4, paged_specs(None)).events is None
-    assert KVCacheManager(4, 4, paged_specs(None), prefix_caching=False, has_events=True).events is None
+def test_without_a_prefix_cache_nothing_is_recorded() -> None:
+    assert RecordingCache(4, 4, paged_specs(None), prefix_caching=False).events is None
 
 
 def test_loaded_blocks_are_told_of_once_a_request_has_them() -> None:

@@ -50,7 +50,7 @@ class FakeStarted:
         self.engine = engine
         self.info = INFO
         self.plan = MemoryPlan(1, 1, 1, 64, 4, 128, 8)
-        self.tier = None
+        self.tier = self.events = None
 
 
 @pytest.fixture
