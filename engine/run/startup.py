@@ -107,8 +107,7 @@ def start(
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
     runner = RankedRunner(ranks, model, caches, config.device, sampling) if ranks else runner
-    cost = StepCostModel()
-    share_among = partial(set_num_threads, chosen.kit, caches, sampling)
+    cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
