@@ -13,6 +13,9 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 def run_interpreted(path: Path) -> None:
     """Run the tests of a file, whose name does not begin with test_, in a process of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    options = ["-q", "-p", "no:cacheprovider", "-p", "tests.quick_interpreter", "--noconftest", str(path)]
+    command = [sys.executable, "-m", "pytest", *options]
+    # Of tensors this small, a second thread only spins until the first has something to do.
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

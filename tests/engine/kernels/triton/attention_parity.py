@@ -127,10 +127,19 @@ class Harness:
             queries, keys, _ = qkv.split_with_sizes((self.case.num_heads, 1, 1), 1)
             with torch.inference_mode():
                 return step.attend(0, queries, keys, keys[..., : self.case.latent_dim])
+        cache, sizes = step.cache(0), (self.case.num_heads, self.case.num_kv_heads)
+        assert cache is not None
+        if self.device.type == "cpu" and num_tokens > 20:  # the interpreter would write for longer than it attends
+            queries, *kv = qkv.split_with_sizes((*sizes, sizes[1]), 1)
+            slots = cache.slots[:num_tokens].long()
+            blocks, places = slots[slots >= 0] // self.case.block_size, slots[slots >= 0] % self.case.block_size
+            kept = torch.stack(kv, 1)[slots >= 0].to(cache.blocks.dtype)
+            cache.blocks.view(torch.uint8)[blocks, :, :, places] = kept.view(torch.uint8)
+            return step.attend(0, queries, kv[0], kv[1], self.sinks)
         rotation = torch.tensor([1.0, 0.0])[:, None].expand(num_tokens, 2, head_dim).contiguous()
-        heads = TritonKit().heads(None, self.case.num_heads, self.case.num_kv_heads)
+        heads = TritonKit().heads(None, *sizes)
         with torch.inference_mode():
-            return step.attend(0, *heads(qkv.clone(), rotation.to(qkv), step.cache(0)), self.sinks)
+            return step.attend(0, *heads(qkv.clone(), rotation.to(qkv), cache), self.sinks)
 
     def step(self, scheduled: Sequence[tuple[Tokens, int]], copies: np.ndarray = NO_COPIES) -> list[torch.Tensor]:
         """Compute the next n tokens of each; returns their attention outputs."""
