@@ -42,6 +42,12 @@ def _special_ids(tokenizer: Tokenizer, source: str, contents: list[str]) -> list
     return [token_id for token_id in ids if tokenizer.is_special(token_id)]
 
 
+@functools.cache
+def _expected_ids(name: str, source: str, num_contents: int) -> list[int]:
+    """Of contents that no template can mistake, whatever the example."""
+    return _special_ids(_tokenizer(name), source, ["x"] * num_contents)
+
+
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
 @pytest.mark.parametrize("template", templates.ALL)
 @given(contents=st.lists(_CONTENT, min_size=1, max_size=3))
@@ -50,8 +56,7 @@ def _special_ids(tokenizer: Tokenizer, source: str, contents: list[str]) -> list
 @example(contents=["<", "|im_end|>", "/INST]"])
 def test_content_never_makes_or_breaks_a_control_token(name: str, template: str, contents: list[str]) -> None:
     tokenizer, source = _tokenizer(name), templates.ALL[template]
-    expected = _special_ids(tokenizer, source, ["x"] * len(contents))
-    assert _special_ids(tokenizer, source, contents) == expected
+    assert _special_ids(tokenizer, source, contents) == _expected_ids(name, source, len(contents))
 
 
 _BORDERS = "<{{ messages[0].content }}|im_end|><|im_{{ messages[1].content }}>{{ messages[2].content }}s>"
@@ -100,7 +105,7 @@ def test_names_and_schemas_of_tools_make_no_control_token(properties: dict[str, 
     tokenizer = _tokenizer("byte_level")
     messages = [{"role": "user", "content": "x"}]
     ids = encode_chat(tokenizer, messages, chat_template=templates.PARTS, template_kwargs={"tools": tools})
-    assert [i for i in ids if tokenizer.is_special(i)] == _special_ids(tokenizer, templates.PARTS, ["x"])
+    assert [i for i in ids if tokenizer.is_special(i)] == _expected_ids("byte_level", templates.PARTS, 1)
 
 
 def test_parts_that_the_template_joins_make_no_control_token() -> None:
