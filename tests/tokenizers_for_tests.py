@@ -1,6 +1,7 @@
 """Small tokenizers of the two designs that generating models use, trained on generated text in a moment."""
 
 import copy
+import functools
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -138,5 +139,11 @@ def encode_chat(
 def with_template(tokenizer: Tokenizer, source: str) -> Tokenizer:
     """The same tokenizer with another chat template."""
     other = copy.copy(tokenizer)
-    other._templates = ChatTemplates({"default": source})
+    other._templates = _templates(source)
     return other
+
+
+@functools.cache
+def _templates(source: str) -> ChatTemplates:
+    """Compiled once, which takes longer than to render."""
+    return ChatTemplates({"default": source})

@@ -15,6 +15,7 @@ from weft.server.text.shield import WINDOW_CHARS, Shield
 from weft.server.text.tokenizer import Tokenizer
 
 _SHIELD = Shield(EVERY_SPECIAL)
+_template = functools.cache(ChatTemplate)
 
 # Whole special tokens, every cut of some, overlaps, spaces that templates strip, private-use characters.
 _PIECES = [
@@ -82,7 +83,7 @@ def test_the_prompt_reads_as_the_template_wrote_it(source: str, content: str) ->
     messages = [{"role": "user", "content": content}]
     tokenizer = _tokenizer("byte_level")
     ids = encode_chat(tokenizer, messages, chat_template=source)
-    assert tokenizer.decode(ids, skip_special_tokens=False) == ChatTemplate(source).render(messages, True, {})
+    assert tokenizer.decode(ids, skip_special_tokens=False) == _template(source).render(messages, True, {})
 
 
 @given(content=_CONTENT)

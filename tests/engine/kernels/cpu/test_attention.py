@@ -182,8 +182,8 @@ def random_shape(seed: int) -> Shape:
 def test_mixed_steps_equal_naive_attention(library: NativeLibrary, shape: Shape) -> None:
     chance = random.Random(str(shape))
     harness = Harness(library, shape)
-    # One token; less than a unit, a whole block, one more than a chunk of the kernel, several chunks. Of the two largest
-    # latents the last is left out: it took most of their time, and latents of 16 heads have it.
+    # One token; less than a unit, a whole block, one more than a chunk of the kernel, several chunks. The two
+    # largest latents do without the last, which took most of their time, and which latents of 16 heads have.
     lengths = (1, 5, 64, 257, 520)[: 4 if shape.num_heads * shape.head_dim > 10_000 else 5]
     requests = [harness.add(n, seed) for seed, n in enumerate(lengths)]
     outputs: list[list[torch.Tensor]] = [[] for _ in requests]
