@@ -55,7 +55,7 @@ QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 serve: $(VENV)/.installed
 	@$(BIN)/weft serve $(MODEL) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# Threads of torch that wait for work would spin, on cores that the tests beside them need: half of all CPU time.
+# Threads of torch that wait for work would spin, on cores that the tests beside them need.
 test test-slow faults: export OMP_WAIT_POLICY := passive
 
 test: $(VENV)/.installed-test $(CLIENTS)/.installed
