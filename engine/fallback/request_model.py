@@ -18,7 +18,7 @@ from weft.engine.fallback.contexts import Context, ContextStep
 from weft.engine.layers.step_caches import StepCaches
 from weft.engine.models.decoder import Model
 
-_CACHE_NAMES = ("past_key_values", "cache_params", "state")
+_CACHE_NAMES = ("past_key_values", "cache", "cache_params", "state")
 _SLOT = StateSpec((), torch.uint8)
 """Nothing but the number of the slot that a request has."""
 _MEASURED_TOKENS = 8, 40

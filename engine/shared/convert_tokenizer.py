@@ -60,6 +60,8 @@ def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tuple[tokenizers.
     proto = extractor.proto
     backend = converter.build_tokenizer_from_spm_proto(proto, extracted["vocab"], extracted.get("merges"))
     rules = proto.normalizer_spec
+    # Versions of transformers differ in what is beside the model.
+    backend.pre_tokenizer = None
     steps: list[Any] = [normalizers.Precompiled(rules.precompiled_charsmap)] if rules.precompiled_charsmap else []
     if rules.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -68,10 +70,11 @@ def _from_sentencepiece(file: Path, config: dict[str, Any]) -> tuple[tokenizers.
             steps += [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]
         else:
             backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-        joined = [] if proto.trainer_spec.byte_fallback else [decoders.Fuse()]
-        backend.decoder = decoders.Sequence([backend.decoder, *joined, decoders.Strip(" ", 1, 0)])
     else:
         steps.append(normalizers.Replace(" ", "▁"))
+    by_bytes = [decoders.ByteFallback()] if proto.trainer_spec.byte_fallback else []
+    prefix = [decoders.Strip(" ", 1, 0)] if rules.add_dummy_prefix else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), *by_bytes, decoders.Fuse(), *prefix])
     backend.normalizer = normalizers.Sequence(steps)
     special = [piece.piece for piece in proto.pieces if piece.type == _CONTROL]
     plain = [piece.piece for piece in proto.pieces if piece.type == _USER_DEFINED]

@@ -26,10 +26,12 @@ page = status_page.StatusPage(pathlib.Path(tempfile.mkdtemp()) / "status")
 page.write(status_page.Status(epoch_id=1, **msgspec.structs.asdict(counters)))
 
 class Client:
+    info = None
+
     def status(self):
         return page.read()
 
-samples = [sample for metric in EngineCollector({Client(): "m"}).collect() for sample in metric.samples]
+samples = [sample for metric in EngineCollector({Client(): "m"}, "weft:").collect() for sample in metric.samples]
 metrics = {sample.name: sample.value for sample in samples}
 assert metrics["weft:num_knots_total"] == 7 and metrics["weft:s_total"] == 0.5, metrics
 stats = engine_stats(page.read())

@@ -28,8 +28,8 @@ def load(folder: Path, dtype: str = "float32") -> RequestModel:
 @pytest.mark.parametrize(
     ("name", "dtype", "way"),
     [
-        ("gptj", "float32", GoingOn.CHUNKS),
-        ("gptj", "bfloat16", GoingOn.CHUNKS),
+        ("gpt_neo", "float32", GoingOn.CHUNKS),
+        ("gpt_neo", "bfloat16", GoingOn.CHUNKS),
         ("zamba", "float32", GoingOn.ONE_BY_ONE),  # forgets its convolution between chunks
         ("recurrent_gemma", "float32", GoingOn.AGAIN),  # keeps its state in the module, where all requests share it
         ("openai-gpt", "float32", GoingOn.AGAIN),  # has no cache
@@ -40,7 +40,7 @@ def test_a_module_goes_on_as_it_rightly_can(tmp_path: Path, name: str, dtype: st
 
 
 def test_what_a_context_takes_is_measured(tmp_path: Path) -> None:
-    model = load(write("gptj", tmp_path))
+    model = load(write("gpt_neo", tmp_path))
     assert model.cache_specs[0] == ModuleCache(bytes_per_token=2 * 2 * 64 * 4, bytes_per_request=0)  # layers, K and V
     state = load(write("rwkv", tmp_path / "rwkv")).cache_specs[0]
     assert state == ModuleCache(bytes_per_token=0, bytes_per_request=5 * 2 * 64 * 4)  # five states of two layers
@@ -52,7 +52,7 @@ def test_a_module_that_answers_otherwise_in_parts_is_refused(tmp_path: Path, mon
 
     monkeypatch.setattr(RequestModel, "go_on", noisy)
     with pytest.raises(ModelError, match="answers differently in parts"):
-        load(write("gptj", tmp_path))
+        load(write("gpt_neo", tmp_path))
 
 
 def test_the_log_says_that_it_is_slow_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -65,4 +65,4 @@ def test_the_log_says_that_it_is_slow_and_why(tmp_path: Path, caplog: pytest.Log
 def test_a_large_module_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_choice, "_MAX_COMPARED_BYTES", {"cpu": 0})
     monkeypatch.setattr(parity, "_choose_way", None)
-    assert load(write("gptj", tmp_path)).going_on is GoingOn.ONE_BY_ONE
+    assert load(write("gpt_neo", tmp_path)).going_on is GoingOn.ONE_BY_ONE
