@@ -107,7 +107,7 @@ class ModelRunner(Executor[LaunchedStep]):
                 unless it cannot be repeated.
         """
         try:
-            return self._launch(batch, masks)
+            return self.launch_once(batch, masks)
         except RuntimeError as error:
             if not (is_out_of_memory(error) and self._caches.may_repeat):
                 raise
@@ -115,7 +115,7 @@ class ModelRunner(Executor[LaunchedStep]):
         # After the handler, because the error keeps alive what the step had allocated. A step may be launched twice: it
         # writes only to its own slots, and what it reads from others is already there.
         self.give_up_memory()
-        return self._launch(batch, masks)
+        return self.launch_once(batch, masks)
 
     @override
     @torch.inference_mode()
@@ -166,7 +166,9 @@ class ModelRunner(Executor[LaunchedStep]):
         pooled = next(tensors).numpy() if launched.is_pooled else None
         return StepResult(token_ids, logprobs, scores, device_s, drafts_device_s, pooled)
 
-    def _launch(self, batch: Batch, masks: "Future[RowMasks] | None") -> LaunchedStep:
+    @torch.inference_mode()
+    def launch_once(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
+        """As `launch`, but a step that runs out of memory fails."""
         computed = None
         if self._graphs is not None:
             # A graph that samples must be the end of the step. If later work failed and the step were launched again,

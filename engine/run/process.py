@@ -230,9 +230,16 @@ def _announce(started: Started, options: EngineOptions) -> None:
     logger.info("limits       %d requests at once, %d tokens a step", info.max_num_seqs, info.max_num_batched_tokens)
 
 
-def follow_parent() -> bool:
+def cannot_load(error: Exception) -> int:
+    """Say why a model cannot be loaded, and return the exit code for that; any other error is raised."""
+    if not isinstance(error, ModelError) and not is_out_of_memory(error):
+        raise error
+    print(f"weft: error: {(str(error) or repr(error)).splitlines()[0]}", file=sys.stderr)
+    return EXIT_CANNOT_LOAD
+
+
+def follow_parent(parent: int) -> bool:
     """Die with the parent, which alone heeds signals to end; returns False if it died before this took effect."""
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -241,17 +248,14 @@ def follow_parent() -> bool:
 
 def main(runtime_dir: pathlib.Path) -> int:
     """Run the engine with the options that the supervisor writes to standard input."""
-    if not follow_parent():
+    if not follow_parent(os.getppid()):
         return 1
     options = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineOptions)
     logs.configure(options.log_format, "engine")
     try:
         process = EngineProcess(runtime_dir, options)
     except Exception as error:
-        if not isinstance(error, ModelError) and not is_out_of_memory(error):
-            raise
-        print(f"weft: error: {(str(error) or repr(error)).splitlines()[0]}", file=sys.stderr)
-        return EXIT_CANNOT_LOAD
+        return cannot_load(error)
     collect_rarely()
     process.run()
     return 0

@@ -15,33 +15,32 @@ from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.run.kernel_choice import make_caches, set_num_threads
 from weft.engine.run.model_choice import plan_model
 from weft.engine.run.model_runner import ModelRunner
-from weft.engine.run.process import EXIT_CANNOT_LOAD, follow_parent
+from weft.engine.run.process import cannot_load, follow_parent
 from weft.engine.run.ranks import RankTask
 from weft.engine.run.startup import plan_memory
 from weft.engine.shared import logs
-from weft.engine.shared.errors import ModelError
 from weft.engine.shared.garbage import collect_rarely
 from weft.engine.step.transfer import to_device
 
 
-def main(fd: int) -> int:
-    """Compute what comes over the pipe."""
-    if not follow_parent():
+def main(fd: int, engine: int) -> int:
+    """Compute what comes over the pipe from the engine, whose process number is given."""
+    if not follow_parent(engine):
         return 1
     link = Connection(fd)
+    task: RankTask = link.recv()
+    logs.configure(task.config.options.log_format, f"rank {task.config.rank}")
+    logging.disable(logging.WARNING)  # of which the first rank says the same
     try:
-        task: RankTask = link.recv()
-        logs.configure(task.config.options.log_format, f"rank {task.config.rank}")
-        logging.disable(logging.WARNING)  # of which the first rank says the same
         runner = _load(task)
-        collect_rarely()
+    except Exception as error:
+        return cannot_load(error)
+    collect_rarely()
+    try:
         with torch.inference_mode():
             while True:
                 batch = link.recv()
                 runner.fill_caches(to_device(batch.token_ids, task.config.device), batch)
-    except ModelError as error:
-        print(f"weft: error: {error}", file=sys.stderr)
-        return EXIT_CANNOT_LOAD
     except EOFError:
         return 0
 
@@ -56,7 +55,7 @@ def _load(task: RankTask) -> ModelRunner:
     chosen = plan_model(task.model, config)
     model = chosen.load(config.model, lambda done, total: None)
     groups = group_layers(model.cache_specs)
-    plan = plan_memory(model, task.model, config, groups, None, task)
+    plan = plan_memory(model, task.model, config, groups, None, task.join)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(groups, plan.num_blocks, config, task.model.num_heads, plan.num_states)
     asked = config.options.kernels.get("threads")
@@ -65,4 +64,4 @@ def _load(task: RankTask) -> ModelRunner:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -41,7 +41,7 @@ from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling,
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
-from weft.engine.run.ranks import RankedRunner, Ranks, RankTask, least_of_ranks
+from weft.engine.run.ranks import RankedRunner, Ranks, least_of_ranks
 from weft.engine.run.vector_model import Task, find_task, read_vector_model
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
@@ -93,7 +93,7 @@ def start(
     model = chosen.load(config.model, progress)
     groups = group_layers(model.cache_specs)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
-    plan = plan_memory(model, model_config, config, groups, draft, ranks.task if ranks else None)
+    plan = plan_memory(model, model_config, config, groups, draft, ranks.join if ranks else None)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
@@ -292,18 +292,18 @@ def plan_memory(
     config: EngineConfig,
     groups: tuple[CacheGroup[CacheSpec], ...],
     draft: DraftCheckpoint | None,
-    task: RankTask | None,
+    join: Callable[[], None] | None,
 ) -> MemoryPlan:
-    """Divide the memory that the weights leave; with a task as one of several ranks, which get the same plan."""
-    if task:
-        task.join()
+    """Divide the memory that the weights leave; one of several ranks joins the others, and all get the same plan."""
+    if join:
+        join()
     activations_bytes = _measure_activations(model, model_config, config, groups)
     if draft:  # a step computes one model after the other
         activations_bytes = max(activations_bytes, draft.activations_bytes)
     if config.device.type == "cuda":
         torch.cuda.empty_cache()  # frees what measuring took, so that it is counted once
     free_bytes = engine_config.free_bytes(config) - activations_bytes
-    if task:
+    if join:
         free_bytes = least_of_ranks(free_bytes, config.device)
     return make_plan(
         config,
@@ -330,7 +330,9 @@ def _measure_activations(
     runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config))
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)
-    runner.collect(runner.launch(batch))
+    # One of several ranks must not begin again alone: the others wait for the sums of its first try.
+    launch = runner.launch if config.options.tensor_parallel_size == 1 else runner.launch_once
+    runner.collect(launch(batch))
     return torch.cuda.max_memory_allocated(config.device) - before
 
 

@@ -1,6 +1,8 @@
 """Several processes compute a model together, started as the engine starts them, and answer as transformers does."""
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +113,9 @@ def test_what_ranks_cannot_do_yet_is_refused(more: dict[str, Any], reason: str) 
 def test_modules_of_transformers_are_refused() -> None:
     with pytest.raises(ModelError, match=r"^tensor_parallel_size needs a native family"):
         start(options(DEMO_MODEL, 2, model_impl="transformers"), "epoch")
+
+
+def test_a_rank_whose_engine_is_gone_ends() -> None:
+    """While it imported torch; it loaded its part, and waited for the others for a day."""
+    command = [sys.executable, "-m", "weft.engine.run.rank_process", "0", "1"]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=300).returncode == 1
