@@ -15,7 +15,7 @@ from weft.engine.models.families.latent import LatentSwitches
 from weft.engine.models.specs import MixerSpec, NormSpec, OutputSpec
 from weft.engine.models.tensor_names import output_spec
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import RowOrder, Split, TensorRef, WeightRef
+from weft.engine.weights.refs import RowOrder, TensorRef, WeightRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +85,19 @@ def latent_attention_spec(
             (f"{prefix}.q_b_proj",),
             (sizes.queries,),
             sizes.query_latent,
-            split=Split.COLUMN,
             order=_order(heads, switches.is_interleaved),
         )
         queries = _norm(f"{prefix}.q_a_layernorm", sizes.query_latent, eps), matrix
     inputs = (f"{prefix}.{name}", f"{prefix}.kv_a_proj_with_mqa")
     per_head = sizes.plain + sizes.value
-    output = WeightRef((f"{prefix}.o_proj",), (hidden_size,), num_heads * sizes.value, switches.has_bias, Split.ROW)
+    output = WeightRef((f"{prefix}.o_proj",), (hidden_size,), num_heads * sizes.value, switches.has_bias)
     return LatentAttentionSpec(
         inputs=WeightRef(
             inputs, (num_first, sizes.key), hidden_size, switches.has_bias, order=_order(rows, switches.is_interleaved)
         ),
         queries=queries,
         latent_norm=_norm(f"{prefix}.kv_a_layernorm", sizes.latent, eps),
-        keys_values=WeightRef(
-            (f"{prefix}.kv_b_proj",), (sizes.num_heads * per_head,), sizes.latent, split=Split.COLUMN
-        ),
+        keys_values=WeightRef((f"{prefix}.kv_b_proj",), (sizes.num_heads * per_head,), sizes.latent),
         output=output_spec(config, output, output_norm),
         sizes=sizes,
         cache=PagedKV(1, sizes.key, scale=switches.scale, latent_dim=sizes.latent),

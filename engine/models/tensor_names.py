@@ -22,7 +22,7 @@ from weft.engine.models.specs import (
     PostNormSpec,
     PreNormSpec,
 )
-from weft.engine.weights.refs import RowOrder, Split, TensorRef, WeightRef
+from weft.engine.weights.refs import RowOrder, TensorRef, WeightRef
 
 
 def decoder_spec(config: ModelConfig) -> DecoderSpec:
@@ -30,7 +30,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
     hidden, vocabulary, switches = config.hidden_size, (config.vocab_size,), config.switches
     names, head = switches.names, None
     if not config.tie_word_embeddings:
-        head = WeightRef((names.head,), vocabulary, hidden, switches.head_bias, split=Split.COLUMN)
+        head = WeightRef((names.head,), vocabulary, hidden, switches.head_bias)
     positions = token_types = None
     if names.positions:
         num_positions = config.max_position_embeddings + switches.num_positions_skipped
@@ -38,7 +38,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec:
     if names.token_types:
         token_types = WeightRef((names.token_types,), (config.num_token_types,), hidden)
     spec = DecoderSpec(
-        embedding=WeightRef((names.embedding,), vocabulary, hidden, split=Split.COLUMN),
+        embedding=WeightRef((names.embedding,), vocabulary, hidden),
         blocks=tuple(_block(config, index) for index in range(config.num_layers)),
         norm=norm_spec(config, names.norm) if switches.has_final_norm else None,
         head=head,
@@ -100,7 +100,6 @@ def attention_spec(config: ModelConfig, layer: str, index: int, post_norm: NormS
         (config.hidden_size,),
         config.num_heads * config.head_dim,
         switches.qkv_bias if switches.o_bias is None else switches.o_bias,
-        Split.ROW,
         is_transposed=switches.is_transposed,
     )
     sinks = TensorRef(f"{layer}.{switches.sinks}", (config.num_heads,), dtype=torch.float32)
@@ -141,7 +140,6 @@ def _qkv(config: ModelConfig, names: tuple[str, ...], order: tuple[int, ...]) ->
         sizes,
         config.hidden_size,
         switches.qkv_bias,
-        Split.COLUMN,
         rows if rows != RowOrder() else None,
         switches.is_transposed,
     )
@@ -184,8 +182,6 @@ def dense_spec(config: ModelConfig, layer: str, post_norm: NormSpec | None) -> D
     has_bias, is_transposed = switches.mlp_bias, switches.is_transposed
     names = tuple(f"{layer}.{name}" for name in switches.names.gate_up)
     sizes = (inner, inner) if switches.is_gated else (inner,)
-    first = WeightRef(names, sizes, hidden, has_bias, Split.COLUMN, is_transposed=is_transposed)
-    down = WeightRef(
-        (f"{layer}.{switches.names.down}",), (hidden,), inner, has_bias, Split.ROW, is_transposed=is_transposed
-    )
+    first = WeightRef(names, sizes, hidden, has_bias, is_transposed=is_transposed)
+    down = WeightRef((f"{layer}.{switches.names.down}",), (hidden,), inner, has_bias, is_transposed=is_transposed)
     return DenseSpec(first, config.activation, output_spec(config, down, post_norm))

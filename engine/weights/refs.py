@@ -4,24 +4,11 @@ A reference does not say how the checkpoint stores a weight, which the reader kn
 the kit decides.
 """
 
-import enum
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
 import torch
-
-
-class Split(enum.Enum):
-    """How ranks divide a matrix.
-
-    COLUMN: each rank has some outputs of every stacked projection. ROW: each rank has some inputs, and the ranks'
-    outputs are summed. NONE: every rank has the whole matrix.
-    """
-
-    NONE = "none"
-    COLUMN = "column"
-    ROW = "row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +82,6 @@ class WeightRef:
     sizes: tuple[int, ...]
     in_features: int
     has_bias: bool = False
-    split: Split = Split.NONE
     order: RowOrder | None = None
     is_transposed: bool = False
     scales: tuple[float, ...] = ()

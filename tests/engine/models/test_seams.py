@@ -1,4 +1,4 @@
-"""The seams of the model hold: other ranks, another checkpoint format and another kind of block need no change."""
+"""The seams of the model hold: another checkpoint format and another kind of block need no change."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.checkpoints import CHECKPOINTS
 from tests.engine.paged import PagedRequests
 from weft.engine.cache.specs import group_layers, paged_groups
 from weft.engine.kernels.caches import Caches
@@ -24,7 +23,7 @@ from weft.engine.models.loading import build_decoder, make_rotaries
 from weft.engine.models.specs import BlockSpec, DecoderSpec, NormSpec
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.weights.formats import DenseReader, WeightReader
-from weft.engine.weights.refs import Split, TensorRef, WeightRef
+from weft.engine.weights.refs import TensorRef, WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource
 
 CPU, FLOAT = torch.device("cpu"), torch.float32
@@ -50,54 +49,6 @@ def logits(decoder: Decoder, chunks: Sequence[int] = (17, 5)) -> torch.Tensor:
     ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
     rows = torch.from_numpy(batch.query_start_locs[1:] - 1)
     return decoder.compute_logits(decoder.forward(ids, positions, caches.begin(batch), rows))
-
-
-class TwoRanks:
-    """A matrix as two ranks would compute it, each with its part alone."""
-
-    def __init__(self, parts: list[TorchLinear], split: Split, sizes: tuple[int, ...]) -> None:
-        self._parts, self._split, self._sizes = parts, split, sizes
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self._split is Split.ROW:
-            return sum(p(half) for p, half in zip(self._parts, inputs.chunk(2, -1), strict=True))  # type: ignore
-        halves = [[(size + 1 - rank) // 2 for size in self._sizes] for rank in range(2)]
-        outputs = [part(inputs).split(sizes, -1) for part, sizes in zip(self._parts, halves, strict=True)]
-        return torch.cat([half for pair in zip(*outputs, strict=True) for half in pair], -1)
-
-    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
-        residual += self(inputs)
-
-    def to_float32(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self(inputs)
-
-
-class TwoRankKit(TorchKit):
-    """Divides every matrix as its reference says, and keeps nothing of the whole."""
-
-    def linear(self, ref: WeightRef, reader: WeightReader) -> TorchLinear:
-        weight, bias = reader.dense(ref)
-        assert ref.split is not Split.NONE
-        if ref.split is Split.ROW:
-            first, second = weight.chunk(2, 1)
-            parts = [TorchLinear(first, bias), TorchLinear(second)]
-        else:
-            parts = [TorchLinear(*self._rank(rank, ref, weight, bias)) for rank in range(2)]
-        return TwoRanks(parts, ref.split, ref.sizes)  # type: ignore[return-value]
-
-    def _rank(
-        self, rank: int, ref: WeightRef, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows = torch.cat([rows.chunk(2)[rank] for rows in torch.arange(ref.out_features).split(ref.sizes)])
-        return weight[rows], None if bias is None else bias[rows]
-
-
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_two_ranks_divide_every_linear_layer_as_its_reference_says(
-    checkpoint_folder: Callable[[str], Path], name: str
-) -> None:
-    folder = checkpoint_folder(name)
-    torch.testing.assert_close(logits(build(folder, TwoRankKit())), logits(build(folder, TorchKit())))
 
 
 class Int8Format:
@@ -182,7 +133,7 @@ def test_a_block_that_caches_nothing_stands_between_others(
     size = spec.embedding.in_features
     other = ConvolutionSpec(
         NormSpec(TensorRef("model.norm.weight", (size,)), 1e-6),
-        WeightRef(("model.layers.0.self_attn.o_proj",), (size,), size, split=Split.ROW),
+        WeightRef(("model.layers.0.self_attn.o_proj",), (size,), size),
     )
     mixed = replace(spec, blocks=(*spec.blocks[:place], other, *spec.blocks[place:]))
     assert mixed.caches == spec.caches

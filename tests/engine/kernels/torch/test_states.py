@@ -51,7 +51,7 @@ from weft.engine.shared.messages import (
 from weft.engine.shared.sampling_params import SamplingParams
 from weft.engine.step.batch import Batch
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import Split, TensorRef, WeightRef
+from weft.engine.weights.refs import TensorRef, WeightRef
 
 CPU = torch.device("cpu")
 DECAY = 0.8
@@ -92,7 +92,7 @@ class Recurrent:
 
 def recurrent(config: ModelConfig, layer: int) -> RecurrentSpec:
     size, prefix = config.hidden_size, f"model.layers.{layer}"
-    matrix = WeightRef((f"{prefix}.self_attn.o_proj",), (size,), size, split=Split.ROW)
+    matrix = WeightRef((f"{prefix}.self_attn.o_proj",), (size,), size)
     norm = NormSpec(TensorRef(f"{prefix}.input_layernorm.weight", (size,)), config.rms_norm_eps)
     return RecurrentSpec(norm, matrix, StateSpec((size,), torch.float32))
 
