@@ -167,10 +167,3 @@ def test_errors_are_the_sdks_own(client: anthropic.Anthropic) -> None:
 def test_models_are_listed_in_anthropics_way(client: anthropic.Anthropic) -> None:
     assert [model.id for model in client.models.list()] == ["weft-demo"]
     assert client.models.retrieve("weft-demo").lifecycle == "active"
-
-
-def test_a_client_that_leaves_frees_its_blocks(client: anthropic.Anthropic, live_server: LiveServer) -> None:
-    body = {**SETTINGS, "max_tokens": 50_000}
-    with client.messages.stream(**body) as stream:
-        next(iter(stream))
-    live_server.wait_for_metric("weft:num_requests_running", 0)

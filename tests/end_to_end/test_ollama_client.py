@@ -132,10 +132,3 @@ def test_what_has_no_effect_is_reported(live_server: LiveServer) -> None:
     body = {"messages": ASK, "stream": False, "keep_alive": "5m", "options": {"num_thread": 4, "num_predict": 1}}
     reply = httpx.post(f"{live_server.base_url}/api/chat", json=body, timeout=100)
     assert reply.headers["x-ignored-params"] == "options.num_thread,keep_alive"
-
-
-def test_a_client_that_leaves_frees_its_blocks(client: ollama.Client, live_server: LiveServer) -> None:
-    stream = client.chat(MODEL, ASK, stream=True, options={"num_predict": 50_000})
-    next(stream)
-    stream.close()
-    live_server.wait_for_metric("weft:num_requests_running", 0)
