@@ -37,9 +37,10 @@ def leave_anthropic(url: str) -> None:
 
 
 def leave_ollama(url: str) -> None:
-    stream = ollama.Client(url, timeout=100).chat("weft-demo", ASK, stream=True, options={"num_predict": NUM_TOKENS})
-    next(stream)
-    stream.close()
+    with ollama.Client(url, timeout=100) as client:
+        stream = client.chat("weft-demo", ASK, stream=True, options={"num_predict": NUM_TOKENS})
+        next(stream)
+        stream.close()
 
 
 @pytest.mark.parametrize("leave", [leave_anthropic, leave_ollama])

@@ -1,6 +1,7 @@
 """Ollama's own Python client against a live server."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -23,8 +24,9 @@ class Person(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def client(live_server: LiveServer) -> ollama.Client:
-    return ollama.Client(live_server.base_url, timeout=100)
+def client(live_server: LiveServer) -> Iterator[ollama.Client]:
+    with ollama.Client(live_server.base_url, timeout=100) as client:
+        yield client
 
 
 def test_a_stream_of_lines_is_the_plain_answer(client: ollama.Client, live_server: LiveServer) -> None:
