@@ -246,6 +246,11 @@ class Settings(BaseModel):
     The messages hold the prompts as token ids: let only the router reach it. Default: none."""
     kv_events_topic: str | None = None
     """Topic of these messages. Default: kv@HOST@MODEL, of this machine's name and the model's first name."""
+    kv_events_replay: str | None = Field(default=None, pattern=r"^(tcp|ipc)://\S+$")
+    """ZeroMQ address at which a subscriber of kv_events can ask for messages that it missed, such as tcp://*:5558.
+    Default: none."""
+    kv_events_buffer: int = Field(default=10_000, ge=1, le=1_000_000)
+    """Maximum messages that are kept for kv_events_replay, in at most 64 MiB."""
     stall_timeout_s: float = Field(default=120.0, ge=0)
     """Upper bound on the seconds without a sign of life after which the engine is killed and restarted. The bound of a
     step is ten times its predicted time, but at least 10 s, or 30 s on CUDA. 0: never."""
@@ -297,6 +302,9 @@ SIZES = frozenset({"kv_cache_memory", "kv_offload", "kv_offload_disk", "max_body
 }
 """The settings in bytes; they accept a unit."""
 
+_NEEDS = {"kv_events_replay": "kv_events"}
+"""The settings that have no effect, or make no sense, without another."""
+
 _FIELDS = Settings.model_fields
 for _field in _FIELDS.values():
     _field.description = " ".join((_field.description or "").split())
@@ -347,6 +355,9 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         keys = _read_keys(pathlib.Path(settings.api_keys_file).expanduser(), origins["api_keys_file"])
         settings = settings.model_copy(update={"api_key": (*settings.api_key, *keys)})
         origins["api_key"] = f"{origins['api_key']}, api_keys_file" if "api_key" in given else "api_keys_file"
+    for name, needed in _NEEDS.items():
+        if getattr(settings, name) is not None and getattr(settings, needed) is None:
+            raise StartError(f"{origins[name]}: {name} needs {needed}")
     if set(settings.priority_keys) - {EVERYBODY, *settings.api_key}:
         raise StartError(f"{origins['priority_keys']}: every key must be one of api_key or api_keys_file")
     return Resolved(settings, origins)

@@ -22,7 +22,7 @@ from weft.engine.core.engine import RejectedError
 from weft.engine.core.output_collector import Outputs
 from weft.engine.core.scheduler import ScheduledStep
 from weft.engine.run.crash_record import CrashRecord, Fingerprint, fingerprint
-from weft.engine.run.event_publisher import EventPublisher
+from weft.engine.run.event_publisher import open_publisher
 from weft.engine.run.server_link import ServerLink
 from weft.engine.run.stall import StallRule
 from weft.engine.run.startup import Started, start
@@ -70,9 +70,7 @@ class EngineProcess:
         self._left: set[tuple[int, int]] = set()  # those of them that ended, or a choice of which ended
         self._progress_logged = time.monotonic()
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=self._progress_logged))
-        self._publisher = (
-            EventPublisher(options.kv_events, options.kv_events_topic or "") if options.kv_events else None
-        )
+        self._publisher = open_publisher(options)
         epoch = f"{self._epoch_id:016x}"
         started = start(options, epoch, progress=self._show_progress, before_launch=self._before_launch)
         _announce(started, options)

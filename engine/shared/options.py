@@ -34,6 +34,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         tensor_parallel_size: Processes that compute each step together, each with a part of every layer.
         kv_events: ZeroMQ address at which to publish what is cached; None for nowhere.
         kv_events_topic: Topic of these messages; None for an empty one.
+        kv_events_replay: ZeroMQ address at which to send them again; None for nowhere.
+        kv_events_buffer: How many of them are kept for that.
         task: What the model is for: generate, embed or classify; auto as the checkpoint says.
         pooling: Of which hidden states a vector is made: last, mean or cls; auto as the checkpoint says.
     """
@@ -65,5 +67,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     kv_events: str | None = None
     kv_events_topic: str | None = None
+    kv_events_replay: str | None = None
+    kv_events_buffer: int = 10_000
     task: str = "auto"
     pooling: str = "auto"

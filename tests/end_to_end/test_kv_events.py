@@ -72,3 +72,39 @@ def test_the_topic_may_be_another(serve: Serve, subscribe: Subscribe, tmp_path: 
     address = f"ipc://{tmp_path}/events"
     serve(WEFT_KV_EVENTS=address, WEFT_KV_EVENTS_TOPIC="kv@pod@model")
     assert receive(subscribe(address, "")) == (b"kv@pod@model", 0, [["AllBlocksCleared"]])
+
+
+def ask(replay: "zmq.Socket[bytes]", *request: bytes) -> list[tuple[int, bytes]]:
+    """What is answered to a request for missed messages, up to the end marker."""
+    replay.send_multipart(request)
+    answers: list[tuple[int, bytes]] = []
+    while not answers or answers[-1][0] != -1:
+        empty, number, data = replay.recv_multipart()
+        assert empty == b"" and len(number) == 8
+        answers.append((int.from_bytes(number, "big", signed=True), data))
+    assert answers.pop() == (-1, b"")
+    return answers
+
+
+def test_a_late_subscriber_asks_for_what_it_missed(serve: Serve, subscribe: Subscribe, tmp_path: pathlib.Path) -> None:
+    """As vLLM answers it; requests of another form are ignored."""
+    address, replay_address = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
+    environment = {"WEFT_KV_EVENTS_REPLAY": replay_address, "WEFT_KV_EVENTS_BUFFER": "3"}
+    server = serve("--block-size", "16", WEFT_KV_EVENTS=address, **environment)
+    early = subscribe(address, "")
+    prompts = [[10 + i] * 16 for i in range(3)]
+    for prompt in prompts:
+        complete(server, [*prompt, 5])
+    heard = [receive(early) for _ in range(4)]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as replay:
+        replay.set(zmq.LINGER, 0)
+        replay.set(zmq.RCVTIMEO, int(TIMEOUT_S * 1000))
+        replay.connect(replay_address)
+        for wrong in ((b"",), (b"", b"2"), (b"", b"", bytes(8)), (bytes(8),)):
+            replay.send_multipart(wrong)
+        missed = ask(replay, b"", (2).to_bytes(8, "big"))
+        assert [(number, msgspec.msgpack.decode(data)[1]) for number, data in missed] == [
+            (number, events) for _, number, events in heard[2:]
+        ]
+        assert [number for number, _ in ask(replay, b"", bytes(8))] == [1, 2, 3], "of four messages three are kept"
+        assert ask(replay, b"", (4).to_bytes(8, "big")) == []

@@ -90,6 +90,8 @@ OTHERS = {
     "tensor_parallel_size",
     "kv_events",
     "kv_events_topic",
+    "kv_events_replay",
+    "kv_events_buffer",
 }
 """Have tests of their own: below, in tests/engine/run/test_vector_model.py, in tests/engine/run/test_ranks.py, in
 tests/faults/test_hung_engine.py, in tests/engine/offload/test_offload_engine.py, and in

@@ -64,6 +64,7 @@ def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
         ({}, {"WEFT_API_KEY": ""}, "WEFT_API_KEY: input should not be empty"),
         ({}, {"WEFT_API_KEYS_FILE": ""}, "WEFT_API_KEYS_FILE: input should not be empty"),
         ({"api_keys_file": ""}, {}, "--api-keys-file: input should not be empty"),
+        ({}, {"WEFT_KV_EVENTS_REPLAY": "tcp://*:1"}, "WEFT_KV_EVENTS_REPLAY: kv_events_replay needs kv_events"),
         ({"api_keys_file": "/none"}, {}, "--api-keys-file: /none cannot be read: No such file or directory"),
         (
             {},
@@ -171,6 +172,8 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "kv_offload_disk": 4096,
     "kv_events": "tcp://127.0.0.1:5557",
     "kv_events_topic": "kv@a@b",
+    "kv_events_replay": "tcp://127.0.0.1:5558",
+    "kv_events_buffer": 77,
     "kv_cache_dtype": "fp8",
     "kernels": {"layers": "torch"},
     "block_size": 8,

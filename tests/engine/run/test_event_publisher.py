@@ -7,8 +7,9 @@ import pytest
 import zmq
 
 from weft.engine.cache.events import BlockRemoved
-from weft.engine.run import event_publisher
+from weft.engine.run import event_publisher, event_replay
 from weft.engine.run.event_publisher import EventPublisher
+from weft.engine.run.event_replay import EventReplay
 from weft.engine.shared.errors import ModelError
 
 
@@ -82,11 +83,49 @@ def test_messages_are_kept_again_once_the_last_subscriber_has_left(
     assert len(publisher._messages) == 1
 
 
+@pytest.fixture
+def replay_context() -> Iterator["zmq.Context[zmq.Socket[bytes]]"]:
+    context = zmq.Context()
+    yield context
+    context.term()  # at which the thread of a replay ends
+
+
+def test_what_may_be_sent_again_is_bounded_in_bytes(
+    replay_context: "zmq.Context[zmq.Socket[bytes]]", address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_replay, "_MAX_BYTES", 100)
+    replay = EventReplay(replay_context, address, 10)
+    for number in range(5):
+        replay.add(number.to_bytes(8, "big"), bytes(40))
+    assert [number[-1] for number, _ in replay._messages] == [3, 4] and replay._num_bytes == 80
+
+
+def test_a_slow_client_of_the_replay_is_given_up(
+    replay_context: "zmq.Context[zmq.Socket[bytes]]", address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes nothing of an answer that is longer than the queues; the next one is answered all the same."""
+    monkeypatch.setattr(event_replay, "_PATIENCE_MS", 10)
+    replay = EventReplay(replay_context, address, 5000)
+    for number in range(5000):
+        replay.add(number.to_bytes(8, "big"), bytes(10_000))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as slow, context.socket(zmq.DEALER) as client:
+        for asking in (slow, client):
+            asking.set(zmq.LINGER, 0)
+            asking.set(zmq.RCVHWM, 10)
+            asking.connect(address)
+        slow.send_multipart((b"", bytes(8)))
+        slow.poll()
+        client.send_multipart((b"", (4999).to_bytes(8, "big")))
+        assert [client.recv_multipart()[1][-1] for _ in range(2)] == [4999 % 256, 255]
+
+
 def test_an_address_in_use_and_a_missing_package_are_named(
     publisher: EventPublisher, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ModelError, match=r"^kv_events: cannot listen on tcp://192\.0\.2\.1:5557: .* address"):
         EventPublisher("tcp://192.0.2.1:5557", "")
+    with pytest.raises(ModelError, match=r"^kv_events_replay: cannot listen on tcp://192\.0\.2\.1:5558: .* address"):
+        EventPublisher(address, "", "tcp://192.0.2.1:5558")
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(ModelError, match=r"^kv_events needs a package more: pip install 'weft\[events\]'$"):
         EventPublisher(address, "")
