@@ -67,7 +67,7 @@ EXPOSE 8000
 STOPSIGNAL SIGTERM
 # The first answer may be minutes away, while weights are downloaded. A port that is set by flag is not seen here.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=15m --start-interval=1s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ['WEFT_PORT']}/health\", timeout=4)"]
+    CMD ["python", "-c", "import os, ssl, urllib.request as r; s = 's' * ('WEFT_SSL_CERTFILE' in os.environ); r.urlopen(f\"http{s}://127.0.0.1:{os.environ['WEFT_PORT']}/health\", timeout=4, context=ssl._create_unverified_context())"]
 ENTRYPOINT ["weft"]
 CMD ["serve"]
 

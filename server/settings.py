@@ -134,6 +134,11 @@ class Settings(BaseModel):
     """Address to listen on; 0.0.0.0 means every interface."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
+    ssl_certfile: str | None = None
+    """PEM file with the certificate, and those of its issuers: the server then speaks HTTPS alone. A file that is
+    replaced is used from the next connection on. Needs ssl_keyfile. Default: HTTP."""
+    ssl_keyfile: str | None = None
+    """PEM file with the certificate's private key, which must not be encrypted. Needs ssl_certfile."""
     served_model_name: Names = ()
     """Name of the model in the API; repeat it for aliases. Default: the hub id or folder name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -302,7 +307,7 @@ SIZES = frozenset({"kv_cache_memory", "kv_offload", "kv_offload_disk", "max_body
 }
 """The settings in bytes; they accept a unit."""
 
-_NEEDS = {"kv_events_replay": "kv_events"}
+_NEEDS = {"kv_events_replay": "kv_events", "ssl_certfile": "ssl_keyfile", "ssl_keyfile": "ssl_certfile"}
 """The settings that have no effect, or make no sense, without another."""
 
 _FIELDS = Settings.model_fields

@@ -278,7 +278,8 @@ class WeftProtocol(HttpToolsProtocol):
             self._timer.cancel()
         if may_answer:
             self.transport.write(self._response(error))
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not over TLS
+            self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _response(self, error: ApiError) -> bytes:

@@ -30,8 +30,9 @@ from weft.engine.shared import logs
 from weft.engine.shared.garbage import collect_rarely
 from weft.server.http.connections import Connections, raise_file_limit
 from weft.server.http.lifecycle import Lifecycle
-from weft.server.http.protocol import WeftProtocol
+from weft.server.http.protocol import LINGER_S, WeftProtocol
 from weft.server.http.shared_metrics import share_metrics
+from weft.server.http.tls import certificate
 from weft.server.model.engine_client import SocketEngineClient
 from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app
@@ -87,9 +88,12 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: Callable[..., object], connections: Connections, on_started: Callable[[], None]) -> None:
         """Configure uvicorn for app; on_started is called once connections are accepted."""
+        tls = certificate(connections.settings)
+        self._handshake_s = connections.settings.header_timeout_s if tls else None
         super().__init__(
             uvicorn.Config(
                 app,
+                ssl_context_factory=(lambda _config, _default: tls.context) if tls else None,
                 http=partial(WeftProtocol, connections=connections),  # type: ignore[arg-type]  # uvicorn only calls it
                 ws="none",
                 log_config=None,
@@ -104,6 +108,10 @@ class HttpServer(uvicorn.Server):
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._handshake_s is not None:  # uvicorn has no argument for it, and the loop would wait a minute
+            loop = asyncio.get_running_loop()
+            times = {"ssl_handshake_timeout": self._handshake_s, "ssl_shutdown_timeout": LINGER_S}
+            loop.create_server = partial(loop.create_server, **times)  # type: ignore[method-assign]
         await super().startup(sockets)
         collect_rarely()
         self._on_started()

@@ -36,6 +36,7 @@ from prometheus_client import multiprocess
 from weft.engine.shared import limits
 from weft.engine.shared.messages import STATUS_NAME, STEP_NAME, SUSPECTS_NAME
 from weft.engine.shared.status_page import StatusPage
+from weft.server.http.tls import certificate
 from weft.server.run import status_line
 from weft.server.run.child import Child, python_command
 from weft.server.run.runtime_folder import METRICS_NAME, data_folder, is_there, runtime_folder
@@ -109,12 +110,13 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
 
     Raises:
         StartError: The address cannot be listened on, or no folder has room for the runtime folder, or the data
-            folder cannot be used.
+            folder cannot be used, or the certificate.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # with an inherited SIG_IGN the kernel would reap the children
     settings = settings.model_copy(update={"model": str(model)})
     has_line = shows_status and status_line.is_wanted(settings.log_format)
+    certificate(settings)  # what is wrong with it is better said once, and before a model is loaded
     with listen(settings.host, settings.port) as listener:
         while True:
             with contextlib.ExitStack() as stack:
@@ -144,10 +146,10 @@ def listen(host: str, port: int) -> socket.socket:
         raise StartError(f"cannot listen on {host} port {port}: {fault} (--host, --port)") from None
 
 
-def page_url(host: str, port: int) -> str:
+def page_url(host: str, port: int, scheme: str = "http") -> str:
     """The chat page's address for a browser on this machine; "all interfaces" becomes the loopback address."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    return f"{scheme}://[{host}]:{port}/" if ":" in host else f"{scheme}://{host}:{port}/"
 
 
 class Supervisor:
@@ -285,7 +287,8 @@ class Supervisor:
                 multiprocess.mark_process_dead(pid, str(self._runtime_dir / METRICS_NAME))  # type: ignore[no-untyped-call]
         if not self._is_ready and num_ready == len(self._servers) and self._page.read().is_ready:
             self._is_ready = self._was_ready = True
-            url = page_url(self._settings.host, self._listener.getsockname()[1])
+            scheme = "https" if self._settings.ssl_certfile else "http"
+            url = page_url(self._settings.host, self._listener.getsockname()[1], scheme)
             logger.info("Serving %s: chat at %s, API at %sv1", self._settings.served_model_name[0], url, url)
 
     def _drain(self) -> int:
