@@ -34,6 +34,7 @@ class EventReplay:
         router.set(zmq.LINGER, 0)
         router.set(zmq.ROUTER_MANDATORY, 1)  # wait for a slow client; without it, the rest is dropped unsaid
         router.set(zmq.SNDTIMEO, _PATIENCE_MS)
+        router.set(zmq.MAXMSGSIZE, len(_END))  # of a frame that a client sends; beyond it, the client is cut off
         try:
             router.bind(address)
         except zmq.ZMQError:

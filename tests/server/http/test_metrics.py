@@ -64,6 +64,36 @@ def test_the_engines_numbers_come_from_its_status_page(site: Any) -> None:
     }.items()
 
 
+GOLDEN = {
+    "gauge": ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+    "counter": (
+        *("prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits"),
+        *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    ),
+    "histogram": (
+        *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+        *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+        *("request_prompt_tokens", "request_generation_tokens"),
+    ),
+}
+"""What Weft and vLLM both have, as Prometheus parses it (a counter's name without _total)."""
+
+
+@pytest.mark.parametrize("prefix", ["weft", "vllm"])
+def test_families_have_the_type_and_labels_of_vllms(make_site: Any, prefix: str) -> None:
+    site = make_site(metrics_prefix=prefix)
+    site.chat()
+    families = text_string_to_metric_families(site.call("GET", "/metrics").text)
+    found = {family.name: (family.type, {name for s in family.samples for name in s.labels}) for family in families}
+    own = {name: (kind, {"model_name"}) for kind, names in GOLDEN.items() for name in names}
+    own |= {name: ("histogram", {"model_name", "le"}) for name in GOLDEN["histogram"]}
+    own |= {
+        "request_success": ("counter", {"model_name", "finished_reason"}),
+        "cache_config_info": ("gauge", {"model_name", "block_size", "num_gpu_blocks"}),
+    }
+    assert {name: found.get(f"{prefix}:{name}") for name in own} == own
+
+
 @pytest.mark.parametrize("prefix", ["weft", "vllm"])
 def test_names_that_endpoint_pickers_read(make_site: Any, prefix: str) -> None:
     site = make_site(metrics_prefix=prefix)
