@@ -42,7 +42,8 @@ class Certificate:
                 raise StartError(f"{name}: {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(*self._paths.values(), password="")  # without one, OpenSSL would ask the terminal
+            certfile, keyfile = self._paths.values()
+            context.load_cert_chain(certfile, keyfile, password="")  # without one, OpenSSL would ask the terminal
         except ssl.SSLError as error:
             files = " and ".join(map(str, self._paths.values()))
             fault = (error.reason or "not in PEM format").replace("_", " ").lower()
