@@ -17,8 +17,11 @@ WORKDIR /build
 
 FROM build AS requirements
 COPY pyproject.toml .
+# With events,ray it runs on Ray, too.
+ARG EXTRAS=events
 RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-    print(*project['dependencies'], *project['optional-dependencies']['events'], sep='\n')" > requirements.txt
+    extras = [line for name in '${EXTRAS:-events}'.split(',') for line in project['optional-dependencies'][name]]; \
+    print(*project['dependencies'], *extras, sep='\n')" > requirements.txt
 
 FROM build AS wheel
 # For the CPU kernels. Debian keeps no old versions, so a pinned one would break the build within weeks.

@@ -95,9 +95,12 @@ def test_dependencies_come_before_the_source(stages: dict[str, list[Instruction]
 
 def test_the_requirements_are_those_of_the_package(stages: dict[str, list[Instruction]]) -> None:
     command = next(rest for word, rest in stages["requirements"] if word == "RUN").split(" > ")[0]
-    printed = subprocess.run(["sh", "-c", command], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert any(line.startswith("torch>=") for line in printed.splitlines())
-    assert "pytest" not in printed
+    for extras, package in (("", "pyzmq>="), ("events,mcp", "mcp>=")):
+        environment = os.environ | {"EXTRAS": extras}
+        shell = ["sh", "-c", command]
+        run = subprocess.run(shell, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+        assert {"torch>=", package} <= {line[: line.find("=") + 1] for line in run.stdout.splitlines()}
+        assert "pytest" not in run.stdout
 
 
 def test_what_is_copied_exists_and_reaches_the_build() -> None:
