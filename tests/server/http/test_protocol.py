@@ -37,6 +37,9 @@ class MemoryTransport(asyncio.Transport):
         assert not self.has_eof
         self.written += data
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         self.has_eof = True
 
