@@ -20,7 +20,6 @@ from weft.engine.run.ranks import RankTask
 from weft.engine.run.startup import plan_memory
 from weft.engine.shared import logs
 from weft.engine.shared.garbage import collect_rarely
-from weft.engine.step.transfer import to_device
 
 
 def main(fd: int, engine: int) -> int:
@@ -39,8 +38,7 @@ def main(fd: int, engine: int) -> int:
     try:
         with torch.inference_mode():
             while True:
-                batch = link.recv()
-                runner.fill_caches(to_device(batch.token_ids, task.config.device), batch)
+                runner.follow(link.recv())
     except EOFError:
         return 0
 

@@ -1,9 +1,9 @@
 """Computes each step with several processes, each with a part of every layer (tensor parallelism).
 
 Rank 0 is the engine's process. The others are its children. They get each batch over a pipe before rank 0 launches its
-own part, and compute hidden states; rank 0 alone samples, so the next step is launched when its ids are known. A rank
-that ends takes the engine with it, at once, and the engine its ranks. While a rank hangs, rank 0 waits for it and gives
-no sign of life. The supervisor mends both with a new engine.
+own part, and compute hidden states and logits; rank 0 alone samples, so the next step is launched when its ids are
+known. A rank that ends takes the engine with it, at once, and the engine its ranks. While a rank hangs, rank 0 waits
+for it and gives no sign of life. The supervisor mends both with a new engine.
 """
 
 import logging
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -26,9 +27,10 @@ from weft.engine.kernels.caches import Caches
 from weft.engine.models.decoder import Model
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.model_runner import ModelRunner
+from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.step.batch import Batch
+from weft.engine.step.masks import RowMasks
 
 logger = logging.getLogger(__name__)
 
@@ -132,11 +134,11 @@ class RankedRunner(ModelRunner):
         self._ranks = ranks
 
     @override
-    def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def launch_once(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
         """See `ModelRunner`. A failure, for want of memory too, leaves ranks waiting for others: it ends the engine."""
         try:
             self._ranks.send(batch)
-            return super().forward(token_ids, batch)
+            return super().launch_once(batch, masks)
         except Exception:
             time.sleep(_PATIENCE_S)
             logger.exception("a step failed on rank 0, and the engine ends, since the ranks may wait for each other")

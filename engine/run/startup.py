@@ -331,8 +331,11 @@ def _measure_activations(
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)
     # One of several ranks must not begin again alone: the others wait for the sums of its first try.
-    launch = runner.launch if config.options.tensor_parallel_size == 1 else runner.launch_once
-    runner.collect(launch(batch))
+    if config.rank:
+        with torch.inference_mode():
+            runner.follow(batch)
+    else:
+        runner.collect((runner.launch if config.options.tensor_parallel_size == 1 else runner.launch_once)(batch))
     return torch.cuda.max_memory_allocated(config.device) - before
 
 
