@@ -13,7 +13,7 @@ from weft.engine.models.specs import AttentionSpec, DecoderSpec, PreNormSpec
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.weights.formats import DenseReader
 from weft.engine.weights.refs import ExpertsRef, Run, TensorRef, WeightRef
-from weft.engine.weights.tensor_files import CheckpointSource
+from weft.engine.weights.tensor_files import CheckpointSource, RandomSource
 
 CPU = torch.device("cpu")
 MODELS = (
@@ -34,8 +34,12 @@ MODELS = (
 sinks, experts of both layouts, gate and up in turn; latents, recurrent layers, layers that share K/V."""
 
 
-def read(folder: Path, ref: WeightRef | ExpertsRef | TensorRef) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    reader = DenseReader(CheckpointSource(folder, CPU), CPU, torch.float32, 1)
+def read(
+    folder: Path | None, ref: WeightRef | ExpertsRef | TensorRef
+) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """From a checkpoint; without one, random values."""
+    source = CheckpointSource(folder, CPU) if folder else RandomSource(0, torch.float32, CPU, 1.0)
+    reader = DenseReader(source, CPU, torch.float32, 1)
     if isinstance(ref, TensorRef):
         return [(reader.tensor(ref), None)]
     return list(reader.experts(ref)) if isinstance(ref, ExpertsRef) else [reader.dense(ref)]
@@ -59,6 +63,11 @@ def test_the_parts_are_together_the_whole(tmp_path: Path, name: str) -> None:
     whole = decoder_spec(load_model_config(folder))
     parts = [shard(whole, rank, 2) for rank in range(2)]
     assert not whole_parts(whole, parts[0])
+    check_parts(folder, whole, parts)
+    check_parts(None, whole, parts)
+
+
+def check_parts(folder: Path | None, whole: DecoderSpec, parts: list[DecoderSpec]) -> None:
     for ref, *of_ranks in zip(whole.weights, *(part.weights for part in parts), strict=True):
         read_parts = [read(folder, part) for part in of_ranks]
         for expected, *found in zip(read(folder, ref), *read_parts, strict=True):
