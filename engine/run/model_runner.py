@@ -135,15 +135,6 @@ class ModelRunner(Executor[LaunchedStep]):
         if self._graphs is None or self._graphs.run(batch, may_sample=False, token_ids=token_ids) is None:
             self.forward(token_ids, batch)
 
-    def follow(self, batch: Batch) -> None:
-        """Compute a batch as a rank behind the first, which gets this rank's part of the logits."""
-        hidden_states = self.forward(self._input_ids(batch), batch)
-        if len(batch.row_indices):
-            self._logits(batch, hidden_states)
-        if batch.scores:
-            for _ in self._scored_logits(batch.scores, hidden_states):
-                pass
-
     def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Compute the hidden states of a batch with these input ids.
 

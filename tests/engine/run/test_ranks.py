@@ -1,5 +1,6 @@
 """Several processes compute a model together, started as the engine starts them, and answer as transformers does."""
 
+import dataclasses
 import io
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ from tests.engine.guidance.demo import DEMO_MODEL, PROMPT
 from tests.engine.step.test_executor import REQUESTS, outputs
 from tests.engine.test_golden import greedy, run
 from weft.engine.kernels.cpu import library
-from weft.engine.run import print_plan, rank_process
+from weft.engine.run import config, print_plan, rank_process
 from weft.engine.run.ranks import RankedRunner
 from weft.engine.run.startup import Started, start
 from weft.engine.shared.errors import ModelError
@@ -116,14 +117,22 @@ def test_ids_of_other_kinds_are_those_of_transformers(
     check_ids(write(name, tmp_path), num_ranks)
 
 
-def test_choices_grammars_drafts_and_sampling_are_those_of_one_rank() -> None:
+@pytest.mark.parametrize(("speculative", "overlap"), [("ngram", True), (str(DEMO_MODEL / "draft"), False)])
+def test_choices_grammars_drafts_and_sampling_are_those_of_one_rank(
+    monkeypatch: pytest.MonkeyPatch, speculative: str, overlap: bool
+) -> None:
+    """With overlap, which only GPUs have, steps take ids that another rank has sampled from its broadcast."""
+    resolve = config.resolve
+    monkeypatch.setattr(config, "resolve", lambda *args: dataclasses.replace(resolve(*args), overlap=overlap))
+    monkeypatch.setattr(subprocess, "Popen", ForkedRank)
     found = []
     for num_ranks in (1, 2):
         engine = start(
-            options(DEMO_MODEL, num_ranks, max_num_batched_tokens=64, max_num_seqs=4, speculative="ngram"), "epoch"
+            options(DEMO_MODEL, num_ranks, max_num_batched_tokens=64, max_num_seqs=4, speculative=speculative), "epoch"
         ).engine
         gained = outputs(engine, REQUESTS)  # type: ignore[arg-type]
         found.append({key: [i for i in entries if isinstance(i, int)] for key, entries in gained.items()})
+        assert speculative == "ngram" or engine.scheduler.counters.num_accepted_tokens > 0
         if isinstance(engine._executor, RankedRunner):
             engine._executor.close()
     assert found[0] == found[1]
@@ -155,7 +164,6 @@ def test_the_plan_is_that_of_each_rank(monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"speculative": "/draft"}, "a draft model"),
         ({"kv_offload_dir": "/blocks"}, "kv_offload"),
         ({"deterministic": True}, "deterministic"),
         ({"task": "embed"}, "task embed"),
@@ -169,6 +177,31 @@ def test_what_ranks_cannot_do_yet_is_refused(more: dict[str, Any], reason: str) 
 def test_modules_of_transformers_are_refused() -> None:
     with pytest.raises(ModelError, match=r"^tensor_parallel_size needs a native family"):
         start(options(DEMO_MODEL, 2, model_impl="transformers"), "epoch")
+
+
+STOPPED = """
+import os, signal, sys
+from weft.engine.run import ranks, startup
+from weft.engine.shared.messages import EngineOptions
+
+class StoppedRanks(ranks.Ranks):
+    def __init__(self, *args):
+        super().__init__(*args)
+        print(self._processes[0].pid, flush=True)
+        os.kill(self._processes[0].pid, signal.SIGSTOP)
+
+ranks._SILENCE_S = ranks._PATIENCE_S = 0.1
+startup.Ranks = StoppedRanks
+startup.start(EngineOptions(model=sys.argv[1], device="cpu", tensor_parallel_size=2), "epoch")
+"""
+
+
+def test_a_rank_that_is_stopped_while_it_loads_ends_the_engine() -> None:
+    """The others waited an hour for it, and it outlived them."""
+    done = subprocess.run([sys.executable, "-c", STOPPED, DEMO_MODEL], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "rank 1 makes no progress while it loads its part, and the engine ends" in done.stderr
+    assert not Path(f"/proc/{done.stdout.strip()}").exists()
 
 
 def test_a_rank_whose_engine_is_gone_ends() -> None:
