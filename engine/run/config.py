@@ -120,12 +120,8 @@ def _check_ranks(options: EngineOptions, device: torch.device) -> None:
     size = options.tensor_parallel_size
     if size == 1:
         return
-    for name, is_asked in (
-        ("kv_offload", bool(options.kv_offload or options.kv_offload_dir)),
-        ("deterministic", options.deterministic),  # sums over ranks depend on the size of a step
-    ):
-        if is_asked:
-            raise ModelError(f"tensor_parallel_size {size} does not go together with {name}")
+    if options.deterministic:  # sums over ranks depend on the size of a step
+        raise ModelError(f"tensor_parallel_size {size} does not go together with deterministic")
     if device.type == "cuda" and torch.cuda.device_count() < size:
         raise ModelError(f"tensor_parallel_size {size} needs as many GPUs, and there are {torch.cuda.device_count()}")
 
