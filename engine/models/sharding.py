@@ -1,15 +1,32 @@
 """Divides the description of a decoder among ranks (tensor parallelism), before anything is loaded.
 
-A rank has some heads of every attention layer and some inner values of every feed-forward layer and expert: the
-matrices before them are divided by outputs, those behind them by inputs. What the ranks make is summed, once in each
-half of a block, before it is added to the hidden states (Shoeybi et al., 2019, section 3). Ranks share K/V heads where
-there are fewer than ranks. Embeddings, norms, routers and output heads are whole on every rank.
+A rank has some heads of every mixer and some inner values of every feed-forward layer and expert: the matrices before
+them are divided by outputs, those behind them by inputs. What the ranks make is summed, once in each half of a block,
+before it is added to the hidden states (Shoeybi et al., 2019, section 3). Ranks share K/V heads, and what else heads
+share, where there are fewer than ranks. A latent cache is whole on every rank. Embedding and output head are divided by
+the ids of the vocabulary. What cannot be divided, such as norms and routers, is whole on every rank, which then makes
+all of it alone.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
+from weft.engine.cache.specs import CacheSpec, PagedKV
+from weft.engine.models import cut_states
+from weft.engine.models.cut import Cut, head_norm, rows
 from weft.engine.models.experts import ExpertsSpec
+from weft.engine.models.experts_beside import ExpertsBesideSpec
+from weft.engine.models.latent_attention import LatentAttentionSpec
+from weft.engine.models.layer_inputs import LayeredSpec
+from weft.engine.models.linear_attention import (
+    GatedAttentionSpec,
+    GatedDeltaSpec,
+    GatedRecurrenceSpec,
+    ShortConvolutionSpec,
+)
+from weft.engine.models.mamba import Mamba2Spec, MambaSpec, ParallelMixersSpec
+from weft.engine.models.shared_attention import ReadingSpec, SharingSpec
 from weft.engine.models.specs import (
     AttentionSpec,
     BlockSpec,
@@ -18,129 +35,186 @@ from weft.engine.models.specs import (
     FeedForwardSpec,
     HeadNormsSpec,
     MixerSpec,
-    NormSpec,
-    OutputSpec,
     ParallelSpec,
     PartSpec,
     PostNormSpec,
     PreNormSpec,
 )
-from weft.engine.shared.errors import ModelError
-from weft.engine.weights.refs import Share, TensorRef, WeightRef
+from weft.engine.models.tuned_attention import TunedAttentionSpec
+from weft.engine.weights.refs import Run
 
 
-def shard(spec: DecoderSpec, rank: int, num_ranks: int) -> DecoderSpec:
+def shard(spec: DecoderSpec, rank: int, num_ranks: int, *, has_sums: bool = True) -> DecoderSpec:
     """What a rank computes of a decoder.
 
-    Raises:
-        ModelError: The ranks cannot divide some part of it.
+    Args:
+        has_sums: False leaves out what ranks exchange inside blocks, so that one can be tried alone.
     """
     if num_ranks == 1:
         return spec
-    sharding = _Sharding(rank, num_ranks)
-    return replace(spec, blocks=tuple(map(sharding.block, spec.blocks)))
+    cut = Cut(rank, num_ranks, has_sums)
+    return replace(
+        spec,
+        embedding=cut.vocabulary(spec.embedding),
+        head=spec.head and cut.vocabulary(spec.head),
+        layer_embedding=spec.layer_embedding and cut.vocabulary(spec.layer_embedding),
+        blocks=tuple(map(_Sharding(cut, spec.caches).block, spec.blocks)),
+    )
+
+
+def whole_parts(spec: DecoderSpec, part: DecoderSpec) -> Counter[str]:
+    """The kinds of mixers and feed-forward layers that are whole on every rank, and in how many blocks."""
+    return Counter(
+        type(half).__name__.removesuffix("Spec")
+        for block, own in zip(spec.blocks, part.blocks, strict=True)
+        for half, of_rank in zip(_halves(block), _halves(own), strict=True)
+        if half == of_rank
+    )
+
+
+def _halves(block: BlockSpec) -> Iterable[PartSpec]:
+    match block:
+        case LayeredSpec():
+            return _halves(block.block)
+        case PreNormSpec() | PostNormSpec() | ParallelSpec():
+            return [half for half in (block.mixer, block.feed_forward) if half]
+    return []
 
 
 @dataclass(frozen=True, slots=True)
 class _Sharding:
-    """Makes the parts of one rank."""
+    """Makes the parts of one rank; a part that it returns as it is is whole on every rank."""
 
-    rank: int
-    num_ranks: int
+    cut: Cut
+    caches: Sequence[CacheSpec]
 
     def block(self, block: BlockSpec) -> BlockSpec:
         match block:
+            case LayeredSpec():
+                return replace(block, block=self.block(block.block))
             case PreNormSpec(_, mixer, _, feed_forward):
                 mixer, feed_forward = mixer and self._mixer(mixer), feed_forward and self._feed_forward(feed_forward)
                 return replace(block, mixer=mixer, feed_forward=feed_forward)
             case PostNormSpec() | ParallelSpec():
                 feed_forward = self._feed_forward(block.feed_forward)
                 return replace(block, mixer=self._mixer(block.mixer), feed_forward=feed_forward)
-        self._refuse_part(block)
+        return block
 
     def _mixer(self, mixer: MixerSpec) -> MixerSpec:
-        if not isinstance(mixer, AttentionSpec):
-            self._refuse_part(mixer)
+        match mixer:
+            case AttentionSpec():
+                return self._attention(mixer)
+            case GatedAttentionSpec():
+                return self._around(mixer, self._attention(mixer.attention, mixer.gate_size))
+            case SharingSpec() | TunedAttentionSpec():
+                return self._around(mixer, self._attention(mixer.attention))
+            case ReadingSpec():
+                return self._reading(mixer)
+            case LatentAttentionSpec():
+                return self._latent_attention(mixer)
+            case GatedDeltaSpec():
+                return cut_states.gated_delta(self.cut, mixer)
+            case ShortConvolutionSpec():
+                return cut_states.short_convolution(self.cut, mixer)
+            case GatedRecurrenceSpec():
+                return cut_states.gated_recurrence(self.cut, mixer)
+            case MambaSpec():
+                return cut_states.mamba(self.cut, mixer)
+            case Mamba2Spec():
+                return cut_states.mamba2(self.cut, mixer)
+            case ParallelMixersSpec(mixers, widths):
+                own = tuple(map(self._mixer, mixers))
+                pairs = zip(mixers, own, widths, strict=True)
+                widths = tuple(width if part is whole else width // self.cut.num_ranks for whole, part, width in pairs)
+                return replace(mixer, mixers=own, widths=widths)
+        return mixer
+
+    def _attention(self, mixer: AttentionSpec, gate_size: int = 0) -> AttentionSpec:
         cache, all_heads, all_kv = mixer.cache, mixer.num_heads, mixer.cache.num_kv_heads
-        if all_heads % self.num_ranks or max(all_kv, self.num_ranks) % min(all_kv, self.num_ranks):
-            self._refuse(f"{all_heads} heads over {all_kv} K/V heads")
-        num_heads, num_kv_heads = all_heads // self.num_ranks, max(all_kv // self.num_ranks, 1)
-        first, first_kv = self.rank * num_heads, self.rank * all_kv // self.num_ranks
         norms, sinks, dim = mixer.head_norms, mixer.sinks, cache.head_dim
-        kv = num_kv_heads * dim, first_kv * dim
+        if not self.cut.divides_heads(all_heads, all_kv) or (norms and norms.over_all and norms.queries.is_layer_norm):
+            return mixer
+        heads, kv, gate = (all_heads * dim, all_heads), (all_kv * dim, all_kv), (gate_size, all_heads)
+        own, own_kv = self.cut.run(all_heads), self.cut.run(all_kv)
         return replace(
             mixer,
-            qkv=_by_outputs(mixer.qkv, (num_heads * dim, first * dim), kv, kv),
-            head_norms=self._head_norms(norms, (num_heads, first), (num_kv_heads, first_kv)) if norms else None,
-            output=self._output(mixer.output),
-            num_heads=num_heads,
+            qkv=self.cut.by_outputs(mixer.qkv, heads, kv, kv, *([gate] if gate_size else [])),
+            head_norms=self._head_norms(norms, own, own_kv, dim) if norms else None,
+            output=self.cut.output(mixer.output),
+            num_heads=own.size,
             cache=replace(
                 cache,
-                num_kv_heads=num_kv_heads,
-                num_heads=num_heads,
-                slopes=cache.slopes[first : first + num_heads],
+                num_kv_heads=own_kv.size,
+                num_heads=own.size,
+                slopes=cache.slopes[own.first : own.first + own.size],
             ),
-            sinks=_rows(sinks, num_heads, first) if sinks else None,
+            sinks=rows(sinks, own) if sinks else None,
         )
 
-    def _head_norms(self, norms: HeadNormsSpec, queries: tuple[int, int], keys: tuple[int, int]) -> HeadNormsSpec:
-        if norms.over_all:
-            self._refuse("norms over all heads")
-        return replace(norms, queries=_head_norm(norms.queries, *queries), keys=_head_norm(norms.keys, *keys))
+    def _around(
+        self, mixer: GatedAttentionSpec | SharingSpec | TunedAttentionSpec, attention: AttentionSpec
+    ) -> MixerSpec:
+        if attention is mixer.attention:
+            return mixer
+        if isinstance(mixer, GatedAttentionSpec):
+            mixer = replace(mixer, gate_size=mixer.gate_size // self.cut.num_ranks)
+        return replace(mixer, attention=attention)
+
+    def _head_norms(self, norms: HeadNormsSpec, queries: Run, keys: Run, dim: int) -> HeadNormsSpec:
+        if norms.over_all:  # their weights are those of all heads
+            queries, keys = (Run(run.first * dim, run.size * dim) for run in (queries, keys))
+        queries_norm, keys_norm = (
+            head_norm(norm, run, norms.over_all) for norm, run in ((norms.queries, queries), (norms.keys, keys))
+        )
+        return replace(norms, queries=queries_norm, keys=keys_norm, is_partial=norms.over_all and self.cut.has_sums)
+
+    def _reading(self, mixer: ReadingSpec) -> MixerSpec:
+        """Divided as the attention that it reads from is."""
+        cache, num_heads = self.caches[mixer.source], mixer.queries.out_features // mixer.head_dim
+        if not isinstance(cache, PagedKV) or not self.cut.divides_heads(num_heads, cache.num_kv_heads):
+            return mixer
+        queries = self.cut.by_outputs(mixer.queries, (mixer.queries.out_features, num_heads))
+        norm = head_norm(mixer.norm, self.cut.run(num_heads))
+        return replace(mixer, queries=queries, norm=norm, output=self.cut.output(mixer.output))
+
+    def _latent_attention(self, mixer: LatentAttentionSpec) -> MixerSpec:
+        sizes = mixer.sizes
+        if not self.cut.divides(sizes.num_heads):
+            return mixer
+        num_heads, queries, by_heads = (
+            sizes.num_heads // self.cut.num_ranks,
+            mixer.queries,
+            (sizes.queries, sizes.num_heads),
+        )
+        first = (sizes.query_latent, 1) if sizes.query_latent else by_heads
+        return replace(
+            mixer,
+            inputs=self.cut.by_outputs(mixer.inputs, first, (sizes.key, 1)),
+            queries=queries and (queries[0], self.cut.by_outputs(queries[1], by_heads)),
+            keys_values=self.cut.by_outputs(mixer.keys_values, (mixer.keys_values.out_features, sizes.num_heads)),
+            output=self.cut.output(mixer.output),
+            sizes=replace(sizes, num_heads=num_heads),
+            cache=replace(mixer.cache, num_heads=num_heads),
+        )
 
     def _feed_forward(self, part: FeedForwardSpec) -> FeedForwardSpec:
         match part:
-            case DenseSpec():
-                return replace(part, first=self._inner(part.first), output=self._output(part.output))
+            case DenseSpec() if self.cut.divides(*part.first.sizes):
+                return replace(part, first=self.cut.inner(part.first), output=self.cut.output(part.output))
             case ExpertsSpec():
-                shared = part.shared and self._feed_forward(part.shared)
-                if isinstance(shared, DenseSpec):  # summed with the others
-                    shared = replace(shared, output=replace(shared.output, is_partial=False))
-                return replace(
-                    part,
-                    gate_up=replace(part.gate_up, matrix=self._inner(part.gate_up.matrix)),
-                    down=replace(part.down, matrix=self._by_inputs(part.down.matrix)),
-                    shared=shared,
-                    is_partial=True,
-                )
-        self._refuse_part(part)
+                return self._experts(part)
+            case ExpertsBesideSpec():
+                experts, dense = self._experts(part.experts), self._feed_forward(part.dense)
+                return replace(part, experts=experts, dense=dense)
+        return part
 
-    def _inner(self, matrix: WeightRef) -> WeightRef:
-        if any(size % self.num_ranks for size in matrix.sizes):
-            self._refuse(f"{matrix.sizes[0]} values of a feed-forward layer")
-        sizes = [size // self.num_ranks for size in matrix.sizes]
-        return _by_outputs(matrix, *((size, self.rank * size) for size in sizes))
-
-    def _output(self, output: OutputSpec) -> OutputSpec:
-        return replace(output, matrix=self._by_inputs(output.matrix), is_partial=True)
-
-    def _by_inputs(self, matrix: WeightRef) -> WeightRef:
-        """The first rank alone adds the bias."""
-        num_inputs = matrix.in_features // self.num_ranks
-        share = Share(matrix.sizes, (0,) * len(matrix.sizes), matrix.in_features, self.rank * num_inputs)
-        has_bias = matrix.has_bias and self.rank == 0
-        return replace(matrix, in_features=num_inputs, has_bias=has_bias, share=share)
-
-    def _refuse_part(self, part: PartSpec) -> NoReturn:
-        self._refuse(f"layers of the kind {type(part).__name__.removesuffix('Spec')}")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise ModelError(f"tensor_parallel_size {self.num_ranks}: ranks cannot divide {what} of this model")
-
-
-def _by_outputs(matrix: WeightRef, *parts: tuple[int, int]) -> WeightRef:
-    """Parts: of each projection the number of outputs and the first of them."""
-    sizes, starts = zip(*parts, strict=True)
-    return replace(matrix, sizes=sizes, share=Share(matrix.sizes, starts, matrix.in_features))
-
-
-def _head_norm(norm: NormSpec, num_heads: int, first: int) -> NormSpec:
-    """Heads of which each has weights of its own are divided."""
-    weight, bias = (
-        ref and (_rows(ref, num_heads, first) if len(ref.shape) > 1 else ref) for ref in (norm.weight, norm.bias)
-    )
-    return replace(norm, weight=weight, bias=bias)
-
-
-def _rows(tensor: TensorRef, num_rows: int, first: int) -> TensorRef:
-    return replace(tensor, shape=(num_rows, *tensor.shape[1:]), whole=tensor.shape[0], first=first)
+    def _experts(self, part: ExpertsSpec) -> ExpertsSpec:
+        """The shared expert is summed with the others, so all are divided or none is."""
+        shared = part.shared and self._feed_forward(part.shared)
+        if not self.cut.divides(*part.gate_up.matrix.sizes) or (shared and shared is part.shared):
+            return part
+        if isinstance(shared, DenseSpec):
+            shared = replace(shared, output=replace(shared.output, is_partial=False))
+        gate_up = replace(part.gate_up, matrix=self.cut.inner(part.gate_up.matrix))
+        down = replace(part.down, matrix=self.cut.by_inputs(part.down.matrix))
+        return replace(part, gate_up=gate_up, down=down, shared=shared, is_partial=self.cut.has_sums)
