@@ -1,7 +1,7 @@
 """Which replica a request goes to: the one that has most of its prompt in its cache, unless that is busy.
 
 Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2016) over known prefixes, and rendezvous hashing
-(Thaler, Ravishankar 1998) for unknown ones, so that routers which share nothing agree. Imports nothing of Ray.
+(Thaler, Ravishankar 1998) for unknown ones, so that routers that share nothing agree. Imports nothing of Ray.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 _OUT_OF_REACH = 1 << 40
-"""Added to the load of replicas that may not be chosen."""
+"""Stands for the load of replicas that may not be chosen."""
 _MAX_HOMES = 8
-"""Most replicas remembered for a prefix. One that every prompt has is in every cache anyway."""
+"""Most replicas remembered for a prefix. One with so many is in every cache soon: what follows it decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PrefixPolicy:
         *,
         block_chars: int = 256,
         max_blocks: int = 64,
-        max_prefixes: int = 200_000,
+        max_prefixes: int = 1_000_000,
         slack: int = 4,
         recent_s: float = 1.0,
     ) -> None:
@@ -57,7 +57,8 @@ class PrefixPolicy:
             block_chars: Prompts are compared in blocks of so many characters.
             max_blocks: Most blocks of a prompt that are compared.
             max_prefixes: Most prefixes remembered; those used longest ago are forgotten.
-            slack: A prompt follows its prefix to a replica with at most so many requests more than the least busy one.
+            slack: A prompt follows its prefix to a replica with at most so many requests more than the mean. (The least
+                busy of a thousand has nearly none: bound to that, most prompts would leave their prefix.)
             recent_s: Seconds that a pick counts as load of a replica, unless its statistics show it before.
         """
         self._block_chars, self._max_blocks, self._max_prefixes = block_chars, max_blocks, max_prefixes
@@ -71,7 +72,7 @@ class PrefixPolicy:
         self._seeds = np.zeros(0, np.uint64)
         self._shown = self._load = np.zeros(0, np.int64)
         self._kv_usage = np.zeros(0)
-        self._reach: dict[str | None, npt.NDArray[np.int64]] = {}
+        self._reach: dict[str | None, npt.NDArray[np.bool_]] = {}
 
     def choose(
         self, replicas: tuple[ReplicaView, ...], prompt: str | bytes, now: float, model: str | None = None
@@ -92,12 +93,16 @@ class PrefixPolicy:
         if not replicas:
             return None
         self._expire(now)
-        load = self._load + self._reachable(model)
-        least = int(load.min())
+        within = self._within_reach(model)
+        load = np.where(within, self._load, _OUT_OF_REACH)
+        mean = int(self._load @ within) // int(within.sum())
         hashes = self._hashes(prompt, model)
-        index = self._home(hashes, load, least + self._slack)
+        num_shared = self._num_shared(hashes)
+        index = self._home(hashes[num_shared:], load, mean + self._slack)
         if index is None and prompt:
-            index = self._rendezvous(prompt[: self._block_chars], model, load <= least + self._slack // 2)
+            start = min(num_shared, len(hashes) - 1) * self._block_chars
+            block = prompt[start : start + self._block_chars]
+            index = self._rendezvous(block, model, load <= mean + self._slack // 2)
         elif index is None:
             index = int(np.argmin(load + self._kv_usage / 2))
         self._remember(hashes, replicas[index].id, now)
@@ -137,13 +142,13 @@ class PrefixPolicy:
         if not counts[name]:
             del counts[name]
 
-    def _reachable(self, model: str | None) -> npt.NDArray[np.int64]:
-        """(replicas,) zero where the request may go."""
+    def _within_reach(self, model: str | None) -> npt.NDArray[np.bool_]:
+        """(replicas,) where the request may go."""
         if model not in self._reach:
             alive = np.array([r.alive for r in self._replicas])
             alive |= not alive.any()
             has = alive & np.array([model is None or model in r.models for r in self._replicas])
-            self._reach[model] = np.where(has if has.any() else alive, 0, _OUT_OF_REACH)
+            self._reach[model] = has if has.any() else alive
         return self._reach[model]
 
     def _hashes(self, prompt: str | bytes, model: str | None) -> list[int]:
@@ -154,6 +159,13 @@ class PrefixPolicy:
             hashes.append(value)
         return hashes
 
+    def _num_shared(self, hashes: list[int]) -> int:
+        """How many prefixes have as many homes as are remembered."""
+        for number, value in enumerate(hashes):
+            if len(self._homes.get(value, ())) < _MAX_HOMES:
+                return number
+        return len(hashes)
+
     def _home(self, hashes: list[int], load: npt.NDArray[np.int64], most: int) -> int | None:
         """The least busy home of the longest known prefix that has one with room."""
         for value in reversed(hashes):
@@ -163,7 +175,7 @@ class PrefixPolicy:
         return None
 
     def _rendezvous(self, block: str | bytes, model: str | None, free: npt.NDArray[np.bool_]) -> int:
-        """The free replica whose hash with the first block is highest. Every router computes the same (splitmix64)."""
+        """The free replica whose hash with a block is highest, the same in every router (splitmix64)."""
         text = block if isinstance(block, bytes) else block.encode("utf-8", "replace")
         digest = hashlib.blake2b(text, digest_size=8, key=(model or "").encode()[:64]).digest()
         mixed = self._seeds ^ np.frombuffer(digest, np.uint64)

@@ -60,24 +60,24 @@ def test_routers_that_share_nothing_agree_and_few_prefixes_move() -> None:
 def test_a_busy_home_is_left() -> None:
     policy, replicas = PrefixPolicy(slack=4), replicas_of(3)
     home = chosen(policy, replicas, text("a"))
-    for running in (4, 5):
+    for running in (6, 7):
         now = tuple(replace(r, running=running) if r.id == home else r for r in replicas)
-        assert (chosen(policy, now, text("a"), 5.0 * running) == home) == (running == 4)
+        assert (chosen(policy, now, text("a"), 5.0 * running) == home) == (running == 6)
 
 
 def test_a_prompt_that_all_share_uses_every_replica_evenly() -> None:
     policy, replicas = PrefixPolicy(slack=4), replicas_of(100)
     load = Counter(chosen(policy, replicas, text("system") + text(name)) for name in range(1000))
     assert set(load) == {r.id for r in replicas}
-    assert max(load.values()) <= min(load.values()) + 5
+    assert max(load.values()) <= 10 + 4
 
 
-@pytest.mark.parametrize(("running", "now", "stays"), [(None, 0.5, False), ((3, 1), 0.5, True), (None, 1.5, True)])
+@pytest.mark.parametrize(("running", "now", "stays"), [(None, 0.5, False), ((5, 1), 0.5, True), (None, 1.5, True)])
 def test_picks_count_until_statistics_show_them_or_a_second_has_passed(
     running: tuple[int, int] | None, now: float, stays: bool
 ) -> None:
     policy, replicas = PrefixPolicy(slack=2), replicas_of(2)
-    homes = [chosen(policy, replicas, text("a"), 0.1 * i) for i in range(3)]
+    homes = [chosen(policy, replicas, text("a"), 0.1 * i) for i in range(5)]
     assert len(set(homes)) == 1
     if running:
         replicas = tuple(replace(r, running=running[r.id != homes[0]]) for r in replicas)
@@ -142,7 +142,7 @@ def test_statistics_are_read_once_while_they_do_not_change(monkeypatch: pytest.M
     )
 )
 def test_load_stays_bounded_and_counted_whatever_comes(events: list[tuple[str, int, float]]) -> None:
-    """The sent count up as true load; statistics tell it late. No home takes more than the slack over the least."""
+    """The sent count up as true load; statistics tell it late. No home takes more than the slack over the mean."""
     policy, now, slack = PrefixPolicy(slack=4), 0.0, 4
     views = {f"r{i}": ReplicaView(f"r{i}") for i in range(3)}
     true = Counter(dict.fromkeys(views, 0))
@@ -168,7 +168,7 @@ def test_load_stays_bounded_and_counted_whatever_comes(events: list[tuple[str, i
         true[choice.id] += 1
         load = dict(zip(policy._index, policy._load.tolist(), strict=True))
         assert choice.id in alive
-        assert load[choice.id] - 1 <= min(load[name] - (name == choice.id) for name in alive) + slack
+        assert load[choice.id] - 1 <= (sum(load[name] for name in alive) - 1) // len(alive) + slack
         assert all(load[r.id] == r.running + policy._unseen[r.id] for r in replicas)
         assert all(number > 0 for number in (policy._unseen + policy._seen).values())
         assert policy._unseen.total() + policy._seen.total() == len(policy._picks)
