@@ -76,17 +76,17 @@ class Scheduler:
         itl_target_s: float | None,
         is_ahead: bool = False,
         counters: Counters | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Start with no requests. The limits are per step. `LatencyTarget` explains itl_target_s and is_ahead.
 
         Args:
             counters: Also counted in by others; None makes new ones.
-            clock: Seconds; a simulation has its own.
+            clock: Seconds, of a simulation; None is `time.monotonic`.
         """
         self.kv = kv
         self.cost = cost
-        self.clock = clock
+        self.clock = clock or time.monotonic
         self.counters = counters or Counters()
         self.requests = LiveRequests()
         self.running: list[Request] = []
