@@ -48,12 +48,16 @@ def measure(options: EngineOptions, seconds: float = MEASURE_S) -> StepCosts:
     config = engine_config.resolve(options, read_model(Path(options.model), options.model_impl))
     samples = list(_measure(started.engine, info.vocab_size, info.max_model_len, seconds))
     model = fit(samples)
-    error = statistics.median(abs(model.predict(load) / taken - 1) for load, taken in samples)
+    predicted = [model.predict(load) for load, _ in samples]
+    scale = sum(taken for _, taken in samples) / sum(
+        predicted
+    )  # the fit follows usual steps, not the ones that are late
+    error = statistics.median(abs(scale * p / taken - 1) for p, (_, taken) in zip(predicted, samples, strict=True))
     logger.info("measured %d steps; half are predicted within %.0f %%", len(samples), error * 100)
     return StepCosts(
         options=options,
         device=info.device,
-        seconds=model.coefficients,
+        seconds=[scale * value for value in model.coefficients],
         median_error=error,
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
