@@ -135,7 +135,7 @@ class Engine(Generic[Launched]):
             add,
             connection=connection,
             arrival=self._num_arrivals,
-            arrival_time=time.monotonic(),
+            arrival_time=self.scheduler.clock(),
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._max_model_len,
             cache_seed=self.scheduler.kv.hashes.seed(add.cache_salt, add.adapter, add.extra_hash_keys),

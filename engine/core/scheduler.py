@@ -9,7 +9,7 @@ touches a tensor.
 
 import bisect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from weft.engine.cache.manager import KVCacheManager, StepBlocks
@@ -76,14 +76,17 @@ class Scheduler:
         itl_target_s: float | None,
         is_ahead: bool = False,
         counters: Counters | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Start with no requests. The limits are per step. `LatencyTarget` explains itl_target_s and is_ahead.
 
         Args:
             counters: Also counted in by others; None makes new ones.
+            clock: Seconds, of a simulation; None is `time.monotonic`.
         """
         self.kv = kv
         self.cost = cost
+        self.clock = clock or time.monotonic
         self.counters = counters or Counters()
         self.requests = LiveRequests()
         self.running: list[Request] = []
@@ -106,7 +109,7 @@ class Scheduler:
         """Put a request into the waiting queue."""
         request.status = RequestStatus.WAITING
         self.requests[request.key] = request
-        self.waiting.add(request, time.monotonic())
+        self.waiting.add(request, self.clock())
 
     def finish(self, request: Request) -> None:
         """End a request and free its blocks. Their content stays in the prefix cache."""
@@ -185,7 +188,7 @@ class Scheduler:
         step = ScheduledStep()
         self.kv.pins.release_expired()
         self.kv.finish_loads()
-        self.waiting.age(time.monotonic())
+        self.waiting.age(self.clock())
         for request in in_the_way(self.running, self.waiting):
             self._preempt(request)
         num_preemptions = self.counters.num_preemptions
@@ -215,7 +218,7 @@ class Scheduler:
 
     def take_expired(self) -> list[Request]:
         """Requests that never ran and whose deadline has passed. Each is returned once, and the caller ends it."""
-        return self.waiting.take_expired(time.monotonic())
+        return self.waiting.take_expired(self.clock())
 
     def _begin_budget(self, decodes: list[Request], prefills: list[Request]) -> StepBudget:
         """The budget left after one token for each decode and for each run of known output ids."""
@@ -230,7 +233,7 @@ class Scheduler:
             max_num_tokens=self.token_budget.max_num_tokens,
             block_size=self.kv.block_size,
             limit_s=self._target.limit_s(
-                load, self.cost, num_streams=self._num_streams(), num_prompts=num_prompts, now_s=time.monotonic()
+                load, self.cost, num_streams=self._num_streams(), num_prompts=num_prompts, now_s=self.clock()
             ),
             decodes=load,
         )
@@ -408,7 +411,7 @@ class Scheduler:
         self.waiting.remove(request)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached
-            request.queue_time_s = time.monotonic() - request.arrival_time
+            request.queue_time_s = self.clock() - request.arrival_time
             self.counters.prompt_tokens += request.num_prompt_tokens
             self.counters.prefix_cache_queries += request.num_prompt_tokens
             self.counters.prefix_cache_hits += num_cached

@@ -66,7 +66,9 @@ class StepCostModel:
             steps, plan for the limit divided by this.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, forgetting: float = _FORGETTING) -> None:
+        """Know nothing; `forgetting` is the weight of a step one step later."""
+        self._forgetting = forgetting
         self._gram = np.eye(_NUM_FEATURES) * 1e-9
         self._moment = np.zeros(_NUM_FEATURES)
         self._coefficients = np.zeros(_NUM_FEATURES)
@@ -79,11 +81,17 @@ class StepCostModel:
             self.tail_ratio += _TAIL_GAIN * (_TAIL if seconds > predicted * self.tail_ratio else _TAIL - 1.0)
             self.tail_ratio = min(max(self.tail_ratio, 1.0), 2.0)
         features = load.features() / max(seconds, 1e-6)
-        self._gram *= _FORGETTING
-        self._moment *= _FORGETTING
+        self._gram *= self._forgetting
+        self._moment *= self._forgetting
         self._gram += np.outer(features, features)
         self._moment += features
         self._coefficients = self._solve()
+
+    @property
+    def coefficients(self) -> list[float]:
+        """Seconds of a step, and of one token, KV token and pair of query and context more in it."""
+        scaled: list[float] = (self._coefficients / _SCALES).tolist()
+        return scaled
 
     def predict(self, load: StepLoad) -> float:
         """Predicted seconds of such a step."""

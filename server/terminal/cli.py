@@ -1,4 +1,4 @@
-"""The `weft` command: `serve`, `batch`, `chat`, `plan`, `models`, `doctor`, `config`.
+"""The `weft` command: `serve`, `batch`, `chat`, `plan`, `simulate`, `models`, `doctor`, `config`.
 
 Owns the command line's syntax; `__main__` runs it. Flags are generated from `Settings`. Their values stay text and are
 checked together with environment and file. A fault is one line on stderr and exit code 2. Imports little, so that
@@ -49,12 +49,15 @@ app = typer.Typer(cls=_Group, add_completion=False, pretty_exceptions_enable=Fal
 
 
 def _with_flags(
-    command: Callable[..., None], required: Mapping[str, Any] = MappingProxyType({})
+    command: Callable[..., None],
+    required: Mapping[str, Any] = MappingProxyType({}),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., None]:
     """Add the MODEL argument, --config, and a flag for every setting in FLAGS to a command.
 
     Args:
         required: The annotations of further parameters that the command needs, which come first.
+        defaults: Of those of them that may be left out.
     """
 
     def run(config: pathlib.Path | None, **given: object) -> None:
@@ -70,7 +73,10 @@ def _with_flags(
     keyword = inspect.Parameter.KEYWORD_ONLY
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            *(inspect.Parameter(name, keyword, annotation=kind) for name, kind in required.items()),
+            *(
+                inspect.Parameter(name, keyword, default=defaults.get(name, inspect.Parameter.empty), annotation=kind)
+                for name, kind in required.items()
+            ),
             *(inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in optional.items()),
         ]
     )
@@ -175,6 +181,30 @@ def plan(resolved: Resolved) -> None:
     settings = settings.model_copy(update={"speculative": draft})
     options = msgspec.json.encode(engine_options(settings, model))
     raise typer.Exit(subprocess.run(python_command("weft.engine.run.print_plan"), input=options).returncode)
+
+
+_SIMULATE = {
+    "trace": Annotated[pathlib.Path, typer.Argument(help="JSON lines, one request each, as Mooncake's traces.")],
+    "replicas": Annotated[list[int], typer.Option(help="Number of replicas; may be given several times.")],
+    "hash_tokens": Annotated[int, typer.Option(help="Tokens of a prompt that each of its hash_ids stands for.")],
+    "costs": Annotated[
+        pathlib.Path | None, typer.Option(help="File of what steps cost; measured and written if it is missing.")
+    ],
+}
+
+
+@app.command()
+@partial(_with_flags, required=_SIMULATE, defaults={"replicas": [1], "hash_tokens": 512, "costs": None})
+def simulate(
+    resolved: Resolved, trace: pathlib.Path, replicas: list[int], hash_tokens: int, costs: pathlib.Path | None
+) -> None:
+    """Tell what clients would see if a trace of requests came to so many replicas, on machines like this one."""
+    from weft.server.settings import engine_options
+    from weft.server.terminal.simulate import simulate
+
+    settings, model = _found(resolved.settings)
+    settings = settings.model_copy(update={"kv_events": None, "kv_events_topic": None})  # nobody would listen
+    simulate(engine_options(settings, model), trace, replicas, hash_tokens, costs)
 
 
 @app.command()
