@@ -307,6 +307,11 @@ class Settings(BaseModel):
         name, *aliases = self.served_model_name
         return {name: ModelEntry.model_construct(model=self.model, aliases=tuple(aliases))}
 
+    @property
+    def names(self) -> list[str]:
+        """Every name of every model at the start."""
+        return [each for name, entry in self.fleet.items() for each in (name, *entry.aliases)]
+
     def for_model(self, name: str) -> "Settings":
         """These settings as if that model of the fleet were the only one."""
         entry = self.fleet[name]

@@ -10,7 +10,6 @@ import inspect
 import logging
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -114,27 +113,36 @@ def serve(resolved: Resolved) -> None:
     """Serve a model over HTTP."""
     from weft.server.run import supervisor
 
-    raise typer.Exit(supervisor.run(*_found(resolved.settings)))
+    raise typer.Exit(supervisor.run(_found(resolved.settings)))
 
 
-def _found(settings: Settings) -> tuple[Settings, pathlib.Path]:
-    """Settings with names of model, draft and topic filled in, and the model's folder; fetches what is missing."""
+def _found(settings: Settings) -> Settings:
+    """Settings with the names of models filled in, and with folders as models and drafts; fetches what is missing."""
     from weft.engine.shared import logs
+    from weft.server.run import checkpoint
+
+    logs.configure(settings.log_format, "supervisor")
+    if not settings.models and not settings.served_model_name:
+        settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
+    if not settings.models:
+        return settings.model_copy(update=_found_checkpoint(settings, "model"))
+    models = {
+        name: entry.model_copy(update=_found_checkpoint(settings.for_model(name), f"models: {name}"))
+        for name, entry in settings.models.items()
+    }
+    return settings.model_copy(update={"models": models})
+
+
+def _found_checkpoint(settings: Settings, place: str) -> dict[str, str | None]:
+    """The folders of one model and its draft, by setting. `place`: what names the model, for errors."""
     from weft.server.run import checkpoint
     from weft.server.run.model_check import check_tokenizer
 
-    logs.configure(settings.log_format, "supervisor")
-    model = checkpoint.resolve(settings.model, model_impl=settings.model_impl)
+    model = checkpoint.resolve(settings.model, place, model_impl=settings.model_impl)
     for note in check_tokenizer(model):
         logging.getLogger(__name__).warning("%s", note)
     draft = checkpoint.resolve_draft(settings.speculative, model_impl=settings.model_impl)
-    settings = settings.model_copy(update={"speculative": draft})
-    if not settings.served_model_name:
-        settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
-    if settings.kv_events_topic is None:
-        topic = f"kv@{socket.gethostname()}@{settings.served_model_name[0]}"
-        settings = settings.model_copy(update={"kv_events_topic": topic})
-    return settings, model
+    return {"model": str(model), "speculative": draft}
 
 
 _BATCH = {
@@ -152,8 +160,7 @@ def batch(resolved: Resolved, source: pathlib.Path, output: pathlib.Path) -> Non
     """Answer the lines of a file without a server; started again, go on where it ended."""
     from weft.server.terminal.batch import run_batch
 
-    settings, model = _found(resolved.settings)
-    raise typer.Exit(run_batch(settings, model, source, output))
+    raise typer.Exit(run_batch(_found(resolved.settings), source, output))
 
 
 @app.command()

@@ -19,7 +19,7 @@ IDLE = "idle | KV cache 0% | Press Ctrl-C to stop"
 WRITER = """
 import os, subprocess, sys, pathlib
 from weft.server.run.status_line import shown
-with shown(pathlib.Path(sys.argv[1])):
+with shown([pathlib.Path(sys.argv[1])]):
     for line in open(sys.argv[2]):
         os.write(1 if "stdout" in line else 2, line.encode().decode("unicode_escape").encode("latin-1"))
 print("done")
@@ -103,7 +103,7 @@ def test_lines_stand_above_the_status_and_nothing_is_left_of_it(tmp_path: pathli
     page = StatusPage(tmp_path / "status")
     page.write(Status(epoch_id=1, is_ready=1))
     os.mkfifo(tmp_path / "lines")
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "status"), str(tmp_path / "lines")]
+    command = [sys.executable, "-c", WRITER, str(tmp_path), str(tmp_path / "lines")]
     with PseudoTerminal(command, PYTHONPATH=str(ROOT), NO_COLOR="1") as terminal:
         with (tmp_path / "lines").open("w") as lines:
             terminal.wait_for(lambda seen: seen == [IDLE])
@@ -129,7 +129,7 @@ def test_lines_stand_above_the_status_and_nothing_is_left_of_it(tmp_path: pathli
 def test_what_does_not_change_is_not_drawn_again(tmp_path: pathlib.Path) -> None:
     StatusPage(tmp_path / "status").write(Status(epoch_id=1, is_ready=1))
     os.mkfifo(tmp_path / "lines")
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "status"), str(tmp_path / "lines")]
+    command = [sys.executable, "-c", WRITER, str(tmp_path), str(tmp_path / "lines")]
     with PseudoTerminal(command, PYTHONPATH=str(ROOT)) as terminal, (tmp_path / "lines").open("w"):
         terminal.wait_for(IDLE)
         num_bytes = len(terminal.raw)
