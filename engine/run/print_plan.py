@@ -14,6 +14,7 @@ from weft.engine.run import config as engine_config
 from weft.engine.run.draft_checkpoint import find_draft_checkpoint
 from weft.engine.run.memory_plan import check_fit, estimate_activations_bytes, format_size, make_plan
 from weft.engine.run.model_choice import plan_model, read_model
+from weft.engine.run.vector_model import find_task
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
 
@@ -22,7 +23,9 @@ def main() -> int:
     """Print the plan for the options on standard input."""
     options = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineOptions)
     try:
-        model = read_model(pathlib.Path(options.model), options.model_impl)
+        folder = pathlib.Path(options.model)
+        task = find_task(folder, options.task, options.tensor_parallel_size)
+        model = read_model(folder, options.model_impl, task.max_num_tokens)
         config = engine_config.resolve(options, model)
         chosen = plan_model(model, config)
         weights_bytes = chosen.weights_bytes
