@@ -94,7 +94,7 @@ def _measure(options: EngineOptions) -> ModelMemory:
         weights_bytes=sizes.weights_bytes * num_sharing,
         activations_bytes=sizes.activations_bytes * num_sharing,
         least_kv_bytes=least_bytes * num_sharing,
-        kv_bytes=plan.kv_cache_bytes * num_sharing,
+        kv_bytes=(options.kv_cache_memory or plan.kv_cache_bytes) * num_sharing,
         is_kv_fixed=options.kv_cache_memory is not None,
         max_model_len=plan.max_model_len,
         num_requests=min(plan.num_requests(plan.max_model_len), plan.max_num_seqs),

@@ -4,7 +4,7 @@ import msgspec
 
 # KV caches take at most this share of the memory that weights and activations leave, unless told otherwise. The rest is
 # for other programs on a CPU, and for CUDA graphs and fragmentation on a GPU.
-_SHARE_OF_FREE_MEMORY = {"cpu": 0.4, "cuda": 0.92}
+SHARE_OF_FREE_MEMORY = {"cpu": 0.4, "cuda": 0.92}
 
 # A CPU decodes too slowly to use more.
 MAX_CPU_CACHE_BYTES = 4 << 30
@@ -20,8 +20,8 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
         free_bytes: What the device had to give when this was planned.
         process_bytes: Taken by an engine process itself.
         least_kv_bytes: A KV cache with which the model can be served.
-        kv_bytes: The KV cache of the model alone on its device, or as large as it is told to be.
-        is_kv_fixed: Whether the options say so.
+        kv_bytes: The KV cache of the model alone on its device, or what the options say.
+        is_kv_fixed: Whether the options say it.
         num_requests: Requests of max_model_len that run at once with kv_bytes.
     """
 
@@ -41,7 +41,7 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 def cache_bytes(left_bytes: int, device: str) -> int:
     """Bytes for KV caches, of those that weights and activations leave on a device."""
-    share = int(left_bytes * _SHARE_OF_FREE_MEMORY[device])
+    share = int(left_bytes * SHARE_OF_FREE_MEMORY[device])
     return min(share, MAX_CPU_CACHE_BYTES) if device == "cpu" else share
 
 
