@@ -184,23 +184,37 @@ def plan(resolved: Resolved) -> None:
     raise typer.Exit(subprocess.run(python_command("weft.engine.run.print_plan"), input=options).returncode)
 
 
-@app.command()
-def models() -> None:
-    """List the architectures of transformers, and how each is served or why it is not."""
-    from weft.server.terminal.models import describe_models
+_LOCAL = "http://127.0.0.1:8000"
+_Url = Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="Any OpenAI-compatible server, with or without /v1.")]
+_Key = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key of the server.")]
 
-    print(describe_models())
+
+@app.command()
+def models(
+    url: _Url = _LOCAL,
+    api_key: _Key = None,
+    architectures: Annotated[
+        bool, typer.Option("--architectures", help="List what can be served instead, and why the rest cannot.")
+    ] = False,
+) -> None:
+    """List the models of a running server: their state, memory and last use."""
+    if architectures:
+        from weft.server.terminal.architectures import describe_architectures
+
+        print(describe_architectures())
+        return
+    from weft.server.terminal.models import list_models
+
+    raise typer.Exit(list_models(url, api_key))
 
 
 @app.command()
 def chat(
-    url: Annotated[
-        str, typer.Option(envvar="OPENAI_BASE_URL", help="Any OpenAI-compatible server, with or without /v1.")
-    ] = "http://127.0.0.1:8000",
+    url: _Url = _LOCAL,
     model: Annotated[
         str | None, typer.Option(help="Model to talk to; default: the first that the server lists.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key of the server.")] = None,
+    api_key: _Key = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: the server's.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer; default: the server's.")] = None,
