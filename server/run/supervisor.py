@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from prometheus_client import multiprocess
 
 from weft.engine.shared import limits
-from weft.server.run import status_line
+from weft.server.run import memory_shares, status_line
 from weft.server.run.child import Child, python_command
 from weft.server.run.engine_process import EngineProcess
 from weft.server.run.runtime_folder import METRICS_NAME, data_folder, engine_folder, is_there, runtime_folder
@@ -102,8 +102,9 @@ def run(settings: Settings, commands: Commands | None = None, *, shows_status: b
 
     Raises:
         StartError: The address cannot be listened on, or no folder has room for the runtime folder, or the data
-            folder cannot be used.
+            folder cannot be used, or several models do not fit together.
     """
+    settings = memory_shares.with_shares(settings, memory_shares.shares(settings))
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # with an inherited SIG_IGN the kernel would reap the children
     has_line = shows_status and status_line.is_wanted(settings.log_format)
