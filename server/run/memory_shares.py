@@ -8,30 +8,38 @@ sizes, in one process for all models.
 
 import subprocess
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from weft.engine.shared.memory import SHARE_OF_FREE_MEMORY, ModelMemory, cache_bytes, format_size
-from weft.engine.shared.messages import EngineOptions
 from weft.server.run.child import python_command
-from weft.server.settings import StartError
+from weft.server.settings import Settings, StartError, engine_options
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShare:
-    """What a model gets.
+    """What a model gets of its device while it is loaded.
 
     Attributes:
         memory: Its sizes, as planned.
-        kv_cache_memory: Bytes for the KV cache of each of its ranks.
-        total_bytes: What it takes of its device while it is loaded.
+        cache_bytes: For its KV cache.
     """
 
     memory: ModelMemory
-    kv_cache_memory: int
-    total_bytes: int
+    cache_bytes: int
+
+    @property
+    def kv_cache_memory(self) -> int:
+        """Bytes for the KV cache of each of its ranks: the setting of that name."""
+        return self.cache_bytes // self.memory.num_sharing
+
+    @property
+    def total_bytes(self) -> int:
+        """What it takes in all."""
+        return _loaded_bytes(self.memory) + self.cache_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,7 @@ class Shares:
     """What all models get.
 
     Attributes:
-        models: By name; empty where a single model may take what it finds.
+        models: By name; empty if there is but one, which takes what it finds.
         budget_bytes: For each device, what the models loaded on it may take together.
         faults: Models loaded on demand that cannot be planned, and why.
     """
@@ -49,18 +57,40 @@ class Shares:
     faults: Mapping[str, str]
 
 
-def read_memories(options: Sequence[EngineOptions]) -> list[ModelMemory]:
-    """What each model would take, from its configuration alone.
+def shares(settings: Settings) -> Shares:
+    """Plan and divide the memory of `settings.models`, whose checkpoints are folders.
+
+    Raises:
+        StartError: They do not fit, as `divide` says, or the process that reads them failed.
+    """
+    if len(settings.fleet) < 2:
+        return Shares({}, {}, {})
+    memories = read_memories(settings, settings.fleet)
+    return divide(memories, [name for name, entry in settings.fleet.items() if entry.load == "always"])
+
+
+def with_shares(settings: Settings, shares: Shares) -> Settings:
+    """The settings in which every model has the KV cache of its share."""
+    entries = dict(settings.models)
+    for name, share in shares.models.items():
+        entries[name] = entries[name].model_copy(update={"kv_cache_memory": share.kv_cache_memory})
+    return settings.model_copy(update={"models": entries})
+
+
+def read_memories(settings: Settings, names: Iterable[str]) -> dict[str, ModelMemory]:
+    """What each of these models would take, from its configuration alone.
 
     Raises:
         StartError: The process that reads them failed.
     """
+    folders = {name: Path(settings.fleet[name].model or "") for name in names}
+    options = [engine_options(settings.for_model(name), folder) for name, folder in folders.items()]
     command = [*python_command("weft.engine.run.print_plan"), "--json"]
     done = subprocess.run(command, input=msgspec.json.encode(options), capture_output=True)
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
         raise StartError(f"models: their memory cannot be planned: {said[-1]}")
-    return msgspec.json.decode(done.stdout, type=list[ModelMemory])
+    return dict(zip(folders, msgspec.json.decode(done.stdout, type=list[ModelMemory]), strict=True))
 
 
 def divide(memories: Mapping[str, ModelMemory], always: Collection[str]) -> Shares:
@@ -83,8 +113,7 @@ def divide(memories: Mapping[str, ModelMemory], always: Collection[str]) -> Shar
         there = {name: m for name, m in memories.items() if m.device == device and not m.fault}
         caches, budgets[device] = _divide_device(device, there, [name for name in there if name in always])
         for name, kv_bytes in caches.items():
-            memory = there[name]
-            models[name] = ModelShare(memory, kv_bytes // memory.num_sharing, _loaded_bytes(memory) + kv_bytes)
+            models[name] = ModelShare(there[name], kv_bytes)
     return Shares({name: models[name] for name in memories if name in models}, budgets, faults)
 
 

@@ -109,10 +109,10 @@ def run(settings: Settings, commands: Commands | None = None, *, shows_status: b
         StartError: The address cannot be listened on, no folder has room for the runtime folder, the data folder
             cannot be used, or the models that are always loaded do not fit together.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # with an inherited SIG_IGN the kernel would reap the children
     planned = shares(settings)
     settings = with_shares(settings, planned)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # with an inherited SIG_IGN the kernel would reap the children
     has_line = shows_status and status_line.is_wanted(settings.log_format)
     with listen(settings.host, settings.port) as listener:
         while True:

@@ -10,7 +10,6 @@ import inspect
 import logging
 import os
 import pathlib
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -116,32 +115,36 @@ def serve(resolved: Resolved) -> None:
     raise typer.Exit(supervisor.run(_found(resolved.settings)))
 
 
-def _found(settings: Settings) -> Settings:
+def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
     """Settings with the names of models filled in, and with folders as models and drafts; fetches what is missing."""
     from weft.engine.shared import logs
     from weft.server.run import checkpoint
 
-    logs.configure(settings.log_format, "supervisor")
+    if not is_plan:
+        logs.configure(settings.log_format, "supervisor")
     if not settings.models and not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
     if not settings.models:
-        return settings.model_copy(update=_found_checkpoint(settings, "model"))
+        return settings.model_copy(update=_found_checkpoint(settings, "model", is_plan))
     models = {
-        name: entry.model_copy(update=_found_checkpoint(settings.for_model(name), f"models: {name}"))
+        name: entry.model_copy(update=_found_checkpoint(settings.for_model(name), f"models: {name}", is_plan))
         for name, entry in settings.models.items()
     }
     return settings.model_copy(update={"models": models})
 
 
-def _found_checkpoint(settings: Settings, place: str) -> dict[str, str | None]:
+def _found_checkpoint(settings: Settings, place: str, is_plan: bool) -> dict[str, str | None]:
     """The folders of one model and its draft, by setting. `place`: what names the model, for errors."""
     from weft.server.run import checkpoint
     from weft.server.run.model_check import check_tokenizer
 
-    model = checkpoint.resolve(settings.model, place, model_impl=settings.model_impl)
+    model = checkpoint.resolve(settings.model, place, is_plan=is_plan, model_impl=settings.model_impl)
     for note in check_tokenizer(model):
-        logging.getLogger(__name__).warning("%s", note)
-    draft = checkpoint.resolve_draft(settings.speculative, model_impl=settings.model_impl)
+        if is_plan:
+            print(f"weft: note: {note}", file=sys.stderr)
+        else:
+            logging.getLogger(__name__).warning("%s", note)
+    draft = checkpoint.resolve_draft(settings.speculative, is_plan=is_plan, model_impl=settings.model_impl)
     return {"model": str(model), "speculative": draft}
 
 
@@ -166,22 +169,10 @@ def batch(resolved: Resolved, source: pathlib.Path, output: pathlib.Path) -> Non
 @app.command()
 @_with_flags
 def plan(resolved: Resolved) -> None:
-    """Show how much memory a model needs and how many requests fit, without loading it."""
-    import msgspec
+    """Show how much memory models need and how many requests fit, without loading one."""
+    from weft.server.terminal.plan import show_plan
 
-    from weft.server.run import checkpoint
-    from weft.server.run.child import python_command
-    from weft.server.run.model_check import check_tokenizer
-    from weft.server.settings import engine_options
-
-    settings = resolved.settings
-    model = checkpoint.resolve(settings.model, is_plan=True, model_impl=settings.model_impl)
-    for note in check_tokenizer(model):
-        print(f"weft: note: {note}", file=sys.stderr)
-    draft = checkpoint.resolve_draft(settings.speculative, is_plan=True, model_impl=settings.model_impl)
-    settings = settings.model_copy(update={"speculative": draft})
-    options = msgspec.json.encode(engine_options(settings, model))
-    raise typer.Exit(subprocess.run(python_command("weft.engine.run.print_plan"), input=options).returncode)
+    raise typer.Exit(show_plan(_found(resolved.settings, is_plan=True)))
 
 
 _LOCAL = "http://127.0.0.1:8000"
