@@ -8,11 +8,15 @@ from typing import Any
 from starlette.responses import Response
 
 from weft.server.errors import ApiError
-from weft.server.http.sse import EventStream
+from weft.server.http.context import ServerContext
+from weft.server.http.sse import DATA_ONLY, EventStream, Framing
 
 
 async def begun_in_time(
-    work: Coroutine[Any, Any, Response], error: Callable[[ApiError], bytes], ping_s: float
+    work: Coroutine[Any, Any, Response],
+    error: Callable[[ApiError], bytes],
+    ping_s: float,
+    framing: Framing = DATA_ONLY,
 ) -> Response:
     """The stream that `work` makes; if that takes longer than `ping_s` (0: without end), one that is begun before.
 
@@ -40,8 +44,27 @@ async def begun_in_time(
     if making.done():
         return making.result()
     return EventStream(
-        events(), lambda: _stream_of(making.result()).end(), failed, headers={}, ping_s=ping_s, close=close
+        events(),
+        lambda: _stream_of(making.result()).end(),
+        failed,
+        headers={},
+        ping_s=ping_s,
+        close=close,
+        framing=framing,
     )
+
+
+async def begun_while_loading(
+    work: Coroutine[Any, Any, Response],
+    model: str | None,
+    context: ServerContext,
+    error: Callable[[ApiError], bytes],
+    framing: Framing = DATA_ONLY,
+) -> Response:
+    """As `begun_in_time`, if the model of that name is yet to be loaded; else what `work` makes."""
+    if context.is_loaded(model):
+        return await work
+    return await begun_in_time(work, error, context.settings.sse_ping_s, framing)
 
 
 def _stream_of(response: Response) -> EventStream:

@@ -69,6 +69,11 @@ class ServerContext:
         await model.engine_client.load()
         return model
 
+    def is_loaded(self, name: str | None) -> bool:
+        """Whether a request to the model of that name need not wait until it is loaded; also if there is none."""
+        model = self.default_model if name is None else self.models.get(name)
+        return model is None or not model.on_demand or self.fleet.read().models[model.name].state == "ready"
+
     def find_model(self, request: Request, name: str | None) -> ServedModel:
         """As `check_model`, but whether it is loaded or not."""
         if name not in self.models and name is not None and request.scope["path"].startswith("/api/"):
