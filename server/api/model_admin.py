@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.server.errors import InvalidRequestError, ModelFailedError, ModelLoadingError
+from weft.server.errors import EngineRestartingError, InvalidRequestError, ModelFailedError, ModelLoadingError
 from weft.server.http.context import ServerContext, get_context
 from weft.server.model.fleet import ASK_EVERY_S, Ask, FleetState, ModelState, may_be_alias
 from weft.server.request.body import BodyRoute
@@ -60,8 +60,14 @@ async def set_alias(body: AliasBody, request: Request, context: Context) -> Resp
     if not may_be_alias(body.alias, context.fleet.read()):
         message = f"alias must be no model's own name, and there may not be more of them, got {body.alias}"
         raise InvalidRequestError(message, param="alias")
-    ask = Ask("alias", name, body.alias)
-    return _told(name, await _asked(ask, lambda fleet: fleet.aliases.get(body.alias) == name, context))
+
+    def is_done(fleet: FleetState) -> bool:
+        return fleet.aliases.get(body.alias) == name
+
+    state = await _asked(Ask("alias", name, body.alias), is_done, context)
+    if not is_done(context.fleet.read()):
+        raise EngineRestartingError(f"{body.alias} does not mean {name} yet; ask again")
+    return _told(name, state)
 
 
 async def _asked(ask: Ask, is_done: Callable[[FleetState], bool], context: ServerContext) -> ModelState:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import pathlib
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -77,6 +78,8 @@ def publish(runtime_dir: pathlib.Path, state: FleetState) -> None:
     """Replace the state. Only the supervisor does."""
     path = runtime_dir / f"{STATE_NAME}.new"
     path.write_bytes(msgspec.json.encode(state))
+    now = time.time_ns()  # finer than the kernel's clock of files, by which readers see that it has changed
+    os.utime(path, ns=(now, now))
     path.replace(runtime_dir / STATE_NAME)
 
 
