@@ -24,8 +24,7 @@ async def create_chat_completion(
     body: ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Answer a conversation, streamed or whole."""
-    answer = _answer(body, request, context)
-    return await (begun_while_loading(answer, body.model, context, stream_error) if body.stream else answer)
+    return await begun_while_loading(_answer(body, request, context), body, context, stream_error)
 
 
 async def _answer(body: ChatCompletionBody, request: Request, context: ServerContext) -> Response:

@@ -37,7 +37,7 @@ async def create_message(
 ) -> Response:
     """Answer a conversation, streamed or whole."""
     answer, error = _answer(body, request, context), partial(stream_error, request_id=request.state.request_id)
-    return await (begun_while_loading(answer, body.model, context, error, FRAMING) if body.stream else answer)
+    return await begun_while_loading(answer, body, context, error, FRAMING)
 
 
 async def _answer(body: MessagesBody, request: Request, context: ServerContext) -> Response:

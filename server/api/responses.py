@@ -72,7 +72,7 @@ async def create_response(
     response = _response(body, request, context)
     if body.stream and any(tool.type == "mcp" for tool in body.tools or ()):  # listing their servers takes time
         return await begun_in_time(response, error_event, context.settings.sse_ping_s)
-    return await (begun_while_loading(response, body.model, context, error_event) if body.stream else response)
+    return await begun_while_loading(response, body, context, error_event)
 
 
 async def _response(body: ResponseBody, request: Request, context: ServerContext) -> Response:

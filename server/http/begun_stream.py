@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 
@@ -54,15 +54,27 @@ async def begun_in_time(
     )
 
 
+class Asks(Protocol):
+    """A body, as far as this module reads it."""
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model; None: the first."""
+
+    @property
+    def stream(self) -> bool | None:
+        """Whether the answer is a stream."""
+
+
 async def begun_while_loading(
     work: Coroutine[Any, Any, Response],
-    model: str | None,
+    body: Asks,
     context: ServerContext,
     error: Callable[[ApiError], bytes],
     framing: Framing = DATA_ONLY,
 ) -> Response:
-    """As `begun_in_time`, if the model of that name is yet to be loaded; else what `work` makes."""
-    if context.is_loaded(model):
+    """As `begun_in_time`, if the body wants a stream of a model that is yet to be loaded; else what `work` makes."""
+    if not body.stream or context.is_loaded(body.model):
         return await work
     return await begun_in_time(work, error, context.settings.sse_ping_s, framing)
 

@@ -73,11 +73,17 @@ class ModelLoader:
     """The supervisor calls `look` whenever it wakes, and `note_end` when an engine has ended."""
 
     def __init__(
-        self, settings: Settings, runtime_dir: pathlib.Path, engines: Mapping[str, EngineProcess], room: Room
+        self,
+        settings: Settings,
+        runtime_dir: pathlib.Path,
+        engines: Mapping[str, EngineProcess],
+        room: Room,
+        faults: Mapping[str, str],
     ) -> None:
-        """Let the engines of models on demand rest."""
+        """Let the engines of models on demand rest. `faults`: why some of them could not be planned."""
         self._runtime_dir = runtime_dir
         self._room = room
+        self._faults = faults
         state = first_state(settings)
         self._aliases = dict(state.aliases)
         self._models = {
@@ -109,7 +115,7 @@ class ModelLoader:
         if found is None:
             return False
         name, model = found
-        was, num_failures = model.state.state, model.state.num_failures
+        was = model.state.state
         self._set(model, "loading")
         if not model.on_demand:
             return False
@@ -118,9 +124,7 @@ class ModelLoader:
             self._set(model, "unloaded")
         elif code == EXIT_CANNOT_LOAD or (was == "loading" and child.num_deaths >= MAX_FAILURES):
             message = model.engine.take_fault() or f"its engine ended {child.num_deaths} times before it was ready"
-            logger.error("The model %s cannot be loaded: %s", name, message)
-            self._set(model, "failed", message)
-            model.state = replace(model.state, num_failures=num_failures + 1, retry_time=time.monotonic() + RETRY_S)
+            self._fail(name, message)
         else:
             return False
         model.engine.rest()
@@ -170,6 +174,10 @@ class ModelLoader:
             model = self._models[name]
             if model.state.state == "unloading":
                 continue
+            if name in self._faults:  # what it takes is not known, so nothing can be promised
+                del self._wanted[name]
+                self._fail(name, self._faults[name])
+                continue
             if self._room.lack(name, there) <= 0:
                 del self._wanted[name]
                 logger.info("Loading the model %s", name)
@@ -206,6 +214,13 @@ class ModelLoader:
             self._set(model, "unloaded")
         else:
             model.engine.leave()
+
+    def _fail(self, name: str, message: str) -> None:
+        logger.error("The model %s cannot be loaded: %s", name, message)
+        model = self._models[name]
+        self._set(model, "failed", message)
+        num_failures = model.state.num_failures + 1
+        model.state = replace(model.state, num_failures=num_failures, retry_time=time.monotonic() + RETRY_S)
 
     def _set(self, model: _Model, state: State, message: str = "") -> None:
         model.state = replace(model.state, state=state, message=message)

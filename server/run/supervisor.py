@@ -175,7 +175,9 @@ class Supervisor:
             for index, (name, entry) in enumerate(settings.fleet.items())
         }
         needs = {name: Need(share.memory.device, share.total_bytes) for name, share in planned.models.items()}
-        self._loader = ModelLoader(settings, runtime_dir, self._engines, Room(planned.budget_bytes, needs))
+        self._loader = ModelLoader(
+            settings, runtime_dir, self._engines, Room(planned.budget_bytes, needs), planned.faults
+        )
         fd = listener.fileno()
         command, stdin = [*commands.server, str(runtime_dir), str(fd)], settings.model_dump_json().encode()
         self._servers = [

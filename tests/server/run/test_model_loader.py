@@ -21,6 +21,7 @@ SETTINGS = Settings.model_validate(
             "a": {"load": "on-demand"},
             "b": {"load": "on-demand", "unload_after": 60},
             "c": {"load": "on-demand"},
+            "d": {"load": "on-demand"},
         }
     }
 )
@@ -59,7 +60,7 @@ class Site:
         self.fleet = Fleet(folder, SETTINGS)
         self.engines = {name: Engine() for name in SETTINGS.fleet}
         room = Room({"cpu": 100}, {name: Need("cpu", size) for name, size in NEEDS.items()})
-        self.loader = ModelLoader(SETTINGS, folder, self.engines, room)  # type: ignore[arg-type]
+        self.loader = ModelLoader(SETTINGS, folder, self.engines, room, {"d": "no such layer"})  # type: ignore[arg-type]
         self.run("base")
 
     def ask(self, kind: Any, model: str, alias: str = "") -> None:
@@ -92,7 +93,8 @@ class Site:
 
     @property
     def states(self) -> str:
-        return " ".join(state.state for state in self.fleet.read().models.values())
+        """Of all but d, which is not planned."""
+        return " ".join(state.state for name, state in self.fleet.read().models.items() if name != "d")
 
 
 @pytest.fixture
@@ -188,6 +190,13 @@ def test_one_that_cannot_be_loaded_has_failed_and_may_be_tried_again(site: Site)
     site.engines["a"].child.num_deaths = 3
     assert site.end("a", -11)
     assert site.fleet.read().models["a"].message == "its engine ended 3 times before it was ready"
+
+
+def test_one_that_was_not_planned_is_not_started(site: Site) -> None:
+    site.ask("load", "d")
+    state = site.fleet.read().models["d"]
+    assert (state.state, state.message, state.num_failures) == ("failed", "no such layer", 1)
+    assert site.engines["d"].child.due_time is None
 
 
 def test_a_model_that_is_always_loaded_stays(site: Site) -> None:

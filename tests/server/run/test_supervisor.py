@@ -199,7 +199,7 @@ def test_serves_from_a_private_folder_and_drains_on_a_terminals_interrupt(weft: 
     folder = weft.runtime_dir
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.name for path in folder.iterdir()} == {
-        *("0", "metrics", "supervisor"),
+        *("0", "asks", "metrics", "models.json", "supervisor"),
         *(f"server.{pid}.ready" for pid in weft.pids("server")),
     }
     (options,) = weft.read("engine.stdin")
