@@ -142,6 +142,8 @@ class Settings(BaseModel):
     """Several models in place of MODEL, as a mapping in YAML or JSON of names to checkpoints, or to `model`, `aliases`,
     `load` (always, on-demand), `unload_after` in seconds, and settings of its own. The first one serves requests that
     name none."""
+    load_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds that a request may wait for a model that is loaded on demand; beyond it the answer is 503."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -203,6 +205,8 @@ class Settings(BaseModel):
     so."""
     api_key: Names = Field(default=(), repr=False)
     """Key that clients must send; repeat it for several. Without one, everybody may send requests."""
+    admin_key: Names = Field(default=(), repr=False)
+    """Key with which models may be loaded, unloaded and renamed; repeat it for several. Without one, nobody may."""
     api_keys_file: str | None = None
     """File with more API keys, one per line; empty lines and lines that begin with # are ignored."""
     priority_keys: Names = Field(default=(), repr=False)
@@ -315,7 +319,7 @@ class Settings(BaseModel):
     def for_model(self, name: str) -> "Settings":
         """These settings as if that model of the fleet were the only one."""
         entry = self.fleet[name]
-        told = self.model_dump() | entry.own
+        told = {**self.model_dump(), **entry.own}
         names = (name, *entry.aliases)
         topic = told["kv_events_topic"] or f"kv@{socket.gethostname()}@{name}"
         return Settings.model_validate(
@@ -334,8 +338,8 @@ FLAGS = (
 OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} | {"tool_format"}
 """The settings that each of several models may have for itself."""
 
-SECRETS = frozenset({"api_key", "priority_keys", "mcp_servers"})
-DOORS = frozenset({"api_key", "api_keys_file"})
+SECRETS = frozenset({"api_key", "admin_key", "priority_keys", "mcp_servers"})
+DOORS = frozenset({"api_key", "api_keys_file", "admin_key"})
 """The settings that must not be empty: a variable that somebody forgot to fill would open the server to all."""
 SIZES = frozenset({"kv_cache_memory", "kv_offload", "kv_offload_disk", "max_body_bytes", "store_max_bytes"}) | {
     "max_file_bytes",

@@ -77,9 +77,10 @@ async def _run(job: Job, settings: Settings, tokenizers: Mapping[str, Tokenizer]
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     stopped = asyncio.create_task(stopping.wait())
     try:
-        async with connected_models(settings, tokenizers, runtime_dir) as (served, _):
-            app, engine_client = create_app(served, settings), served[job.model].engine_client
+        async with connected_models(settings, tokenizers, runtime_dir) as (served, fleet, _):
+            app, engine_client = create_app(served, settings, fleet), served[job.model].engine_client
             ready_file(runtime_dir, os.getpid()).touch()
+            await engine_client.load()
             while (info := engine_client.info) is None and not stopping.is_set():
                 await asyncio.wait((stopped,), timeout=_LOOK_S)
             if info is None:

@@ -8,13 +8,23 @@ import logging
 import os
 import pathlib
 import signal
+import socket
 import time
 from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from weft.engine.shared.messages import STATUS_NAME, STEP_NAME, SUSPECTS_NAME, EngineOptions
+from weft.engine.shared.messages import (
+    FAULT_NAME,
+    SOCKET_NAME,
+    STATUS_NAME,
+    STEP_NAME,
+    SUSPECTS_NAME,
+    EngineOptions,
+    Leave,
+    encode,
+)
 from weft.engine.shared.status_page import Status, StatusPage
 from weft.server.run.child import Child
 from weft.server.run.watchdog import Watchdog
@@ -76,6 +86,30 @@ class EngineProcess:
     def forget_suspects(self) -> None:
         """Clear the record of requests that are suspected or convicted of having crashed it."""
         (self._folder / SUSPECTS_NAME).unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Let it end once it has answered what it has accepted; one that cannot be told ends at once."""
+        try:
+            with socket.socket(socket.AF_UNIX) as link:
+                link.setblocking(False)
+                link.connect(str(self._folder / SOCKET_NAME))
+                link.send(encode(Leave()))
+        except OSError:
+            self.child.send_signal(signal.SIGKILL)
+
+    def rest(self) -> None:
+        """After its end: do not start it again, and show that there is no engine."""
+        self.child.rest()
+        self._page.write(Status())
+
+    def take_fault(self) -> str:
+        """Why it could not load its model; empty if it did not say so."""
+        try:
+            return (self._folder / FAULT_NAME).read_text()
+        except OSError:
+            return ""
+        finally:
+            (self._folder / FAULT_NAME).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Kill it and wait for its end, if it runs."""

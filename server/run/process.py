@@ -69,8 +69,8 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
 async def _serve(
     settings: Settings, tokenizers: Mapping[str, Tokenizer], runtime_dir: pathlib.Path, listener: socket.socket
 ) -> None:
-    async with connected_models(settings, tokenizers, runtime_dir) as (served, engine_clients):
-        app = create_app(served, settings)
+    async with connected_models(settings, tokenizers, runtime_dir) as (served, fleet, engine_clients):
+        app = create_app(served, settings, fleet)
         connections = Connections(settings, raise_file_limit())
         server = HttpServer(app, connections, on_started=ready_file(runtime_dir, os.getpid()).touch)
         drain = Drain(server, app.state.lifecycle, engine_clients, settings.drain_timeout_s)

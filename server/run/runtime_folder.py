@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from weft.engine.shared import limits
 from weft.engine.shared.messages import SOCKET_NAME, STATUS_NAME
 from weft.engine.shared.status_page import StatusPage
+from weft.server.model.fleet import ASKS_NAME
 from weft.server.model_entry import MAX_MODELS
 from weft.server.settings import StartError
 from weft.server.store.database import TEMPORARY_MARK, open_database
@@ -47,6 +48,7 @@ def runtime_folder(num_engines: int = 1) -> Iterator[pathlib.Path]:
             try:
                 path = stack.enter_context(_folder_in(parent))
                 (path / METRICS_NAME).mkdir(mode=0o700)
+                (path / ASKS_NAME).mkdir(mode=0o700)
                 for index in range(num_engines):
                     engine_folder(path, index).mkdir(mode=0o700)
                     StatusPage(engine_folder(path, index) / STATUS_NAME).close()

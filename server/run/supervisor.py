@@ -8,7 +8,8 @@ this order:
 3. It starts all children at once. Servers answer 503 while the engine loads.
 4. It restarts every child that ends, and kills an engine that hangs. Until everything has been ready once, exit code 2
    of a child means that a start is impossible: the child has said why, and everything ends with exit code 2. The same
-   holds for a child that has failed three times by then.
+   holds for a child that has failed three times by then. Engines of models that are loaded on demand come and go as
+   the `ModelLoader` says, and end nothing but themselves.
 5. SIGUSR1 clears the record of requests that are suspected or convicted of having crashed the engine.
 6. The first SIGTERM, SIGINT or SIGHUP drains: servers finish their requests and exit, then the engine is ended. Exit
    code 0. At a second signal servers cut their requests, tell their clients, and end. Exit code 1. A second signal
@@ -33,9 +34,13 @@ from dataclasses import dataclass
 from prometheus_client import multiprocess
 
 from weft.engine.shared import limits
-from weft.server.run import memory_shares, status_line
+from weft.server.model.fleet import ASK_SIGNAL
+from weft.server.run import status_line
 from weft.server.run.child import Child, python_command
 from weft.server.run.engine_process import EngineProcess
+from weft.server.run.memory_shares import Shares, shares, with_shares
+from weft.server.run.model_loader import ModelLoader
+from weft.server.run.room import Need, Room
 from weft.server.run.runtime_folder import METRICS_NAME, data_folder, engine_folder, is_there, runtime_folder
 from weft.server.settings import Settings, StartError, engine_options
 
@@ -63,7 +68,7 @@ _STOP = {signal.SIGTERM, signal.SIGINT}
 if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
     _STOP.add(signal.SIGHUP)
 _FORGET = signal.SIGUSR1
-_AWAITED = _STOP | {signal.SIGCHLD, _FORGET}
+_AWAITED = _STOP | {signal.SIGCHLD, _FORGET, ASK_SIGNAL}
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +106,11 @@ def run(settings: Settings, commands: Commands | None = None, *, shows_status: b
         The exit code: 0 after a drain, 1 after a forced end, 2 when a child cannot start.
 
     Raises:
-        StartError: The address cannot be listened on, or no folder has room for the runtime folder, or the data
-            folder cannot be used, or several models do not fit together.
+        StartError: The address cannot be listened on, no folder has room for the runtime folder, the data folder
+            cannot be used, or the models that are always loaded do not fit together.
     """
-    settings = memory_shares.with_shares(settings, memory_shares.shares(settings))
+    planned = shares(settings)
+    settings = with_shares(settings, planned)
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # with an inherited SIG_IGN the kernel would reap the children
     has_line = shows_status and status_line.is_wanted(settings.log_format)
@@ -118,7 +124,7 @@ def run(settings: Settings, commands: Commands | None = None, *, shows_status: b
                     stack.enter_context(status_line.shown(folders))
                 try:
                     told = settings.model_copy(update={"data_dir": str(data_dir)})
-                    return Supervisor(told, runtime_dir, listener, commands or Commands()).run()
+                    return Supervisor(told, planned, runtime_dir, listener, commands or Commands()).run()
                 except FolderLostError:
                     logger.error("The runtime folder %s is gone; starting again in a new one", runtime_dir)
 
@@ -148,7 +154,12 @@ class Supervisor:
     """The children and the loop over them."""
 
     def __init__(
-        self, settings: Settings, runtime_dir: pathlib.Path, listener: socket.socket, commands: Commands
+        self,
+        settings: Settings,
+        planned: Shares,
+        runtime_dir: pathlib.Path,
+        listener: socket.socket,
+        commands: Commands,
     ) -> None:
         """Prepare the children without starting them. _AWAITED must be blocked."""
         self._settings = settings
@@ -163,6 +174,8 @@ class Supervisor:
             )
             for index, (name, entry) in enumerate(settings.fleet.items())
         }
+        needs = {name: Need(share.memory.device, share.total_bytes) for name, share in planned.models.items()}
+        self._loader = ModelLoader(settings, runtime_dir, self._engines, Room(planned.budget_bytes, needs))
         fd = listener.fileno()
         command, stdin = [*commands.server, str(runtime_dir), str(fd)], settings.model_dump_json().encode()
         self._servers = [
@@ -194,6 +207,7 @@ class Supervisor:
                         self._ended(child, code)
                 for engine in self._engines.values():
                     engine.kill_if_hung()
+                self._loader.look()
                 self._watch_folder()
                 self._watch_readiness()
         except CannotStartError:
@@ -220,6 +234,8 @@ class Supervisor:
         waits = [max(child.due_time - time.monotonic(), 0.0) for child in self._children if child.due_time is not None]
         if not self._is_ready:
             waits.append(_POLL_S)
+        if (wait_s := self._loader.wait_s()) is not None:
+            waits.append(wait_s)
         waits += [wait_s for engine in self._engines.values() if (wait_s := engine.wait_s()) is not None]
         return min(waits, default=_LONGEST_WAIT_S)
 
@@ -234,10 +250,12 @@ class Supervisor:
 
     def _ended(self, child: Child, code: int) -> None:
         """Tidy up after a child that has ended. Raises CannotStartError if it is not to be started again."""
-        self._is_ready = False
         for engine in self._engines.values():
             if child is engine.child:
                 engine.note_end(code)
+        if self._loader.note_end(child, code):
+            return
+        self._is_ready = False
         if code == EXIT_CANNOT_START and not self._was_ready:
             raise CannotStartError
         self._failed(child, f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}")
@@ -263,8 +281,7 @@ class Supervisor:
             else:
                 file.unlink()
                 multiprocess.mark_process_dead(pid, str(self._runtime_dir / METRICS_NAME))  # type: ignore[no-untyped-call]
-        are_ready = all(engine.status.is_ready for engine in self._engines.values())
-        if not self._is_ready and num_ready == len(self._servers) and are_ready:
+        if not self._is_ready and num_ready == len(self._servers) and self._loader.are_ready:
             self._is_ready = self._was_ready = True
             url = page_url(self._settings.host, self._listener.getsockname()[1])
             logger.info("Serving %s: chat at %s, API at %sv1", ", ".join(self._settings.fleet), url, url)
