@@ -126,7 +126,7 @@ def _divide_device(
     for names in [*([name] for name in there), always, *([*always, name] for name in others)]:
         _check_fit({name: there[name] for name in names}, free_bytes)
     largest = max(others, key=lambda name: _loaded_bytes(there[name]) + _least_bytes(there[name]), default=None)
-    together = [there[name] for name in always + ([largest] if largest else [])]
+    together = [there[name] for name in (*always, *filter(None, [largest]))]
     left_bytes = free_bytes - sum(_loaded_bytes(m) + (m.kv_bytes if m.is_kv_fixed else 0) for m in together)
     divided = [memory for memory in together if not memory.is_kv_fixed]
     pool_bytes = max(cache_bytes(left_bytes, device), sum(_least_bytes(memory) for memory in divided))

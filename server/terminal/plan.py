@@ -48,7 +48,7 @@ def describe_plan(shares: Shares, always: Collection[str], served: Mapping[str, 
         always: Names of the models that are always loaded.
         served: By name, the memory of each model with the KV cache that it gets.
     """
-    rows = [_HEAD]
+    rows: list[tuple[str, ...]] = [_HEAD]
     for name, share in shares.models.items():
         memory, then = share.memory, served[name]
         sizes = (memory.weights_bytes, memory.activations_bytes, share.cache_bytes, share.total_bytes)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from random import Random
 from typing import Any
 
 import msgspec
@@ -100,3 +101,28 @@ def test_a_model_without_a_plan_fails_alone_unless_it_is_always_loaded() -> None
     assert shares.faults == {"broken": "/b: no config.json"}
     with pytest.raises(StartError, match=r"^models: broken: /b: no config\.json$"):
         divide(memories, {"chat", "broken"})
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_nothing_is_promised_twice(seed: int) -> None:
+    """Whatever the sizes: what is always loaded fits with any other model, and every cache serves a request."""
+    random = Random(seed)
+    device, num_models = random.choice(["cpu", "cuda"]), random.randint(1, 5)
+    memories = {}
+    for name in "abcde"[:num_models]:
+        least = random.randint(1, 2 * GB)
+        kv_bytes = random.randint(least, 20 * GB)
+        sizes = {"weights_bytes": random.randint(0, 6 * GB), "least_kv_bytes": least, "kv_bytes": kv_bytes}
+        memories[name] = model(device=device, is_kv_fixed=random.random() < 0.3, **sizes)
+    always = [name for name in memories if random.random() < 0.5]
+    try:
+        shares = divide(memories, always)
+    except StartError:
+        return
+    budget_bytes = shares.budget_bytes[device]
+    assert budget_bytes <= 40 * GB
+    taken = sum(shares.models[name].total_bytes for name in always)
+    for name, share in shares.models.items():
+        own = memories[name]
+        assert share.cache_bytes == own.kv_bytes if own.is_kv_fixed else share.cache_bytes >= own.least_kv_bytes
+        assert taken + share.total_bytes * (name not in always) <= budget_bytes
