@@ -6,6 +6,7 @@ used of its kind leave first, idle ones before others: they get no new requests,
 end. So what is loaded together never takes more than was planned. Starts and reaps nothing, and never waits.
 """
 
+import contextlib
 import logging
 import pathlib
 import time
@@ -228,5 +229,6 @@ class ModelLoader:
     def _publish(self) -> None:
         state = FleetState({name: model.state for name, model in self._models.items()}, dict(self._aliases))
         if state != self._published:
-            publish(self._runtime_dir, state)
-            self._published = state
+            with contextlib.suppress(OSError):  # the folder is full, or gone: the next look tries again
+                publish(self._runtime_dir, state)
+                self._published = state

@@ -302,13 +302,19 @@ class Supervisor:
             if remaining_s <= 0:
                 logger.error("Servers did not end in time; ending them")
                 break
-            if _wait(remaining_s) in _STOP and code == 0 and time.monotonic() - start_time >= REPEAT_S:
+            # A request may still wait for its model, which is being loaded.
+            if (
+                _wait(min(remaining_s, self._loader.wait_s() or remaining_s)) in _STOP
+                and code == 0
+                and time.monotonic() - start_time >= REPEAT_S
+            ):
                 logger.warning("Forced to end; running requests are cut")
                 code, deadline = EXIT_FORCED, time.monotonic() + FORCED_S
                 for child in self._servers:
                     child.send_signal(CUT_SIGNAL)
             for child in self._children:
                 child.reap()
+            self._loader.look()
         return code
 
 
