@@ -155,9 +155,7 @@ class SocketEngineClient:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_met.wait(), MEET_S)
 
-    async def load(self) -> None:
-        """See `EngineClient.load`."""
-        await self.meet()
+    load = meet
 
     async def generate(self, request: AddRequest) -> Generation:
         """See `EngineClient.generate`."""
