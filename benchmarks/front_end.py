@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks import sources
 from benchmarks.front_end_engine import StepTable
 from weft.server.run.child import Child, python_command
-from weft.server.run.runtime_folder import runtime_folder
+from weft.server.run.runtime_folder import engine_folder, runtime_folder
 from weft.server.run.supervisor import listen, ready_file
 from weft.server.settings import Settings
 from weft.server.text.tokenizer import Tokenizer
@@ -185,7 +185,8 @@ def front_end(steps_per_s: float, port: int) -> Iterator[FrontEnd]:
     with runtime_folder() as runtime_dir, listen("127.0.0.1", port) as listener:
         fd = listener.fileno()
         environment = sources.environment()
-        arguments = (str(runtime_dir), str(token_id), str(steps_per_s))
+        folder = engine_folder(runtime_dir, 0)
+        arguments = (str(folder), str(token_id), str(steps_per_s))
         engine = Child("engine", python_command("benchmarks.front_end_engine", *arguments), environment)
         command = python_command("weft.server.run.process", str(runtime_dir), str(fd))
         server = Child("server", command, environment, (fd,), settings)
@@ -200,7 +201,7 @@ def front_end(steps_per_s: float, port: int) -> Iterator[FrontEnd]:
                 if time.monotonic() > end_time:
                     raise SystemExit(f"the server was not ready after {START_S} s")
                 time.sleep(0.05)
-            yield FrontEnd(listener.getsockname()[1], server.pid, engine.pid, StepTable(runtime_dir))
+            yield FrontEnd(listener.getsockname()[1], server.pid, engine.pid, StepTable(folder))
         finally:
             server.kill()
             engine.kill()

@@ -21,7 +21,7 @@ def render_architectures(path: Path) -> str:
 
 
 def render_data(path: Path) -> str:
-    """The same as JSON, which `weft models` prints."""
+    """The same as JSON, which `weft models --architectures` prints."""
     total, groups = _summary(path)
     return json.dumps({"total": total, "groups": groups}, indent=1) + "\n"
 

@@ -92,7 +92,7 @@ def render_steps(run: Path) -> str:
 _REFERENCE = "sentence-transformers"
 TABLE = ROOT / "tests/architectures/table.json"
 DATA = ROOT / "server/terminal/architectures.json"
-"""What `weft models` prints."""
+"""What `weft models --architectures` prints."""
 
 PARTS: dict[str, Callable[[], str]] = {
     "formats": render_formats,

@@ -25,6 +25,7 @@ Messages state the bound and the value given. Internal details are logged, never
         HeadersTooLargeError     431
       AuthenticationError        401
       OriginError                403  a web page that may not use this server
+      AdminKeyError              403  nobody may manage models, since there is no admin_key
       InternalError              500  the server's fault
       QueueFullError             503  another replica may have room
       TooManyConnectionsError    503
@@ -33,6 +34,8 @@ Messages state the bound and the value given. Internal details are logged, never
       EngineRestartingError      503
         EngineUnavailableError        no engine now: it is loading, hanging or restarting
         EngineDiedError               the engine died while the request ran
+        ModelLoadingError             a model that is loaded on demand is not there yet
+      ModelFailedError           503  a model that is loaded on demand cannot be loaded
       DeadlineError              504
       StorageError               503  the data folder cannot be read or written
         StorageFullError         507  the disk, or what files may take of it, is full
@@ -176,6 +179,10 @@ class OriginError(ApiError, status=403, type="permission_error", code="origin_no
     """The browser's Host or Origin may not use this server."""
 
 
+class AdminKeyError(ApiError, status=403, type="permission_error", code="no_admin_key"):
+    """Models may be managed by nobody."""
+
+
 class InternalError(ApiError):
     """An internal failure that the caller cannot fix."""
 
@@ -203,6 +210,14 @@ class EngineUnavailableError(EngineRestartingError):
 
     def __init__(self) -> None:
         super().__init__("the engine is loading, hangs or is restarting; try again in a moment")
+
+
+class ModelLoadingError(EngineRestartingError, code="model_loading"):
+    """The model was not loaded in time: it takes long, or others need its room."""
+
+
+class ModelFailedError(ApiError, status=503, code="model_failed", headers={"retry-after": "30"}):
+    """The model cannot be loaded. Later requests try again, but not at once."""
 
 
 class EngineDiedError(EngineRestartingError):

@@ -10,14 +10,16 @@ import difflib
 import json
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from weft.engine.shared.messages import EngineOptions
+from weft.server.model_entry import ModelEntries, ModelEntry, check_names
 
 ENV_PREFIX = "WEFT_"
 CONFIG_ENV = "WEFT_CONFIG"
@@ -141,6 +143,12 @@ class Settings(BaseModel):
     """PEM file with the certificate's private key, which must not be encrypted. Needs ssl_certfile."""
     served_model_name: Names = ()
     """Name of the model in the API; repeat it for aliases. Default: the hub id or folder name."""
+    models: ModelEntries = {}
+    """Several models in place of MODEL, as a mapping in YAML or JSON of names to checkpoints, or to `model`, `aliases`,
+    `load` (always, on-demand), `unload_after` in seconds, and settings of its own. The first one serves requests that
+    name none."""
+    load_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds that a request may wait for a model that is loaded on demand; beyond it the answer is 503."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -202,6 +210,8 @@ class Settings(BaseModel):
     so."""
     api_key: Names = Field(default=(), repr=False)
     """Key that clients must send; repeat it for several. Without one, everybody may send requests."""
+    admin_key: Names = Field(default=(), repr=False)
+    """Key with which models may be loaded, unloaded and renamed; repeat it for several. Without one, nobody may."""
     api_keys_file: str | None = None
     """File with more API keys, one per line; empty lines and lines that begin with # are ignored."""
     priority_keys: Names = Field(default=(), repr=False)
@@ -288,6 +298,44 @@ class Settings(BaseModel):
     sse_ping_s: float = Field(default=50.0, ge=0)
     """Seconds of silence in a stream before a keep-alive comment; 0: none."""
 
+    @field_validator("models")
+    @classmethod
+    def _check_models(cls, entries: dict[str, ModelEntry]) -> dict[str, ModelEntry]:
+        check_names(entries)
+        for name, entry in entries.items():
+            for key in entry.own:
+                if key not in OF_A_MODEL:
+                    whole = " of a model, but of the whole server" * (key in _FIELDS)
+                    raise ValueError(f"{name}: no such setting{whole}: {key}{_suggest(key, str, OF_A_MODEL)}")
+            try:
+                cls.model_validate(dict(entry.own))
+            except ValidationError as error:
+                raise ValueError(f"{name}.{error.errors()[0]['loc'][0]}: {_fault(error)}") from None
+        return entries
+
+    @property
+    def fleet(self) -> Mapping[str, ModelEntry]:
+        """The served models by their own names: `models`, or the one that `model` and `served_model_name` describe."""
+        if self.models:
+            return self.models
+        name, *aliases = self.served_model_name
+        return {name: ModelEntry.model_construct(model=self.model, aliases=tuple(aliases))}
+
+    @property
+    def names(self) -> list[str]:
+        """Every name of every model at the start."""
+        return [each for name, entry in self.fleet.items() for each in (name, *entry.aliases)]
+
+    def for_model(self, name: str) -> "Settings":
+        """These settings as if that model of the fleet were the only one."""
+        entry = self.fleet[name]
+        told = {**self.model_dump(), **entry.own}
+        names = (name, *entry.aliases)
+        topic = told["kv_events_topic"] or f"kv@{socket.gethostname()}@{name}"
+        return Settings.model_validate(
+            told | {"model": entry.model, "served_model_name": names, "models": {}, "kv_events_topic": topic}
+        )
+
 
 FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
@@ -297,8 +345,11 @@ FLAGS = (
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 
-SECRETS = frozenset({"api_key", "priority_keys", "mcp_servers"})
-DOORS = frozenset({"api_key", "api_keys_file"})
+OF_A_MODEL = frozenset(EngineOptions.__struct_fields__) - {"model", "log_format"} | {"tool_format"}
+"""The settings that each of several models may have for itself."""
+
+SECRETS = frozenset({"api_key", "admin_key", "priority_keys", "mcp_servers"})
+DOORS = frozenset({"api_key", "api_keys_file", "admin_key"})
 """The settings that must not be empty: a variable that somebody forgot to fill would open the server to all."""
 SIZES = frozenset({"kv_cache_memory", "kv_offload", "kv_offload_disk", "max_body_bytes", "store_max_bytes"}) | {
     "max_file_bytes",
@@ -350,11 +401,8 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
     try:
         settings = Settings.model_validate({name: value for name, (value, _) in given.items()})
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        fault = first["msg"].removeprefix("Value error, ")
-        shown = "" if name in SECRETS else f", got {first['input']!r}"
-        raise StartError(f"{given[name][1]}: {fault[0].lower()}{fault[1:]}{shown}") from None
+        name = str(error.errors()[0]["loc"][0])
+        raise StartError(f"{given[name][1]}: {_fault(error)}") from None
     origins = {name: given[name][1] if name in given else "default" for name in _FIELDS}
     if settings.api_keys_file is not None:
         keys = _read_keys(pathlib.Path(settings.api_keys_file).expanduser(), origins["api_keys_file"])
@@ -365,7 +413,23 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
             raise StartError(f"{origins[name]}: {name} needs {needed}")
     if set(settings.priority_keys) - {EVERYBODY, *settings.api_key}:
         raise StartError(f"{origins['priority_keys']}: every key must be one of api_key or api_keys_file")
+    if settings.models and (other := next((each for each in ("model", "served_model_name") if each in given), None)):
+        raise StartError(f"{origins[other]}: {origins['models']} names the models; {other} is for a single one")
+    addresses = [each for name in settings.models if (each := settings.for_model(name).kv_events)]
+    if len(set(addresses)) < len(addresses):
+        raise StartError("kv_events: each of several models needs an address of its own, in models")
     return Resolved(settings, origins)
+
+
+def _fault(error: ValidationError) -> str:
+    """What is wrong with a value, and the value unless it is secret; of one within `models` also where."""
+    first = error.errors()[0]
+    name, *path = map(str, first["loc"])
+    fault = first["msg"].removeprefix("Value error, ")
+    if name == "models":
+        fault = f"{'.'.join([name, *path])}: {fault[0].lower()}{fault[1:]}"
+    shown = "" if name in SECRETS or (name == "models" and not path) else f", got {first['input']!r}"
+    return f"{fault[0].lower()}{fault[1:]}{shown}"
 
 
 def _read_keys(path: pathlib.Path, origin: str) -> list[str]:
@@ -422,8 +486,8 @@ def _read_yaml(path: pathlib.Path) -> dict[str, tuple[object, str]]:
     return given
 
 
-def _suggest(name: str, spell: Callable[[str], str]) -> str:
-    close = difflib.get_close_matches(name, _FIELDS, n=1)
+def _suggest(name: str, spell: Callable[[str], str], known: Iterable[str] = _FIELDS) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {spell(close[0])}?)" if close else ""
 
 

@@ -14,15 +14,9 @@ from weft.engine.cache.specs import CacheGroup, CacheSpec, ModuleCache, PagedKV,
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
 from weft.engine.shared.errors import ModelError
+from weft.engine.shared.memory import MAX_CPU_CACHE_BYTES, cache_bytes, format_size
 
 logger = logging.getLogger(__name__)
-
-# The KV cache takes at most this share of the memory that weights and activations leave, unless told otherwise. The
-# rest is for other programs on a CPU, and for CUDA graphs and fragmentation on a GPU.
-SHARE_OF_FREE_MEMORY = {"cpu": 0.4, "cuda": 0.92}
-
-# A CPU decodes too slowly to use more.
-MAX_CPU_CACHE_BYTES = 4 << 30
 
 # States may take this share of the memory of the KV cache before fewer requests run at once, unless told otherwise.
 _SHARE_OF_STATES = 0.5
@@ -122,9 +116,7 @@ def make_plan(
     state_bytes = sum(group.request_bytes for group in groups)
     kv_bytes = config.options.kv_cache_memory
     if kv_bytes is None:
-        kv_bytes = int(free_bytes * SHARE_OF_FREE_MEMORY[config.device.type])
-        if config.device.type == "cpu":
-            kv_bytes = min(kv_bytes, MAX_CPU_CACHE_BYTES)
+        kv_bytes = cache_bytes(free_bytes, config.device.type)
     elif kv_bytes > free_bytes:
         raise ModelError(
             f"kv_cache_memory is {format_size(kv_bytes)}, but only {format_size(max(free_bytes, 0))} are free"
@@ -163,6 +155,15 @@ def make_plan(
         states_bytes=states_bytes,
         num_kept_states=num_kept_states,
     )
+
+
+def least_kv_bytes(config: EngineConfig, groups: Sequence[CacheGroup[CacheSpec]]) -> int:
+    """A KV cache for one request of max_model_len tokens, if that is asked for, or else of one step's tokens."""
+    num_tokens = min(config.max_model_len, config.options.max_model_len or config.max_num_batched_tokens)
+    block_bytes = sum(group.block_bytes(config.block_size, config.kv_cache_dtype) for group in groups)
+    num_states = (config.options.max_num_seqs or 1) + 1
+    states_bytes = num_states * sum(group.request_bytes for group in groups)
+    return (-(-num_tokens // config.block_size) + 1) * block_bytes + states_bytes
 
 
 def _divide_states(config: EngineConfig, groups: Sequence[CacheGroup[CacheSpec]], kv_bytes: int) -> tuple[int, int]:
@@ -220,12 +221,3 @@ def _head_values(spec: PagedKV, num_heads: int) -> int:
     """Values of a token's queries, keys, values and results; queries of latents are put together of two parts."""
     copies = 1 if spec.latent_dim is None else 2
     return num_heads * (copies * spec.head_dim + spec.value_dim) + 2 * spec.num_kv_heads * spec.head_dim
-
-
-def format_size(num_bytes: float) -> str:
-    """A printable size, such as 1.2 GB."""
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 999.5:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:,.2f} GB"

@@ -22,8 +22,9 @@ from weft.engine.models.sharding import shard
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import choose_kit, choose_linear_kit, make_caches
-from weft.engine.run.memory_plan import format_size, num_positions
+from weft.engine.run.memory_plan import num_positions
 from weft.engine.shared.errors import ModelError
+from weft.engine.shared.memory import format_size
 from weft.engine.weights.formats import Progress
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@
 Messages are taken between two steps. The process blocks only when there is nothing to do, and even then gives a sign of
 life every second. It is a direct child of the supervisor, dies with it, and ignores SIGINT and SIGTERM. The supervisor
 ends it with SIGKILL, since it holds nothing that must be saved. Exit code 2 means that the model cannot be loaded; one
-line on stderr says why.
+line on stderr, and the file FAULT_NAME, say why. An engine that is told to leave ends with 0 as soon as it has answered
+what it has accepted.
 """
 
 import ctypes
@@ -30,12 +31,14 @@ from weft.engine.shared import logs
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.garbage import collect_rarely
 from weft.engine.shared.messages import (
+    FAULT_NAME,
     SOCKET_NAME,
     STATUS_NAME,
     AbortRequest,
     Accepted,
     AddRequest,
     EngineOptions,
+    Leave,
     Rejected,
     RejectReason,
     ToEngine,
@@ -49,6 +52,8 @@ EXIT_CANNOT_LOAD = 2
 _PR_SET_PDEATHSIG = 1
 _STUCK_POLL_S = 0.005
 """Pause when requests wait but none can run, which only another message can change."""
+_LEAVE_S = 0.1
+"""An engine that is to leave does so after this long without work: by then every server knows."""
 _LOG_EVERY_S = 5.0
 """How often the log says how far loading is."""
 
@@ -67,6 +72,7 @@ class EngineProcess:
         self._epoch_id = secrets.randbits(63) | 1
         self._fingerprints: dict[tuple[int, int], Fingerprint] = {}
         self._have_run: set[tuple[int, int]] = set()  # those of them that were in a step that has ended
+        self._is_leaving = False
         self._left: set[tuple[int, int]] = set()  # those of them that ended, or a choice of which ended
         self._progress_logged = time.monotonic()
         self._page.write(Status(epoch_id=self._epoch_id, progress_time=self._progress_logged))
@@ -83,17 +89,22 @@ class EngineProcess:
         self._write_status()
 
     def run(self) -> None:
-        """Serve for ever."""
+        """Serve until it is told to leave, and has nothing left to do."""
         heartbeat_s = self._stall_rule.heartbeat_s
         is_stuck = False
         idle_since = time.monotonic()
         idle_s: float | None = 0.0  # until `Engine.prepare` has something to do; None: never
         while True:
-            waits = [seconds for seconds in (idle_s, heartbeat_s) if seconds is not None]
+            is_idle = not self._engine.has_work and not self._link.has_unsent
+            if self._is_leaving and is_idle and time.monotonic() - idle_since >= _LEAVE_S:
+                return
+            leave_s = _LEAVE_S if self._is_leaving else None
+            waits = [seconds for seconds in (idle_s, heartbeat_s, leave_s) if seconds is not None]
             timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else min(waits, default=None)
             messages = list(self._link.poll(timeout))
             for connection, message in messages:
                 self._apply(connection, message)
+                idle_since = time.monotonic()
             if idle_s is not None and not messages and not self._engine.has_work:
                 idle_s = self._engine.prepare(time.monotonic() - idle_since)
             self._answer_compiled()
@@ -121,6 +132,8 @@ class EngineProcess:
         elif isinstance(message, AbortRequest):
             self._engine.abort(connection, message.request_id, message.index)
             self._left.add((connection, message.request_id))
+        elif isinstance(message, Leave):
+            self._is_leaving = True
         else:
             self._add(connection, message)
 
@@ -232,8 +245,13 @@ def cannot_load(error: Exception) -> int:
     """Say why a model cannot be loaded, and return the exit code for that; any other error is raised."""
     if not isinstance(error, ModelError) and not is_out_of_memory(error):
         raise error
-    print(f"weft: error: {(str(error) or repr(error)).splitlines()[0]}", file=sys.stderr)
+    print(f"weft: error: {first_line(error)}", file=sys.stderr)
     return EXIT_CANNOT_LOAD
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error) or repr(error)).splitlines()[0]
 
 
 def follow_parent(parent: int) -> bool:
@@ -253,10 +271,12 @@ def main(runtime_dir: pathlib.Path) -> int:
     try:
         process = EngineProcess(runtime_dir, options)
     except Exception as error:
-        return cannot_load(error)
+        code = cannot_load(error)
+        (runtime_dir / FAULT_NAME).write_text(first_line(error))
+        return code
     collect_rarely()
     process.run()
-    return 0
+    os._exit(0)  # as when it is killed: nothing must be saved, and no thread is waited for
 
 
 if __name__ == "__main__":

@@ -95,6 +95,11 @@ class ServerLink:
         self._connections: dict[int, ServerConnection] = {}
         self._num_accepted = 0
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether anything waits for a server to read it."""
+        return any(connection.has_unsent for connection in self._connections.values())
+
     def poll(self, timeout: float | None) -> Iterator[tuple[int, ToEngine | None]]:
         """Wait up to timeout seconds (None: for ever) for traffic, and yield (connection, message).
 

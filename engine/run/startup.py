@@ -43,7 +43,7 @@ from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activati
 from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.run.ranks import FollowingRunner, RankedRunner, Ranks, least_of_ranks
-from weft.engine.run.vector_model import Task, find_task, read_vector_model
+from weft.engine.run.vector_model import find_task, read_vector_model
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.shared.errors import ModelError
@@ -79,10 +79,10 @@ def start(
     Raises:
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.
     """
-    task = find_task(Path(options.model), options.task)
+    task = find_task(Path(options.model), options.task, options.tensor_parallel_size)
     model_config = read_model(Path(options.model), options.model_impl, task.max_num_tokens)
     config = engine_config.resolve(options, model_config)
-    _share_cores(config, task)
+    _share_cores(config)
     _check_fit(model_config, config)
     settler = settler_for(config.device)
     config = settle_kernels(model_config, config, settler)
@@ -141,11 +141,9 @@ def start(
     return Started(engine, info, plan, offload.tier if offload else None, events)
 
 
-def _share_cores(config: EngineConfig, task: Task) -> None:
-    """Leave each rank its part of the CPU; raises ModelError if ranks cannot do the task."""
+def _share_cores(config: EngineConfig) -> None:
+    """Leave each rank its part of the CPU."""
     size = config.options.tensor_parallel_size
-    if size > 1 and task.name != "generate":
-        raise ModelError(f"tensor_parallel_size {size} does not go together with task {task.name}")
     if size > 1 and config.device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
 

@@ -21,6 +21,7 @@ SOCKET_NAME = "engine.sock"
 STATUS_NAME = "status"
 STEP_NAME = "step"
 SUSPECTS_NAME = "suspects"
+FAULT_NAME = "fault"
 """File names in the runtime directory, which the supervisor makes and both sides are given."""
 
 TIER_WIDTH = 1 << 32
@@ -196,6 +197,10 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
     index: int | None = None
 
 
+class Leave(msgspec.Struct, tag="leave", frozen=True):
+    """End once nothing runs or waits. What is accepted until then is answered."""
+
+
 class Accepted(msgspec.Struct, tag="accepted", frozen=True):
     """The request waits or runs."""
 
@@ -277,7 +282,7 @@ class StepOutput(msgspec.Struct, tag="step"):
     outputs: list[RequestOutput]
 
 
-ToEngine = AddRequest | AbortRequest
+ToEngine = AddRequest | AbortRequest | Leave
 FromEngine = EngineInfo | Accepted | Rejected | StepOutput
 
 _encoder = msgspec.msgpack.Encoder()

@@ -27,10 +27,13 @@ body_router = APIRouter(route_class=BodyRoute)
 async def create_batch(body: BatchBody, request: Request, context: Context) -> Response:
     """Begin a batch."""
     ignored = ignored_fields(body.model_copy(update={"metadata": None}), {}, strict=context.settings.strict_params)
-    info = (await context.check_model(request, None)).engine_client.info  # None while it loads: its task is not known
-    endpoints = [endpoint for endpoint, tasks in ENDPOINTS.items() if info is None or info.task in tasks]
+    await context.meet_engines()
+    infos = [
+        model.engine_client.info for model in context.models.values()
+    ]  # None while it loads: its task is not known
+    endpoints = [each for each, tasks in ENDPOINTS.items() if any(not info or info.task in tasks for info in infos)]
     if body.endpoint not in endpoints:
-        message = f"endpoint must be one of {', '.join(endpoints)} for this model, got {shown(body.endpoint)}"
+        message = f"endpoint must be one of {', '.join(endpoints)} for this server, got {shown(body.endpoint)}"
         raise InvalidRequestError(message, param="endpoint")
     _check_metadata(body.metadata or {})
     file = await find_file(body.input_file_id, request, context, "input_file_id")

@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.generate.pipeline import respond
+from weft.server.http.begun_stream import begun_while_loading
 from weft.server.http.context import ServerContext, get_context
 from weft.server.render.chat import ChatRenderer
-from weft.server.render.common import render_options
+from weft.server.render.common import render_options, stream_error
 from weft.server.request.body import BodyRoute
 from weft.server.request.chat_task import chat_task, shown_logprobs
 from weft.server.schemas.chat_completions import ChatCompletionBody
@@ -23,6 +24,10 @@ async def create_chat_completion(
     body: ChatCompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Answer a conversation, streamed or whole."""
+    return await begun_while_loading(_answer(body, request, context), body, context, stream_error)
+
+
+async def _answer(body: ChatCompletionBody, request: Request, context: ServerContext) -> Response:
     task = await chat_task(body, request, context)
     return await respond(
         task, request, context, partial(ChatRenderer, task, render_options(body, shown_logprobs(body)))

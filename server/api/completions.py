@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.generate.pipeline import respond
+from weft.server.http.begun_stream import begun_while_loading
 from weft.server.http.context import ServerContext, get_context
-from weft.server.render.common import render_options
+from weft.server.render.common import render_options, stream_error
 from weft.server.render.completions import CompletionRenderer
 from weft.server.request.body import BodyRoute
 from weft.server.request.completion_task import completion_task, shown_logprobs
@@ -23,6 +24,10 @@ async def create_completion(
     body: CompletionBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Continue one prompt or several, streamed or whole."""
+    return await begun_while_loading(_answer(body, request, context), body, context, stream_error)
+
+
+async def _answer(body: CompletionBody, request: Request, context: ServerContext) -> Response:
     task = await completion_task(body, request, context)
     options = render_options(body, shown_logprobs(body))
     return await respond(task, request, context, partial(CompletionRenderer, task, options, echo=bool(body.echo)))

@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from weft.server.api.tokenize import count_chat_tokens
 from weft.server.generate.pipeline import respond
+from weft.server.http.begun_stream import begun_while_loading
 from weft.server.http.context import ServerContext, get_context
-from weft.server.render.messages import FRAMING, MessagesRenderer
+from weft.server.render.messages import FRAMING, MessagesRenderer, stream_error
 from weft.server.request.anthropic_body import (
     REFUSED_IN_MESSAGES,
     RENAMED,
@@ -35,6 +36,11 @@ async def create_message(
     body: MessagesBody, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """Answer a conversation, streamed or whole."""
+    answer, error = _answer(body, request, context), partial(stream_error, request_id=request.state.request_id)
+    return await begun_while_loading(answer, body, context, error, FRAMING)
+
+
+async def _answer(body: MessagesBody, request: Request, context: ServerContext) -> Response:
     with renaming(RENAMED):
         made = await context.workers.run_light(len(await request.body()), conversation, body)
         task = replace(await _task(made, body, request, context), fits_context=True)

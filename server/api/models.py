@@ -36,7 +36,8 @@ async def retrieve_model(
     model_id: str, request: Request, context: Annotated[ServerContext, Depends(get_context)]
 ) -> Response:
     """One model. A slash in the id may be percent-encoded or raw."""
-    model = await context.check_model(request, model_id)
+    model = context.find_model(request, model_id)
+    await model.engine_client.meet()
     describe = _in_anthropics_way if asks_in_anthropics_way(request.scope) else _described
     return _json(describe(model_id, model, context))
 
@@ -44,7 +45,10 @@ async def retrieve_model(
 def _described(name: str, model: ServedModel, context: ServerContext) -> ModelCard:
     info = model.engine_client.info
     defaults = SamplingDefaults(**asdict(model.defaults))
-    return ModelCard(name, context.created, model.name, info.max_model_len if info else None, defaults)
+    card = ModelCard(name, context.created, model.name, info.max_model_len if info else None, defaults)
+    if state := context.fleet.read().models.get(model.name):
+        card.state, card.memory_bytes, card.last_used = state.state, state.memory_bytes, state.last_used
+    return card
 
 
 def _in_anthropics_way(name: str, model: ServedModel, context: ServerContext) -> AnthropicModel:

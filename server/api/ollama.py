@@ -98,12 +98,12 @@ async def list_models(context: Context) -> Response:
 
 @router.get("/api/ps")
 async def list_running(context: Context) -> Response:
-    """The same models: all of them are loaded, and stay so."""
+    """Those of them that are loaded."""
     await context.meet_engines()
     running = []
     for name, model in context.models.items():
         info = model.engine_client.info
-        if info is not None:
+        if info is not None and context.is_loaded(name):
             more = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": info.max_model_len}
             running.append({**_card(name, model, context), **more})
     return _json({"models": running})

@@ -24,7 +24,7 @@ from weft.server.generate.prompts import encode_chat
 from weft.server.generate.rounds import Rounds
 from weft.server.generate.shorten import shortened
 from weft.server.http.auth import tenant_of
-from weft.server.http.begun_stream import begun_in_time
+from weft.server.http.begun_stream import begun_in_time, begun_while_loading
 from weft.server.http.context import ServerContext, get_context
 from weft.server.http.sse import EventStream
 from weft.server.model.served_model import ServedModel
@@ -72,7 +72,7 @@ async def create_response(
     response = _response(body, request, context)
     if body.stream and any(tool.type == "mcp" for tool in body.tools or ()):  # listing their servers takes time
         return await begun_in_time(response, error_event, context.settings.sse_ping_s)
-    return await response
+    return await begun_while_loading(response, body, context, error_event)
 
 
 async def _response(body: ResponseBody, request: Request, context: ServerContext) -> Response:

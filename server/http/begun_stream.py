@@ -3,16 +3,20 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 
 from weft.server.errors import ApiError
-from weft.server.http.sse import EventStream
+from weft.server.http.context import ServerContext
+from weft.server.http.sse import DATA_ONLY, EventStream, Framing
 
 
 async def begun_in_time(
-    work: Coroutine[Any, Any, Response], error: Callable[[ApiError], bytes], ping_s: float
+    work: Coroutine[Any, Any, Response],
+    error: Callable[[ApiError], bytes],
+    ping_s: float,
+    framing: Framing = DATA_ONLY,
 ) -> Response:
     """The stream that `work` makes; if that takes longer than `ping_s` (0: without end), one that is begun before.
 
@@ -40,8 +44,39 @@ async def begun_in_time(
     if making.done():
         return making.result()
     return EventStream(
-        events(), lambda: _stream_of(making.result()).end(), failed, headers={}, ping_s=ping_s, close=close
+        events(),
+        lambda: _stream_of(making.result()).end(),
+        failed,
+        headers={},
+        ping_s=ping_s,
+        close=close,
+        framing=framing,
     )
+
+
+class Asks(Protocol):
+    """A body, as far as this module reads it."""
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model; None: the first."""
+
+    @property
+    def stream(self) -> bool | None:
+        """Whether the answer is a stream."""
+
+
+async def begun_while_loading(
+    work: Coroutine[Any, Any, Response],
+    body: Asks,
+    context: ServerContext,
+    error: Callable[[ApiError], bytes],
+    framing: Framing = DATA_ONLY,
+) -> Response:
+    """As `begun_in_time`, if the body wants a stream of a model that is yet to be loaded; else what `work` makes."""
+    if not body.stream or context.is_loaded(body.model):
+        return await work
+    return await begun_in_time(work, error, context.settings.sse_ping_s, framing)
 
 
 def _stream_of(response: Response) -> EventStream:

@@ -12,6 +12,7 @@ from weft.server.http.lifecycle import Lifecycle
 from weft.server.http.metrics import Metrics
 from weft.server.http.workers import Workers
 from weft.server.model.engine_client import EngineClient
+from weft.server.model.fleet import Fleet
 from weft.server.model.served_model import ServedModel
 from weft.server.settings import Settings
 from weft.server.store.store import Store
@@ -32,6 +33,7 @@ class ServerContext:
 
     models: Mapping[str, ServedModel]
     settings: Settings
+    fleet: Fleet
     lifecycle: Lifecycle
     metrics: Metrics
     workers: Workers
@@ -45,27 +47,39 @@ class ServerContext:
 
     @property
     def engine_clients(self) -> Collection[EngineClient]:
-        """Each engine once, in the order of the models; several names may share an engine."""
-        return dict.fromkeys(model.engine_client for model in self.models.values())
+        """Each engine that is always loaded once, in the order of the models; several names may share an engine."""
+        return dict.fromkeys(model.engine_client for model in self.models.values() if not model.on_demand)
 
     async def meet_engines(self) -> None:
         """Wait for the first handshake with each engine that is ready. For reports about the whole server."""
-        await asyncio.gather(*(client.meet() for client in self.engine_clients))
+        await asyncio.gather(*(c.meet() for c in dict.fromkeys(m.engine_client for m in self.models.values())))
 
     async def check_model(self, request: Request, name: str | None) -> ServedModel:
-        """Find the model for a name, and wait for the first handshake with its engine if that is ready.
+        """Find the model for a name, and have it loaded. Of one that is always loaded, wait for the first handshake.
 
         None finds the default model. The answer repeats the requested name, and its headers hold the model's own.
 
         Raises:
             InvalidRequestError: The name is too long to be repeated in every chunk.
             ModelNotFoundError: The model is not served here.
+            ModelLoadingError: It is not loaded in time.
+            ModelFailedError: It cannot be loaded.
         """
+        model = self.find_model(request, name)
+        await model.engine_client.load()
+        return model
+
+    def is_loaded(self, name: str | None) -> bool:
+        """Whether a request to the model of that name need not wait until it is loaded; also if there is none."""
+        model = self.default_model if name is None else self.models.get(name)
+        return model is None or not model.on_demand or self.fleet.read().models[model.name].state == "ready"
+
+    def find_model(self, request: Request, name: str | None) -> ServedModel:
+        """As `check_model`, but whether it is loaded or not."""
         if name not in self.models and name is not None and request.scope["path"].startswith("/api/"):
             name = name.removesuffix(":latest")  # Ollama's clients add it
         model = self._find_model(name)
         request.state.model_name = model.name
-        await model.engine_client.meet()
         return model
 
     def _find_model(self, name: str | None) -> ServedModel:

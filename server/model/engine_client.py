@@ -77,6 +77,14 @@ class EngineClient(Protocol):
         still reach a process that has not connected yet.
         """
 
+    async def load(self) -> None:
+        """Have the model loaded, if that is done on demand, and wait for the handshake; else `meet`.
+
+        Raises:
+            ModelLoadingError: It is not loaded in time.
+            ModelFailedError: It cannot be loaded.
+        """
+
     async def generate(self, request: AddRequest) -> Generation:
         """Send a request, and return once the engine has accepted it. Each request is sent once.
 
@@ -96,13 +104,16 @@ class SocketEngineClient:
     engine listens. Whenever the engine is replaced, it connects again, with a new handshake.
     """
 
-    def __init__(self, runtime_dir: pathlib.Path) -> None:
-        """Open the status page in runtime_dir. Connects only inside `async with`."""
+    def __init__(self, runtime_dir: pathlib.Path, *, on_demand: bool = False) -> None:
+        """Open the status page in runtime_dir. Connects only inside `async with`, and on demand after `connect`."""
         self._socket_path = str(runtime_dir / SOCKET_NAME)
         self._page = StatusPage(runtime_dir / STATUS_NAME)
         self._connection: _Connection | None = None  # None: not connected
         self._connecting: asyncio.Task[None] | None = None  # None: outside `async with`
         self._has_met = asyncio.Event()
+        self._on_demand = on_demand
+        self._may_connect = asyncio.Event()
+        self._may_connect.set()
         self._has_left = False
 
     async def __aenter__(self) -> Self:
@@ -125,6 +136,10 @@ class SocketEngineClient:
             await asyncio.wait([self._connecting])
             self._connecting = None
 
+    def connect(self) -> None:
+        """Try to connect, once, if it is not connected and does so on demand."""
+        self._may_connect.set()
+
     @property
     def info(self) -> EngineInfo | None:
         """See `EngineClient.info`."""
@@ -139,6 +154,8 @@ class SocketEngineClient:
         if not self._has_met.is_set() and self._page.read().is_ready:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_met.wait(), MEET_S)
+
+    load = meet
 
     async def generate(self, request: AddRequest) -> Generation:
         """See `EngineClient.generate`."""
@@ -158,6 +175,9 @@ class SocketEngineClient:
     async def _keep_connected(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            if self._on_demand:
+                self._may_connect.clear()
+            await self._may_connect.wait()
             try:
                 transport, connection = await loop.create_unix_connection(
                     partial(_Connection, on_handshake=self._has_met.set), self._socket_path

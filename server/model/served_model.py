@@ -21,6 +21,7 @@ class ServedModel:
     Attributes:
         name: The model's own name. Clients may use other names for it, too.
         adapter: Name of the adapter that the engine applies; None: the base model.
+        on_demand: Whether it may be not loaded, in which case its `engine_client` has it loaded.
         prompts: Texts that the checkpoint wants before those whose vectors are made.
     """
 
@@ -31,6 +32,7 @@ class ServedModel:
     defaults: GenerationDefaults
     adapter: str | None = None
     prompts: VectorPrompts = NO_PROMPTS
+    on_demand: bool = False
 
     @property
     def engine_info(self) -> EngineInfo:
@@ -48,7 +50,14 @@ class ServedModel:
 def served_models(
     engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings
 ) -> Mapping[str, ServedModel]:
-    """Map each served name to the one model that the settings describe.
+    """Map each served name to the one model that the settings describe; see `served_model`."""
+    return dict.fromkeys(settings.served_model_name, served_model(engine_client, tokenizer, settings))
+
+
+def served_model(
+    engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings, *, on_demand: bool = False
+) -> ServedModel:
+    """The one model that the settings describe, under the first of its names.
 
     Args:
         engine_client: May be disconnected; requests then get 503.
@@ -57,5 +66,5 @@ def served_models(
     defaults = read_generation_defaults(Path(settings.model)) if settings.model else GenerationDefaults()
     prompts = read_vector_prompts(Path(settings.model)) if settings.model else NO_PROMPTS
     formats = choose_formats(tokenizer.template_source(has_tools=True), settings.tool_format, tokenizer.added_id)
-    names = settings.served_model_name
-    return {name: ServedModel(names[0], engine_client, tokenizer, formats, defaults, prompts=prompts) for name in names}
+    name = settings.served_model_name[0]
+    return ServedModel(name, engine_client, tokenizer, formats, defaults, prompts=prompts, on_demand=on_demand)

@@ -33,6 +33,11 @@ MIN_LOGPROB = -9999.0
 _OBFUSCATION_BLOCK = 32
 
 
+def stream_error(error: ApiError) -> bytes:
+    """The end of a stream that failed: the error as an event, and the last event."""
+    return error_event(error) + DONE
+
+
 class Envelope(TypedDict):
     """The members that an answer and all its chunks share."""
 
@@ -112,7 +117,7 @@ class OpenAIRenderer(ABC):
 
     def stream_error(self, error: ApiError) -> bytes:
         """The error as an event, and the last event."""
-        return error_event(error) + DONE
+        return stream_error(error)
 
     @abstractmethod
     def _usage_chunk(self) -> msgspec.Struct:

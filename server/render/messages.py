@@ -33,6 +33,11 @@ from weft.server.schemas import messages as wire
 FRAMING = Framing(ping=b'event: ping\ndata: {"type": "ping"}\n\n', after_ping=b"")
 
 
+def stream_error(error: ApiError, request_id: str) -> bytes:
+    """The last event of a stream that failed."""
+    return b"event: error\ndata: " + anthropic_error(error, request_id) + b"\n\n"
+
+
 class MessagesRenderer:
     """Writes one answer. Only `stream` mutates it: it keeps the open block and how the answer ended."""
 
@@ -67,7 +72,7 @@ class MessagesRenderer:
 
     def stream_error(self, error: ApiError) -> bytes:
         """The error as the last event."""
-        return b"event: error\ndata: " + anthropic_error(error, self._request_id) + b"\n\n"
+        return stream_error(error, self._request_id)
 
     def whole(self, choices: Sequence[WholeChoice]) -> bytes:
         """The whole plain answer: reasoning, text, calls."""

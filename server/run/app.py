@@ -7,6 +7,8 @@ drains `app.state.lifecycle`.
 import asyncio
 import contextlib
 import importlib
+import os
+import pathlib
 import pkgutil
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -35,17 +37,19 @@ from weft.server.http.middleware import (
 )
 from weft.server.http.origins import OriginMiddleware
 from weft.server.http.workers import Workers
+from weft.server.model.fleet import Fleet
 from weft.server.model.served_model import ServedModel
 from weft.server.request.validation import as_missing_body
 from weft.server.settings import Settings
 from weft.server.store.store import Store
 
 
-def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI:
+def create_app(served: Mapping[str, ServedModel], settings: Settings, fleet: Fleet | None = None) -> FastAPI:
     """Build the application.
 
     Args:
         served: The served models by name; at least one.
+        fleet: Their states, and how to change them; None: they stay as the settings say.
     """
     if not served:
         raise ValueError("settings.served_model_name must hold at least one name, got none")
@@ -64,6 +68,7 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
     app.state.context = ServerContext(
         models=served,
         settings=settings,
+        fleet=fleet or Fleet(pathlib.Path(os.devnull), settings),
         lifecycle=app.state.lifecycle,
         metrics=Metrics(served.values(), settings.metrics_prefix),
         workers=Workers(),
@@ -80,7 +85,11 @@ def create_app(served: Mapping[str, ServedModel], settings: Settings) -> FastAPI
     )
     app.add_middleware(DrainMiddleware, lifecycle=app.state.lifecycle)
     app.add_middleware(
-        AuthMiddleware, keys=settings.api_key, open_paths=chat_page.PATHS, guard_metrics=settings.metrics_auth
+        AuthMiddleware,
+        keys=settings.api_key,
+        admin_keys=settings.admin_key,
+        open_paths=chat_page.PATHS,
+        guard_metrics=settings.metrics_auth,
     )
     app.add_middleware(LastResortMiddleware)
     app.add_middleware(OriginMiddleware, settings=settings)

@@ -10,6 +10,7 @@ import os
 import pathlib
 import signal
 import sys
+from collections.abc import Mapping
 
 import msgspec
 import uvloop
@@ -21,9 +22,8 @@ from weft.server.batch.line_run import LineRun, LineSource
 from weft.server.batch.lines import Journal
 from weft.server.batch.slots import Slots
 from weft.server.http.shared_metrics import share_metrics
-from weft.server.model.engine_client import SocketEngineClient
-from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app
+from weft.server.run.connected_models import connected_models, load_tokenizers
 from weft.server.run.runtime_folder import METRICS_NAME
 from weft.server.run.supervisor import EXIT_CANNOT_START, ready_file
 from weft.server.settings import Settings
@@ -40,10 +40,12 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         batch_id: Of the input's content.
+        model: A name of the model that the lines want.
         num_lines: Of the input.
     """
 
     batch_id: str
+    model: str
     input: str
     output: str
     errors: str
@@ -60,25 +62,25 @@ def main(job: Job, runtime_dir: pathlib.Path) -> int:
     """Run the lines with the settings on standard input until SIGTERM; returns the exit code."""
     settings = Settings.model_validate_json(sys.stdin.buffer.read())
     logs.configure(settings.log_format, "batch")
-    assert settings.model is not None, "the supervisor fills it in"
     try:
-        tokenizer = Tokenizer.load(pathlib.Path(settings.model))
+        tokenizers = load_tokenizers(settings)
     except TokenizerError as error:
         print(f"weft: error: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
     share_metrics(runtime_dir / METRICS_NAME)
-    uvloop.run(_run(job, settings, tokenizer, runtime_dir))
+    uvloop.run(_run(job, settings, tokenizers, runtime_dir))
     return 0
 
 
-async def _run(job: Job, settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.Path) -> None:
+async def _run(job: Job, settings: Settings, tokenizers: Mapping[str, Tokenizer], runtime_dir: pathlib.Path) -> None:
     stopping, journal = asyncio.Event(), Journal(job.results)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     stopped = asyncio.create_task(stopping.wait())
     try:
-        async with SocketEngineClient(runtime_dir) as engine_client:
-            app = create_app(served_models(engine_client, tokenizer, settings), settings)
+        async with connected_models(settings, tokenizers, runtime_dir) as (served, fleet, _):
+            app, engine_client = create_app(served, settings, fleet), served[job.model].engine_client
             ready_file(runtime_dir, os.getpid()).touch()
+            await engine_client.load()
             while (info := engine_client.info) is None and not stopping.is_set():
                 await asyncio.wait((stopped,), timeout=_LOOK_S)
             if info is None:

@@ -21,8 +21,8 @@ PATTERNS = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt"]
 LEFT_OUT = ["[!0-9]*/*", "consolidated*"]
 TORCH_PATTERNS = ["pytorch_model*.bin"]
 """Fetched besides where there are no safetensors."""
-CONFIG_PATTERNS = ["config.json", "generation_config.json"]
-"""Files that tell how much memory a model takes: a few kB."""
+CONFIG_PATTERNS = ["config.json", "generation_config.json", "modules.json", "sentence_bert_config.json"]
+"""Files that tell what a model is for and how much memory it takes: a few kB."""
 
 _WANTED = "a folder with config.json and safetensors, or a hub id such as Qwen/Qwen3-0.6B"
 

@@ -114,6 +114,11 @@ class Child:
         if self._process is not None:
             self._process.send_signal(signum)
 
+    def rest(self) -> None:
+        """Do not start it again, until `due_time` is set. Its earlier deaths no longer count."""
+        self.due_time = None
+        self.num_deaths = self._num_early_deaths = 0
+
     def kill(self) -> None:
         """Kill it and wait for its end, if it runs."""
         if self._process is not None:

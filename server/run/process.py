@@ -1,6 +1,6 @@
 """A server process, started by the supervisor: `python -m weft.server.run.process RUNTIME_DIR LISTEN_FD`.
 
-Owns the event loop, uvicorn on the inherited socket, the connection to the engine, and the drain:
+Owns the event loop, uvicorn on the inherited socket, the connections to the engines, and the drain:
 
 - At SIGTERM it refuses new requests (the app reads `Lifecycle.draining`) and those whose body is incomplete. Running
   requests go on. Those that still run after drain_timeout_s lose their engine, and their clients are told. Then the
@@ -19,7 +19,7 @@ import pathlib
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 
 import uvicorn
@@ -34,8 +34,8 @@ from weft.server.http.protocol import LINGER_S, WeftProtocol
 from weft.server.http.shared_metrics import share_metrics
 from weft.server.http.tls import certificate
 from weft.server.model.engine_client import SocketEngineClient
-from weft.server.model.served_model import served_models
 from weft.server.run.app import create_app
+from weft.server.run.connected_models import connected_models, load_tokenizers
 from weft.server.run.runtime_folder import METRICS_NAME
 from weft.server.run.supervisor import CUT_SIGNAL, EXIT_CANNOT_START, ready_file
 from weft.server.settings import Settings
@@ -56,24 +56,25 @@ def main(runtime_dir: pathlib.Path, listen_fd: int) -> int:
     with open(os.devnull, "rb") as nothing:  # close the file with the keys: /proc shows it while it is open
         os.dup2(nothing.fileno(), 0)
     logs.configure(settings.log_format, "server")
-    assert settings.model is not None, "the supervisor fills it in"
     try:
-        tokenizer = Tokenizer.load(pathlib.Path(settings.model))
+        tokenizers = load_tokenizers(settings)
     except TokenizerError as error:
         print(f"weft: error: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
     share_metrics(runtime_dir / METRICS_NAME)
     listener = socket.socket(fileno=listen_fd)
-    uvloop.run(_serve(settings, tokenizer, runtime_dir, listener))
+    uvloop.run(_serve(settings, tokenizers, runtime_dir, listener))
     return 0
 
 
-async def _serve(settings: Settings, tokenizer: Tokenizer, runtime_dir: pathlib.Path, listener: socket.socket) -> None:
-    async with SocketEngineClient(runtime_dir) as engine_client:
-        app = create_app(served_models(engine_client, tokenizer, settings), settings)
+async def _serve(
+    settings: Settings, tokenizers: Mapping[str, Tokenizer], runtime_dir: pathlib.Path, listener: socket.socket
+) -> None:
+    async with connected_models(settings, tokenizers, runtime_dir) as (served, fleet, engine_clients):
+        app = create_app(served, settings, fleet)
         connections = Connections(settings, raise_file_limit())
         server = HttpServer(app, connections, on_started=ready_file(runtime_dir, os.getpid()).touch)
-        drain = Drain(server, app.state.lifecycle, engine_client, settings.drain_timeout_s)
+        drain = Drain(server, app.state.lifecycle, engine_clients, settings.drain_timeout_s)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, drain.on_signal)
         asyncio.get_running_loop().add_signal_handler(CUT_SIGNAL, drain.on_cut)
         await server.serve(sockets=[listener])
@@ -132,11 +133,11 @@ class Drain:
     """How a server process ends. Lives on its event loop."""
 
     def __init__(
-        self, server: HttpServer, lifecycle: Lifecycle, engine_client: SocketEngineClient, timeout_s: float
+        self, server: HttpServer, lifecycle: Lifecycle, engine_clients: Sequence[SocketEngineClient], timeout_s: float
     ) -> None:
         self._server = server
         self._lifecycle = lifecycle
-        self._engine_client = engine_client
+        self._engine_clients = engine_clients
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None  # None: not draining
 
@@ -161,7 +162,7 @@ class Drain:
             num_cut = self._lifecycle.num_active
             logger.warning("Cutting requests that did not finish in time", extra={"num_requests": num_cut})
             self._lifecycle.cut()
-            await self._engine_client.disconnect()
+            await asyncio.gather(*(client.disconnect() for client in self._engine_clients))
             await self._lifecycle.wait_idle(CUT_S)
         self._server.should_exit = True
 

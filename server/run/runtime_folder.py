@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from weft.engine.shared import limits
 from weft.engine.shared.messages import SOCKET_NAME, STATUS_NAME
 from weft.engine.shared.status_page import StatusPage
+from weft.server.model.fleet import ASKS_NAME
+from weft.server.model_entry import MAX_MODELS
 from weft.server.settings import StartError
 from weft.server.store.database import TEMPORARY_MARK, open_database
 
@@ -33,8 +35,8 @@ _MAX_SOCKET_PATH = 107  # sun_path without the closing zero
 
 
 @contextlib.contextmanager
-def runtime_folder() -> Iterator[pathlib.Path]:
-    """A new folder that only this user can read, with an empty status page in it; removed at the end.
+def runtime_folder(num_engines: int = 1) -> Iterator[pathlib.Path]:
+    """A new folder that only this user can read; removed at the end. Each engine has one in it, with an empty page.
 
     Raises:
         StartError: No place has room for it.
@@ -46,7 +48,10 @@ def runtime_folder() -> Iterator[pathlib.Path]:
             try:
                 path = stack.enter_context(_folder_in(parent))
                 (path / METRICS_NAME).mkdir(mode=0o700)
-                StatusPage(path / STATUS_NAME).close()
+                (path / ASKS_NAME).mkdir(mode=0o700)
+                for index in range(num_engines):
+                    engine_folder(path, index).mkdir(mode=0o700)
+                    StatusPage(engine_folder(path, index) / STATUS_NAME).close()
             except OSError as error:
                 faults.append(f"{parent}: {limits.explain(error) or error.strerror or error}")
             else:
@@ -55,10 +60,15 @@ def runtime_folder() -> Iterator[pathlib.Path]:
     raise StartError(f"no room for a runtime folder ({'; '.join(faults)}); set XDG_RUNTIME_DIR to a folder with room")
 
 
+def engine_folder(runtime_dir: pathlib.Path, index: int) -> pathlib.Path:
+    """The folder of an engine: its socket, its status page, what crashed it. `index`: among the models."""
+    return runtime_dir / str(index)
+
+
 def runtime_parents() -> list[str]:
     """Where runtime folders may be made, the best place first. Paths in them are short enough for a socket."""
     parent = os.environ.get("XDG_RUNTIME_DIR", "")
-    too_long = len(f"{parent}/{_PREFIX}12345678/{SOCKET_NAME}".encode()) > _MAX_SOCKET_PATH
+    too_long = len(f"{parent}/{_PREFIX}12345678/{MAX_MODELS}/{SOCKET_NAME}".encode()) > _MAX_SOCKET_PATH
     return ["/tmp"] if too_long or not os.access(parent, os.W_OK | os.X_OK) else [parent, "/tmp"]
 
 

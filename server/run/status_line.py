@@ -2,9 +2,9 @@
 
 Runs as a process of its own, the only one that writes to the terminal: the supervisor and its children log into a pipe,
 which ends when the last of them ends. So lines never mix, the terminal needs no restoring, and the supervisor need not
-poll. Counters come from the status page; the engine is never asked.
+poll. Counters come from the status pages of all engines together; they are never asked.
 
-`python -m weft.server.run.status_line STATUS_PAGE`, with the pipe as standard input.
+`python -m weft.server.run.status_line STATUS_PAGE...`, with the pipe as standard input.
 """
 
 import contextlib
@@ -17,8 +17,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import msgspec
+
+from weft.engine.shared.messages import STATUS_NAME
 from weft.engine.shared.status_page import Status, StatusPage
 from weft.server.run.child import python_command
 from weft.server.text.controls import strip_controls
@@ -41,11 +44,15 @@ def is_wanted(log_format: str) -> bool:
 
 
 @contextlib.contextmanager
-def shown(page: pathlib.Path) -> Iterator[None]:
-    """Send the output of this process and its children through the status line, until all of them have ended."""
+def shown(folders: Sequence[pathlib.Path]) -> Iterator[None]:
+    """Send the output of this process and its children through the status line, until all of them have ended.
+
+    Args:
+        folders: Those of the engines.
+    """
     source, sink = os.pipe()
     terminal = os.dup(2)
-    command = python_command("weft.server.run.status_line", str(page))
+    command = python_command("weft.server.run.status_line", *(str(folder / STATUS_NAME) for folder in folders))
     drawing = subprocess.Popen(command, stdin=source, stdout=terminal, stderr=terminal)
     os.close(source)
     for number in (1, 2):
@@ -99,6 +106,13 @@ class Readings:
         return [counts, f"decode {decode:,.0f} tokens/s", f"prefill {prefill:,.0f} tokens/s", cache]
 
 
+def together(statuses: Sequence[Status]) -> Status:
+    """The sums over all engines that have written; ready if all of these are."""
+    written = [status for status in statuses if status.epoch_id] or [Status()]
+    sums = Status(**{name: sum(getattr(each, name) for each in written) for name in Status.__struct_fields__})
+    return msgspec.structs.replace(sums, is_ready=min(each.is_ready for each in written))
+
+
 def fit(parts: list[str], columns: int) -> str:
     """Join as many parts as fit into `columns`; the last column stays free."""
     line = parts[0]
@@ -146,17 +160,17 @@ class _Terminal:
         sys.stdout.buffer.flush()
 
 
-def main(page_path: pathlib.Path) -> int:
+def main(page_paths: Sequence[str]) -> int:
     """Show what arrives on standard input until it ends."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
         signal.signal(signum, signal.SIG_IGN)  # only the end of the pipe ends it: a full pipe would stop the engine
-    page, readings, terminal = StatusPage(page_path), Readings(), _Terminal()
+    pages, readings, terminal = [StatusPage(path) for path in page_paths], Readings(), _Terminal()
     pending, due_time = b"", 0.0
     while True:
         now = time.monotonic()
         if now >= due_time:
             due_time = now + DRAW_EVERY_S
-            readings.add(now, page.read())
+            readings.add(now, together([page.read() for page in pages]))
             terminal.draw(readings.describe())
         if not select.select([0], [], [], max(due_time - time.monotonic(), 0.0))[0]:
             continue
@@ -171,4 +185,4 @@ def main(page_path: pathlib.Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(pathlib.Path(sys.argv[1])))
+    sys.exit(main(sys.argv[1:]))

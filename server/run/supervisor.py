@@ -1,13 +1,15 @@
 """`weft serve`: the process that starts, restarts and ends all other processes.
 
-Owns the listening socket, the runtime folder, one engine process and N server processes. Its life, in this order:
+Owns the listening socket, the runtime folder, an engine process for each model and N server processes. Its life, in
+this order:
 
 1. It makes the runtime folder. Children read their settings, secrets included, from standard input.
 2. It binds the socket. Servers inherit it, so the port stays open while a server is replaced.
 3. It starts all children at once. Servers answer 503 while the engine loads.
 4. It restarts every child that ends, and kills an engine that hangs. Until everything has been ready once, exit code 2
    of a child means that a start is impossible: the child has said why, and everything ends with exit code 2. The same
-   holds for a child that has failed three times by then.
+   holds for a child that has failed three times by then. Engines of models that are loaded on demand come and go as
+   the `ModelLoader` says, and end nothing but themselves.
 5. SIGUSR1 clears the record of requests that are suspected or convicted of having crashed the engine.
 6. The first SIGTERM, SIGINT or SIGHUP drains: servers finish their requests and exit, then the engine is ended. Exit
    code 0. At a second signal servers cut their requests, tell their clients, and end. Exit code 1. A second signal
@@ -29,18 +31,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-from msgspec.structs import replace
 from prometheus_client import multiprocess
 
 from weft.engine.shared import limits
-from weft.engine.shared.messages import STATUS_NAME, STEP_NAME, SUSPECTS_NAME
-from weft.engine.shared.status_page import StatusPage
 from weft.server.http.tls import certificate
+from weft.server.model.fleet import ASK_SIGNAL
 from weft.server.run import status_line
 from weft.server.run.child import Child, python_command
-from weft.server.run.runtime_folder import METRICS_NAME, data_folder, is_there, runtime_folder
-from weft.server.run.watchdog import Watchdog
+from weft.server.run.engine_process import EngineProcess
+from weft.server.run.memory_shares import Shares, shares, with_shares
+from weft.server.run.model_loader import ModelLoader
+from weft.server.run.room import Need, Room
+from weft.server.run.runtime_folder import METRICS_NAME, data_folder, engine_folder, is_there, runtime_folder
 from weft.server.settings import Settings, StartError, engine_options
 
 EXIT_FORCED = 1
@@ -60,10 +62,6 @@ CUT_SIGNAL = signal.SIGUSR2
 REPEAT_S = 0.2
 """A stop signal this soon after the first one is a repetition of it."""
 
-ENGINE_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=2000000000:glibc.malloc.trim_threshold=4000000000"}
-"""glibc keeps the memory of one step for the next: fresh pages took a third of the time of a prefill on the CPU. The
-user's own value wins."""
-
 _POLL_S = 0.05
 _LONGEST_WAIT_S = 1e6
 _STOP = {signal.SIGTERM, signal.SIGINT}
@@ -71,14 +69,14 @@ _STOP = {signal.SIGTERM, signal.SIGINT}
 if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
     _STOP.add(signal.SIGHUP)
 _FORGET = signal.SIGUSR1
-_AWAITED = _STOP | {signal.SIGCHLD, _FORGET}
+_AWAITED = _STOP | {signal.SIGCHLD, _FORGET, ASK_SIGNAL}
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Command lines of the children, to which the runtime folder and, for servers, the socket's number are appended."""
+    """Command lines of the children. An engine's folder is appended, or the runtime folder and the socket's number."""
 
     engine: Sequence[str] = tuple(python_command("weft.engine.run.launch", "weft.engine.run.process"))
     server: Sequence[str] = tuple(python_command("weft.engine.run.launch", "weft.server.run.process"))
@@ -97,11 +95,11 @@ def ready_file(runtime_dir: pathlib.Path, pid: int) -> pathlib.Path:
     return runtime_dir / f"server.{pid}.ready"
 
 
-def run(settings: Settings, model: pathlib.Path, commands: Commands | None = None, *, shows_status: bool = True) -> int:
+def run(settings: Settings, commands: Commands | None = None, *, shows_status: bool = True) -> int:
     """Serve until a stop signal. Must run on the main thread of a process of its own.
 
     Args:
-        settings: With `served_model_name` filled in.
+        settings: With `served_model_name` filled in, unless there are `models`, and checkpoint folders as models.
         commands: Programs to run as children; `weft batch` and tests replace them.
         shows_status: Whether a terminal gets a line with what the engine does.
 
@@ -109,24 +107,26 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
         The exit code: 0 after a drain, 1 after a forced end, 2 when a child cannot start.
 
     Raises:
-        StartError: The address cannot be listened on, or no folder has room for the runtime folder, or the data
-            folder cannot be used, or the certificate.
+        StartError: The address cannot be listened on, no folder has room for the runtime folder, the data folder or the
+            certificate cannot be used, or the models that are always loaded do not fit together.
     """
+    planned = shares(settings)
+    settings = with_shares(settings, planned)
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # with an inherited SIG_IGN the kernel would reap the children
-    settings = settings.model_copy(update={"model": str(model)})
     has_line = shows_status and status_line.is_wanted(settings.log_format)
     certificate(settings)  # what is wrong with it is better said once, and before a model is loaded
     with listen(settings.host, settings.port) as listener:
         while True:
             with contextlib.ExitStack() as stack:
-                runtime_dir = stack.enter_context(runtime_folder())
+                runtime_dir = stack.enter_context(runtime_folder(len(settings.fleet)))
                 data_dir = stack.enter_context(data_folder(settings.data_dir))
                 if has_line:
-                    stack.enter_context(status_line.shown(runtime_dir / STATUS_NAME))
+                    folders = [engine_folder(runtime_dir, index) for index in range(len(settings.fleet))]
+                    stack.enter_context(status_line.shown(folders))
                 try:
                     told = settings.model_copy(update={"data_dir": str(data_dir)})
-                    return Supervisor(told, runtime_dir, listener, commands or Commands()).run()
+                    return Supervisor(told, planned, runtime_dir, listener, commands or Commands()).run()
                 except FolderLostError:
                     logger.error("The runtime folder %s is gone; starting again in a new one", runtime_dir)
 
@@ -156,24 +156,36 @@ class Supervisor:
     """The children and the loop over them."""
 
     def __init__(
-        self, settings: Settings, runtime_dir: pathlib.Path, listener: socket.socket, commands: Commands
+        self,
+        settings: Settings,
+        planned: Shares,
+        runtime_dir: pathlib.Path,
+        listener: socket.socket,
+        commands: Commands,
     ) -> None:
         """Prepare the children without starting them. _AWAITED must be blocked."""
         self._settings = settings
         self._runtime_dir = runtime_dir
         self._listener = listener
-        self._page = StatusPage(runtime_dir / STATUS_NAME)
-        self._watchdog = Watchdog(self._page)
-        self._has_killed_engine = False  # True: killed, and not reaped yet
-        options = msgspec.json.encode(engine_options(settings, pathlib.Path(settings.model or "")))
-        environment = ENGINE_ENVIRONMENT | os.environ
-        self._engine = Child("engine", [*commands.engine, str(runtime_dir)], environment, stdin=options)
+        self._engines = {
+            name: EngineProcess(
+                f"{name} engine" if len(settings.fleet) > 1 else "engine",
+                engine_folder(runtime_dir, index),
+                commands.engine,
+                engine_options(settings.for_model(name), pathlib.Path(entry.model or "")),
+            )
+            for index, (name, entry) in enumerate(settings.fleet.items())
+        }
+        needs = {name: Need(share.memory.device, share.total_bytes) for name, share in planned.models.items()}
+        self._loader = ModelLoader(
+            settings, runtime_dir, self._engines, Room(planned.budget_bytes, needs), planned.faults
+        )
         fd = listener.fileno()
         command, stdin = [*commands.server, str(runtime_dir), str(fd)], settings.model_dump_json().encode()
         self._servers = [
             Child(f"server {i}", command, os.environ, (fd,), stdin) for i in range(settings.server_processes)
         ]
-        self._children = [self._engine, *self._servers]
+        self._children = [*(engine.child for engine in self._engines.values()), *self._servers]
         self._is_ready = False
         self._was_ready = False
         self._misses_folder = False
@@ -191,20 +203,24 @@ class Supervisor:
                 if signum in _STOP:
                     return self._drain()
                 if signum == _FORGET:
-                    (self._runtime_dir / SUSPECTS_NAME).unlink(missing_ok=True)
+                    for engine in self._engines.values():
+                        engine.forget_suspects()
                     logger.info("Told the engine to forget which requests are suspected of having ended it")
                 for child in self._children:
                     if (code := child.reap()) is not None:
                         self._ended(child, code)
-                self._kill_hung_engine()
+                for engine in self._engines.values():
+                    engine.kill_if_hung()
+                self._loader.look()
                 self._watch_folder()
                 self._watch_readiness()
         except CannotStartError:
             return EXIT_CANNOT_START
         finally:
-            for child in (*self._servers, self._engine):  # the engine last, so no server can report that it died
+            for child in self._servers:  # before the engines, so no server can report that they died
                 child.kill()
-            self._page.close()
+            for engine in self._engines.values():
+                engine.close()
 
     def _start_due(self) -> None:
         """Start every child whose time has come."""
@@ -222,8 +238,9 @@ class Supervisor:
         waits = [max(child.due_time - time.monotonic(), 0.0) for child in self._children if child.due_time is not None]
         if not self._is_ready:
             waits.append(_POLL_S)
-        if not self._has_killed_engine and (wait_s := self._watchdog.wait_s()) is not None:
+        if (wait_s := self._loader.wait_s()) is not None:
             waits.append(wait_s)
+        waits += [wait_s for engine in self._engines.values() if (wait_s := engine.wait_s()) is not None]
         return min(waits, default=_LONGEST_WAIT_S)
 
     def _watch_folder(self) -> None:
@@ -235,26 +252,14 @@ class Supervisor:
                 self._runtime_dir,
             )
 
-    def _kill_hung_engine(self) -> None:
-        if self._has_killed_engine or (status := self._watchdog.hung()) is None:
-            return
-        self._has_killed_engine = True
-        logger.error(
-            "The engine hangs: no sign of life for %.0f s, with %d requests running and %d waiting; killing it",
-            time.monotonic() - status.progress_time,
-            status.num_requests_running,
-            status.num_requests_waiting,
-        )
-        self._engine.send_signal(signal.SIGKILL)
-
     def _ended(self, child: Child, code: int) -> None:
         """Tidy up after a child that has ended. Raises CannotStartError if it is not to be started again."""
+        for engine in self._engines.values():
+            if child is engine.child:
+                engine.note_end(code)
+        if self._loader.note_end(child, code):
+            return
         self._is_ready = False
-        if child is self._engine:
-            self._mark_engine_dead()
-            if code == -signal.SIGKILL and not self._has_killed_engine:  # for example by the out-of-memory killer
-                (self._runtime_dir / STEP_NAME).unlink(missing_ok=True)  # no request is to blame
-            self._has_killed_engine = False
         if code == EXIT_CANNOT_START and not self._was_ready:
             raise CannotStartError
         self._failed(child, f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}")
@@ -270,11 +275,6 @@ class Supervisor:
         delay_s = max((child.due_time or 0.0) - time.monotonic(), 0.0)
         logger.error("The %s process %s; restarting it", child.name, ending, extra={"delay_s": round(delay_s, 1)})
 
-    def _mark_engine_dead(self) -> None:
-        """Correct the status page, which outlives its writer: nothing is served until the next engine writes."""
-        gone = ("is_ready", "stall_time", "has_work", "num_requests_running", "num_requests_waiting", "num_used_blocks")
-        self._page.write(replace(self._page.read(), **dict.fromkeys(gone, 0)))
-
     def _watch_readiness(self) -> None:
         """Tidy up after dead servers, and log once everything serves."""
         pids, num_ready = {child.pid for child in self._servers}, 0
@@ -285,11 +285,11 @@ class Supervisor:
             else:
                 file.unlink()
                 multiprocess.mark_process_dead(pid, str(self._runtime_dir / METRICS_NAME))  # type: ignore[no-untyped-call]
-        if not self._is_ready and num_ready == len(self._servers) and self._page.read().is_ready:
+        if not self._is_ready and num_ready == len(self._servers) and self._loader.are_ready:
             self._is_ready = self._was_ready = True
             scheme = "https" if self._settings.ssl_certfile else "http"
             url = page_url(self._settings.host, self._listener.getsockname()[1], scheme)
-            logger.info("Serving %s: chat at %s, API at %sv1", self._settings.served_model_name[0], url, url)
+            logger.info("Serving %s: chat at %s, API at %sv1", ", ".join(self._settings.fleet), url, url)
 
     def _drain(self) -> int:
         """Let the servers finish their requests. Returns the exit code."""
@@ -305,13 +305,19 @@ class Supervisor:
             if remaining_s <= 0:
                 logger.error("Servers did not end in time; ending them")
                 break
-            if _wait(remaining_s) in _STOP and code == 0 and time.monotonic() - start_time >= REPEAT_S:
+            # A request may still wait for its model, which is being loaded.
+            if (
+                _wait(min(remaining_s, self._loader.wait_s() or remaining_s)) in _STOP
+                and code == 0
+                and time.monotonic() - start_time >= REPEAT_S
+            ):
                 logger.warning("Forced to end; running requests are cut")
                 code, deadline = EXIT_FORCED, time.monotonic() + FORCED_S
                 for child in self._servers:
                     child.send_signal(CUT_SIGNAL)
             for child in self._children:
                 child.reap()
+            self._loader.look()
         return code
 
 

@@ -4,6 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from weft.server.model_entry import ModelName
+from weft.server.schemas.common import WireModel
+
 
 class SamplingDefaults(msgspec.Struct, omit_defaults=True):
     """The checkpoint's own defaults for fields that a request leaves out. An extension."""
@@ -16,7 +19,13 @@ class SamplingDefaults(msgspec.Struct, omit_defaults=True):
 
 
 class ModelCard(msgspec.Struct):
-    """One served model. The fields from `root` on are extensions. `max_model_len` is null while the engine loads."""
+    """One served model. The fields from `root` on are extensions. `max_model_len` is null while the engine loads.
+
+    Attributes:
+        state: unloaded, loading, ready, unloading or failed.
+        memory_bytes: What it takes while it is loaded, if that was planned.
+        last_used: When a model that is loaded on demand last worked, in seconds since 1970.
+    """
 
     id: str
     created: int
@@ -25,6 +34,9 @@ class ModelCard(msgspec.Struct):
     default_sampling_params: SamplingDefaults
     object: Literal["model"] = "model"
     owned_by: str = "weft"
+    state: str = "ready"
+    memory_bytes: int | None = None
+    last_used: float | None = None
     shutdown_date: None = None
     parent: None = None
 
@@ -34,3 +46,23 @@ class ModelList(msgspec.Struct):
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
+
+
+class ModelBody(WireModel):
+    """The body of POST /v1/models/load and /unload."""
+
+    model: ModelName
+
+
+class AliasBody(ModelBody):
+    """The body of POST /v1/models/alias."""
+
+    alias: ModelName
+
+
+class ModelCondition(msgspec.Struct):
+    """What has become of a model."""
+
+    model: str
+    state: str
+    memory_bytes: int | None

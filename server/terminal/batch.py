@@ -26,11 +26,11 @@ EXIT_INCOMPLETE = 1
 """Some lines have an error, or no result yet."""
 
 
-def run_batch(settings: Settings, model: pathlib.Path, source: pathlib.Path, output: pathlib.Path) -> int:
+def run_batch(settings: Settings, source: pathlib.Path, output: pathlib.Path) -> int:
     """Answer the lines of a file that have no result in output, or in its errors file.
 
     Args:
-        settings: With `served_model_name` filled in.
+        settings: With the names of models filled in.
 
     Returns:
         The exit code: 0 if every line is answered.
@@ -40,10 +40,10 @@ def run_batch(settings: Settings, model: pathlib.Path, source: pathlib.Path, out
     """
     job = _job(settings, source, output)
     with _locked(output):
-        return _run(job, settings, model)
+        return _run(job, settings)
 
 
-def _run(job: Job, settings: Settings, model: pathlib.Path) -> int:
+def _run(job: Job, settings: Settings) -> int:
     before = _counted(job)
     began = time.monotonic()
     if len(before.done) < job.num_lines:
@@ -51,7 +51,7 @@ def _run(job: Job, settings: Settings, model: pathlib.Path) -> int:
         private = {"host": "127.0.0.1", "port": 0, "server_processes": 1, "data_dir": None}
         command = python_command("weft.engine.run.launch", "weft.server.run.batch_process")
         commands = Commands(server=(*command, msgspec.json.encode(job).decode()))
-        code = run(settings.model_copy(update=private), model, commands, shows_status=False)
+        code = run(settings.model_copy(update=private), commands, shows_status=False)
         if code:
             return code
     after = _counted(job)
@@ -100,12 +100,14 @@ def _job(settings: Settings, source: pathlib.Path, output: pathlib.Path) -> Job:
             f"{source}:{fault['line']}: {fault['message']}" if fault["line"] else fault["message"] for fault in faults
         ]
         raise StartError("\n".join((f"{source} has faults; nothing was computed", *told)))
-    if named is not None and named not in settings.served_model_name and not settings.any_model_name:
-        known = ", ".join(settings.served_model_name)
+    names = settings.names
+    if named is not None and named not in names and not settings.any_model_name:
+        known = ", ".join(names)
         raise StartError(f"{source} asks for the model {named!r}, and this one is {known} (--served-model-name)")
     errors = output.with_name(f"{output.stem}.errors{output.suffix}")
-    digest.update("".join(settings.served_model_name).encode())
-    return Job(f"batch_{digest.hexdigest()[:24]}", str(source), str(output), str(errors), endpoint, count)
+    digest.update("".join(names).encode())
+    model = named if named in names else names[0]
+    return Job(f"batch_{digest.hexdigest()[:24]}", model, str(source), str(output), str(errors), endpoint, count)
 
 
 def _endpoint(line: bytes) -> str:

@@ -1,6 +1,6 @@
 """The HTTP client of `weft chat`: lists models and streams an answer from any OpenAI-compatible URL.
 
-Answers, names and error messages that it returns are free of control characters.
+Answers, names and error messages that it returns are free of control characters, if not said otherwise.
 """
 
 import contextlib
@@ -76,17 +76,20 @@ class ChatClient:
         )
 
     def models(self) -> list[str]:
-        """Names of the models that the server lists.
+        """Names of the models that the server lists; `cards` says what is raised."""
+        return [strip_controls(str(model.get("id"))) for model in self.cards()]
+
+    def cards(self) -> list[dict[str, object]]:
+        """The models that the server lists, as they come: control characters and all.
 
         Raises:
-            ChatError: It lists none or cannot be reached.
+            ChatError: It refuses, or cannot be reached.
         """
         with self._faults():
             response = self._http.get(f"{self.url}/models", timeout=_CONNECT_S)
             if not response.is_success:
                 raise ChatError(_refusal(response))
-            models = msgspec.json.decode(response.content, type=_Body).data or []
-            return [strip_controls(str(model.get("id"))) for model in models]
+            return msgspec.json.decode(response.content, type=_Body).data or []
 
     def stream(self, body: Mapping[str, object], *, has_usage: bool = True) -> Generator[ChatDelta, None, None]:
         """Request one answer and yield it as it arrives. Closing the iterator ends the request.

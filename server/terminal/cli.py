@@ -10,8 +10,6 @@ import inspect
 import logging
 import os
 import pathlib
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -120,27 +118,40 @@ def serve(resolved: Resolved) -> None:
     """Serve a model over HTTP."""
     from weft.server.run import supervisor
 
-    raise typer.Exit(supervisor.run(*_found(resolved.settings)))
+    raise typer.Exit(supervisor.run(_found(resolved.settings)))
 
 
-def _found(settings: Settings) -> tuple[Settings, pathlib.Path]:
-    """Settings with names of model, draft and topic filled in, and the model's folder; fetches what is missing."""
+def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
+    """Settings with the names of models filled in, and with folders as models and drafts; fetches what is missing."""
     from weft.engine.shared import logs
+    from weft.server.run import checkpoint
+
+    if not is_plan:
+        logs.configure(settings.log_format, "supervisor")
+    if not settings.models and not settings.served_model_name:
+        settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
+    if not settings.models:
+        return settings.model_copy(update=_found_checkpoint(settings, "model", is_plan))
+    models = {
+        name: entry.model_copy(update=_found_checkpoint(settings.for_model(name), f"models: {name}", is_plan))
+        for name, entry in settings.models.items()
+    }
+    return settings.model_copy(update={"models": models})
+
+
+def _found_checkpoint(settings: Settings, place: str, is_plan: bool) -> dict[str, str | None]:
+    """The folders of one model and its draft, by setting. `place`: what names the model, for errors."""
     from weft.server.run import checkpoint
     from weft.server.run.model_check import check_tokenizer
 
-    logs.configure(settings.log_format, "supervisor")
-    model = checkpoint.resolve(settings.model, model_impl=settings.model_impl)
+    model = checkpoint.resolve(settings.model, place, is_plan=is_plan, model_impl=settings.model_impl)
     for note in check_tokenizer(model):
-        logging.getLogger(__name__).warning("%s", note)
-    draft = checkpoint.resolve_draft(settings.speculative, model_impl=settings.model_impl)
-    settings = settings.model_copy(update={"speculative": draft})
-    if not settings.served_model_name:
-        settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
-    if settings.kv_events_topic is None:
-        topic = f"kv@{socket.gethostname()}@{settings.served_model_name[0]}"
-        settings = settings.model_copy(update={"kv_events_topic": topic})
-    return settings, model
+        if is_plan:
+            print(f"weft: note: {note}", file=sys.stderr)
+        else:
+            logging.getLogger(__name__).warning("%s", note)
+    draft = checkpoint.resolve_draft(settings.speculative, is_plan=is_plan, model_impl=settings.model_impl)
+    return {"model": str(model), "speculative": draft}
 
 
 _BATCH = {
@@ -158,29 +169,21 @@ def batch(resolved: Resolved, source: pathlib.Path, output: pathlib.Path) -> Non
     """Answer the lines of a file without a server; started again, go on where it ended."""
     from weft.server.terminal.batch import run_batch
 
-    settings, model = _found(resolved.settings)
-    raise typer.Exit(run_batch(settings, model, source, output))
+    raise typer.Exit(run_batch(_found(resolved.settings), source, output))
 
 
 @app.command()
 @_with_flags
 def plan(resolved: Resolved) -> None:
-    """Show how much memory a model needs and how many requests fit, without loading it."""
-    import msgspec
+    """Show how much memory models need and how many requests fit, without loading one."""
+    from weft.server.terminal.plan import show_plan
 
-    from weft.server.run import checkpoint
-    from weft.server.run.child import python_command
-    from weft.server.run.model_check import check_tokenizer
-    from weft.server.settings import engine_options
+    raise typer.Exit(show_plan(_found(resolved.settings, is_plan=True)))
 
-    settings = resolved.settings
-    model = checkpoint.resolve(settings.model, is_plan=True, model_impl=settings.model_impl)
-    for note in check_tokenizer(model):
-        print(f"weft: note: {note}", file=sys.stderr)
-    draft = checkpoint.resolve_draft(settings.speculative, is_plan=True, model_impl=settings.model_impl)
-    settings = settings.model_copy(update={"speculative": draft})
-    options = msgspec.json.encode(engine_options(settings, model))
-    raise typer.Exit(subprocess.run(python_command("weft.engine.run.print_plan"), input=options).returncode)
+
+_LOCAL = "http://127.0.0.1:8000"
+_Url = Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="Any OpenAI-compatible server, with or without /v1.")]
+_Key = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key of the server.")]
 
 
 _SIMULATE = {
@@ -202,28 +205,39 @@ def simulate(
     from weft.server.settings import engine_options
     from weft.server.terminal.simulate import simulate
 
-    settings, model = _found(resolved.settings)
+    if resolved.settings.models:
+        raise StartError("models: weft simulate replays a trace on one model; name it as MODEL")
+    settings = _found(resolved.settings)
     settings = settings.model_copy(update={"kv_events": None, "kv_events_topic": None})  # nobody would listen
-    simulate(engine_options(settings, model), trace, replicas, hash_tokens, costs)
+    simulate(engine_options(settings, pathlib.Path(settings.model or "")), trace, replicas, hash_tokens, costs)
 
 
 @app.command()
-def models() -> None:
-    """List the architectures of transformers, and how each is served or why it is not."""
-    from weft.server.terminal.models import describe_models
+def models(
+    url: _Url = _LOCAL,
+    api_key: _Key = None,
+    architectures: Annotated[
+        bool, typer.Option("--architectures", help="List what can be served instead, and why the rest cannot.")
+    ] = False,
+) -> None:
+    """List the models of a running server: their state, memory and last use."""
+    if architectures:
+        from weft.server.terminal.architectures import describe_architectures
 
-    print(describe_models())
+        print(describe_architectures())
+        return
+    from weft.server.terminal.models import list_models
+
+    raise typer.Exit(list_models(url, api_key))
 
 
 @app.command()
 def chat(
-    url: Annotated[
-        str, typer.Option(envvar="OPENAI_BASE_URL", help="Any OpenAI-compatible server, with or without /v1.")
-    ] = "http://127.0.0.1:8000",
+    url: _Url = _LOCAL,
     model: Annotated[
         str | None, typer.Option(help="Model to talk to; default: the first that the server lists.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key of the server.")] = None,
+    api_key: _Key = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: the server's.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer; default: the server's.")] = None,

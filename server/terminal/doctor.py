@@ -57,7 +57,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     requirements = [Requirement(text) for text in importlib.metadata.requires("weft") or [] if "extra ==" not in text]
     versions = {requirement.name: package_version(requirement.name) for requirement in requirements}
     yield from check_software.check_packages(requirements, versions)
-    yield _model(settings)
+    yield from map(_model, _each_model(settings))
     yield _port(settings)
     parent = runtime_folder.runtime_parents()[0]
     yield check_machine.check_runtime_folder(parent, _free_bytes(parent))
@@ -85,9 +85,14 @@ def _ask(asking: subprocess.Popen[bytes], settings: Settings) -> Iterator[Findin
     yield from check_software.check_cuda(facts, driver_version(), settings.device)
     if facts.cuda_devices:
         yield check_software.check_triton(package_version("triton"))
-    folder = pathlib.Path(settings.model or DEMO_MODEL).expanduser()
-    weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    folders = [pathlib.Path(each.model or DEMO_MODEL).expanduser() for each in _each_model(settings)]
+    weights_bytes = sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
     yield check_machine.check_memory(facts.free_bytes, weights_bytes)
+
+
+def _each_model(settings: Settings) -> list[Settings]:
+    """The settings of each of several models, or of the only one."""
+    return [settings.for_model(name) for name in settings.models] or [settings]
 
 
 def _compiler() -> str | None:

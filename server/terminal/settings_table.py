@@ -4,6 +4,7 @@ Invariant: no secret is ever shown.
 """
 
 from weft.server.settings import FLAGS, SECRETS, SIZES, Resolved, Settings, flag_name
+from weft.server.terminal.table import align
 
 _SCHEMA = Settings.model_json_schema()["properties"]
 _WORDS = {
@@ -24,8 +25,7 @@ def describe(resolved: Resolved) -> str:
         value = getattr(resolved.settings, name)
         shown = f"{len(value)} set, not shown" if name in SECRETS and value else _show(name, value)
         rows.append((name, shown, origin))
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(f"{name:<{widths[0]}}  {shown:<{widths[1]}}  {origin}" for name, shown, origin in rows)
+    return align(rows)
 
 
 def render_table() -> str:

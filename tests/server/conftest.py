@@ -196,6 +196,9 @@ class FakeEngine:
     async def meet(self) -> None:
         """It was there before the server."""
 
+    async def load(self) -> None:
+        await self.meet()
+
     async def generate(self, request: AddRequest) -> FakeGeneration:
         await asyncio.sleep(0)
         if self.info is None:

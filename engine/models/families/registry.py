@@ -84,7 +84,9 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
         name, own = half if half and half[0] in FAMILIES else (architecture, fields)
         family = FAMILIES.get(name)
     if family is None and model_impl == "native":
-        raise ModelError(f"architecture {architecture} is not supported natively (`weft models` lists what is)")
+        raise ModelError(
+            f"architecture {architecture} is not supported natively (`weft models --architectures` lists what is)"
+        )
     switches = None
     if family:
         try:

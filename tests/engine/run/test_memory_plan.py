@@ -11,13 +11,13 @@ from weft.engine.cache.specs import PagedKV, StateSpec, group_layers
 from weft.engine.run import config as engine_config
 from weft.engine.run.config import EngineConfig, available_memory_bytes
 from weft.engine.run.memory_plan import (
-    MAX_CPU_CACHE_BYTES,
     MemoryPlan,
     estimate_activations_bytes,
     make_plan,
     num_positions,
 )
 from weft.engine.shared.errors import ModelError
+from weft.engine.shared.memory import MAX_CPU_CACHE_BYTES
 from weft.engine.shared.messages import EngineOptions
 
 SPECS = PagedKV(2, 8), PagedKV(2, 8, sliding_window=64), PagedKV(2, 8)

@@ -67,7 +67,9 @@ def test_tables_of_positions_end_where_the_cache_does(tmp_path: Path, monkeypatc
 
 def test_native_refuses_what_has_no_family(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["DogeForCausalLM"], "model_type": "doge"}')
-    with pytest.raises(ModelError, match=r"architecture DogeForCausalLM is not supported natively \(`weft models`"):
+    with pytest.raises(
+        ModelError, match=r"architecture DogeForCausalLM is not supported natively \(`weft models --architectures`"
+    ):
         planned(options_for(tmp_path, model_impl="native"))
 
 

@@ -189,9 +189,16 @@ def test_the_plan_is_that_of_each_rank(monkeypatch: pytest.MonkeyPatch, capsys: 
         ({"task": "embed"}, "task embed"),
     ],
 )
-def test_what_ranks_cannot_do_yet_is_refused(more: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ModelError, match=f"^tensor_parallel_size 2 does not go together with {reason}"):
+def test_what_ranks_cannot_do_yet_is_refused(
+    more: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`weft plan` made a plan for vectors of several ranks, which could not be started."""
+    with pytest.raises(ModelError, match=f"^tensor_parallel_size 2 does not go together with {reason}") as refused:
         start(options(DEMO_MODEL, 2, **more), "epoch")
+    text = msgspec.json.encode(options(DEMO_MODEL, 2, **more))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert print_plan.main() == 2
+    assert capsys.readouterr().err == f"weft: error: {refused.value}\n"
 
 
 def test_modules_of_transformers_are_refused() -> None:

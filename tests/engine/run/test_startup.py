@@ -1,6 +1,8 @@
 """Start-up and `weft plan` on a tiny checkpoint."""
 
 import io
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,7 @@ from weft.engine.run.cuda_graphs import StepGraphs
 from weft.engine.run.model_runner import LaunchedStep
 from weft.engine.run.startup import start
 from weft.engine.shared.errors import ModelError
+from weft.engine.shared.memory import ModelMemory
 from weft.engine.shared.messages import EngineOptions
 from weft.engine.step.batch import Batch
 from weft.engine.step.step_result import StepResult
@@ -94,6 +97,32 @@ def test_the_plan_before_loading_is_the_one_that_is_served(
 
     monkeypatch.setattr(model_choice, "load_weights", load)
     assert said[-4:-1] == start(options, "epoch").plan.lines()
+
+
+def test_the_memory_of_several_models_is_told_in_one_answer(
+    checkpoint_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """One that does not fit alone is no fault there; the least cache is that of the context asked for."""
+    folder = str(checkpoint_folder("qwen3"))
+    given = EngineOptions(model=folder, device="cpu", dtype="float32", max_num_seqs=2, max_num_batched_tokens=64)
+    changes: list[dict[str, Any]] = [
+        {},
+        {"max_model_len": 128},
+        {"kv_cache_memory": 1 << 40},
+        {"tensor_parallel_size": 2},
+        {"model": str(tmp_path)},
+    ]
+    options = msgspec.json.encode([msgspec.structs.replace(given, **each) for each in changes])
+    command = [sys.executable, "-m", "weft.engine.run.print_plan", "--json"]
+    told = subprocess.run(command, input=options, stdout=subprocess.PIPE, check=True, timeout=300).stdout
+    free, longer, fixed, ranks, missing = msgspec.json.decode(told, type=list[ModelMemory])
+    assert free.weights_bytes == start(given, "epoch").plan.weights_bytes
+    assert free.free_bytes > 1 << 28 and free.device == "cpu" and free.num_requests == 2
+    block_bytes = longer.least_kv_bytes - free.least_kv_bytes  # 128 tokens instead of those of a step, in blocks of 32
+    assert free.least_kv_bytes == 3 * block_bytes / 2
+    assert fixed.is_kv_fixed and fixed.kv_bytes == 1 << 40
+    assert free.weights_bytes < ranks.weights_bytes < 2 * free.weights_bytes and ranks.num_sharing == 2
+    assert missing.fault == f"{tmp_path}: no config.json"
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(

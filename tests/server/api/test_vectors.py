@@ -49,6 +49,9 @@ class VectorEngine:
     async def meet(self) -> None:
         """It was there before the server."""
 
+    async def load(self) -> None:
+        await self.meet()
+
     async def generate(self, request: AddRequest) -> Generation:
         self.asked.append(request)
         self.num_open += 1

@@ -141,7 +141,7 @@ def test_an_input_with_faults_fails_and_names_the_lines(client: openai.OpenAI) -
     ("options", "message"),
     [
         ({"endpoint": "/v1/nope"}, "endpoint must be one of /v1/chat/completions, "),
-        ({"endpoint": "/v1/embeddings"}, "/v1/decisions, /v1/systemone for this model, got '/v1/embeddings'"),
+        ({"endpoint": "/v1/embeddings"}, "/v1/decisions, /v1/systemone for this server, got '/v1/embeddings'"),
         ({"completion_window": "1h"}, "completion_window"),
         ({"input_file_id": "file-nobody"}, "no such file: 'file-nobody'"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata must have at most 16 members, got 17"),

@@ -2,7 +2,7 @@ import asyncio
 import os
 import pathlib
 import signal
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
@@ -31,11 +31,13 @@ def test_who_is_told_to_stop_does_not_tell_the_supervisor(
     """Where the last results took long to write, it counted as a second Ctrl-C, and nobody said what was left."""
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *signal: told.append(signal))
-    monkeypatch.setattr(batch_process, "SocketEngineClient", client := MagicMock())
-    client.return_value.__aenter__.return_value.info.max_num_seqs = 1
-    for name in ("create_app", "served_models"):
-        monkeypatch.setattr(batch_process, name, MagicMock())
+    monkeypatch.setattr(batch_process, "connected_models", models := MagicMock())
+    model = MagicMock()
+    model.engine_client.load = AsyncMock()
+    model.engine_client.info.max_num_seqs = 1
+    models.return_value.__aenter__.return_value = {"m": model}, MagicMock(), []
+    monkeypatch.setattr(batch_process, "create_app", MagicMock())
     monkeypatch.setattr(batch_process, "LineRun", Interrupted)
-    job = Job("batch_1", "in", str(tmp_path / "out"), str(tmp_path / "errors"), "/v1/completions", 1)
+    job = Job("batch_1", "m", "in", str(tmp_path / "out"), str(tmp_path / "errors"), "/v1/completions", 1)
     asyncio.run(asyncio.wait_for(batch_process._run(job, Settings(), MagicMock(), tmp_path), 60))
     assert told == []

@@ -109,7 +109,8 @@ def test_weights_of_a_model_that_the_engine_does_not_have_are_not_downloaded(
     with pytest.raises(StartError, match=r"^model: architecture NewForCausalLM is not supported: it has no native"):
         checkpoint.resolve("org/not-cached")
     with pytest.raises(
-        StartError, match=r"^model: architecture NewForCausalLM is not supported natively \(`weft models`"
+        StartError,
+        match=r"^model: architecture NewForCausalLM is not supported natively \(`weft models --architectures`",
     ):
         checkpoint.resolve("org/not-cached", model_impl="native")
     assert asked == [checkpoint.CONFIG_PATTERNS] * 2

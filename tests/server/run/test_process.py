@@ -39,7 +39,7 @@ from weft.engine.shared.status_page import Status, StatusPage
 from weft.server.http.workers import LONG_SIZE
 from weft.server.run import supervisor
 from weft.server.run.process import Drain
-from weft.server.run.runtime_folder import METRICS_NAME
+from weft.server.run.runtime_folder import METRICS_NAME, engine_folder
 from weft.server.settings import Settings
 
 TOKEN_S = 0.02
@@ -59,9 +59,11 @@ class SmallEngine(threading.Thread):
         self.may_end = threading.Event()  # before which no request gets its last token
         self.may_end.set()
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(runtime_dir / SOCKET_NAME))
+        folder = engine_folder(runtime_dir, 0)
+        folder.mkdir()
+        self._listener.bind(str(folder / SOCKET_NAME))
         self._listener.listen()
-        self._page = StatusPage(runtime_dir / STATUS_NAME)
+        self._page = StatusPage(folder / STATUS_NAME)
         self._page.write(Status(epoch_id=1, is_ready=1))
 
     def run(self) -> None:
@@ -292,7 +294,7 @@ def test_what_the_drain_cuts_before_the_engine_has_it_is_told_so_too(site: Any) 
                 await asyncio.sleep(0.001)
             server = SimpleNamespace(stop_receiving=lambda: None, should_exit=False)
             engine_client = SimpleNamespace(disconnect=partial(asyncio.sleep, 0))
-            Drain(server, site.app.state.lifecycle, engine_client, 0.0).on_signal()  # type: ignore[arg-type]
+            Drain(server, site.app.state.lifecycle, [engine_client], 0.0).on_signal()  # type: ignore[arg-type, list-item]
             await asyncio.wait(asking, timeout=TIMEOUT_S / 2)
             may_end.set()
             return await asyncio.gather(*asking)

@@ -10,7 +10,7 @@ import pytest
 from tests.pseudo_terminal import PseudoTerminal
 from weft.engine.shared.status_page import Status, StatusPage
 from weft.server.run import status_line
-from weft.server.run.status_line import Readings, fit, paint
+from weft.server.run.status_line import Readings, fit, paint, together
 
 ROOT = pathlib.Path(__file__).parents[3]
 IDLE = "idle | KV cache 0% | Press Ctrl-C to stop"
@@ -19,7 +19,7 @@ IDLE = "idle | KV cache 0% | Press Ctrl-C to stop"
 WRITER = """
 import os, subprocess, sys, pathlib
 from weft.server.run.status_line import shown
-with shown(pathlib.Path(sys.argv[1])):
+with shown([pathlib.Path(sys.argv[1])]):
     for line in open(sys.argv[2]):
         os.write(1 if "stdout" in line else 2, line.encode().decode("unicode_escape").encode("latin-1"))
 print("done")
@@ -103,7 +103,7 @@ def test_lines_stand_above_the_status_and_nothing_is_left_of_it(tmp_path: pathli
     page = StatusPage(tmp_path / "status")
     page.write(Status(epoch_id=1, is_ready=1))
     os.mkfifo(tmp_path / "lines")
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "status"), str(tmp_path / "lines")]
+    command = [sys.executable, "-c", WRITER, str(tmp_path), str(tmp_path / "lines")]
     with PseudoTerminal(command, PYTHONPATH=str(ROOT), NO_COLOR="1") as terminal:
         with (tmp_path / "lines").open("w") as lines:
             terminal.wait_for(lambda seen: seen == [IDLE])
@@ -129,9 +129,20 @@ def test_lines_stand_above_the_status_and_nothing_is_left_of_it(tmp_path: pathli
 def test_what_does_not_change_is_not_drawn_again(tmp_path: pathlib.Path) -> None:
     StatusPage(tmp_path / "status").write(Status(epoch_id=1, is_ready=1))
     os.mkfifo(tmp_path / "lines")
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "status"), str(tmp_path / "lines")]
+    command = [sys.executable, "-c", WRITER, str(tmp_path), str(tmp_path / "lines")]
     with PseudoTerminal(command, PYTHONPATH=str(ROOT)) as terminal, (tmp_path / "lines").open("w"):
         terminal.wait_for(IDLE)
         num_bytes = len(terminal.raw)
         time.sleep(3 * status_line.DRAW_EVERY_S)
         assert len(terminal.raw) == num_bytes
+
+
+def test_several_engines_are_one_line() -> None:
+    """One that is not loaded says nothing; one that loads is told before the rate of the others."""
+    first = Status(epoch_id=1, is_ready=1, num_requests_running=2, num_blocks=10, num_used_blocks=5)
+    second = Status(epoch_id=2, is_ready=1, num_requests_running=1, num_blocks=30, num_used_blocks=5, has_work=1)
+    loading = Status(epoch_id=3, loaded_bytes=1, total_bytes=4)
+    assert described((0, together([first, Status(), second])))[:1] == ["3 running, 0 waiting"]
+    assert described((0, together([first, second])))[-1] == "KV cache 25%"
+    assert described((0, together([first, loading])))[0].startswith("loading weights [#####")
+    assert described((0, together([Status()]))) == ["the engine starts"]

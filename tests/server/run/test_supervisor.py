@@ -30,22 +30,25 @@ from weft.server.settings import Settings
 supervisor.DRAIN_MARGIN_S = 0.2
 supervisor.REPEAT_S = float(sys.argv[3])
 logs.configure("text", "supervisor")
-settings = Settings(port=0, served_model_name=("m",), drain_timeout_s=float(sys.argv[1]), server_processes=2)
+settings = Settings(
+    port=0, model="/model", served_model_name=("m",), drain_timeout_s=float(sys.argv[1]), server_processes=2
+)
 folder = pathlib.Path(sys.argv[2])
 engine, server = ((sys.argv[4], str(folder / name)) for name in ("fake_engine.py", "fake_server.py"))
 commands = supervisor.Commands(engine, server)
-sys.exit(supervisor.run(settings, pathlib.Path("/model"), commands))
+sys.exit(supervisor.run(settings, commands))
 """
 
 CHILD = """
 import os, pathlib, signal, socket, sys, time
 runtime_dir = pathlib.Path(sys.argv[1])
+beside = next(path.parent for path in (runtime_dir, *runtime_dir.parents) if path.name.startswith("weft-"))
 stdin = sys.stdin.read()
 def say(file, text):
-    with (runtime_dir.parent / file).open("a") as f:
+    with (beside / file).open("a") as f:
         f.write(text + chr(10))
 def told(file):
-    path = runtime_dir.parent / file
+    path = beside / file
     return float(path.read_text() or 0) if path.exists() else 0.0
 """
 
@@ -196,7 +199,7 @@ def test_serves_from_a_private_folder_and_drains_on_a_terminals_interrupt(weft: 
     folder = weft.runtime_dir
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.name for path in folder.iterdir()} == {
-        *("metrics", "status", "supervisor"),
+        *("0", "asks", "metrics", "models.json", "supervisor"),
         *(f"server.{pid}.ready" for pid in weft.pids("server")),
     }
     (options,) = weft.read("engine.stdin")
@@ -230,7 +233,7 @@ def test_engine_that_dies_is_restarted_at_once(weft: Weft) -> None:
     weft.wait_ready()
     weft.tell("engine_loads", 1)
     os.kill(weft.pids("engine")[0], signal.SIGKILL)
-    page = StatusPage(weft.runtime_dir / "status")
+    page = StatusPage(weft.runtime_dir / "0" / "status")
     eventually(lambda: page.read().is_ready == 0, "the dead engine's page says that nothing is served")
     assert (page.read().num_used_blocks, page.read().prompt_tokens) == (0, 7)
     page.close()
@@ -266,14 +269,14 @@ def test_engine_that_hangs_is_killed_and_restarted(weft: Weft) -> None:
     weft.tell("engine_silence", 5)  # more than any process has to wait for its processor
     weft.start()
     weft.wait_ready()
-    (weft.runtime_dir / "step").touch()
+    (weft.runtime_dir / "0" / "step").touch()
     weft.tell("engine_hangs", 1)
     eventually(lambda: len(weft.pids("engine")) == 2, "it is restarted")
     weft.tell("engine_hangs", 0)
     weft.wait_ready(times=2)
     assert len(weft.pids("engine")) == 2
     assert not is_alive(weft.pids("engine")[0])
-    assert (weft.runtime_dir / "step").exists(), "whoever hangs an engine is to blame"
+    assert (weft.runtime_dir / "0" / "step").exists(), "whoever hangs an engine is to blame"
     lines = [line for line in weft.read("log") if "ERROR" in line]
     told = r"The engine hangs: no sign of life for (\d+) s, with 2 requests running and 0 waiting; killing it"
     assert (found := re.search(told, lines[0])) and int(found[1]) >= 5
@@ -286,19 +289,19 @@ def test_a_kill_from_outside_is_no_requests_fault(weft: Weft, signum: int, is_ke
     """After two kills by the out-of-memory killer, innocent requests were refused for ever."""
     weft.start()
     weft.wait_ready()
-    (weft.runtime_dir / "step").touch()
+    (weft.runtime_dir / "0" / "step").touch()
     os.kill(weft.pids("engine")[0], signum)
     weft.wait_ready(times=2)
-    assert (weft.runtime_dir / "step").exists() == is_kept
+    assert (weft.runtime_dir / "0" / "step").exists() == is_kept
 
 
 def test_an_operator_clears_the_suspects(weft: Weft) -> None:
     weft.start()
     weft.wait_ready()
-    (weft.runtime_dir / "suspects").touch()
+    (weft.runtime_dir / "0" / "suspects").touch()
     weft.signal(signal.SIGUSR1)
     eventually(lambda: any("forget which requests" in line for line in weft.read("log")), "it is said")
-    assert not (weft.runtime_dir / "suspects").exists()
+    assert not (weft.runtime_dir / "0" / "suspects").exists()
     weft.signal(signal.SIGUSR1)  # nothing is left to be forgotten
     eventually(lambda: sum("forget which requests" in line for line in weft.read("log")) == 2, "and once more")
 

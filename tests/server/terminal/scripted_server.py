@@ -23,12 +23,13 @@ class Script:
 
     Attributes:
         pieces: The body; a callable in between is called, which lets a test hold the answer back.
+        models: Names, or whole entries of the list.
         refuse: Given a request's body, status and body of a refusal, or None.
     """
 
     pieces: list[bytes | Callable[[], object]] = field(default_factory=lambda: [event(content="Hi."), END])
     content_type: str = "text/event-stream; charset=utf-8"
-    models: list[str] = field(default_factory=lambda: ["a", "b"])
+    models: list[str | dict[str, Any]] = field(default_factory=lambda: ["a", "b"])
     refuse: Callable[[dict[str, Any]], tuple[int, bytes] | None] = lambda body: None
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -50,7 +51,8 @@ def serving(script: Script) -> Iterator[Script]:
 
         def do_GET(self) -> None:
             script.headers.append(dict(self.headers))
-            body = json.dumps({"data": [{"id": name} for name in script.models]}).encode()
+            cards = [{"id": each} if isinstance(each, str) else each for each in script.models]
+            body = json.dumps({"data": cards}).encode()
             is_known = self.path == "/v1/models"
             self._answer(200 if is_known else 404, "application/json", body if is_known else b"not here")
 

@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tests.server.terminal.scripted_server import Script
 from weft.server.run.checkpoint import DEMO_MODEL
 from weft.server.settings import FLAGS, flag_name
 
@@ -95,10 +97,37 @@ def test_help_names_every_flag_and_version_is_short() -> None:
 
 
 def test_models_lists_every_architecture_and_why_it_is_refused() -> None:
-    text = weft("models").stdout
+    text = weft("models", "--architectures").stdout
     assert text.startswith("Of 189 model types in transformers ")
     assert re.search(r"\nserved by Weft's own layers \(\d+\)\n  .*\bllama\b", text, re.DOTALL)
     assert re.search(r"\nno decoder: an encoder, which sees what follows a token \(\d+\)\n  bert, big_bird, ", text)
+
+
+def test_models_lists_those_of_a_running_server(script: Script) -> None:
+    """What another server than Weft does not tell is a dash."""
+    now = time.time()
+    script.models = [
+        {"id": "chat", "state": "loaded", "memory_bytes": 12_340_000_000, "last_used": now - 1e5},
+        {"id": "embed", "state": "unloaded", "memory_bytes": None, "last_used": None},
+        "a\x1b[2J",
+    ]
+    done = weft("models", "--url", script.url, OPENAI_API_KEY="key")
+    assert done.stdout.splitlines() == [
+        "model  state     memory    last use",
+        "chat   loaded    12.34 GB  1 d ago",
+        "embed  unloaded  -         never",
+        "a[2J   -         -         -",
+    ]
+    assert script.headers[0]["Authorization"] == "Bearer key"
+
+
+def test_models_without_a_server_says_what_else_it_could_mean() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    done = weft("models", "--url", url)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(f"weft: error: cannot reach {url}/v1: ")
+    assert "--url names another place" in done.stderr and "weft models --architectures" in done.stderr
 
 
 def test_command_line_imports_neither_tensors_nor_the_web() -> None:

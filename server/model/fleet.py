@@ -1,0 +1,122 @@
+"""What the supervisor publishes about the served models, and what server processes ask of it.
+
+The supervisor alone writes the state: one file, replaced as a whole. Server processes read it whenever they look up a
+model, which costs a `stat` unless it has changed. They ask with small files, and with a signal that nobody must heed.
+An ask has no reply but the next state; equal asks are one.
+"""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from weft.server.model_entry import MAX_MODELS
+from weft.server.settings import Settings
+
+STATE_NAME, ASKS_NAME = "models.json", "asks"
+ASK_SIGNAL = signal.SIGURG
+"""Tells the supervisor that there are asks. Ignored by every other process."""
+
+ASK_EVERY_S = 1.0
+"""As long as somebody waits, the supervisor is asked this often: what nobody asks for any more is not loaded."""
+
+State = Literal["unloaded", "loading", "ready", "unloading", "failed"]
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    """The state of a model.
+
+    Attributes:
+        message: Why it failed.
+        num_failures: How often it could not be loaded.
+        retry_time: After a failure, `time.monotonic` before which no request tries again.
+        memory_bytes: What it takes while it is loaded, as planned; None: it may take what it finds.
+        last_used: When it was last seen to work, in seconds since 1970; None: never.
+    """
+
+    state: State
+    message: str = ""
+    num_failures: int = 0
+    retry_time: float = 0.0
+    memory_bytes: int | None = None
+    last_used: float | None = None
+
+
+class FleetState(msgspec.Struct, frozen=True):
+    """All models by their own names, and which of these each alias means."""
+
+    models: Mapping[str, ModelState]
+    aliases: Mapping[str, str]
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What the supervisor is asked. `alias` is given to the model if that is the kind."""
+
+    kind: Literal["load", "unload", "alias"]
+    model: str
+    alias: str = ""
+
+
+def first_state(settings: Settings) -> FleetState:
+    """The state before anything is started."""
+    models = {name: ModelState("loading" if e.load == "always" else "unloaded") for name, e in settings.fleet.items()}
+    return FleetState(models, {alias: name for name, entry in settings.fleet.items() for alias in entry.aliases})
+
+
+def may_be_alias(alias: str, state: FleetState) -> bool:
+    """Whether an alias may be set: it is no model's own name, and there are not too many."""
+    return alias not in state.models and (alias in state.aliases or len(state.aliases) < MAX_MODELS)
+
+
+def publish(runtime_dir: pathlib.Path, state: FleetState) -> None:
+    """Replace the state. Only the supervisor does."""
+    path = runtime_dir / f"{STATE_NAME}.new"
+    path.write_bytes(msgspec.json.encode(state))
+    now = time.time_ns()  # finer than the kernel's clock of files, by which readers see that it has changed
+    os.utime(path, ns=(now, now))
+    path.replace(runtime_dir / STATE_NAME)
+
+
+def take_asks(runtime_dir: pathlib.Path) -> Iterator[Ask]:
+    """What has been asked since the last call."""
+    for path in (runtime_dir / ASKS_NAME).glob("*.json"):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            data = path.read_bytes()
+            path.unlink()  # before it is obeyed: what is asked from now on is asked again
+            yield msgspec.json.decode(data, type=Ask)
+
+
+class Fleet:
+    """The models as a server process sees them."""
+
+    def __init__(self, runtime_dir: pathlib.Path, settings: Settings) -> None:
+        """Until the supervisor has written to the folder, the state is the one at the start."""
+        self._path = runtime_dir / STATE_NAME
+        self._asks = runtime_dir / ASKS_NAME
+        self._seen: tuple[int, int] | None = None  # inode and time of what was read; None: nothing yet
+        self._state = first_state(settings)
+
+    def read(self) -> FleetState:
+        """The latest state."""
+        with contextlib.suppress(OSError):  # not yet written, or the folder is gone
+            stat = self._path.stat()
+            if (stat.st_ino, stat.st_mtime_ns) != self._seen:
+                self._state = msgspec.json.decode(self._path.read_bytes(), type=FleetState)
+                self._seen = stat.st_ino, stat.st_mtime_ns
+        return self._state
+
+    def ask(self, ask: Ask) -> None:
+        """Ask the supervisor, which is this process's parent. Does not wait."""
+        data = msgspec.json.encode(ask)
+        name = hashlib.blake2s(data, digest_size=16).hexdigest()
+        with contextlib.suppress(OSError):  # without the folder nobody can obey; who waits for it says so
+            path = self._asks / f"{name}.{os.getpid()}"
+            path.write_bytes(data)
+            path.replace(self._asks / f"{name}.json")
+            os.kill(os.getppid(), ASK_SIGNAL)
