@@ -1,7 +1,6 @@
 """Layers whose outputs are scaled, normalised or capped, as some families ask for."""
 
 import torch
-import torch.distributed as dist
 from typing_extensions import override
 
 from weft.engine.layers.parts import Layer, Linear
@@ -36,16 +35,6 @@ def clamped(layer: Layer, bound: float) -> Layer:
 def scaled(layer: Layer, factor: float) -> Layer:
     """Multiply the layer's outputs by factor."""
     return lambda inputs: layer(inputs).mul_(factor)
-
-
-def of_all_ranks(layer: Layer) -> Layer:
-    """Sum the layer's inputs over all ranks, in place, before the layer."""
-
-    def sum_first(inputs: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(inputs)
-        return layer(inputs)
-
-    return sum_first
 
 
 def shifted(layer: Layer, offset: int) -> Layer:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
+from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import FeedForward, unchanged
-from weft.engine.layers.chained import of_all_ranks, scaled
+from weft.engine.layers.chained import scaled
 from weft.engine.layers.experts import ExpertLayer, ScaledInputs, SharedExpert
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.parts import Layer

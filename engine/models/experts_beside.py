@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from typing_extensions import override
 
+from weft.engine.layers.all_ranks import of_all_ranks
 from weft.engine.layers.block import FeedForward
 from weft.engine.layers.experts_beside import ExpertsBeside
 from weft.engine.layers.kit import LayerKit
@@ -36,6 +37,7 @@ class ExpertsBesideSpec(FeedForwardSpec):
     @override
     def build(self, kit: LayerKit, reader: WeightReader) -> FeedForward:
         scale, experts = reader.tensor(self.router_scale), self.experts
+        outputs_norm = self.outputs_norm.build(kit, reader)
         return ExpertsBeside(
             self.dense.build(kit, reader),
             kit.norm(scale * len(scale) ** -0.5, self.norm.eps),
@@ -44,7 +46,7 @@ class ExpertsBesideSpec(FeedForwardSpec):
             reader.tensor(self.expert_scales),
             self.experts_norm.build(kit, reader),
             kit.experts(experts.gate_up, experts.down, reader, experts.gating),
-            self.outputs_norm.build(kit, reader),
+            of_all_ranks(outputs_norm) if experts.is_partial else outputs_norm,
             self.norm.build(kit, reader),
         )
 

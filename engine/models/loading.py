@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from weft.engine.layers.all_ranks import embedding_of_all_ranks, of_all_ids
 from weft.engine.layers.block import unchanged
 from weft.engine.layers.chained import ChainedLinear, scaled, shifted, soft_cap
 from weft.engine.layers.kit import LayerKit
@@ -22,11 +23,12 @@ from weft.engine.layers.rotary import PositionTable, RotaryTable
 from weft.engine.layers.tuned_attention import TemperatureTable
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.decoder import Decoder
-from weft.engine.models.sharding import shard
+from weft.engine.models.sharding import shard, whole_parts
 from weft.engine.models.specs import DecoderSpec, build_norm
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import DenseReader, Progress, TensorSource, WeightReader
+from weft.engine.weights.refs import WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource
 
 logger = logging.getLogger(__name__)
@@ -70,7 +72,11 @@ def load_weights(
         if config.tie_word_embeddings and _has_own_head(config, checkpoint):
             config = replace(config, tie_word_embeddings=False)
         source = checkpoint
-    spec = shard(decoder_spec(config), rank, num_ranks)
+    whole = decoder_spec(config)
+    spec = shard(whole, rank, num_ranks)
+    if parts := whole_parts(whole, spec) if num_ranks > 1 else None:
+        kinds = ", ".join(f"{kind} in {count} layers" for kind, count in parts.items())
+        logger.info("whole on every rank, since it cannot be divided: %s", kinds)
     with torch.inference_mode():
         reader = DenseReader(source, device, dtype, spec.file_bytes(dtype), progress)
         rotaries = make_rotaries(config, max_model_len, dtype, device)
@@ -128,14 +134,18 @@ def build_decoder(
         embedding, head = kit.tied(spec.embedding, reader)
     else:
         embedding, head = kit.embedding(spec.embedding, reader), kit.linear(spec.head, reader)
+    embedding = _of_all_ids(spec.embedding, embedding)
     if switches.embedding_scale != 1.0:
         embedding = scaled(embedding, torch.tensor(switches.embedding_scale, dtype=dtype).item())
     if spec.layer_embedding is not None:
-        embedding = beside(embedding, kit.embedding(spec.layer_embedding, reader))
+        layers = kit.embedding(spec.layer_embedding, reader)
+        embedding = beside(embedding, _of_all_ids(spec.layer_embedding, layers))
     if switches.logit_scale != 1.0:
         head = ChainedLinear(head, scaled(unchanged, switches.logit_scale))
     if switches.logit_soft_cap is not None:
         head = ChainedLinear(head, soft_cap(switches.logit_soft_cap))
+    if share := (spec.head or spec.embedding).share:
+        head = ChainedLinear(head, of_all_ids(sum(share.sizes)))
     positions = _position_embedding(spec, kit, reader)
     if positions is not None and switches.num_positions_skipped:
         positions = shifted(positions, switches.num_positions_skipped)
@@ -153,6 +163,11 @@ def build_decoder(
         num_types=spec.token_types.out_features if spec.token_types else 1,
         num_positions=spec.positions.out_features if spec.positions else 0,
     )
+
+
+def _of_all_ids(ref: WeightRef, embedding: Layer) -> Layer:
+    """The embedding of all ids; a rank that has only some of them asks the others."""
+    return embedding_of_all_ranks(embedding, *ref.share.runs[0]) if ref.share else embedding
 
 
 def _position_embedding(spec: DecoderSpec, kit: LayerKit, reader: WeightReader) -> Layer | None:

@@ -6,7 +6,9 @@ import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import StateSpec
-from weft.engine.layers.block import Mixer
+from weft.engine.layers.all_ranks import of_all_ranks
+from weft.engine.layers.block import Mixer, unchanged
+from weft.engine.layers.chained import ChainedLinear
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.mamba import Mamba2Mixer, MambaMixer, ParallelMixers, grouped_norm
 from weft.engine.layers.state_space import StateSpace
@@ -25,7 +27,10 @@ def _float32(name: str, *shape: int) -> TensorRef:
 
 @dataclass(frozen=True, slots=True)
 class MambaSpec(MixerSpec):
-    """`MambaMixer`; decays is the logarithm of the negative decays."""
+    """`MambaMixer`; decays is the logarithm of the negative decays.
+
+    is_partial says whether what the selections of all ranks make is summed first.
+    """
 
     inputs: WeightRef
     convolution: ConvolutionSpec
@@ -37,14 +42,16 @@ class MambaSpec(MixerSpec):
     time_bias: TensorRef
     output: OutputSpec
     cache: StateSpec
+    is_partial: bool = False
 
     @override
     def build(self, kit: LayerKit, reader: WeightReader, first_cache: int) -> Mixer:
         rank, state_size, _ = self.selection.sizes
+        selection = kit.linear(self.selection, reader)
         return MambaMixer(
             kit.linear(self.inputs, reader),
             self.convolution.build(kit, reader),
-            kit.linear(self.selection, reader),
+            ChainedLinear(selection, of_all_ranks(unchanged)) if self.is_partial else selection,
             (rank, state_size, state_size),
             tuple(norm.build_by_torch(reader) for norm in self.selection_norms),
             kit.linear(self.times, reader),

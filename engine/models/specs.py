@@ -14,8 +14,9 @@ import torch
 from typing_extensions import override
 
 from weft.engine.cache.specs import CacheSpec, PagedKV
+from weft.engine.layers.all_ranks import norm_of_all_ranks, of_all_ranks
 from weft.engine.layers.block import Attention, Block, FeedForward, GatedFeedForward, Mixer, PreNormBlock, unchanged
-from weft.engine.layers.chained import ChainedLinear, clamped, of_all_ranks, scaled
+from weft.engine.layers.chained import ChainedLinear, clamped, scaled
 from weft.engine.layers.heads import NormedHeads, over_all_heads, unchanged_heads
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.norm import HeadNorm, LayerNorm, RMSNorm
@@ -106,6 +107,10 @@ class NormSpec(PartSpec):
             return LayerNorm(weight, None if self.bias is None else reader.tensor(self.bias), self.eps)
         return RMSNorm(weight, self.eps)
 
+    def build_of_all_ranks(self, reader: WeightReader) -> Layer:
+        """Load a rank's part of an RMSNorm."""
+        return norm_of_all_ranks(None if self.weight is None else reader.tensor(self.weight), self.eps)
+
 
 def build_norm(norm: NormSpec | None, kit: LayerKit, reader: WeightReader) -> Layer:
     """Load a norm; None leaves hidden states as they are."""
@@ -144,12 +149,14 @@ class HeadNormsSpec(PartSpec):
     Attributes:
         over_all: Whether the heads of a token are normalised together, not each by itself.
         is_last: Whether the norms come behind the rotary embedding.
+        is_partial: Whether all heads are those of all ranks, of which this is one.
     """
 
     queries: NormSpec
     keys: NormSpec
     over_all: bool = False
     is_last: bool = False
+    is_partial: bool = False
 
     def build(self, kit: LayerKit, reader: WeightReader, num_heads: int, num_kv_heads: int) -> HeadLayer:
         """Load norms and rotation."""
@@ -158,7 +165,8 @@ class HeadNormsSpec(PartSpec):
             weights = reader.tensor(self.queries.weight), reader.tensor(self.keys.weight)
             norm = HeadNorm(*weights, num_heads, num_kv_heads, self.queries.eps)
             return kit.heads(norm, num_heads, num_kv_heads)
-        layers = [norm.build_by_torch(reader) for norm in (self.queries, self.keys)]
+        build = NormSpec.build_of_all_ranks if self.is_partial else NormSpec.build_by_torch
+        layers = [build(norm, reader) for norm in (self.queries, self.keys)]
         queries, keys = map(over_all_heads, layers) if self.over_all else layers
         return NormedHeads(
             kit.heads(None, num_heads, num_kv_heads), queries, keys, num_heads, num_kv_heads, self.is_last

@@ -23,13 +23,12 @@ from weft.engine.kernels.triton.attention_tiles import tile_names
 from weft.engine.kernels.triton.prompt_libraries import installed_libraries
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.facts import ModelFacts
-from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run import settled_file
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import FEW_ROWS, has_triton
 from weft.engine.run.sampler_trials import SamplerTrials
 from weft.engine.run.settle import Candidate, Component, Settler, Trial, measure_on
-from weft.engine.run.trials import AttentionTrials, BlockTrials, StepShape, Trials, paged_specs
+from weft.engine.run.trials import AttentionTrials, BlockTrials, StepShape, Trials, num_heads, paged_specs, tried_spec
 from weft.engine.shared.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -169,13 +168,13 @@ def _attention(
     model: ModelConfig,
     config: EngineConfig,
 ) -> Component | None:
-    if not paged_specs(model):
+    if not paged_specs(model, config):
         return None
     by_torch = name == "prefill_attention" and config.kernels["decode_attention"] == "torch"
     names = () if by_torch else find_names(model, config)  # one cache serves both
     steps = make_steps(model, config)
     cache = str(config.kv_cache_dtype).removeprefix("torch.")
-    shapes = f"{_attention_text(model)}, {_dtype_text(config)}, cache {cache}, {_limits_text(config)}"
+    shapes = f"{_attention_text(model, config)}, {_dtype_text(config)}, cache {cache}, {_limits_text(config)}"
     trials = AttentionTrials(model, config, steps)
     return _component(name, names, trials, shapes, _TOLERANCES[config.kv_cache_dtype], config)
 
@@ -198,7 +197,7 @@ def _tile_names(model: ModelConfig, config: EngineConfig) -> tuple[tuple[str, ..
     """For decodes and for prompts; results that are deterministic have one tile, which needs no name."""
     if config.options.deterministic:
         return ("triton",), ("triton",)
-    groups = [CacheGroup(spec, (index,)) for index, spec in enumerate(paged_specs(model))]
+    groups = [CacheGroup(spec, (index,)) for index, spec in enumerate(paged_specs(model, config))]
     decode, prompts = tile_names(groups, model.num_heads, config.dtype, config.device)
     return tuple(decode), tuple(prompts)
 
@@ -272,7 +271,7 @@ def _decode_steps(model: ModelConfig, config: EngineConfig) -> list[StepShape]:
 
 def _prefill_steps(model: ModelConfig, config: EngineConfig) -> list[StepShape]:
     """Half of each prompt, the other half behind it, then whole prompts, as many as fit a step."""
-    windows = [spec.sliding_window for spec in paged_specs(model) if spec.sliding_window]
+    windows = [spec.sliding_window for spec in paged_specs(model, config) if spec.sliding_window]
     longest = min(_PROMPT_TOKENS, config.max_model_len, config.max_num_batched_tokens, *windows)
     num_requests = min(config.max_num_batched_tokens // longest, config.max_num_seqs)
     half = longest // 2
@@ -285,20 +284,21 @@ def _within(config: EngineConfig, steps: list[StepShape]) -> list[StepShape]:
     return [s for s in steps if s.num_new and s.num_cached + s.num_new <= config.max_model_len]
 
 
-def _attention_text(model: ModelConfig) -> str:
-    kinds = []
-    for spec in paged_specs(model):
+def _attention_text(model: ModelConfig, config: EngineConfig) -> str:
+    kinds, specs = [], paged_specs(model, config)
+    for spec in specs:
         more = {"window": spec.sliding_window, "span": spec.span, "scale": spec.scale, "soft cap": spec.soft_cap}
         parts = [f"{name} {value:g}" for name, value in more.items() if value is not None]
         parts += ["with ALiBi"] * bool(spec.slopes) + ["with sinks"] * spec.has_sinks
         parts += ["both ways"] * spec.is_bidirectional
         kinds.append(" ".join([f"{spec.num_kv_heads} x {spec.head_dim}", *parts]))
-    return f"{model.num_heads} heads over {' and '.join(kinds)}{' with norms' * (model.switches.qk_norm is not None)}"
+    heads = " and ".join(dict.fromkeys(str(num_heads(model, spec)) for spec in specs))
+    return f"{heads} heads over {' and '.join(kinds)}{' with norms' * (model.switches.qk_norm is not None)}"
 
 
 def _block_text(model: ModelConfig, config: EngineConfig) -> str:
-    digest = hashlib.blake2b(repr(decoder_spec(model).blocks[0]).encode(), digest_size=4).hexdigest()
-    sizes = f"{model.hidden_size} x {model.intermediate_size}, {_attention_text(model)}, block {digest}"
+    digest = hashlib.blake2b(repr(tried_spec(model, config).blocks[0]).encode(), digest_size=4).hexdigest()
+    sizes = f"{model.hidden_size} x {model.intermediate_size}, {_attention_text(model, config)}, block {digest}"
     return f"{sizes}, {_dtype_text(config)}"
 
 

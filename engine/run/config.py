@@ -107,8 +107,7 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         itl_target_s=options.itl_target_ms / 1e3 if options.itl_target_ms else 0.05 if is_cuda else None,
-        # On the CPU a launch already computes the step; ids that one rank alone has sampled must be in the batch.
-        overlap=is_cuda and options.tensor_parallel_size == 1,
+        overlap=is_cuda,  # on the CPU a launch already computes the step
         is_ngram=options.speculative == "ngram",
         draft_model=Path(options.speculative) if options.speculative not in (None, "ngram") else None,
         is_kv_cache_fp8=_is_kv_cache_fp8(options, device),
@@ -122,7 +121,6 @@ def _check_ranks(options: EngineOptions, device: torch.device) -> None:
     if size == 1:
         return
     for name, is_asked in (
-        ("a draft model (speculative)", options.speculative not in (None, "ngram")),
         ("kv_offload", bool(options.kv_offload or options.kv_offload_dir)),
         ("deterministic", options.deterministic),  # sums over ranks depend on the size of a step
     ):

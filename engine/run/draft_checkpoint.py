@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec.structs import replace as replace_fields
+
 from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
@@ -52,7 +54,8 @@ def find_draft_checkpoint(
             f"the draft model must have the vocabulary of the model: it has {draft.vocab_size} token ids, "
             f"the model {vocab_size}"
         )
-    config = settle(draft, replace(config, kernels=config.options.kernels))
+    options = replace_fields(config.options, tensor_parallel_size=1)  # the first of several ranks drafts alone
+    config = settle(draft, replace(config, options=options, kernels=options.kernels))
     plan = plan_model(draft, config)
     groups = group_layers(plan.cache_specs)
     return DraftCheckpoint(

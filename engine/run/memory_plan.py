@@ -189,7 +189,10 @@ def estimate_activations_bytes(model: ModelFacts, config: EngineConfig, specs: S
     On a CPU a matrix may also keep its inputs in float32. specs are those of the model's caches. The tables of
     positions, which outlast the step, count here, too.
     """
-    heads = max((_head_values(spec, model.num_heads) for spec in specs if isinstance(spec, PagedKV)), default=0)
+    heads = max(
+        (_head_values(spec, spec.num_heads or model.num_heads) for spec in specs if isinstance(spec, PagedKV)),
+        default=0,
+    )
     per_token = 4 * model.hidden_size + heads + 3 * model.feed_forward_values + model.kept_values
     logits = 3 * min(config.max_num_seqs, config.max_num_batched_tokens) * model.vocab_size * 4
     widened = max(model.feed_forward_values, model.num_heads * model.head_dim) * 4 if config.device.type == "cpu" else 0

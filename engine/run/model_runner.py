@@ -206,12 +206,20 @@ class ModelRunner(Executor[LaunchedStep]):
     def _sample(self, batch: Batch, computed: ComputedStep, masks: "Future[RowMasks] | None") -> SampleResult:
         if computed.sampled_ids is not None:
             return SampleResult(computed.sampled_ids, None)
-        rows = computed.hidden_states
-        if len(batch.row_indices) != len(rows):
-            rows = rows[to_device(batch.row_indices, self._device)]
-        logits = self._model.compute_logits(rows)
+        logits = self._logits(batch, computed.hidden_states)
         row_masks = masks.result() if masks is not None else None
         return sample(logits, batch.sampling, self._previous_token_ids, row_masks, kit=self._sampling)
+
+    def _logits(self, batch: Batch, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Those of the rows to be sampled."""
+        if len(batch.row_indices) != len(hidden_states):
+            hidden_states = hidden_states[to_device(batch.row_indices, self._device)]
+        return self._model.compute_logits(hidden_states)
+
+    def _scored_logits(self, scores: ScoreBatch, hidden_states: torch.Tensor) -> Iterator[torch.Tensor]:
+        for start in range(0, len(scores.token_indices), _SCORES_AT_ONCE):
+            rows = to_device(scores.token_indices[start : start + _SCORES_AT_ONCE], self._device)
+            yield self._model.compute_logits(hidden_states[rows])
 
     def give_up_memory(self) -> None:
         """Free what can be made again: graphs."""
@@ -224,9 +232,6 @@ class ModelRunner(Executor[LaunchedStep]):
             torch.cuda.empty_cache()
 
     def _score(self, scores: ScoreBatch, hidden_states: torch.Tensor) -> Iterator[LogprobTensors]:
-        for start in range(0, len(scores.token_indices), _SCORES_AT_ONCE):
-            part = ScoreBatch(
-                *(getattr(scores, f.name)[start : start + _SCORES_AT_ONCE] for f in dataclasses.fields(scores))
-            )
-            rows = hidden_states[to_device(part.token_indices, self._device)]
-            yield score(self._model.compute_logits(rows), part)
+        for index, logits in enumerate(self._scored_logits(scores, hidden_states)):
+            part = slice(index * _SCORES_AT_ONCE, (index + 1) * _SCORES_AT_ONCE)
+            yield score(logits, ScoreBatch(*(getattr(scores, f.name)[part] for f in dataclasses.fields(scores))))

@@ -5,6 +5,7 @@ It is a child of the engine, dies with it, and exits with code 0 when the engine
 
 import logging
 import sys
+import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
@@ -13,14 +14,15 @@ import torch
 from weft.engine.cache.specs import group_layers
 from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.run.kernel_choice import make_caches, set_num_threads
+from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_choice import plan_model
-from weft.engine.run.model_runner import ModelRunner
 from weft.engine.run.process import cannot_load, follow_parent
-from weft.engine.run.ranks import RankTask
-from weft.engine.run.startup import plan_memory
+from weft.engine.run.ranks import FollowingRunner, RankTask
+from weft.engine.run.startup import measure_memory
 from weft.engine.shared import logs
 from weft.engine.shared.garbage import collect_rarely
-from weft.engine.step.transfer import to_device
+
+_SHOW_EVERY_S = 1.0
 
 
 def main(fd: int, engine: int) -> int:
@@ -32,35 +34,43 @@ def main(fd: int, engine: int) -> int:
     logs.configure(task.config.options.log_format, f"rank {task.config.rank}")
     logging.disable(logging.WARNING)  # of which the first rank says the same
     try:
-        runner = _load(task)
+        runner = _load(task, link)
     except Exception as error:
         return cannot_load(error)
     collect_rarely()
     try:
-        with torch.inference_mode():
-            while True:
-                batch = link.recv()
-                runner.fill_caches(to_device(batch.token_ids, task.config.device), batch)
+        while True:
+            runner.follow(link.recv())
     except EOFError:
         return 0
 
 
-def _load(task: RankTask) -> ModelRunner:
-    """As the engine does it, with the same plan of the memory."""
-    config = task.config
+def _load(task: RankTask, link: Connection) -> FollowingRunner:
+    """As the engine does it, which hears of the progress and plans the memory of all ranks."""
+    config, shown = task.config, time.monotonic()
+
+    def show_progress(done: int, total: int) -> None:
+        nonlocal shown
+        if (now := time.monotonic()) - shown >= _SHOW_EVERY_S:
+            shown = now
+            link.send(done)
+
     torch.set_grad_enabled(False)
     torch.set_num_threads(task.num_threads)
     if config.device.type == "cuda":
         torch.cuda.set_device(config.rank)
     chosen = plan_model(task.model, config)
-    model = chosen.load(config.model, lambda done, total: None)
+    model = chosen.load(config.model, show_progress)
+    link.send(None)
     groups = group_layers(model.cache_specs)
-    plan = plan_memory(model, task.model, config, groups, None, task.join)
+    task.join()
+    measure_memory(model, task.model, config, groups, None)
+    plan: MemoryPlan = link.recv()
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(groups, plan.num_blocks, config, task.model.num_heads, plan.num_states)
     asked = config.options.kernels.get("threads")
     set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or task.num_threads))
-    return ModelRunner(model, caches, config.device)
+    return FollowingRunner(model, caches, config.device, overlap=config.overlap)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Computes each step with several processes, each with a part of every layer (tensor parallelism).
 
 Rank 0 is the engine's process. The others are its children. They get each batch over a pipe before rank 0 launches its
-own part, and compute hidden states; rank 0 alone samples, so the next step is launched when its ids are known. A rank
-that ends takes the engine with it, at once, and the engine its ranks. While a rank hangs, rank 0 waits for it and gives
-no sign of life. The supervisor mends both with a new engine.
+own part, and compute hidden states and logits; rank 0 alone samples, and drafts. Where steps are launched before the
+one before is collected, it gives the others the sampled ids on the device. A rank that ends takes the engine with it,
+at once, and the engine its ranks; so does one that makes no progress while it loads. While a rank hangs later, rank 0
+waits for it and gives no sign of life. The supervisor mends all that with a new engine.
 """
 
 import logging
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -26,15 +29,19 @@ from weft.engine.kernels.caches import Caches
 from weft.engine.models.decoder import Model
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.model_runner import ModelRunner
+from weft.engine.run.memory_plan import MemoryPlan
+from weft.engine.run.model_runner import Follower, LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.step.batch import Batch
+from weft.engine.step.masks import RowMasks
 
 logger = logging.getLogger(__name__)
 
 _HERE = "127.0.0.1"
 _MEETING = timedelta(hours=1)
 """Longest wait of a rank for others that still load."""
+_SILENCE_S = 60.0
+"""Longest time without progress of a rank that loads, and of the meeting when all have loaded."""
 _PATIENCE_S = 1.0
 """Pause before a failed step ends the engine. If it failed because another rank has ended, that is said, and ends it,
 first."""
@@ -84,6 +91,7 @@ class Ranks:
         self.task = RankTask(model, config, torch.get_num_threads(), self._store.port)
         self._links: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._loading: list[threading.Thread] = []
         self._is_closed = False
         for rank in range(1, size):
             ours, theirs = Pipe()
@@ -95,15 +103,23 @@ class Ranks:
             self._links.append(ours)
             self._processes.append(process)
             threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
+            self._loading.append(threading.Thread(target=self._watch_loading, args=(rank, ours), daemon=True))
+            self._loading[-1].start()
 
     def join(self) -> None:
-        """Meet them."""
+        """Meet them when they have loaded their parts."""
+        for thread in self._loading:
+            thread.join()
+        timer = threading.Timer(_SILENCE_S, self._end, ["the ranks do not meet"])
+        timer.daemon = True
+        timer.start()
         self.task.join(self._store)
+        timer.cancel()
 
-    def send(self, batch: Batch) -> None:
-        """Let the others compute their parts of a batch."""
+    def send(self, message: MemoryPlan | Batch) -> None:
+        """Give the others the plan of their memory, then batches, of which they compute their parts."""
         for link in self._links:
-            link.send(batch)
+            link.send(message)
 
     def close(self) -> None:
         """End the others and wait for that."""
@@ -113,6 +129,24 @@ class Ranks:
         for process in self._processes:
             process.wait()
         dist.destroy_process_group()
+
+    def _watch_loading(self, rank: int, link: Connection) -> None:
+        """Read the progress of a rank until it has loaded its part."""
+        try:
+            while link.poll(_SILENCE_S) or link.poll(_PATIENCE_S):  # once more, if the whole machine was stopped
+                if link.recv() is None:
+                    return
+        except (EOFError, OSError):  # it has ended
+            return
+        self._end(f"rank {rank} makes no progress while it loads its part")
+
+    def _end(self, why: str) -> None:
+        self._is_closed = True
+        logger.error("%s, and the engine ends", why)
+        for process in self._processes:
+            process.kill()  # one that is stopped may not have learned to die with its parent
+            process.wait()
+        os._exit(1)
 
     def _watch(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
         code = process.wait()
@@ -126,17 +160,31 @@ class Ranks:
 class RankedRunner(ModelRunner):
     """The executor of all ranks, in the process of the first."""
 
-    def __init__(self, ranks: Ranks, model: Model, caches: Caches, device: torch.device, sampling: SamplingKit) -> None:
-        """Take over the other ranks, and the model and caches of this one."""
-        super().__init__(model, caches, device, sampling=sampling)
+    def __init__(
+        self,
+        ranks: Ranks,
+        model: Model,
+        caches: Caches,
+        device: torch.device,
+        draft_model: Follower | None,
+        sampling: SamplingKit,
+        *,
+        overlap: bool,
+    ) -> None:
+        """Take over the other ranks, and the model and caches of this one; overlap as in `EngineConfig`."""
+        super().__init__(model, caches, device, draft_model, sampling)
         self._ranks = ranks
+        self._overlap = overlap
 
     @override
-    def forward(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def launch_once(self, batch: Batch, masks: "Future[RowMasks] | None" = None) -> LaunchedStep:
         """See `ModelRunner`. A failure, for want of memory too, leaves ranks waiting for others: it ends the engine."""
         try:
             self._ranks.send(batch)
-            return super().forward(token_ids, batch)
+            launched = super().launch_once(batch, masks)
+            if self._overlap and launched.samples is not None:
+                dist.broadcast(launched.samples.token_ids, 0)
+            return launched
         except Exception:
             time.sleep(_PATIENCE_S)
             logger.exception("a step failed on rank 0, and the engine ends, since the ranks may wait for each other")
@@ -144,8 +192,30 @@ class RankedRunner(ModelRunner):
 
     @override
     def prepare(self) -> bool:
-        return False  # what there is to prepare would have to be computed by all
+        """See `ModelRunner`; what there is to prepare of the model would have to be computed by all."""
+        return self._follower is not None and self._follower.prepare()
 
     def close(self) -> None:
         """End the other ranks."""
         self._ranks.close()
+
+
+class FollowingRunner(ModelRunner):
+    """Computes batches on another rank than the first, which samples."""
+
+    def __init__(self, model: Model, caches: Caches, device: torch.device, *, overlap: bool) -> None:
+        """See `RankedRunner`."""
+        super().__init__(model, caches, device)
+        self._overlap = overlap
+
+    @torch.inference_mode()
+    def follow(self, batch: Batch) -> None:
+        """Compute this rank's part of a batch and of its logits."""
+        hidden_states, num_rows = self.forward(self._input_ids(batch), batch), len(batch.row_indices)
+        if num_rows:
+            self._logits(batch, hidden_states)
+        if batch.scores:
+            deque(self._scored_logits(batch.scores, hidden_states), maxlen=0)
+        if self._overlap and num_rows:
+            self._previous_token_ids = torch.empty(num_rows, dtype=torch.int64, device=self._device)
+            dist.broadcast(self._previous_token_ids, 0)

@@ -41,7 +41,7 @@ from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling,
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
 from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
-from weft.engine.run.ranks import RankedRunner, Ranks, least_of_ranks
+from weft.engine.run.ranks import FollowingRunner, RankedRunner, Ranks, least_of_ranks
 from weft.engine.run.vector_model import Task, find_task, read_vector_model
 from weft.engine.run.warm_up import record_graphs, warm_up
 from weft.engine.sampling.sampler import SamplingKit
@@ -93,7 +93,11 @@ def start(
     model = chosen.load(config.model, progress)
     groups = group_layers(model.cache_specs)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
-    plan = plan_memory(model, model_config, config, groups, draft, ranks.join if ranks else None)
+    if ranks:
+        ranks.join()
+    plan = plan_memory(model, model_config, config, groups, draft)
+    if ranks:
+        ranks.send(plan)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
@@ -106,7 +110,8 @@ def start(
     )
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
-    runner = RankedRunner(ranks, model, caches, config.device, sampling) if ranks else runner
+    if ranks:
+        runner = RankedRunner(ranks, model, caches, config.device, draft_model, sampling, overlap=config.overlap)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
@@ -292,19 +297,9 @@ def plan_memory(
     config: EngineConfig,
     groups: tuple[CacheGroup[CacheSpec], ...],
     draft: DraftCheckpoint | None,
-    join: Callable[[], None] | None,
 ) -> MemoryPlan:
-    """Divide the memory that the weights leave; one of several ranks joins the others, and all get the same plan."""
-    if join:
-        join()
-    activations_bytes = _measure_activations(model, model_config, config, groups)
-    if draft:  # a step computes one model after the other
-        activations_bytes = max(activations_bytes, draft.activations_bytes)
-    if config.device.type == "cuda":
-        torch.cuda.empty_cache()  # frees what measuring took, so that it is counted once
-    free_bytes = engine_config.free_bytes(config) - activations_bytes
-    if join:
-        free_bytes = least_of_ranks(free_bytes, config.device)
+    """Divide the memory that the weights leave."""
+    activations_bytes, free_bytes = measure_memory(model, model_config, config, groups, draft)
     return make_plan(
         config,
         groups + (draft.groups if draft else ()),
@@ -312,6 +307,25 @@ def plan_memory(
         activations_bytes=activations_bytes,
         free_bytes=free_bytes,
     )
+
+
+def measure_memory(
+    model: LoadedModel,
+    model_config: ModelFacts,
+    config: EngineConfig,
+    groups: tuple[CacheGroup[CacheSpec], ...],
+    draft: DraftCheckpoint | None,
+) -> tuple[int, int]:
+    """What the largest step needs, and the memory that is then free; of several ranks, who all call it, the least."""
+    activations_bytes = _measure_activations(model, model_config, config, groups)
+    if draft:  # a step computes one model after the other
+        activations_bytes = max(activations_bytes, draft.activations_bytes)
+    if config.device.type == "cuda":
+        torch.cuda.empty_cache()  # frees what measuring took, so that it is counted once
+    free_bytes = engine_config.free_bytes(config) - activations_bytes
+    if config.options.tensor_parallel_size > 1:
+        free_bytes = least_of_ranks(free_bytes, config.device)
+    return activations_bytes, free_bytes
 
 
 def _measure_activations(
@@ -327,12 +341,16 @@ def _measure_activations(
     batch = largest_batch(config, [group.spec for group in groups])
     num_blocks = max(int(group.block_tables.max()) for group in batch.groups) + 1
     caches = make_caches(groups, num_blocks, config, model_config.num_heads, batch.num_requests)
-    runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config))
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)
-    # One of several ranks must not begin again alone: the others wait for the sums of its first try.
-    launch = runner.launch if config.options.tensor_parallel_size == 1 else runner.launch_once
-    runner.collect(launch(batch))
+    if config.rank:
+        FollowingRunner(model, caches, config.device, overlap=False).follow(batch)
+        torch.cuda.synchronize(config.device)
+    else:
+        runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config))
+        # One of several ranks must not begin again alone: the others wait for the sums of its first try.
+        launch = runner.launch if config.options.tensor_parallel_size == 1 else runner.launch_once
+        runner.collect(launch(batch))
     return torch.cuda.max_memory_allocated(config.device) - before
 
 

@@ -29,7 +29,8 @@ from weft.engine.models.experts_beside import ExpertsBesideSpec
 from weft.engine.models.families.family import QKNorm
 from weft.engine.models.layer_inputs import LayeredSpec
 from weft.engine.models.loading import make_rotaries
-from weft.engine.models.specs import BlockSpec, PreNormSpec
+from weft.engine.models.sharding import shard
+from weft.engine.models.specs import BlockSpec, DecoderSpec, PreNormSpec
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.dummy_batch import dummy_batch
@@ -108,7 +109,7 @@ class AttentionTrials(Trials):
     def __init__(self, model: ModelConfig, config: EngineConfig, shapes: Sequence[StepShape]) -> None:
         """Take the steps that are computed one after the other, of which the last one is timed."""
         self._model, self._config, self._shapes = model, config, shapes
-        self._groups = tuple(CacheGroup(spec, (index,)) for index, spec in enumerate(paged_specs(model)))
+        self._groups = tuple(CacheGroup(spec, (index,)) for index, spec in enumerate(paged_specs(model, config)))
 
     @override
     def trial(self, config: EngineConfig) -> Trial:
@@ -147,7 +148,7 @@ class AttentionTrials(Trials):
     @cached_property
     def _inputs(self) -> list[tuple[torch.Tensor, ...]]:
         """Queries, keys and values of each group, stacked, for each step."""
-        sizes = [(self._model.num_heads + 2 * g.spec.num_kv_heads, g.spec.head_dim) for g in self._groups]
+        sizes = [(num_heads(self._model, g.spec) + 2 * g.spec.num_kv_heads, g.spec.head_dim) for g in self._groups]
         return list(zip(*(self._steps.random(*size) for size in sizes), strict=True))
 
     def _rotations(self, batch: Batch, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -163,8 +164,8 @@ class AttentionTrials(Trials):
             weights = 1 + torch.randn(2, spec.head_dim, generator=generator) / 8
             weights *= _head_norm(spec)
             queries, keys = weights.to(self._config.dtype).to(self._config.device, dtype).unbind(0)
-            norm = HeadNorm(queries, keys, model.num_heads, spec.num_kv_heads, model.rms_norm_eps)
-        return kit.heads(norm, model.num_heads, spec.num_kv_heads)
+            norm = HeadNorm(queries, keys, num_heads(model, spec), spec.num_kv_heads, model.rms_norm_eps)
+        return kit.heads(norm, num_heads(model, spec), spec.num_kv_heads)
 
     def _attend(
         self,
@@ -176,12 +177,12 @@ class AttentionTrials(Trials):
     ) -> list[torch.Tensor]:
         attended = []
         for group, prepare, stacked, rotation in zip(self._groups, heads, inputs, rotations, strict=True):
-            (layer,), num_heads, dtype = group.layers, self._model.num_heads, rotation.dtype
+            (layer,), num_queries, dtype = group.layers, num_heads(self._model, group.spec), rotation.dtype
             qkv = stacked.to(dtype, copy=True)
             if group.spec.latent_dim is None:
                 queries, *cached = prepare(qkv, rotation, step.cache(layer))
             else:
-                queries, latents = qkv[:, :num_heads], qkv[:, num_heads:][:, :1]
+                queries, latents = qkv[:, :num_queries], qkv[:, num_queries:][:, :1]
                 cached = [latents, latents[..., : group.spec.latent_dim]]
             keys, values = (part.to(rounded).to(dtype) for part in cached)
             attended.append(step.attend(layer, queries, keys, values).clone())
@@ -231,7 +232,7 @@ class BlockTrials(Trials):
         """
         self._model, self._config, self._shapes = model, config, shapes
         self._are_separate = are_separate
-        first = next(block for block in decoder_spec(model).blocks if block.caches)
+        first = next(block for block in tried_spec(model, config).blocks if block.caches)
         self._spec = with_steady_routing(first.block if isinstance(first, LayeredSpec) else first)
 
     @override
@@ -249,8 +250,8 @@ class BlockTrials(Trials):
         blocks = kit.fuse([self._spec.build(kit, reader, 0)])
         groups = group_layers(self._spec.caches)
         num_caches = len(self._shapes) if self._are_separate else 1
-        num_blocks, num_heads = self._steps.num_blocks, self._model.num_heads
-        caches = itertools.cycle([make_caches(groups, num_blocks, config, num_heads) for _ in range(num_caches)])
+        sizes = self._steps.num_blocks, config, self._model.num_heads
+        caches = itertools.cycle([make_caches(groups, *sizes) for _ in range(num_caches)])
         timed: list[tuple[torch.Tensor, BlockStep]] = []
 
         def outputs() -> list[torch.Tensor]:
@@ -273,9 +274,19 @@ class BlockTrials(Trials):
         return self._steps.random(self._model.hidden_size)
 
 
-def paged_specs(model: ModelConfig) -> tuple[PagedKV, ...]:
-    """The kinds of attention that the model has."""
-    return tuple(dict.fromkeys(spec for spec in decoder_spec(model).caches if isinstance(spec, PagedKV)))
+def tried_spec(model: ModelConfig, config: EngineConfig) -> DecoderSpec:
+    """What this process computes: of several ranks its part, without the sums, for which others must run."""
+    return shard(decoder_spec(model), config.rank, config.options.tensor_parallel_size, has_sums=False)
+
+
+def paged_specs(model: ModelConfig, config: EngineConfig) -> tuple[PagedKV, ...]:
+    """The kinds of attention that this process computes."""
+    return tuple(dict.fromkeys(spec for spec in tried_spec(model, config).caches if isinstance(spec, PagedKV)))
+
+
+def num_heads(model: ModelConfig, spec: PagedKV) -> int:
+    """Query heads of a kind of attention."""
+    return spec.num_heads or model.num_heads
 
 
 def _head_norm(spec: PagedKV) -> float:

@@ -155,7 +155,9 @@ class DenseReader(WeightReader):
         shape = ref.shape if ref.whole is None else (ref.whole, *ref.shape[1:])
         values = torch.empty(shape, dtype=ref.dtype or self._dtype, device=self._device)
         self._fill(ref.name, values)
-        values = self._ordered(values.view(-1), ref.order).view(shape)[ref.first : ref.first + ref.shape[0]]
+        values = self._ordered(values.view(-1), ref.order).view(shape)
+        if ref.runs:
+            values = torch.cat([values[first : first + size] for first, size in ref.runs])
         return values.float() + ref.offset if ref.offset else values
 
     def _finished(self, rows: torch.Tensor, ref: WeightRef) -> torch.Tensor:

@@ -5,8 +5,8 @@ the kit decides.
 """
 
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -46,19 +46,26 @@ class RowOrder:
         return rows
 
 
+class Run(NamedTuple):
+    """Neighbouring rows, from the first on."""
+
+    first: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """Where a rank's part of a matrix lies in the whole, which the checkpoint has.
 
     Attributes:
         sizes: Outputs of each projection of the whole.
-        starts: Of each projection, the first output of the part.
+        runs: Outputs of the part, among those of the whole in the model's order.
         in_features: Inputs of the whole.
         first_input: The first input of the part.
     """
 
     sizes: tuple[int, ...]
-    starts: tuple[int, ...]
+    runs: tuple[Run, ...]
     in_features: int
     first_input: int = 0
 
@@ -99,9 +106,7 @@ class WeightRef:
 
     def stored_rows(self, share: Share) -> torch.Tensor:
         """(out_features,) int64: for each output of a part, its row in the checkpoint's stacked matrix."""
-        firsts = accumulate(share.sizes, initial=0)
-        places = zip(firsts, share.starts, self.sizes, strict=False)
-        rows = torch.cat([torch.arange(first + start, first + start + size) for first, start, size in places])
+        rows = torch.cat([torch.arange(first, first + size) for first, size in share.runs])
         return rows if self.order is None else self.order.indices(sum(share.sizes))[rows]
 
 
@@ -136,7 +141,7 @@ class TensorRef:
         offset: Added to the stored values, which are then kept in float32: 16-bit types are less precise near 1.
         dtype: Dtype in memory; None for the model's.
         order: Where the checkpoint has the values, flattened, of the whole tensor; None if they are in order.
-        whole: Length in the checkpoint, if this is a part along the first dimension; first is where it begins.
+        whole: Length in the checkpoint, if this is a part along the first dimension, namely the rows of the runs.
     """
 
     name: str
@@ -145,7 +150,7 @@ class TensorRef:
     dtype: torch.dtype | None = None
     order: RowOrder | None = None
     whole: int | None = None
-    first: int = 0
+    runs: tuple[Run, ...] = ()
 
     @property
     def num_values(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 from pickle import UnpicklingError
+from zlib import crc32
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -192,7 +193,8 @@ def _names_in(path: Path) -> tuple[str, ...]:
 class RandomSource(TensorSource):
     """Random values, normal with standard deviation 0.02, from a pool that repeats; norms get a constant.
 
-    Repeating a pool is ten times as fast as a random generator. Its length is odd, so that rows differ.
+    Repeating a pool is ten times as fast as a random generator. Its length is odd, so that rows differ. Where a tensor
+    begins in it follows from its name, so that a part of a tensor has the values that the whole one has there.
     """
 
     _POOL_SIZE = (1 << 22) + 1
@@ -201,7 +203,6 @@ class RandomSource(TensorSource):
         """Make the pool; every norm gets norm_weight."""
         generator = torch.Generator().manual_seed(seed)
         self._pool = (torch.randn(self._POOL_SIZE, generator=generator) * 0.02).to(device, dtype)
-        self._offset = 0
         self._norm_weight = norm_weight
 
     @override
@@ -211,13 +212,22 @@ class RandomSource(TensorSource):
         if name.endswith("norm.weight"):
             target.fill_(self._norm_weight)
             return
-        flat = target.view(-1)
-        start = 0
-        while start < len(flat):
-            piece = self._pool[self._offset : self._offset + len(flat) - start]
-            flat[start : start + len(piece)].copy_(piece)
-            start += len(piece)
-            self._offset = (self._offset + len(piece)) % self._POOL_SIZE
+        start = crc32(f"{name} {item[0] if item else 0}".encode()) % self._POOL_SIZE
+        if part is not None:
+            target.copy_(self._part(start, part))
+            return
+        flat, done = target.view(-1), 0
+        while done < len(flat):
+            piece = self._pool[start : start + len(flat) - done]
+            flat[done : done + len(piece)].copy_(piece)
+            done, start = done + len(piece), 0
+
+    def _part(self, start: int, part: Part) -> torch.Tensor:
+        """The rows of a matrix, or the only one of a vector, follow each other in the pool."""
+        *rows, width = part.shape
+        starts = start + width * torch.arange(*rows or (1,), device=self._pool.device)[part.where[0] if rows else 0]
+        windows = torch.cat((self._pool, self._pool[:width])).unfold(0, width, 1)
+        return windows[starts % self._POOL_SIZE][..., part.where[-1]]
 
     @override
     def shape(self, name: str) -> None:

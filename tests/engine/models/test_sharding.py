@@ -8,35 +8,53 @@ import torch
 from tests.architectures.checkpoints import write
 from weft.engine.models.config import load_model_config
 from weft.engine.models.experts import ExpertsSpec
-from weft.engine.models.sharding import shard
+from weft.engine.models.sharding import shard, whole_parts
 from weft.engine.models.specs import AttentionSpec, DecoderSpec, PreNormSpec
 from weft.engine.models.tensor_names import decoder_spec
-from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import DenseReader
-from weft.engine.weights.refs import ExpertsRef, TensorRef, WeightRef
-from weft.engine.weights.tensor_files import CheckpointSource
+from weft.engine.weights.refs import ExpertsRef, Run, TensorRef, WeightRef
+from weft.engine.weights.tensor_files import CheckpointSource, RandomSource
 
 CPU = torch.device("cpu")
-MODELS = ("llama", "gpt2", "phi3", "bloom", "cohere", "gpt_oss", "mixtral")
+MODELS = (
+    *("llama", "gpt2", "phi3", "bloom", "cohere", "gpt_oss", "mixtral", "olmo2", "deepseek_v2", "deepseek_v3"),
+    *(
+        "minicpm3",
+        "qwen3_next",
+        "qwen3_5_text",
+        "lfm2",
+        "recurrent_gemma",
+        "mamba",
+        "mamba2",
+        "falcon_h1",
+        "gemma4_text",
+    ),
+)
 """Separate, stacked and fused projections, transposed ones, heads in another order and with norms of their own, biases,
-sinks, experts of both layouts, gate and up in turn."""
+sinks, experts of both layouts, gate and up in turn; latents, recurrent layers, layers that share K/V."""
 
 
-def read(folder: Path, ref: WeightRef | ExpertsRef | TensorRef) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    reader = DenseReader(CheckpointSource(folder, CPU), CPU, torch.float32, 1)
+def read(
+    folder: Path | None, ref: WeightRef | ExpertsRef | TensorRef
+) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """From a checkpoint; without one, random values."""
+    source = CheckpointSource(folder, CPU) if folder else RandomSource(0, torch.float32, CPU, 1.0)
+    reader = DenseReader(source, CPU, torch.float32, 1)
     if isinstance(ref, TensorRef):
         return [(reader.tensor(ref), None)]
     return list(reader.experts(ref)) if isinstance(ref, ExpertsRef) else [reader.dense(ref)]
 
 
-def join(refs: list[WeightRef], parts: list[torch.Tensor], whole: WeightRef) -> torch.Tensor:
-    """The whole of what all ranks have of a matrix or of its bias."""
-    if refs[0].in_features < whole.in_features:
-        return torch.cat(parts, 1)
-    if refs[0].out_features == whole.out_features:
-        return parts[-1]
-    projections = zip(*(part.split(list(ref.sizes)) for ref, part in zip(refs, parts, strict=True)), strict=True)
-    return torch.cat([torch.cat(parts) for parts in projections])
+def put(ref: WeightRef | ExpertsRef | TensorRef, part: torch.Tensor, whole: torch.Tensor) -> None:
+    """Write a rank's part of a tensor, or of the bias of a matrix, to its place."""
+    if isinstance(ref, ExpertsRef):
+        ref = ref.matrix
+    runs = ref.runs if isinstance(ref, TensorRef) else ref.share.runs if ref.share else ()
+    rows = torch.cat([torch.arange(first, first + size) for first, size in runs or (Run(0, len(whole)),)])
+    if isinstance(ref, TensorRef) or ref.share is None or part.dim() == 1:
+        whole[rows] = part
+    else:
+        whole[rows, ref.share.first_input : ref.share.first_input + ref.in_features] = part
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -44,24 +62,23 @@ def test_the_parts_are_together_the_whole(tmp_path: Path, name: str) -> None:
     folder = write(name, tmp_path, {"use_qk_norm": True} if name == "cohere" else None)
     whole = decoder_spec(load_model_config(folder))
     parts = [shard(whole, rank, 2) for rank in range(2)]
-    num_divided = 0
+    assert not whole_parts(whole, parts[0])
+    check_parts(folder, whole, parts)
+    check_parts(None, whole, parts)
+
+
+def check_parts(folder: Path | None, whole: DecoderSpec, parts: list[DecoderSpec]) -> None:
     for ref, *of_ranks in zip(whole.weights, *(part.weights for part in parts), strict=True):
         read_parts = [read(folder, part) for part in of_ranks]
         for expected, *found in zip(read(folder, ref), *read_parts, strict=True):
-            weights = [weight for weight, _ in found]
-            if isinstance(ref, TensorRef):
-                is_whole = weights[0].shape == expected[0].shape
-                assert torch.equal(weights[1] if is_whole else torch.cat(weights), expected[0])
-                continue
-            matrix = ref.matrix if isinstance(ref, ExpertsRef) else ref
-            matrices = [part.matrix if isinstance(part, ExpertsRef) else part for part in of_ranks]
-            num_divided += matrices[0] != matrix
-            assert torch.equal(join(matrices, weights, matrix), expected[0])
-            biases = [bias for _, bias in found if bias is not None]
-            assert bool(biases) == (expected[1] is not None)
-            if expected[1] is not None:  # of a matrix divided by inputs, the first rank alone has it
-                assert torch.equal(join(matrices, biases, matrix) if len(biases) > 1 else biases[0], expected[1])
-    assert num_divided >= 4 * len(whole.blocks)
+            for kind, values in enumerate(expected):  # weight, bias
+                if values is None:
+                    continue
+                joined = torch.full_like(values, torch.nan)
+                for part, of_rank in zip(of_ranks, found, strict=True):
+                    if (own := of_rank[kind]) is not None:  # divided by inputs, the first rank alone has the bias
+                        put(part, own, joined)
+                assert torch.equal(joined, values)
 
 
 def attention(spec: DecoderSpec) -> AttentionSpec:
@@ -91,16 +108,17 @@ def test_the_experts_of_all_ranks_and_the_shared_one_are_summed_once(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "num_ranks", "reason"),
+    ("name", "num_ranks", "kinds"),
     [
-        ("deepseek_v3", 2, "layers of the kind LatentAttention"),
-        ("mamba2", 2, "layers of the kind Mamba2"),
-        ("qwen3_next", 2, "layers of the kind GatedDelta"),
-        ("olmo2", 2, "norms over all heads"),
-        ("llama", 3, "4 heads over 2 K/V heads"),
+        ("llama", 3, {"Attention": 2}),  # 4 heads, 96 inner values
+        ("mamba2", 16, {"Mamba2": 2}),
+        ("qwen2_moe", 5, {"Attention": 2, "Experts": 2}),
     ],
 )
-def test_what_cannot_be_divided_is_refused_by_name(tmp_path: Path, name: str, num_ranks: int, reason: str) -> None:
+def test_what_cannot_be_divided_is_whole_on_every_rank(
+    tmp_path: Path, name: str, num_ranks: int, kinds: dict[str, int]
+) -> None:
     spec = decoder_spec(load_model_config(write(name, tmp_path)))
-    with pytest.raises(ModelError, match=f"^tensor_parallel_size {num_ranks}: ranks cannot divide {reason} of this"):
-        shard(spec, 0, num_ranks)
+    part = shard(spec, 1, num_ranks)
+    assert whole_parts(spec, part) == kinds
+    assert part.embedding.out_features < spec.embedding.out_features

@@ -92,6 +92,20 @@ def answer(started: Started) -> list[int]:
 
 
 @needs_native
+def test_ranks_try_the_shapes_of_their_part(own_file: Path) -> None:
+    settler = components.settler_for(torch.device("cpu"))
+    texts = []
+    for size in (1, 2):
+        options = changed(tensor_parallel_size=size)
+        model = load_model_config(DEMO)
+        components.settle_kernels(model, engine_config.resolve(options, model), settler)
+        texts.append([kept()[name].shapes for name in ("attention", "layers")])
+    assert texts[0][0].startswith("6 heads over 6 x ") and texts[1][0].startswith("3 heads over 3 x ")
+    assert texts[0][1] != texts[1][1]
+    assert {kept()[name].chosen for name in ("attention", "layers")} == {"native"}
+
+
+@needs_native
 def test_a_second_start_compares_nothing_and_another_shape_or_version_does(
     compared: list[str], own_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,14 +174,14 @@ def test_what_exists_but_cannot_compute_the_model_is_refused_with_the_reason() -
 
 
 class ShiftedNorms(NativeKit):
-    """A kit that was compiled wrongly: a value of each row is off by a quarter."""
+    """A kit that was compiled wrongly: a value of each row is off by half."""
 
     def norm(self, weight: torch.Tensor, eps: float) -> Layer:
         norm = super().norm(weight, eps)
 
         def run(hidden: torch.Tensor) -> torch.Tensor:
             outputs = norm(hidden)
-            outputs[:, 3] *= 1.25
+            outputs[:, 3] *= 1.5
             return outputs
 
         return run

@@ -1,0 +1,67 @@
+"""Layers of which each rank has a part: what the ranks make is put together by sums or, for logits, side by side.
+
+All ranks call them in the same order, with the same tokens.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from weft.engine.layers.parts import Layer
+
+
+def of_all_ranks(layer: Layer) -> Layer:
+    """Sum the layer's inputs over all ranks, in place, before the layer."""
+
+    def sum_first(inputs: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(inputs)
+        return layer(inputs)
+
+    return sum_first
+
+
+def norm_of_all_ranks(weight: torch.Tensor | None, eps: float) -> Layer:
+    """RMSNorm of a vector of which each rank has a part of one size; weight is of this rank's part."""
+
+    def norm(hidden: torch.Tensor) -> torch.Tensor:
+        values = hidden.float()
+        squares = values.square().sum(-1, keepdim=True)
+        dist.all_reduce(squares)  # a part that several ranks have counts as often as any other
+        scales = squares.div_(hidden.size(-1) * dist.get_world_size()).add_(eps).rsqrt_()
+        normed = values.mul(scales).to(hidden.dtype)
+        return normed if weight is None else normed.mul_(weight)
+
+    return norm
+
+
+def embedding_of_all_ranks(embedding: Layer, first: int, size: int) -> Layer:
+    """An embedding of which this rank has size rows, from the first id on."""
+
+    def embed(token_ids: torch.Tensor) -> torch.Tensor:
+        own = token_ids - first
+        rows = embedding(own.clamp(0, size - 1))
+        rows.masked_fill_(((own < 0) | (own >= size)).unsqueeze(1), 0)
+        dist.all_reduce(rows)
+        return rows
+
+    return embed
+
+
+def of_all_ids(vocab_size: int) -> Layer:
+    """The rank's logits -> those of all ids on the first rank, which alone samples; on others they stay.
+
+    Each rank has the ids that `sharding.py` gives it.
+    """
+
+    def gather(logits: torch.Tensor) -> torch.Tensor:
+        size = dist.get_world_size()
+        ends = [vocab_size * rank // size for rank in range(size + 1)]
+        padded = F.pad(logits, (0, -(-vocab_size // size) - logits.size(1)))  # gathered parts are of one size
+        if dist.get_rank():
+            dist.gather(padded)
+            return logits
+        parts = [torch.empty_like(padded) for _ in range(size)]
+        dist.gather(padded, parts)
+        return torch.cat([part[:, : ends[rank + 1] - ends[rank]] for rank, part in enumerate(parts)], 1)
+
+    return gather
