@@ -183,6 +183,9 @@ class Settings(BaseModel):
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     """Number of processes that compute each step together, each with a part of every layer: on CUDA one for each GPU,
     on a CPU each with its share of the cores. kv_cache_memory is then that of each."""
+    pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
+    """Number of stages, each with some of the layers and tensor_parallel_size processes, which compute a step one after
+    the other: more memory, not more speed."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; auto detects it from the chat template."""
     speculative: str | None = None
@@ -283,7 +286,15 @@ FLAGS = (
     *("host", "port", "served_model_name", "device", "dtype", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "kv_cache_memory", "kv_cache_dtype", "kv_offload", "block_size", "prefix_caching"),
     *("load_format", "quantization", "tool_format", "speculative", "itl_target_ms", "deterministic", "api_key"),
-    *("api_keys_file", "server_processes", "tensor_parallel_size", "data_dir", "task", "log_format"),
+    *(
+        "api_keys_file",
+        "server_processes",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_dir",
+        "task",
+        "log_format",
+    ),
 )
 """The settings with a flag, in the order of the help text. The others are for YAML and environment only."""
 

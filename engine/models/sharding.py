@@ -56,7 +56,7 @@ def shard(spec: DecoderSpec, rank: int, num_ranks: int, *, has_sums: bool = True
     sharding = _Sharding(rank, num_ranks, spec.caches, has_sums)
     return replace(
         spec,
-        embedding=sharding.vocabulary(spec.embedding),
+        embedding=spec.embedding and sharding.vocabulary(spec.embedding),
         head=spec.head and sharding.vocabulary(spec.head),
         layer_embedding=spec.layer_embedding and sharding.vocabulary(spec.layer_embedding),
         blocks=tuple(map(sharding.block, spec.blocks)),

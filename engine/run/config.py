@@ -117,17 +117,26 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
 
 def _check_ranks(options: EngineOptions, device: torch.device) -> None:
     """Refuse what several ranks cannot do yet."""
-    size = options.tensor_parallel_size
+    size, settings = options.num_ranks, settings_of_ranks(options)
     if size == 1:
         return
     for name, is_asked in (
         ("kv_offload", bool(options.kv_offload or options.kv_offload_dir)),
-        ("deterministic", options.deterministic),  # sums over ranks depend on the size of a step
+        (
+            "deterministic",
+            options.deterministic and options.tensor_parallel_size > 1,
+        ),  # sums over ranks depend on the size of a step
     ):
         if is_asked:
-            raise ModelError(f"tensor_parallel_size {size} does not go together with {name}")
+            raise ModelError(f"{settings} does not go together with {name}")
     if device.type == "cuda" and torch.cuda.device_count() < size:
-        raise ModelError(f"tensor_parallel_size {size} needs as many GPUs, and there are {torch.cuda.device_count()}")
+        raise ModelError(f"{settings} needs {size} GPUs, and there are {torch.cuda.device_count()}")
+
+
+def settings_of_ranks(options: EngineOptions) -> str:
+    """The settings, with their values, that ask for several ranks."""
+    sizes = {name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    return " with ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
 
 def _is_kv_cache_fp8(options: EngineOptions, device: torch.device) -> bool:
@@ -152,7 +161,7 @@ def _device(name: str) -> torch.device:
 
 def free_bytes(config: EngineConfig) -> int:
     """Bytes that a rank can allocate now. Each has a GPU of its own; on a CPU they share the memory."""
-    sharing = config.options.tensor_parallel_size if config.device.type == "cpu" else 1
+    sharing = config.options.num_ranks if config.device.type == "cpu" else 1
     return available_memory_bytes(config.device) // sharing
 
 

@@ -9,11 +9,10 @@ import sys
 
 import msgspec
 
-from weft.engine.cache.specs import group_layers
 from weft.engine.run import config as engine_config
 from weft.engine.run.draft_checkpoint import find_draft_checkpoint
 from weft.engine.run.memory_plan import check_fit, estimate_activations_bytes, format_size, make_plan
-from weft.engine.run.model_choice import plan_model, read_model
+from weft.engine.run.model_choice import plan_largest, read_model
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
 
@@ -24,10 +23,10 @@ def main() -> int:
     try:
         model = read_model(pathlib.Path(options.model), options.model_impl)
         config = engine_config.resolve(options, model)
-        chosen = plan_model(model, config)
+        chosen = plan_largest(model, config)
         weights_bytes = chosen.weights_bytes
         activations_bytes = estimate_activations_bytes(model, config, chosen.cache_specs)
-        groups = group_layers(chosen.cache_specs)
+        groups = chosen.planned_groups
         draft = find_draft_checkpoint(config, model.vocab_size, chosen)
         if draft:
             weights_bytes += draft.plan.weights_bytes
@@ -51,8 +50,10 @@ def main() -> int:
     print(f"device       {config.device.type}, {dtype}{exceptions}")
     if draft and config.draft_model:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
-    if options.tensor_parallel_size > 1:
-        print(f"ranks        {options.tensor_parallel_size}; what follows is for each of them")
+    if options.num_ranks > 1:
+        stages = f" in {options.pipeline_parallel_size} stages" * (options.pipeline_parallel_size > 1)
+        which = "the largest" if stages else "each"
+        print(f"ranks        {options.num_ranks}{stages}; what follows is for {which} of them")
     print(f"free memory  {format_size(free_bytes)}")
     print("\n".join(plan.lines()))
     print(plan.concurrency())

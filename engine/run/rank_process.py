@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from weft.engine.cache.specs import group_layers
 from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.run.kernel_choice import make_caches, set_num_threads
 from weft.engine.run.memory_plan import MemoryPlan
@@ -62,15 +61,15 @@ def _load(task: RankTask, link: Connection) -> FollowingRunner:
     chosen = plan_model(task.model, config)
     model = chosen.load(config.model, show_progress)
     link.send(None)
-    groups = group_layers(model.cache_specs)
     task.join()
-    measure_memory(model, task.model, config, groups, None)
+    measure_memory(model, task.model, config, chosen.groups, None)
     plan: MemoryPlan = link.recv()
     config = replace(config, max_num_seqs=plan.max_num_seqs)
-    caches = make_caches(groups, plan.num_blocks, config, task.model.num_heads, plan.num_states)
+    caches = make_caches(chosen.groups, plan.num_blocks, config, task.model.num_heads, plan.num_states)
     asked = config.options.kernels.get("threads")
     set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or task.num_threads))
-    return FollowingRunner(model, caches, config.device, overlap=config.overlap)
+    has_head = config.rank < config.options.tensor_parallel_size
+    return FollowingRunner(model, caches, config.device, overlap=config.overlap, has_head=has_head)
 
 
 if __name__ == "__main__":
