@@ -119,7 +119,9 @@ def _borders(sizes: Sequence[int], extra: int, num_stages: int) -> tuple[int, ..
     """First block of each stage, and the end; extra counts for the first stage. The best cuts of ever more blocks."""
     sums = [0, *accumulate(sizes)]
     num_blocks = len(sizes)
-    best: dict[int, tuple[int, tuple[int, ...]]] = {end: (sums[end] + extra, (0, end)) for end in range(1, num_blocks + 1)}
+    best: dict[int, tuple[int, tuple[int, ...]]] = {
+        end: (sums[end] + extra, (0, end)) for end in range(1, num_blocks + 1)
+    }
     for stage in range(2, num_stages + 1):
         best = {
             end: min(
