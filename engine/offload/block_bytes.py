@@ -29,13 +29,16 @@ class BlockBytes:
         Returns:
             (row_bytes,) uint8 on the host, and what to wait for before it is read; None on the CPU.
         """
-        row = torch.empty(self.row_bytes[group], dtype=torch.uint8, pin_memory=self._is_cuda)
+        row = self.joined(group, block)
         if not self._is_cuda:
-            for tensor, part in self._parts(group, row):
-                part.copy_(tensor[block])
             return row, None
-        row.copy_(torch.cat([tensor[block] for tensor in self._groups[group]]), non_blocking=True)
-        return row, self.mark()
+        pinned = torch.empty(len(row), dtype=torch.uint8, pin_memory=True)
+        pinned.copy_(row, non_blocking=True)
+        return pinned, self.mark()
+
+    def joined(self, group: int, block: int) -> torch.Tensor:
+        """(row_bytes,) uint8 on the device: a copy of a block."""
+        return torch.cat([tensor[block] for tensor in self._groups[group]])
 
     def mark(self) -> torch.cuda.Event | None:
         """Mark the end of all launched steps on the device; None on the CPU, where they are over."""

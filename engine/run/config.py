@@ -117,20 +117,15 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
 
 def _check_ranks(options: EngineOptions, device: torch.device) -> None:
     """Refuse what several ranks cannot do yet."""
-    size, settings = options.num_ranks, settings_of_ranks(options)
-    if size == 1:
-        return
-    for name, is_asked in (
-        ("kv_offload", bool(options.kv_offload or options.kv_offload_dir)),
-        (
-            "deterministic",
-            options.deterministic and options.tensor_parallel_size > 1,
-        ),  # sums over ranks depend on the size of a step
+    size, has_offload = options.num_ranks, bool(options.kv_offload or options.kv_offload_dir)
+    for name, value, other, is_asked in (
+        ("tensor_parallel_size", options.tensor_parallel_size, "deterministic", options.deterministic),  # for its sums
+        ("pipeline_parallel_size", options.pipeline_parallel_size, "kv_offload", has_offload),
     ):
-        if is_asked:
-            raise ModelError(f"{settings} does not go together with {name}")
-    if device.type == "cuda" and torch.cuda.device_count() < size:
-        raise ModelError(f"{settings} needs {size} GPUs, and there are {torch.cuda.device_count()}")
+        if value > 1 and is_asked:
+            raise ModelError(f"{name} {value} does not go together with {other}")
+    if size > 1 and device.type == "cuda" and torch.cuda.device_count() < size:
+        raise ModelError(f"{settings_of_ranks(options)} needs {size} GPUs, and there are {torch.cuda.device_count()}")
 
 
 def settings_of_ranks(options: EngineOptions) -> str:

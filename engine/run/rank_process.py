@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection
 import torch
 
 from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
+from weft.engine.offload.block_bytes import BlockBytes
+from weft.engine.offload.ranked_blocks import obey
 from weft.engine.run.kernel_choice import make_caches, set_num_threads
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_choice import plan_model
@@ -20,6 +22,7 @@ from weft.engine.run.ranks import FollowingRunner, RankTask
 from weft.engine.run.startup import measure_memory
 from weft.engine.shared import logs
 from weft.engine.shared.garbage import collect_rarely
+from weft.engine.step.batch import Batch
 
 _SHOW_EVERY_S = 1.0
 
@@ -33,18 +36,22 @@ def main(fd: int, engine: int) -> int:
     logs.configure(task.config.options.log_format, f"rank {task.config.rank}")
     logging.disable(logging.WARNING)  # of which the first rank says the same
     try:
-        runner = _load(task, link)
+        runner, blocks = _load(task, link)
     except Exception as error:
         return cannot_load(error)
     collect_rarely()
     try:
         while True:
-            runner.follow(link.recv())
+            message = link.recv()
+            if isinstance(message, Batch):
+                runner.follow(message)
+            else:
+                obey(blocks, message)
     except EOFError:
         return 0
 
 
-def _load(task: RankTask, link: Connection) -> FollowingRunner:
+def _load(task: RankTask, link: Connection) -> tuple[FollowingRunner, BlockBytes]:
     """As the engine does it, which hears of the progress and plans the memory of all ranks."""
     config, shown = task.config, time.monotonic()
 
@@ -69,7 +76,8 @@ def _load(task: RankTask, link: Connection) -> FollowingRunner:
     asked = config.options.kernels.get("threads")
     set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or task.num_threads))
     has_head = config.rank < config.options.tensor_parallel_size
-    return FollowingRunner(model, caches, config.device, overlap=config.overlap, has_head=has_head)
+    runner = FollowingRunner(model, caches, config.device, overlap=config.overlap, has_head=has_head)
+    return runner, BlockBytes(caches.blocks(chosen.groups), config.device)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -31,6 +32,7 @@ from weft.engine.kernels.caches import Caches
 from weft.engine.layers.all_ranks import StageRanks
 from weft.engine.models.decoder import Model
 from weft.engine.models.facts import ModelFacts
+from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_runner import Follower, LaunchedStep, ModelRunner
@@ -98,6 +100,7 @@ class Ranks:
         self._links: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._loading: list[threading.Thread] = []
+        self._lock = threading.Lock()
         self._is_closed = False
         for rank in range(1, size):
             ours, theirs = Pipe()
@@ -124,8 +127,13 @@ class Ranks:
 
     def send(self, message: MemoryPlan | Batch) -> None:
         """Give the others the plan of their memory, then batches, of which they compute their parts."""
-        for link in self._links:
-            link.send(message)
+        self.send_each([message] * len(self._links))
+
+    def send_each(self, messages: Sequence[MemoryPlan | Batch | ReadBlock | WriteBlock]) -> None:
+        """Give each of the others its own message. Any thread may; all ranks get what others send in one order."""
+        with self._lock:
+            for link, message in zip(self._links, messages, strict=True):
+                link.send(message)
 
     def close(self) -> None:
         """End the others and wait for that."""

@@ -30,6 +30,7 @@ from weft.engine.models.facts import ModelFacts
 from weft.engine.offload.block_bytes import BlockBytes
 from weft.engine.offload.offload_tier import OffloadTier
 from weft.engine.offload.open_tier import Opened, open_tier
+from weft.engine.offload.ranked_blocks import RankedBlocks
 from weft.engine.run import config as engine_config
 from weft.engine.run.components import settle_kernels, settler_for
 from weft.engine.run.config import EngineConfig
@@ -102,7 +103,7 @@ def start(
     caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
     draft_caches = _draft_caches(draft, plan) if draft else None
-    offload = _open_offload(config, plan, groups, caches, draft, draft_caches)
+    offload = _open_offload(config, plan, groups, caches, draft, draft_caches, ranks)
     kv = _cache_manager(config, plan, groups, offload)
     sampling = choose_sampling(config)
     draft_model = (
@@ -184,6 +185,7 @@ def _open_offload(
     caches: Caches,
     draft: DraftCheckpoint | None,
     draft_caches: Caches | None,
+    ranks: Ranks | None,
 ) -> Opened | None:
     """What keeps evicted blocks, of the model and of its draft model, whose caches have the same block ids."""
     if not (config.options.kv_offload or config.options.kv_offload_dir):
@@ -191,6 +193,7 @@ def _open_offload(
     if not _caches_prefixes(config, plan) or any(isinstance(group.spec, ModuleCache) for group in groups):
         raise ModelError("kv_offload and kv_offload_dir keep cached prefixes, and this engine caches none")
     tensors = caches.blocks(groups)
+    shared = [len(of_group) for of_group in tensors]
     if draft and draft_caches:
         for index, of_draft in zip(draft.group_indices, draft_caches.blocks(draft.groups), strict=True):
             tensors[index] += of_draft
@@ -199,7 +202,9 @@ def _open_offload(
         *(config.dtype, config.kv_cache_dtype, options.quantization, options.load_format, options.model_impl),
         *(config.block_size, plan.max_model_len, caches.name, groups),
     )
-    return open_tier(options, BlockBytes(tensors, config.device), facts, is_cuda=config.device.type == "cuda")
+    device = config.device
+    blocks = RankedBlocks(tensors, shared, device, ranks.send_each) if ranks else BlockBytes(tensors, device)
+    return open_tier(options, blocks, facts, is_cuda=device.type == "cuda")
 
 
 def _caches_prefixes(config: EngineConfig, plan: MemoryPlan) -> bool:

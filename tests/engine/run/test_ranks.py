@@ -16,9 +16,11 @@ import torch
 
 from tests.architectures.checkpoints import NUM_OUTPUT_TOKENS, golden, write
 from tests.engine.guidance.demo import DEMO_MODEL, PROMPT
+from tests.engine.offload.test_offload_engine import BLOCK_SIZE, NUM_BLOCKS_OF_A_PROMPT, complete
 from tests.engine.step.test_executor import REQUESTS, outputs
 from tests.engine.test_golden import greedy, run
 from weft.engine.kernels.cpu import library
+from weft.engine.offload.offload_tier import OffloadTier
 from weft.engine.run import config, print_plan, rank_process
 from weft.engine.run.ranks import RankedRunner
 from weft.engine.run.startup import Started, start
@@ -139,6 +141,25 @@ def test_choices_grammars_drafts_and_sampling_are_those_of_one_rank(
     assert found[0] == found[1]
 
 
+def test_blocks_of_all_ranks_come_back_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With those of a draft model, which the first rank alone has."""
+    monkeypatch.setattr(OffloadTier, "load_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(subprocess, "Popen", ForkedRank)
+    order, settings = [1, 2, 3, 1, 2, 3], {"block_size": BLOCK_SIZE, "max_num_seqs": 2}
+    settings["speculative"] = str(DEMO_MODEL / "draft")
+    plain = start(options(DEMO_MODEL, 1, **settings), "epoch")
+    num_bytes = 12 * plain.plan.kv_cache_bytes // plain.plan.num_blocks  # of half the heads nearly twice as many blocks
+    settings |= {"kv_cache_memory": num_bytes, "kv_offload_dir": str(tmp_path)}
+    started = start(options(DEMO_MODEL, 2, **settings), "epoch")
+    assert [complete(started, number) for number in order] == [complete(plain, number) for number in order]
+    counters = started.engine.scheduler.counters
+    assert counters.kv_offload_disk_loads + counters.kv_offload_host_loads > NUM_BLOCKS_OF_A_PROMPT
+    assert counters.kv_offload_faults == 0
+    assert isinstance(started.engine._executor, RankedRunner) and started.tier
+    started.tier.close()
+    started.engine._executor.close()
+
+
 @pytest.mark.skipif(library.load() is None, reason="no native kernels on this machine")
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_native_kernels_compute_the_parts(quantization: str) -> None:
@@ -165,7 +186,6 @@ def test_the_plan_is_that_of_each_rank(monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"kv_offload_dir": "/blocks"}, "kv_offload"),
         ({"deterministic": True}, "deterministic"),
         ({"task": "embed"}, "task embed"),
     ],
