@@ -196,6 +196,9 @@ class Settings(BaseModel):
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     """Number of processes that compute each step together, each with a part of every layer: on CUDA one for each GPU,
     on a CPU each with its share of the cores. kv_cache_memory is then that of each."""
+    pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
+    """Number of stages, each with some of the layers and tensor_parallel_size processes, which compute a step one after
+    the other: more memory, not more speed."""
     tool_format: ToolFormatName = "auto"
     """How the model writes tool calls; auto detects it from the chat template."""
     speculative: str | None = None

@@ -228,9 +228,9 @@ class CacheGroup(Generic[SpecT_co]):
         return self.spec.bytes_per_request * len(self.layers)
 
 
-def group_layers(specs: Sequence[SpecT]) -> tuple[CacheGroup[SpecT], ...]:
-    """Group layers by equal spec, in order of first appearance."""
-    layers: dict[SpecT, list[int]] = {}
+def group_layers(specs: Sequence[SpecT], kinds: Sequence[SpecT] = ()) -> tuple[CacheGroup[SpecT], ...]:
+    """Group layers by equal spec, in order of first appearance; kinds come first, even those of no layer."""
+    layers: dict[SpecT, list[int]] = {spec: [] for spec in kinds}
     for layer, spec in enumerate(specs):
         layers.setdefault(spec, []).append(layer)
     return tuple(CacheGroup(spec, tuple(indices)) for spec, indices in layers.items())

@@ -1,7 +1,9 @@
 """Layers of which each rank has a part: what the ranks make is put together by sums or, for logits, side by side.
 
-All ranks call them in the same order, with the same tokens.
+All ranks call them in the same order, with the same tokens. With pipeline stages all ranks are those of a stage.
 """
+
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -10,11 +12,25 @@ import torch.nn.functional as F
 from weft.engine.layers.parts import Layer
 
 
+class StageRanks:
+    """The ranks of this process's pipeline stage."""
+
+    group: ClassVar[dist.ProcessGroup | None] = None
+    """None for all ranks; torch keeps its groups in one place for a process, too."""
+
+    @classmethod
+    def meet(cls, num_ranks: int) -> None:
+        """Divide all ranks into stages of so many; every rank calls it when all have met."""
+        size = dist.get_world_size()
+        groups = [dist.new_group(list(range(first, first + num_ranks))) for first in range(0, size, num_ranks)]
+        cls.group = groups[dist.get_rank() // num_ranks]
+
+
 def of_all_ranks(layer: Layer) -> Layer:
     """Sum the layer's inputs over all ranks, in place, before the layer."""
 
     def sum_first(inputs: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(inputs)
+        dist.all_reduce(inputs, group=StageRanks.group)
         return layer(inputs)
 
     return sum_first
@@ -26,8 +42,8 @@ def norm_of_all_ranks(weight: torch.Tensor | None, eps: float) -> Layer:
     def norm(hidden: torch.Tensor) -> torch.Tensor:
         values = hidden.float()
         squares = values.square().sum(-1, keepdim=True)
-        dist.all_reduce(squares)  # a part that several ranks have counts as often as any other
-        scales = squares.div_(hidden.size(-1) * dist.get_world_size()).add_(eps).rsqrt_()
+        dist.all_reduce(squares, group=StageRanks.group)  # a part that several ranks have counts as often as any other
+        scales = squares.div_(hidden.size(-1) * dist.get_world_size(StageRanks.group)).add_(eps).rsqrt_()
         normed = values.mul(scales).to(hidden.dtype)
         return normed if weight is None else normed.mul_(weight)
 
@@ -41,7 +57,7 @@ def embedding_of_all_ranks(embedding: Layer, first: int, size: int) -> Layer:
         own = token_ids - first
         rows = embedding(own.clamp(0, size - 1))
         rows.masked_fill_(((own < 0) | (own >= size)).unsqueeze(1), 0)
-        dist.all_reduce(rows)
+        dist.all_reduce(rows, group=StageRanks.group)
         return rows
 
     return embed
@@ -54,14 +70,14 @@ def of_all_ids(vocab_size: int) -> Layer:
     """
 
     def gather(logits: torch.Tensor) -> torch.Tensor:
-        size = dist.get_world_size()
+        size = dist.get_world_size(StageRanks.group)
         ends = [vocab_size * rank // size for rank in range(size + 1)]
         padded = F.pad(logits, (0, -(-vocab_size // size) - logits.size(1)))  # gathered parts are of one size
-        if dist.get_rank():
-            dist.gather(padded)
+        if dist.get_rank(StageRanks.group):
+            dist.gather(padded, group=StageRanks.group, group_dst=0)
             return logits
         parts = [torch.empty_like(padded) for _ in range(size)]
-        dist.gather(padded, parts)
+        dist.gather(padded, parts, group=StageRanks.group, group_dst=0)
         return torch.cat([part[:, : ends[rank + 1] - ends[rank]] for rank, part in enumerate(parts)], 1)
 
     return gather

@@ -49,6 +49,7 @@ class Decoder(Model):
     """A model ready to run on one device. Made by `weft.engine.models.loading`.
 
     Attributes:
+        head: None in a later pipeline stage.
         blocks: A kit may have fused several layers into one block.
         norm: Behind the last block.
         rotaries: Every rotary embedding of the model, and what else depends on positions; blocks name them by index.
@@ -62,7 +63,7 @@ class Decoder(Model):
     embedding: Layer
     blocks: Sequence[Block]
     norm: Layer
-    head: Linear
+    head: Linear | None
     rotaries: tuple[PositionTable, ...]
     cache_specs: tuple[CacheSpec, ...]
     weights_bytes: int
@@ -88,4 +89,5 @@ class Decoder(Model):
 
     @override
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        assert self.head is not None  # a later stage computes no logits
         return self.head.to_float32(hidden_states)

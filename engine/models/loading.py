@@ -18,13 +18,15 @@ from weft.engine.layers.block import unchanged
 from weft.engine.layers.chained import ChainedLinear, scaled, shifted, soft_cap
 from weft.engine.layers.kit import LayerKit
 from weft.engine.layers.layer_inputs import beside
-from weft.engine.layers.parts import Layer
+from weft.engine.layers.parts import Layer, Linear
 from weft.engine.layers.rotary import PositionTable, RotaryTable
+from weft.engine.layers.stages import LaterStages, Received, returned
 from weft.engine.layers.tuned_attention import TemperatureTable
 from weft.engine.models.config import ModelConfig
 from weft.engine.models.decoder import Decoder
 from weft.engine.models.sharding import shard, whole_parts
 from weft.engine.models.specs import DecoderSpec, build_norm
+from weft.engine.models.stages import ONLY_STAGE, Stage
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import DenseReader, Progress, TensorSource, WeightReader
@@ -47,10 +49,9 @@ def load_weights(
     load_format: LoadFormat = "auto",
     seed: int = 0,
     progress: Progress = lambda done, total: None,
-    rank: int = 0,
-    num_ranks: int = 1,
+    stage: Stage = ONLY_STAGE,
 ) -> Decoder:
-    """Build a decoder from the safetensors in folder, or a rank's part of it.
+    """Build a decoder from the safetensors in folder, or a rank's part of a stage of it.
 
     Args:
         folder: Model folder in Hugging Face layout; not read if load_format is "dummy".
@@ -67,21 +68,23 @@ def load_weights(
     else:
         drafts = range(config.num_layers, config.num_layers + config.num_draft_layers)
         layers = config.switches.names.layers
-        unused = *(f"{layers}.{layer}." for layer in drafts), *config.switches.unused
+        of_others = stage.unused(decoder_spec(config))
+        unused = *(f"{layers}.{layer}." for layer in drafts), *config.switches.unused, *of_others
         checkpoint = CheckpointSource(folder, device, unused=unused)
         if config.tie_word_embeddings and _has_own_head(config, checkpoint):
             config = replace(config, tie_word_embeddings=False)
         source = checkpoint
     whole = decoder_spec(config)
-    spec = shard(whole, rank, num_ranks)
-    if parts := whole_parts(whole, spec) if num_ranks > 1 else None:
+    spec = shard(whole, stage.rank, stage.num_ranks)
+    if parts := whole_parts(whole, spec) if stage.num_ranks > 1 else None:
         kinds = ", ".join(f"{kind} in {count} layers" for kind, count in parts.items())
         logger.info("whole on every rank, since it cannot be divided: %s", kinds)
+    spec = stage.cut(spec)
     with torch.inference_mode():
         reader = DenseReader(source, device, dtype, spec.file_bytes(dtype), progress)
         rotaries = make_rotaries(config, max_model_len, dtype, device)
-        decoder = build_decoder(spec, config, kit, reader, rotaries, dtype)
-    if rank == 0:  # which reads some of every tensor
+        decoder = build_decoder(spec, config, kit, reader, rotaries, dtype, stage)
+    if stage.is_first and stage.rank == 0:  # which reads some of every tensor that others of its stage read
         source.close()
     return decoder
 
@@ -127,9 +130,44 @@ def build_decoder(
     reader: WeightReader,
     rotaries: tuple[PositionTable, ...],
     dtype: torch.dtype,
+    stage: Stage = ONLY_STAGE,
 ) -> Decoder:
     """Load the parts of a spec; config says only how embeddings and logits are scaled and capped."""
+    embedding, head = _ends(spec, config, kit, reader, dtype)
+    norm = build_norm(spec.norm, kit, reader)
+    positions = _position_embedding(spec, kit, reader)
+    if positions is not None and config.switches.num_positions_skipped:
+        positions = shifted(positions, config.switches.num_positions_skipped)
+    built = [block.build(kit, reader, first) for block, first in zip(spec.blocks, spec.first_caches(), strict=True)]
+    blocks = kit.fuse(built)
+    if not stage.is_first:
+        embedding = Received(stage.peer(stage.index - 1), config.hidden_size, dtype)
+    if not stage.is_last:
+        blocks = [*blocks, LaterStages(stage.peer(stage.index + 1), stage.peer(-1) if stage.is_first else None)]
+    elif not stage.is_first:
+        norm = returned(stage.peer(0))
+    return Decoder(
+        embedding,
+        blocks,
+        norm,
+        head,
+        rotaries,
+        spec.caches,
+        spec.weights_bytes(kit, dtype),
+        positions,
+        build_norm(spec.embedding_norm, kit, reader),
+        num_types=spec.token_types.out_features if spec.token_types else 1,
+        num_positions=spec.positions.out_features if spec.positions else 0,
+    )
+
+
+def _ends(
+    spec: DecoderSpec, config: ModelConfig, kit: LayerKit, reader: WeightReader, dtype: torch.dtype
+) -> tuple[Layer, Linear | None]:
+    """The embedding of tokens and the output head, which later stages do not have."""
     switches = config.switches
+    if spec.embedding is None:
+        return unchanged, None
     if spec.head is None:
         embedding, head = kit.tied(spec.embedding, reader)
     else:
@@ -146,23 +184,7 @@ def build_decoder(
         head = ChainedLinear(head, soft_cap(switches.logit_soft_cap))
     if share := (spec.head or spec.embedding).share:
         head = ChainedLinear(head, of_all_ids(sum(share.sizes)))
-    positions = _position_embedding(spec, kit, reader)
-    if positions is not None and switches.num_positions_skipped:
-        positions = shifted(positions, switches.num_positions_skipped)
-    blocks = [block.build(kit, reader, first) for block, first in zip(spec.blocks, spec.first_caches(), strict=True)]
-    return Decoder(
-        embedding,
-        kit.fuse(blocks),
-        build_norm(spec.norm, kit, reader),
-        head,
-        rotaries,
-        spec.caches,
-        spec.weights_bytes(kit, dtype),
-        positions,
-        build_norm(spec.embedding_norm, kit, reader),
-        num_types=spec.token_types.out_features if spec.token_types else 1,
-        num_positions=spec.positions.out_features if spec.positions else 0,
-    )
+    return embedding, head
 
 
 def _of_all_ids(ref: WeightRef, embedding: Layer) -> Layer:

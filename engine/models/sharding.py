@@ -55,7 +55,7 @@ def shard(spec: DecoderSpec, rank: int, num_ranks: int, *, has_sums: bool = True
     cut = Cut(rank, num_ranks, has_sums)
     return replace(
         spec,
-        embedding=cut.vocabulary(spec.embedding),
+        embedding=spec.embedding and cut.vocabulary(spec.embedding),
         head=spec.head and cut.vocabulary(spec.head),
         layer_embedding=spec.layer_embedding and cut.vocabulary(spec.layer_embedding),
         blocks=tuple(map(_Sharding(cut, spec.caches).block, spec.blocks)),

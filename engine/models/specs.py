@@ -292,6 +292,7 @@ class DecoderSpec(PartSpec):
     """A whole decoder.
 
     Attributes:
+        embedding: None for a later pipeline stage, which gets hidden states.
         norm: Behind the last block; None for none.
         head: None if the output head shares the matrix of the embedding.
         positions: A learned embedding of positions; None for none.
@@ -300,7 +301,7 @@ class DecoderSpec(PartSpec):
         embedding_norm: Of the embeddings; None for none.
     """
 
-    embedding: WeightRef
+    embedding: WeightRef | None
     blocks: tuple[BlockSpec, ...]
     norm: NormSpec | None
     head: WeightRef | None
@@ -328,7 +329,8 @@ class DecoderSpec(PartSpec):
     def matrices(self) -> tuple[WeightRef, ...]:
         """Every matrix that inputs are multiplied with, in order."""
         inner = (weight for block in self.blocks for weight in block.weights if isinstance(weight, WeightRef))
-        return (*inner, self.head or self.embedding)
+        last = self.head or self.embedding
+        return (*inner, last) if last else tuple(inner)
 
     @property
     def tensors(self) -> tuple[TensorRef, ...]:
@@ -346,7 +348,7 @@ class DecoderSpec(PartSpec):
 
     def weights_bytes(self, kit: LayerKit, dtype: torch.dtype) -> int:
         """Bytes in memory, from the shapes alone."""
-        *inner, last = self.matrices
+        inner = self.matrices[:-1] if self.embedding else self.matrices
         num_bytes = sum(kit.linear_bytes(matrix, dtype) for matrix in inner)
         num_bytes += sum(tensor.num_bytes(dtype) for tensor in self.tensors)
         num_bytes += sum(kit.experts_bytes(ref, dtype) for ref in self.weights if isinstance(ref, ExpertsRef))
@@ -355,6 +357,8 @@ class DecoderSpec(PartSpec):
             num_bytes += num_types * self.positions.num_values * dtype.itemsize
         if self.layer_embedding is not None:
             num_bytes += self.layer_embedding.num_values * dtype.itemsize
+        if self.embedding is None:
+            return num_bytes
         if self.head is None:
-            return num_bytes + kit.tied_bytes(last, dtype)
-        return num_bytes + kit.linear_bytes(last, dtype) + self.embedding.num_values * dtype.itemsize
+            return num_bytes + kit.tied_bytes(self.embedding, dtype)
+        return num_bytes + kit.linear_bytes(self.head, dtype) + self.embedding.num_values * dtype.itemsize

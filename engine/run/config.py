@@ -117,13 +117,21 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
 
 def _check_ranks(options: EngineOptions, device: torch.device) -> None:
     """Refuse what several ranks cannot do yet."""
-    size = options.tensor_parallel_size
-    if size == 1:
-        return
-    if options.deterministic:  # sums over ranks depend on the size of a step
-        raise ModelError(f"tensor_parallel_size {size} does not go together with deterministic")
-    if device.type == "cuda" and torch.cuda.device_count() < size:
-        raise ModelError(f"tensor_parallel_size {size} needs as many GPUs, and there are {torch.cuda.device_count()}")
+    size, has_offload = options.num_ranks, bool(options.kv_offload or options.kv_offload_dir)
+    for name, value, other, is_asked in (
+        ("tensor_parallel_size", options.tensor_parallel_size, "deterministic", options.deterministic),  # for its sums
+        ("pipeline_parallel_size", options.pipeline_parallel_size, "kv_offload", has_offload),
+    ):
+        if value > 1 and is_asked:
+            raise ModelError(f"{name} {value} does not go together with {other}")
+    if size > 1 and device.type == "cuda" and torch.cuda.device_count() < size:
+        raise ModelError(f"{settings_of_ranks(options)} needs {size} GPUs, and there are {torch.cuda.device_count()}")
+
+
+def settings_of_ranks(options: EngineOptions) -> str:
+    """The settings, with their values, that ask for several ranks."""
+    sizes = {name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    return " with ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
 
 def _is_kv_cache_fp8(options: EngineOptions, device: torch.device) -> bool:
@@ -148,7 +156,7 @@ def _device(name: str) -> torch.device:
 
 def free_bytes(config: EngineConfig) -> int:
     """Bytes that a rank can allocate now. Each has a GPU of its own; on a CPU they share the memory."""
-    sharing = config.options.tensor_parallel_size if config.device.type == "cpu" else 1
+    sharing = config.options.num_ranks if config.device.type == "cpu" else 1
     return available_memory_bytes(config.device) // sharing
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as replace_fields
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
+from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.memory_plan import estimate_activations_bytes
@@ -54,16 +54,18 @@ def find_draft_checkpoint(
             f"the draft model must have the vocabulary of the model: it has {draft.vocab_size} token ids, "
             f"the model {vocab_size}"
         )
-    options = replace_fields(config.options, tensor_parallel_size=1)  # the first of several ranks drafts alone
+    options = replace_fields(
+        config.options, tensor_parallel_size=1, pipeline_parallel_size=1
+    )  # the first of several ranks drafts alone
     config = settle(draft, replace(config, options=options, kernels=options.kernels))
     plan = plan_model(draft, config)
-    groups = group_layers(plan.cache_specs)
+    groups = plan.groups
     return DraftCheckpoint(
         config=draft,
         engine_config=config,
         plan=plan,
         groups=groups,
-        group_indices=match_groups(groups, group_layers(served.cache_specs)),
+        group_indices=match_groups(groups, served.groups),
         activations_bytes=estimate_activations_bytes(draft, config, plan.cache_specs),
     )
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from weft.engine.cache.specs import CacheSpec, group_layers
+from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
 from weft.engine.layers.kit import LayerKit
 from weft.engine.models.config import ModelConfig, native_config
 from weft.engine.models.decoder import Decoder
@@ -19,6 +19,7 @@ from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import identify
 from weft.engine.models.loading import lacks_head, load_weights
 from weft.engine.models.sharding import shard
+from weft.engine.models.stages import Stage, find_stages, largest_groups
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.kernel_choice import choose_kit, choose_linear_kit, make_caches
@@ -49,6 +50,8 @@ class ModelPlan:
         name: Of the layers, for the log.
         kit: The kit that makes the layers, or only the matrices of transformers' module; None if that has its own.
         cache_specs: What each cache will keep.
+        groups: The groups of caches; those of a pipeline stage are the groups of all stages, with its own layers.
+        planned_groups: By which memory is planned: with as many layers as any stage has.
         weights_bytes: Memory that the weights will take.
         load: Loads the weights in a folder; raises ModelError if they do not fit.
     """
@@ -58,6 +61,8 @@ class ModelPlan:
     cache_specs: tuple[CacheSpec, ...]
     weights_bytes: int
     load: Callable[[Path, Progress], LoadedModel]
+    groups: tuple[CacheGroup[CacheSpec], ...]
+    planned_groups: tuple[CacheGroup[CacheSpec], ...]
 
 
 def read_model(folder: Path, model_impl: str, max_num_tokens: int | None = None) -> ModelFacts:
@@ -97,18 +102,25 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     """
     options = config.options
     if isinstance(model, ModelConfig):
-        kit, spec = choose_kit(model, config), shard(decoder_spec(model), config.rank, options.tensor_parallel_size)
+        num_ranks, whole = options.tensor_parallel_size, decoder_spec(model)
+        index, rank = divmod(config.rank, num_ranks)
+        stages = find_stages(whole, options.pipeline_parallel_size, rank, num_ranks)
+        sharded, stage, kit = shard(whole, rank, num_ranks), stages[index], choose_kit(model, config)
+        spec = stage.cut(sharded)
         return ModelPlan(
             kit.name,
             kit,
             spec.caches,
             spec.weights_bytes(kit, config.dtype),
-            partial(_load_native, model, config, kit, num_positions(config, spec.caches)),
+            partial(_load_native, model, config, kit, num_positions(config, spec.caches), stage),
+            stage.groups(sharded),
+            largest_groups(sharded, stages),
         )
     for name, is_asked in (
         ("quantization int8", options.quantization == "int8"),
         ("deterministic", options.deterministic),
         ("tensor_parallel_size", options.tensor_parallel_size > 1),
+        ("pipeline_parallel_size", options.pipeline_parallel_size > 1),
     ):
         if is_asked:
             raise ModelError(f"{name} needs a native family, and transformers' module computes {model.architecture}")
@@ -122,11 +134,25 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
         model.cache_specs,
         model.num_values * config.dtype.itemsize,
         partial(_load_fallback, model, config, linear_kit),
+        groups := group_layers(model.cache_specs),
+        groups,
     )
 
 
+def plan_largest(model: ModelFacts, config: EngineConfig) -> ModelPlan:
+    """As `plan_model`, for the first rank of the pipeline stage whose weights take most memory."""
+    ranks = range(0, config.options.num_ranks, config.options.tensor_parallel_size)
+    return max((plan_model(model, replace(config, rank=rank)) for rank in ranks), key=lambda plan: plan.weights_bytes)
+
+
 def _load_native(
-    model: ModelConfig, config: EngineConfig, kit: LayerKit, num_positions: int, folder: Path, progress: Progress
+    model: ModelConfig,
+    config: EngineConfig,
+    kit: LayerKit,
+    num_positions: int,
+    stage: Stage,
+    folder: Path,
+    progress: Progress,
 ) -> Decoder:
     return load_weights(
         folder,
@@ -137,8 +163,7 @@ def _load_native(
         max_model_len=num_positions,
         load_format=config.options.load_format,
         progress=progress,
-        rank=config.rank,
-        num_ranks=config.options.tensor_parallel_size,
+        stage=stage,
     )
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import msgspec
 from msgspec.structs import replace as replace_fields
 
-from weft.engine.cache.specs import CacheGroup, CacheSpec, group_layers
+from weft.engine.cache.specs import CacheGroup, CacheSpec
 from weft.engine.models.facts import ModelFacts
 from weft.engine.run import config as engine_config
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, least_kv_bytes, make_plan
-from weft.engine.run.model_choice import ModelPlan, plan_model, read_model
+from weft.engine.run.model_choice import ModelPlan, plan_largest, read_model
 from weft.engine.run.vector_model import find_task
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.memory import ModelMemory, cache_bytes, format_size
@@ -57,10 +57,10 @@ class _Sizes:
 def _read(options: EngineOptions) -> _Sizes:
     """Read the configuration of a model; raises ModelError if it cannot be served with these options."""
     folder = pathlib.Path(options.model)
-    task = find_task(folder, options.task, options.tensor_parallel_size)
+    task = find_task(folder, options.task, engine_config.settings_of_ranks(options))
     model = read_model(folder, options.model_impl, task.max_num_tokens)
     config = engine_config.resolve(options, model)
-    chosen = plan_model(model, config)
+    chosen = plan_largest(model, config)
     draft = find_draft_checkpoint(config, model.vocab_size, chosen)
     activations_bytes = estimate_activations_bytes(model, config, chosen.cache_specs)
     return _Sizes(
@@ -68,7 +68,7 @@ def _read(options: EngineOptions) -> _Sizes:
         config=config,
         chosen=chosen,
         draft=draft,
-        groups=group_layers(chosen.cache_specs) + (draft.groups if draft else ()),
+        groups=chosen.planned_groups + (draft.groups if draft else ()),
         weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=max(activations_bytes, draft.activations_bytes if draft else 0),
         free_bytes=engine_config.free_bytes(config),
@@ -85,7 +85,7 @@ def _measure(options: EngineOptions) -> ModelMemory:
         plan = sizes.plan(max(left_bytes, kv_bytes or 0), kv_bytes)
     except ModelError as error:
         return ModelMemory(fault=str(error))
-    num_sharing = options.tensor_parallel_size if device == "cpu" else 1
+    num_sharing = options.num_ranks if device == "cpu" else 1
     return ModelMemory(
         device=device,
         num_sharing=num_sharing,
@@ -114,8 +114,10 @@ def _print(options: EngineOptions) -> None:
     print(f"device       {config.device.type}, {dtype}{exceptions}")
     if draft and config.draft_model:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
-    if options.tensor_parallel_size > 1:
-        print(f"ranks        {options.tensor_parallel_size}; what follows is for each of them")
+    if options.num_ranks > 1:
+        stages = f" in {options.pipeline_parallel_size} stages" * (options.pipeline_parallel_size > 1)
+        which = "the largest" if stages else "each"
+        print(f"ranks        {options.num_ranks}{stages}; what follows is for {which} of them")
     print(f"free memory  {format_size(free_bytes)}")
     print("\n".join(plan.lines()))
     print(plan.concurrency())

@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from weft.engine.cache.specs import group_layers
 from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
 from weft.engine.offload.block_bytes import BlockBytes
 from weft.engine.offload.ranked_blocks import obey
@@ -69,16 +68,16 @@ def _load(task: RankTask, link: Connection) -> tuple[FollowingRunner, BlockBytes
     chosen = plan_model(task.model, config)
     model = chosen.load(config.model, show_progress)
     link.send(None)
-    groups = group_layers(model.cache_specs)
     task.join()
-    measure_memory(model, task.model, config, groups, None)
+    measure_memory(model, task.model, config, chosen.groups, None)
     plan: MemoryPlan = link.recv()
     config = replace(config, max_num_seqs=plan.max_num_seqs)
-    caches = make_caches(groups, plan.num_blocks, config, task.model.num_heads, plan.num_states)
+    caches = make_caches(chosen.groups, plan.num_blocks, config, task.model.num_heads, plan.num_states)
     asked = config.options.kernels.get("threads")
     set_num_threads(chosen.kit, caches, TORCH_SAMPLING, int(asked or task.num_threads))
-    runner = FollowingRunner(model, caches, config.device, overlap=config.overlap)
-    return runner, BlockBytes(caches.blocks(groups), config.device)
+    has_head = config.rank < config.options.tensor_parallel_size
+    runner = FollowingRunner(model, caches, config.device, overlap=config.overlap, has_head=has_head)
+    return runner, BlockBytes(caches.blocks(chosen.groups), config.device)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Computes each step with several processes, each with a part of every layer (tensor parallelism).
+"""Computes each step with several processes, each with a part of every layer, some of the layers, or both.
+
+The ranks of a pipeline stage have parts of the same layers (tensor parallelism); stages compute one after the other.
 
 Rank 0 is the engine's process. The others are its children. They get each batch over a pipe before rank 0 launches its
 own part, and compute hidden states and logits; rank 0 alone samples, and drafts. Where steps are launched before the
@@ -27,6 +29,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from typing_extensions import override
 
 from weft.engine.kernels.caches import Caches
+from weft.engine.layers.all_ranks import StageRanks
 from weft.engine.models.decoder import Model
 from weft.engine.models.facts import ModelFacts
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
@@ -36,6 +39,7 @@ from weft.engine.run.model_runner import Follower, LaunchedStep, ModelRunner
 from weft.engine.sampling.sampler import SamplingKit
 from weft.engine.step.batch import Batch
 from weft.engine.step.masks import RowMasks
+from weft.engine.step.transfer import to_device
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +70,8 @@ class RankTask:
         """
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-        size = self.config.options.tensor_parallel_size
+        options = self.config.options
+        size = options.num_ranks
         dist.init_process_group(
             "nccl" if self.config.device.type == "cuda" else "gloo",
             store=store or TCPStore(_HERE, self.port, size, timeout=_MEETING),
@@ -74,6 +79,7 @@ class RankTask:
             world_size=size,
             timeout=timedelta(days=1),  # a shorter one is the supervisor's
         )
+        StageRanks.meet(options.tensor_parallel_size)
 
 
 def least_of_ranks(value: int, device: torch.device) -> int:
@@ -88,7 +94,7 @@ class Ranks:
 
     def __init__(self, model: ModelFacts, config: EngineConfig) -> None:
         """Start them; they load their parts while this rank loads its own."""
-        size = config.options.tensor_parallel_size
+        size = config.options.num_ranks
         self._store = TCPStore(_HERE, 0, size, is_master=True, timeout=_MEETING, wait_for_workers=False)
         self.task = RankTask(model, config, torch.get_num_threads(), self._store.port)
         self._links: list[Connection] = []
@@ -191,7 +197,7 @@ class RankedRunner(ModelRunner):
             self._ranks.send(batch)
             launched = super().launch_once(batch, masks)
             if self._overlap and launched.samples is not None:
-                dist.broadcast(launched.samples.token_ids, 0)
+                dist.broadcast(launched.samples.token_ids, 0, group=StageRanks.group)
             return launched
         except Exception:
             time.sleep(_PATIENCE_S)
@@ -211,14 +217,20 @@ class RankedRunner(ModelRunner):
 class FollowingRunner(ModelRunner):
     """Computes batches on another rank than the first, which samples."""
 
-    def __init__(self, model: Model, caches: Caches, device: torch.device, *, overlap: bool) -> None:
-        """See `RankedRunner`."""
+    def __init__(
+        self, model: Model, caches: Caches, device: torch.device, *, overlap: bool, has_head: bool = True
+    ) -> None:
+        """See `RankedRunner`; has_head unless it is of a later stage."""
         super().__init__(model, caches, device)
         self._overlap = overlap
+        self._has_head = has_head
 
     @torch.inference_mode()
     def follow(self, batch: Batch) -> None:
         """Compute this rank's part of a batch and of its logits."""
+        if not self._has_head:
+            self.fill_caches(to_device(batch.token_ids, self._device), batch)
+            return
         hidden_states, num_rows = self.forward(self._input_ids(batch), batch), len(batch.row_indices)
         if num_rows:
             self._logits(batch, hidden_states)
@@ -226,4 +238,4 @@ class FollowingRunner(ModelRunner):
             deque(self._scored_logits(batch.scores, hidden_states), maxlen=0)
         if self._overlap and num_rows:
             self._previous_token_ids = torch.empty(num_rows, dtype=torch.int64, device=self._device)
-            dist.broadcast(self._previous_token_ids, 0)
+            dist.broadcast(self._previous_token_ids, 0, group=StageRanks.group)

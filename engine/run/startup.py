@@ -40,7 +40,7 @@ from weft.engine.run.draft_model import DraftModel
 from weft.engine.run.dummy_batch import largest_batch
 from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling, make_caches, set_num_threads
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
-from weft.engine.run.model_choice import LoadedModel, plan_model, read_model
+from weft.engine.run.model_choice import LoadedModel, ModelPlan, plan_largest, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.run.ranks import FollowingRunner, RankedRunner, Ranks, least_of_ranks
 from weft.engine.run.vector_model import find_task, read_vector_model
@@ -79,7 +79,7 @@ def start(
     Raises:
         ModelError: The model cannot be loaded or does not fit; one line fit for the user.
     """
-    task = find_task(Path(options.model), options.task, options.tensor_parallel_size)
+    task = find_task(Path(options.model), options.task, engine_config.settings_of_ranks(options))
     model_config = read_model(Path(options.model), options.model_impl, task.max_num_tokens)
     config = engine_config.resolve(options, model_config)
     _share_cores(config)
@@ -90,13 +90,13 @@ def start(
     settle_draft = partial(settle_kernels, settler=settler, is_draft=True)
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
     torch.set_grad_enabled(False)
-    ranks = Ranks(model_config, config) if options.tensor_parallel_size > 1 else None
+    ranks = Ranks(model_config, config) if options.num_ranks > 1 else None
     model = chosen.load(config.model, progress)
-    groups = group_layers(model.cache_specs)
+    groups = chosen.groups
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
     if ranks:
         ranks.join()
-    plan = plan_memory(model, model_config, config, groups, draft)
+    plan = plan_memory(model, model_config, config, chosen, draft)
     if ranks:
         ranks.send(plan)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
@@ -143,7 +143,7 @@ def start(
 
 def _share_cores(config: EngineConfig) -> None:
     """Leave each rank its part of the CPU."""
-    size = config.options.tensor_parallel_size
+    size = config.options.tensor_parallel_size  # of several stages one computes at a time
     if size > 1 and config.device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
 
@@ -151,7 +151,7 @@ def _share_cores(config: EngineConfig) -> None:
 def _check_fit(model_config: ModelFacts, config: EngineConfig) -> None:
     """Refuse what cannot fit before anything is tried or loaded; what is settled later changes no size."""
     config = replace(config, kernels={})
-    chosen = plan_model(model_config, config)
+    chosen = plan_largest(model_config, config)
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen)
     check_fit(
         weights_bytes=chosen.weights_bytes + (draft.plan.weights_bytes if draft else 0),
@@ -298,14 +298,14 @@ def plan_memory(
     model: LoadedModel,
     model_config: ModelFacts,
     config: EngineConfig,
-    groups: tuple[CacheGroup[CacheSpec], ...],
+    chosen: ModelPlan,
     draft: DraftCheckpoint | None,
 ) -> MemoryPlan:
     """Divide the memory that the weights leave."""
-    activations_bytes, free_bytes = measure_memory(model, model_config, config, groups, draft)
+    activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
     return make_plan(
         config,
-        groups + (draft.groups if draft else ()),
+        chosen.planned_groups + (draft.groups if draft else ()),
         weights_bytes=model.weights_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=activations_bytes,
         free_bytes=free_bytes,
@@ -326,7 +326,7 @@ def measure_memory(
     if config.device.type == "cuda":
         torch.cuda.empty_cache()  # frees what measuring took, so that it is counted once
     free_bytes = engine_config.free_bytes(config) - activations_bytes
-    if config.options.tensor_parallel_size > 1:
+    if config.options.num_ranks > 1:
         free_bytes = least_of_ranks(free_bytes, config.device)
     return activations_bytes, free_bytes
 
@@ -347,17 +347,18 @@ def _measure_activations(
     before = torch.cuda.memory_allocated(config.device)
     torch.cuda.reset_peak_memory_stats(config.device)
     if config.rank:
-        FollowingRunner(model, caches, config.device, overlap=False).follow(batch)
+        has_head = config.rank < config.options.tensor_parallel_size
+        FollowingRunner(model, caches, config.device, overlap=False, has_head=has_head).follow(batch)
         torch.cuda.synchronize(config.device)
     else:
         runner = ModelRunner(model, caches, config.device, sampling=choose_sampling(config))
         # One of several ranks must not begin again alone: the others wait for the sums of its first try.
-        launch = runner.launch if config.options.tensor_parallel_size == 1 else runner.launch_once
+        launch = runner.launch if config.options.num_ranks == 1 else runner.launch_once
         runner.collect(launch(batch))
     return torch.cuda.max_memory_allocated(config.device) - before
 
 
 def _device_name(config: EngineConfig, num_threads: int) -> str:
-    device, size = config.device, config.options.tensor_parallel_size
+    device, size = config.device, config.options.num_ranks
     name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else f"cpu ({num_threads} threads)"
     return name if size == 1 else f"{name}, {size} ranks"

@@ -64,12 +64,12 @@ class Task:
     max_num_tokens: int | None
 
 
-def find_task(folder: Path, wanted: str, num_ranks: int = 1) -> Task:
+def find_task(folder: Path, wanted: str, ranks: str = "") -> Task:
     """Decide what a model folder is for.
 
     Args:
         wanted: generate, embed or classify; auto as the checkpoint says.
-        num_ranks: Processes that will compute it together; several can only generate.
+        ranks: The settings that ask for several ranks, which can only generate; empty for one.
 
     Raises:
         ModelError: A file is malformed, or the checkpoint lacks what is wanted, or ranks cannot do it.
@@ -90,8 +90,8 @@ def find_task(folder: Path, wanted: str, num_ranks: int = 1) -> Task:
         raise ModelError(f"task generate needs an output head, and {architecture} has none")
     if name == "classify" and own != "classify":
         raise ModelError(f"task classify needs a classifier's head, and {architecture} has none")
-    if num_ranks > 1 and name != "generate":
-        raise ModelError(f"tensor_parallel_size {num_ranks} does not go together with task {name}")
+    if ranks and name != "generate":
+        raise ModelError(f"{ranks} does not go together with task {name}")
     return Task(name, architecture, modules, _longest_text(folder) if name != "generate" and modules else None)
 
 

@@ -73,7 +73,7 @@ def warm_up(
     sizes = [min(n, plan.max_model_len, config.max_num_batched_tokens) for n in wanted]
     num_threads = torch.get_num_threads()
     asked = config.options.kernels.get("threads")
-    may_choose = config.device.type == "cpu" and num_threads > 1 and config.options.tensor_parallel_size == 1
+    may_choose = config.device.type == "cpu" and num_threads > 1 and config.options.num_ranks == 1
     is_small = may_choose and plan.weights_bytes < _SMALL_MODEL_BYTES
     if is_small or asked:
         num_rows = min(_COMPARED_ROWS, sizes[-1], config.max_num_seqs)

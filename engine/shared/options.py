@@ -32,6 +32,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_offload_dir: Folder for these blocks; None for none on disk.
         kv_offload_disk: Bytes that they may take on disk.
         tensor_parallel_size: Processes that compute each step together, each with a part of every layer.
+        pipeline_parallel_size: Stages of so many processes each, one after the other, each with some of the layers.
         kv_events: ZeroMQ address at which to publish what is cached; None for nowhere.
         kv_events_topic: Topic of these messages; None for an empty one.
         kv_events_replay: ZeroMQ address at which to send them again; None for nowhere.
@@ -65,9 +66,15 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_offload_dir: str | None = None
     kv_offload_disk: int = 32 << 30
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     kv_events: str | None = None
     kv_events_topic: str | None = None
     kv_events_replay: str | None = None
     kv_events_buffer: int = 10_000
     task: str = "auto"
     pooling: str = "auto"
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size

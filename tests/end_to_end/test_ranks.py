@@ -1,8 +1,10 @@
-"""`--tensor-parallel-size`, as an operator uses it: answers, and what becomes of a rank that dies or hangs."""
+"""Ranks, as an operator uses them: answers, and what becomes of one that dies or hangs."""
 
 import os
 import pathlib
 import signal
+
+import pytest
 
 from tests.end_to_end.conftest import ENGINE, LiveServer, Serve
 from tests.end_to_end.test_life_and_death import LONG, Stream, complete, eventually
@@ -17,8 +19,9 @@ def is_there(pid: int) -> bool:
     return pathlib.Path(f"/proc/{pid}").exists()
 
 
-def test_an_engine_does_not_outlive_a_rank(serve: Serve, long_model: str) -> None:
-    server = serve(long_model, "--tensor-parallel-size", "2", WEFT_STALL_TIMEOUT_S="2")
+@pytest.mark.parametrize("setting", ["WEFT_TENSOR_PARALLEL_SIZE", "WEFT_PIPELINE_PARALLEL_SIZE"])
+def test_an_engine_does_not_outlive_a_rank(serve: Serve, long_model: str, setting: str) -> None:
+    server = serve(long_model, WEFT_STALL_TIMEOUT_S="2", **{setting: "2"})
     assert ", 2 ranks, " in server.log.read_text()
     stream = Stream(server, **LONG)
     (engine,), (rank,) = server.children(ENGINE), other_ranks(server)

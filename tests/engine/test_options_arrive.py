@@ -88,6 +88,7 @@ OTHERS = {
     "kv_offload_dir",
     "kv_offload_disk",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "kv_events",
     "kv_events_topic",
     "kv_events_replay",

@@ -183,6 +183,7 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "model_impl": "native",
     "quantization": "int8",
     "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
     "speculative": "ngram",
     "itl_target_ms": 70.0,
     "deterministic": True,

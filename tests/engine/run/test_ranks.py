@@ -71,10 +71,11 @@ def answers(started: Started, prompts: list[list[int]]) -> list[list[int]]:
     return [list(outputs[index, 0].token_ids)[:NUM_OUTPUT_TOKENS] for index in range(len(prompts))]
 
 
-def check_ids(folder: Path, num_ranks: int) -> None:
+def check_ids(folder: Path, num_ranks: int, num_stages: int = 1) -> None:
     expected = golden(folder)
-    started = start(options(folder, num_ranks, max_num_seqs=4, block_size=8, max_num_batched_tokens=16), "epoch")
-    assert started.info.device.endswith(f", {num_ranks} ranks")
+    sizes = {"max_num_seqs": 4, "block_size": 8, "max_num_batched_tokens": 16}
+    started = start(options(folder, num_ranks, pipeline_parallel_size=num_stages, **sizes), "epoch")
+    assert started.info.device.endswith(f", {num_ranks * num_stages} ranks")
     found = answers(started, expected.prompts)
     assert [ids[: len(output)] for ids, output in zip(found, expected.outputs, strict=True)] == expected.outputs
 
