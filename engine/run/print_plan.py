@@ -13,7 +13,7 @@ from weft.engine.cache.specs import group_layers
 from weft.engine.run import config as engine_config
 from weft.engine.run.draft_checkpoint import find_draft_checkpoint
 from weft.engine.run.memory_plan import check_fit, estimate_activations_bytes, format_size, make_plan
-from weft.engine.run.model_choice import plan_model, read_model
+from weft.engine.run.model_choice import plan_model, read_model, weights_note
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import EngineOptions
 
@@ -49,6 +49,8 @@ def main() -> int:
     print(f"model        {config.model.name} ({model.architecture}; layers: {chosen.name})")
     exceptions = ", matrices in int8" * (options.quantization == "int8") + ", KV cache in fp8" * config.is_kv_cache_fp8
     print(f"device       {config.device.type}, {dtype}{exceptions}")
+    if note := weights_note(model, config):
+        print(f"weights are  {note}")
     if draft and config.draft_model:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
     if options.tensor_parallel_size > 1:
