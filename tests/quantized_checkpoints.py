@@ -20,7 +20,7 @@ Tensors = dict[str, torch.Tensor]
 Quantize = Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]
 """Name of a module and its weight -> the tensors that stand for it, and the weight that they stand for."""
 
-BASE = Checkpoint("llama", {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2})
+BASE = Checkpoint("llama", {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "num_hidden_layers": 2})
 GROUP = 32
 
 

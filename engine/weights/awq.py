@@ -28,5 +28,5 @@ def decode(weight: StoredWeight) -> Groups | None:
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:
     """By outputs."""
-    values = unpack(words, 4).unflatten(1, (-1, 8))[..., _PLACES].flatten(1)
+    values = unpack(words, 4).view(len(words), -1, 8)[..., _PLACES].flatten(1)
     return centred(values, 4).T

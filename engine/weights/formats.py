@@ -35,14 +35,14 @@ class WeightReader(Protocol):
         """
 
     def groups(self, ref: WeightRef) -> Groups | None:
-        """The weight as the checkpoint has it quantized, for kits that keep it so; its bias is `bias`.
+        """The weight as the checkpoint has it quantized, for kits that keep it so; its bias is `bias_of`.
 
         None if it is not quantized, if its projections are not quantized alike, or if the reference scales it.
         Dequantized it is the weight of `dense`, bit for bit.
         """
         return None
 
-    def bias(self, ref: WeightRef) -> torch.Tensor | None:
+    def bias_of(self, ref: WeightRef) -> torch.Tensor | None:
         """The bias of `dense` alone."""
         return self.dense(ref)[1]
 
@@ -134,7 +134,7 @@ class DenseReader(WeightReader):
         return groups
 
     @override
-    def bias(self, ref: WeightRef) -> torch.Tensor | None:
+    def bias_of(self, ref: WeightRef) -> torch.Tensor | None:
         return self._bias(ref, ref.names, ".bias", None)
 
     def _matrix(

@@ -129,9 +129,9 @@ class CheckpointSource(TensorSource):
         if not tensor.numel():
             return
         if tensor.dtype == torch.float8_e4m3fn:
-            is_nan = (tensor.view(torch.uint8) & 0x7F).max() == 0x7F
+            is_nan = bool((tensor.view(torch.uint8) & 0x7F).max() == 0x7F)
         else:
-            is_nan = tensor.dtype in _CHECKED and tensor.max().isnan()  # four times as fast as copying it
+            is_nan = tensor.dtype in _CHECKED and bool(tensor.max().isnan())  # four times as fast as copying it
         if is_nan:
             stored = self._stored.get(name) or self._stored[_shortened(name)]
             raise ModelError(f"{self._shards[stored]}: tensor {stored} holds values that are not numbers (NaN)")

@@ -1,11 +1,13 @@
 """Checkpoints of every quantized form answer as transformers does with the weights that they stand for."""
 
 import importlib.util
+import io
 import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,7 +22,11 @@ from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
 from weft.engine.models.sharding import shard
 from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.run import config as engine_config
+from weft.engine.run import model_choice, print_plan
+from weft.engine.run.model_choice import plan_model, read_model, weights_note
 from weft.engine.shared.errors import ModelError
+from weft.engine.shared.messages import EngineOptions
 from weft.engine.weights.decoded import DecodedSource
 from weft.engine.weights.formats import DenseReader
 from weft.engine.weights.refs import WeightRef
@@ -220,8 +226,8 @@ def spoil(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
         ("gptq", lambda t: t.pop(f"{DOWN}.scales"), {}, rf"tensor {DOWN}.scales is missing from the checkpoint"),
         ("gptq", lambda t: t.pop(f"{DOWN}.qweight"), {}, rf"tensor {DOWN}.weight is missing from the checkpoint"),
         ("gptq", spoil("scales", lambda t: t[:2]), {}, rf"{DOWN}.scales has shape \[2, 64\], .* asks for \[3, 64\]"),
-        ("gptq", lambda t: None, {"group_size": 16}, r"qzeros has shape \[2, 8\], .* asks for \[4, 8\]"),
-        ("gptq", lambda t: None, {"bits": 8}, r"qweight has shape \[8, 64\], .* asks for \[16, 64\]"),
+        ("gptq", lambda t: None, {"group_size": 16}, r"qzeros has shape \[2, 16\], .* asks for \[4, 16\]"),
+        ("gptq", lambda t: None, {"bits": 8}, r"qweight has shape \[8, 128\], .* asks for \[16, 128\]"),
         ("gptq", spoil("g_idx", lambda t: t + 1), {}, rf"{DOWN}.g_idx names groups outside of 0 to 2"),
         ("gptq", spoil("scales", lambda t: t * float("nan")), {}, rf"tensor {DOWN}.scales holds .* not numbers"),
         ("gptq", lambda t: t.update({"model.more.qweight": torch.ones(1)}), {}, "model.more.qweight .* no place"),
@@ -236,7 +242,7 @@ def spoil(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
             "fp8 static",
             lambda t: None,
             {"weight_block_size": [32, 32]},
-            r"_scale has shape \[\], .* for \[2, 2\]",
+            r"_scale has shape \[\], .* for \[4, 2\]",
         ),
         ("fp8 blocks", spoil("weight", lambda t: t.view(torch.uint8).fill_(127).view(t.dtype)), {}, "not numbers"),
     ],
@@ -255,3 +261,35 @@ def test_faults_name_the_tensor(
         load_weights(
             tmp_path, load_model_config(tmp_path), TorchKit(), device=CPU, dtype=torch.float32, max_model_len=8
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "note"),
+    [
+        ("gptq", {}, "stored as W4A16 (GPTQ) and kept in float32"),
+        ("gptq", {"dtype": "bfloat16", "quantization": "int8"}, "stored as W4A16 (GPTQ) and kept in int8"),
+        ("fp8 static", {}, "stored as W8A8 in floating point (fp8; activations are not quantized) and kept in float32"),
+    ],
+)
+def test_the_plan_and_the_log_say_how_weights_are_kept(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    options: dict[str, str],
+    note: str,
+) -> None:
+    folder, plain = checkpoint(root, name)
+    given = EngineOptions(**{"model": str(folder), "device": "cpu", "dtype": "float32", "max_model_len": 32, **options})
+    facts, other = read_model(folder, "auto"), read_model(plain, "auto")
+    config = engine_config.resolve(given, facts)
+    assert weights_note(facts, config) == note and weights_note(other, config) is None
+    assert plan_model(facts, config).weights_bytes == plan_model(other, config).weights_bytes
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(given))))
+    assert print_plan.main() == 0
+    assert f"weights are  {note}" in capsys.readouterr().out
+    with caplog.at_level("INFO"):
+        monkeypatch.setattr(model_choice, "load_weights", lambda *args, **options: None)
+        plan_model(facts, config).load(folder, lambda done, total: None)
+    assert f"weights are {note}" in caplog.messages
