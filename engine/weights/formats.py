@@ -49,6 +49,10 @@ class WeightReader(Protocol):
     def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """Weight and bias of one expert after another, each as from `dense`."""
 
+    def expert_groups(self, ref: ExpertsRef) -> Iterator[tuple[Groups | None, torch.Tensor | None]]:
+        """Weight, as from `groups`, and bias of one expert after another."""
+        return ((None, bias) for _, bias in self.experts(ref))
+
     def tensor(self, ref: TensorRef) -> torch.Tensor:
         """The values with the offset added; raises as `dense` does."""
 
@@ -100,6 +104,25 @@ class DenseReader(WeightReader):
 
     @override
     def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        return (self._matrix(*expert) for expert in self._experts(ref))
+
+    @override
+    def groups(self, ref: WeightRef) -> Groups | None:
+        return self._groups(ref, ref.names, ".weight", None)
+
+    @override
+    def bias_of(self, ref: WeightRef) -> torch.Tensor | None:
+        return self._bias(ref, ref.names, ".bias", None)
+
+    @override
+    def expert_groups(self, ref: ExpertsRef) -> Iterator[tuple[Groups | None, torch.Tensor | None]]:
+        for matrix, names, suffixes, item in self._experts(ref):
+            yield self._groups(matrix, names, suffixes[0], item), self._bias(matrix, names, suffixes[1], item)
+
+    def _experts(
+        self, ref: ExpertsRef
+    ) -> Iterator[tuple[WeightRef, tuple[str, ...], tuple[str, str], tuple[int, int] | None]]:
+        """Of each expert its matrix, the names of tensors and the endings of these, and which item of them it is."""
         shape = self._source.shape(ref.fused) if ref.fused else None
         if shape is not None:
             # Some have (inputs, outputs); matrices that are as wide as high are taken as they are.
@@ -110,15 +133,15 @@ class DenseReader(WeightReader):
         is_stacked = not any("{}" in name for name in ref.matrix.names)
         for index in range(ref.num_experts):
             names = tuple(name.format(index) for name in ref.matrix.names)
-            yield self._matrix(ref.matrix, names, ref.suffixes, (index, ref.num_experts) if is_stacked else None)
+            yield ref.matrix, names, ref.suffixes, (index, ref.num_experts) if is_stacked else None
 
-    @override
-    def groups(self, ref: WeightRef) -> Groups | None:
+    def _groups(
+        self, ref: WeightRef, names: tuple[str, ...], suffix: str, item: tuple[int, int] | None
+    ) -> Groups | None:
         whole = ref.share or ref
-        sizes = whole.sizes if len(ref.names) > 1 else (sum(whole.sizes),)
         parts: list[Groups] = []
-        for name, size in zip(ref.names, sizes, strict=True):
-            part = None if ref.scales else self._source.groups(f"{name}.weight", (size, whole.in_features))
+        for name, size in zip(names, whole.sizes if len(names) > 1 else (sum(whole.sizes),), strict=True):
+            part = None if ref.scales else self._source.groups(name + suffix, (size, whole.in_features), item)
             if part is None:
                 return None
             parts.append(part)
@@ -132,10 +155,6 @@ class DenseReader(WeightReader):
             groups = groups.part(ref.order.indices(ref.out_features).to(self._device))
         self._count(ref.out_features * ref.in_features * self._dtype.itemsize)
         return groups
-
-    @override
-    def bias_of(self, ref: WeightRef) -> torch.Tensor | None:
-        return self._bias(ref, ref.names, ".bias", None)
 
     def _matrix(
         self, ref: WeightRef, names: tuple[str, ...], suffixes: tuple[str, str], item: tuple[int, int] | None = None

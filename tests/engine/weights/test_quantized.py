@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import quantized_checkpoints as written
-from tests.architectures import checkpoints as architectures
 from tests.checkpoints import load_reference
 from tests.engine.models.test_decoder import Runner, make_prompts
 from tests.engine.models.test_sharding import join
@@ -182,34 +181,6 @@ def test_the_parts_of_ranks_are_together_the_whole(root: Path, name: str) -> Non
         for part, found in zip(parts, groups, strict=True):
             assert found is None or torch.equal(found.dequantize(torch.float32), part)
         assert (groups[0] is None) == (reader(folder).groups(whole) is None)
-
-
-@pytest.mark.parametrize("size", [64, 96])
-def test_experts_of_gpt_oss_are_read_the_right_way_round(tmp_path: Path, size: int) -> None:
-    """Unquantized ones are (inputs, outputs), and those in MXFP4 (outputs, inputs), square or not."""
-    plain = architectures.write("gpt_oss", tmp_path / "base", {"intermediate_size": size})
-    (folder := tmp_path / "own").mkdir()
-    experts = ("experts.gate_up_proj", "experts.down_proj")
-    config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    compare(folder, written.write(plain, folder, config, written.mxfp4, lambda name: name.endswith(experts)))
-
-
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt2"])
-def test_experts_and_transposed_projections_are_read(tmp_path: Path, name: str) -> None:
-    """GPTQ has the matrices of GPT-2 as those of others; a router may be quantized, too."""
-    plain = architectures.write(name, tmp_path / "base")
-    (folder := tmp_path / "own").mkdir()
-    if name == "gpt2":
-
-        def quantize(module: str, weight: torch.Tensor) -> tuple[written.Tensors, torch.Tensor]:
-            tensors, values = written.gptq(4, symmetric=False)(module, weight.T)
-            return tensors, values.T
-
-        config: dict[str, object] = {"bits": 4, **GPTQ}
-    else:
-        quantize, config = written.fp8_blocks(32, 32), {"quant_method": "fp8", "weight_block_size": [32, 32]}  # type: ignore[assignment]
-    is_matrix = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight", "_proj.weight", ".gate.weight")
-    compare(folder, written.write(plain, folder, config, quantize, lambda name: name.endswith(is_matrix)))
 
 
 Change = Callable[[written.Tensors], object]
