@@ -31,23 +31,27 @@ class Groups:
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """(out_features, in_features); rounded once, from float32."""
-        num_outputs, num_inputs = self.values.shape
+        (num_outputs, num_inputs), num_groups = self.values.shape, self.scales.shape[1]
         weights = torch.empty(num_outputs, num_inputs, dtype=dtype, device=self.values.device)
+        group_of = self.group_of
+        if group_of is None and num_groups > 1 and num_inputs % self.group_size:  # the last is not whole
+            group_of = torch.arange(num_inputs, device=weights.device) // self.group_size
         rows = max(1, _CHUNK_VALUES // num_inputs)
         for first in range(0, num_outputs, rows):
             part = slice(first, first + rows)
             plain = self.values[part].to(torch.float32, copy=True)
-            if self.zeros is not None:
-                plain -= self._of_inputs(self.zeros[part])
-            weights[part] = plain.mul_(self._of_inputs(self.scales[part]))
+            scales, zeros = self.scales[part], None if self.zeros is None else self.zeros[part]
+            if group_of is None:
+                grouped, scales = plain.view(len(plain), num_groups, -1), scales[..., None]
+                zeros = None if zeros is None else zeros[..., None]
+            else:
+                grouped, scales = plain, scales[:, group_of]
+                zeros = None if zeros is None else zeros[:, group_of]
+            if zeros is not None:
+                grouped -= zeros
+            grouped *= scales
+            weights[part] = plain
         return weights
-
-    def _of_inputs(self, of_groups: torch.Tensor) -> torch.Tensor:
-        if of_groups.shape[1] == 1:
-            return of_groups
-        if self.group_of is not None:
-            return of_groups[:, self.group_of]
-        return of_groups.repeat_interleave(self.group_size, 1)[:, : self.values.shape[1]]
 
     def part(self, rows: torch.Tensor, columns: slice = slice(None)) -> "Groups":
         """These outputs, in this order, and these inputs, which may begin or end inside of a group."""
@@ -108,7 +112,9 @@ _FP4 = (0, 1, 2, 3, 4, 6, 8, 12)
 def fp4_groups(octets: torch.Tensor, scales: torch.Tensor, group_size: int) -> Groups:
     """Pairs of e2m1 values (out_features, in_features / 2), the first in the low bits. Twice a value is an integer."""
     table = torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.int8, device=octets.device)
-    return Groups(table[unpack(octets, 4).int()], scales * 0.5, None, 4, group_size)
+    pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), 1).view(torch.int16)
+    values = pairs.squeeze(1)[octets.int()].view(torch.int8)
+    return Groups(values, scales * 0.5, None, 4, group_size)
 
 
 def e8m0(exponents: torch.Tensor) -> torch.Tensor:
