@@ -36,12 +36,13 @@ def write(
     is_quantized: Callable[[str], bool] = is_linear,
 ) -> Path:
     """Quantize the projections of a checkpoint; returns the folder of the plain one."""
-    tensors, plain = {}, {}
+    tensors: Tensors = {}
+    plain: Tensors = {}
     for name, weight in load_file(base / "model.safetensors").items():
         stored, plain[name] = {name: weight}, weight
         if is_quantized(name):
             stored, plain[name] = quantize(name.removesuffix(".weight"), weight)
-        tensors |= stored
+        tensors = stored | tensors
     return save(base, folder, config, tensors, plain)
 
 
@@ -131,6 +132,7 @@ def gptq(bits: int, *, size: int = GROUP, symmetric: bool = True, version: int =
             "qzeros": pack(zeros - (1 if version == 1 else 0), bits).T,
             "scales": scales.T.half(),
             "g_idx": group_of.int(),
+            "bias": torch.zeros(len(weight)),  # written of every matrix
         }
         return {f"{module}.{name}": tensor for name, tensor in tensors.items()}, plain
 

@@ -23,7 +23,7 @@ _DECODERS: Mapping[str, Callable[[StoredWeight], Groups | None]] = {
 
 _UNUSED = (
     *(".input_scale", ".input_zero_point", ".input_global_scale", ".input_scale_ub", ".activation_scale"),
-    *(".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_format"),
+    *(".output_scale", ".output_zero_point", ".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_format"),
 )
 """Endings of names: scales of activations and of the KV cache, which Weft does not quantize by them."""
 
@@ -58,4 +58,10 @@ class DecodedSource(TensorSource):
 
     @override
     def close(self) -> None:
-        self._checkpoint.close(_UNUSED)
+        self._checkpoint.close(self._is_unused)
+
+    def _is_unused(self, name: str) -> bool:
+        """AutoGPTQ also writes biases of zeros, of matrices that have none."""
+        if name.endswith(".bias") and self._checkpoint.has(f"{name.removesuffix('.bias')}.qweight"):
+            return not self._checkpoint.take(name).any()
+        return name.endswith(_UNUSED)

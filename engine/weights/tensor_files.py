@@ -1,6 +1,6 @@
 """Sources of plain tensors: the files of a checkpoint, or random values of the right shapes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -143,9 +143,9 @@ class CheckpointSource(TensorSource):
         return self._pickled[1]
 
     @override
-    def close(self, unused: tuple[str, ...] = ()) -> None:
-        """See `TensorSource`; names with one of these endings need not be asked for."""
-        refuse_unexpected(name for name in self._unread if not name.endswith(unused))
+    def close(self, is_unused: Callable[[str], bool] = lambda name: False) -> None:
+        """See `TensorSource`; is_unused says of a name that nobody asked for whether nobody need."""
+        refuse_unexpected(name for name in sorted(self._unread) if not is_unused(name))
 
 
 def misshapen(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> ModelError:

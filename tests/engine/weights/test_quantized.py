@@ -202,6 +202,7 @@ def spoil(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
         ("gptq", spoil("g_idx", lambda t: t + 1), {}, rf"{DOWN}.g_idx names groups outside of 0 to 2"),
         ("gptq", spoil("scales", lambda t: t * float("nan")), {}, rf"tensor {DOWN}.scales holds .* not numbers"),
         ("gptq", lambda t: t.update({"model.more.qweight": torch.ones(1)}), {}, "model.more.qweight .* no place"),
+        ("gptq", lambda t: t.update({f"{DOWN}.bias": torch.ones(64)}), {}, rf"tensor {DOWN}.bias .* has no place"),
         ("awq", spoil("qzeros", lambda t: t[1:]), {}, rf"{DOWN}.qzeros has shape \[2, 8\], .* asks for \[3, 8\]"),
         (
             "fp8 static",
