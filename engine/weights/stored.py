@@ -9,6 +9,8 @@ from weft.engine.weights.groups import Groups, e8m0
 from weft.engine.weights.quantization import Quantization, Scheme
 from weft.engine.weights.tensor_files import CheckpointSource, misshapen
 
+_ENDINGS = (".weight", ".weight_packed", ".qweight")
+
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
@@ -34,8 +36,9 @@ class StoredWeight:
 
     @property
     def scheme(self) -> Scheme:
-        """How the weight is stored."""
-        return self.quantization.scheme(self.module)
+        """How the weight is stored; config.json names modules as the files do."""
+        names = (self.checkpoint.name_in_files(self.module + ending) for ending in _ENDINGS)
+        return self.quantization.scheme(next((name.rpartition(".")[0] for name in names if name), self.module))
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has such a tensor."""

@@ -98,7 +98,11 @@ class CheckpointSource(TensorSource):
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
-        return name in self._stored or _shortened(name) in self._stored
+        return self.name_in_files(name) is not None
+
+    def name_in_files(self, name: str) -> str | None:
+        """The whole name of a tensor; None if it does not exist."""
+        return self._stored.get(name) or self._stored.get(_shortened(name))
 
     def take(self, name: str) -> torch.Tensor:
         """A tensor as the file has it, mapped; it counts as read."""
@@ -114,7 +118,7 @@ class CheckpointSource(TensorSource):
         return tensor.clone()
 
     def _mapped(self, name: str) -> torch.Tensor:
-        stored = self._stored.get(name) or self._stored.get(_shortened(name))
+        stored = self.name_in_files(name)
         if stored is None:
             raise ModelError(f"tensor {name} is missing from the checkpoint")
         path = self._shards[stored]

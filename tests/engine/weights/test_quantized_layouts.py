@@ -10,9 +10,15 @@ from tests import quantized_checkpoints as written
 from tests.architectures import checkpoints as architectures
 from tests.engine.weights.test_quantized import GPTQ, compare, reader
 from weft.engine.models.config import load_model_config
+from weft.engine.models.families.fields import Fields
 from weft.engine.models.sharding import shard
 from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.weights.decoded import DecodedSource
+from weft.engine.weights.quantization import read_quantization
 from weft.engine.weights.refs import ExpertsRef
+from weft.engine.weights.tensor_files import CheckpointSource
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("size", [64, 96])
@@ -62,3 +68,25 @@ def test_experts_are_read_one_by_one_and_fused(tmp_path: Path, is_fused: bool) -
                     tensors[f"{layer}.experts.{fused}{ending}"] = torch.stack([torch.cat(each) for each in found])
         save_file(tensors, folder / "model.safetensors")
     compare(folder, plain)
+
+
+def test_targets_are_named_as_in_the_files_where_the_text_half_is_served(tmp_path: Path) -> None:
+    """Weft's names are those that the half has alone."""
+    names = {f"model.language_model.layers.{layer}.mlp.up_proj" for layer in range(2)}
+    tensors = {f"{name}.weight": torch.ones(4, 8, dtype=torch.int8) for name in names}
+    scales = {"0": torch.full((4, 1), 2.0), "1": torch.full((4, 4), 2.0)}
+    save_file(
+        tensors | {f"{name}.weight_scale": scales[name.split(".")[3]] for name in names}, tmp_path / "model.safetensors"
+    )
+    groups = {
+        f"group_{layer}": {"targets": [name], "weights": {"num_bits": 8, "strategy": strategy, "group_size": 2}}
+        for (layer, name), strategy in zip(enumerate(sorted(names)), ("channel", "group"), strict=True)
+    }
+    fields = Fields({"quant_method": "compressed-tensors", "config_groups": groups}, "config.json")
+    quantization = read_quantization(fields)
+    assert quantization is not None
+    source = DecodedSource(CheckpointSource(tmp_path, CPU), quantization, CPU)
+    for layer, size in enumerate((8, 2)):
+        found = source.groups(f"model.layers.{layer}.mlp.up_proj.weight", (4, 8))
+        assert found is not None and found.group_size == size
+        assert torch.equal(found.dequantize(torch.float32), torch.full((4, 8), 2.0))
