@@ -80,7 +80,7 @@ class CheckpointSource(TensorSource):
             raise misshapen(name, tensor, shape)
         if tensor.dtype.itemsize == 1:
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise ModelError(f"tensor {name} holds {kind} values, and the checkpoint has no scales of them")
+            raise ModelError(f"tensor {name} holds {kind} values, and no quantization_config describes scales of them")
         if item:
             tensor = tensor[item[0]]
         if part:

@@ -208,7 +208,7 @@ def spoil(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
             "fp8 static",
             lambda t: t.pop(f"{DOWN}.weight_scale"),
             {},
-            rf"{DOWN}.weight holds float8_e4m3fn .* no sc",
+            rf"{DOWN}.weight holds float8_e4m3fn .* scales",
         ),
         (
             "fp8 static",

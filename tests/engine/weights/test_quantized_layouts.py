@@ -11,6 +11,7 @@ from tests.architectures import checkpoints as architectures
 from tests.engine.weights.test_quantized import GPTQ, compare, reader
 from weft.engine.models.config import load_model_config
 from weft.engine.models.families.fields import Fields
+from weft.engine.models.loading import lacks_head
 from weft.engine.models.sharding import shard
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.weights.decoded import DecodedSource
@@ -90,3 +91,11 @@ def test_targets_are_named_as_in_the_files_where_the_text_half_is_served(tmp_pat
         found = source.groups(f"model.layers.{layer}.mlp.up_proj.weight", (4, 8))
         assert found is not None and found.group_size == size
         assert torch.equal(found.dequantize(torch.float32), torch.full((4, 8), 2.0))
+
+
+def test_a_quantized_output_head_is_one(tmp_path: Path) -> None:
+    """The text half of a checkpoint without a head shares it with the embedding."""
+    config = load_model_config(architectures.write("llama", tmp_path))
+    for names, expected in ((["lm_head.qweight", "lm_head.scales"], False), (["model.norm.weight"], True)):
+        save_file({name: torch.ones(1) for name in names}, tmp_path / "model.safetensors")
+        assert lacks_head(tmp_path, config) == expected
