@@ -62,8 +62,11 @@ def write_base(folder: Path) -> Path:
     return folder
 
 
-def fp8_blocks(rows: int, columns: int, scale_name: str = "weight_scale_inv") -> Quantize:
-    """A scale for each block, as in github.com/deepseek-ai/DeepSeek-V3, inference/kernel.py (`weight_dequant`)."""
+def fp8_blocks(rows: int, columns: int, scale_name: str = "weight_scale_inv", *, powers: bool = False) -> Quantize:
+    """A scale for each block, as in github.com/deepseek-ai/DeepSeek-V3, inference/kernel.py (`weight_dequant`).
+
+    Scales that are powers of two are stored as exponents (`scale_fmt` ue8m0).
+    """
 
     def quantize(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         plain, values = torch.empty_like(weight), torch.empty_like(weight, dtype=torch.float8_e4m3fn)
@@ -73,8 +76,10 @@ def fp8_blocks(rows: int, columns: int, scale_name: str = "weight_scale_inv") ->
             for column in range(scales.shape[1]):
                 place = slice(row * rows, (row + 1) * rows), slice(column * columns, (column + 1) * columns)
                 scale = weight[place].abs().max() / 448
+                scale = scale.log2().ceil().exp2() if powers else scale
                 scales[row, column], values[place] = scale, (weight[place] / scale).to(torch.float8_e4m3fn)
                 plain[place] = values[place].float() * scale
+        scales = scales.to(torch.float8_e8m0fnu) if powers else scales
         return {f"{module}.weight": values, f"{module}.{scale_name}": scales}, plain
 
     return quantize

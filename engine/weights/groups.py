@@ -119,4 +119,4 @@ def fp4_groups(octets: torch.Tensor, scales: torch.Tensor, group_size: int) -> G
 
 def e8m0(exponents: torch.Tensor) -> torch.Tensor:
     """Powers of two, stored as bytes."""
-    return exponents.view(torch.float8_e8m0fnu).float()
+    return (exponents.view(torch.uint8).int() << 23).view(torch.float32)

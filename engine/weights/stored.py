@@ -10,6 +10,7 @@ from weft.engine.weights.quantization import Quantization, Scheme
 from weft.engine.weights.tensor_files import CheckpointSource, misshapen
 
 _ENDINGS = (".weight", ".weight_packed", ".qweight")
+_EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class StoredWeight:
         """
         (outputs, inputs), (rows, columns) = self.shape, scheme.block or (1, scheme.group_size or self.shape[1])
         given = self.take(name) if tensor is None else tensor
-        values = e8m0(given) if given.dtype == torch.uint8 else given.float()
+        values = e8m0(given) if given.dtype in _EXPONENTS else given.float()
         if scheme.block is None and scheme.group_size is None and values.numel() == 1:
             return values.reshape(1, 1).expand(outputs, 1)
         expected = (-(-outputs // rows), -(-inputs // columns))

@@ -72,6 +72,7 @@ AUTO_ROUND = {"quant_method": "auto-round", "data_type": "int", "group_size": 32
 
 OWN: dict[str, Write] = {
     "fp8 blocks": own(written.fp8_blocks(32, 64), quant_method="fp8", weight_block_size=[32, 64]),
+    "fp8 powers": own(written.fp8_blocks(32, 32, powers=True), quant_method="fp8", weight_block_size=[32, 32]),
     "fp8 static": own(written.fp8_static, quant_method="fp8", activation_scheme="static"),
     "fp8 outputs": own(written.fp8_blocks(1, 999, "weight_scale"), quant_method="fbgemm_fp8"),
     "gptq": own(written.gptq(4), bits=4, sym=True, **GPTQ),
