@@ -192,6 +192,22 @@ def bitsandbytes(kind: str, *, nested: bool = False) -> Quantize:
     return quantize
 
 
+def packed_in_order(module: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Packed by compressed-tensors, which no longer writes `weight_g_idx` itself."""
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(5))
+    values, scales, zeros, group_of = _integers(weight, 4, GROUP, symmetric=True, order=order)
+    tensors = {
+        "weight_packed": pack_to_int32((values - 8).to(torch.int8), 4),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(weight.shape),
+        "weight_g_idx": group_of.int(),
+    }
+    plain = scales[:, group_of] * (values - zeros[:, group_of])
+    return {f"{module}.{name}": tensor for name, tensor in tensors.items()}, plain
+
+
 def write_compressed(base: Path, folder: Path, groups: Mapping[str, Mapping[str, object]], ignore: list[str]) -> Path:
     """A whole model by compressed-tensors; scales come from the largest weights."""
     from compressed_tensors.compressors.model_compressors import ModelCompressor

@@ -168,6 +168,9 @@ def _auto_round(config: Fields) -> Quantization:
 def _compressed_tensors(config: Fields) -> Quantization:
     if config.section("transform_config").section("config_groups").names():
         _refuse("a transform_config", ("none",))
+    sparsity = config.section("sparsity_config").optional_text("format") or "dense"
+    if sparsity != "dense":
+        _refuse(f"sparsity_config with format {sparsity}", ("dense",))
     groups = config.section("config_groups")
     rules: list[tuple[int, re.Pattern[str], Scheme]] = []
     for name in groups.names():

@@ -310,6 +310,7 @@ FOUR_BITS = {"num_bits": 4, "strategy": "group", "group_size": 128}
         ),
         ("compressed-tensors", {"format": "marlin-24", "config_groups": {"a": {}}}, "format marlin-24 of compressed-t"),
         ("compressed-tensors", {"transform_config": {"config_groups": {"R1": {}}}}, "a transform_config"),
+        ("compressed-tensors", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "with format sparse-24-bitmask"),
         ("compressed-tensors", {"config_groups": {}}, "no config_groups with weights"),
         (
             "compressed-tensors",

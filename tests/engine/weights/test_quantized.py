@@ -67,6 +67,8 @@ DYNAMIC = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}
 STATIC = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 MX = {"type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+FOUR_BITS = {"num_bits": 4, "strategy": "group", "group_size": 32, "actorder": "group"}
+PACKED = {"format": "pack-quantized", "config_groups": {"group_0": {"targets": ["Linear"], "weights": FOUR_BITS}}}
 GPTQ = {"quant_method": "gptq", "group_size": 32, "desc_act": False}
 AUTO_ROUND = {"quant_method": "auto-round", "data_type": "int", "group_size": 32}
 
@@ -93,6 +95,8 @@ LIBRARIES: dict[str, Write] = {
     "pack-quantized": compressed(num_bits=4, strategy="group", group_size=32),
     "pack zeros": compressed(num_bits=4, strategy="group", group_size=16, symmetric=False),
     "pack 8 bits": compressed(num_bits=8, strategy="channel"),
+    "pack order": own(written.packed_in_order, quant_method="compressed-tensors", **PACKED),
+    "int zeros": compressed(DYNAMIC | {"type": "int"}, num_bits=8, strategy="channel", symmetric=False),
     "nvfp4": compressed(**NVFP4),
     "mxfp4": compressed(num_bits=4, **MX),
     "mxfp8": compressed(num_bits=8, **MX),
