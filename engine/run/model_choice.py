@@ -105,7 +105,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
             partial(_load_native, model, config, kit, num_positions(config, spec.caches)),
         )
     for name, is_asked in (
-        ("quantization int8", options.quantization == "int8"),
+        (f"quantization {options.quantization}", options.quantization != "none"),
         ("deterministic", options.deterministic),
         ("tensor_parallel_size", options.tensor_parallel_size > 1),
     ):

@@ -47,7 +47,10 @@ def main() -> int:
         return 2
     dtype = str(config.dtype).removeprefix("torch.")
     print(f"model        {config.model.name} ({model.architecture}; layers: {chosen.name})")
-    exceptions = ", matrices in int8" * (options.quantization == "int8") + ", KV cache in fp8" * config.is_kv_cache_fp8
+    exceptions = (
+        f", matrices in {options.quantization}" * (options.quantization != "none")
+        + ", KV cache in fp8" * config.is_kv_cache_fp8
+    )
     print(f"device       {config.device.type}, {dtype}{exceptions}")
     if note := weights_note(model, config):
         print(f"weights are  {note}")

@@ -8,7 +8,7 @@ import torch
 from typing_extensions import override
 
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.packed import PANEL, Matrix, PackedMatrix, pack
+from weft.engine.kernels.cpu.packed import PANEL, Matrix, PackedMatrix, Storage, pack
 from weft.engine.layers.experts import Experts
 from weft.engine.layers.routing import Gating
 from weft.engine.weights.formats import WeightReader
@@ -43,12 +43,11 @@ class NativeExperts(Experts):
         reader: WeightReader,
         gating: Gating,
         *,
-        is_int8: bool = False,
+        storage: Storage = "bfloat16",
     ) -> None:
         """Read and pack one expert after another; `supports` has to be asked first."""
         self._matrices = [
-            _PackedExperts(library, ref, num_parts, reader, is_int8=is_int8)
-            for ref, num_parts in ((gate_up, 2), (down, 1))
+            _PackedExperts(library, ref, num_parts, reader, storage) for ref, num_parts in ((gate_up, 2), (down, 1))
         ]
         slope, cubic = _SLOPES[gating.activation]
         is_plain = gating == Gating() and not gate_up.matrix.has_bias
@@ -75,7 +74,7 @@ class _PackedExperts:
     """One matrix of all experts; owns its memory."""
 
     def __init__(
-        self, library: NativeLibrary, ref: ExpertsRef, num_parts: int, reader: WeightReader, *, is_int8: bool
+        self, library: NativeLibrary, ref: ExpertsRef, num_parts: int, reader: WeightReader, storage: Storage
     ) -> None:
         expert, biases = ref.matrix, []
 
@@ -86,7 +85,7 @@ class _PackedExperts:
                 yield from weight.chunk(num_parts)
 
         shape = expert.out_features // num_parts, expert.in_features
-        self._matrix: PackedMatrix = pack(library, parts(), num_parts * ref.num_experts, shape, is_int8=is_int8)
+        self._matrix: PackedMatrix = pack(library, parts(), num_parts * ref.num_experts, shape, storage)
         self._bias = torch.stack(biases) if biases else None
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
         self.described = self._matrix.described(bias_pointer, shape)
