@@ -62,8 +62,8 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     """Weft's own layers if they can compute the model, native on the CPU and Triton on CUDA, else torch's.
 
     Raises:
-        ModelError: The layers that are named, quantized matrices, or deterministic results on a CPU, which only Weft's own
-            layers have, are not possible for this model here.
+        ModelError: The layers that are named, quantized matrices, or deterministic results on a CPU, which only Weft's
+            own layers have, are not possible for this model here.
     """
     named = config.kernels.get("layers")
     native = library.load() if named != "torch" and supports_layers(model, config.dtype, config.device) else None

@@ -1,7 +1,7 @@
 """Native experts for the CPU; a wrapper of experts.c."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 
 import torch
@@ -42,12 +42,16 @@ class NativeExperts(Experts):
         down: ExpertsRef,
         reader: WeightReader,
         gating: Gating,
-        *,
-        storage: Storage = "bfloat16",
+        storages: Sequence[Storage],
     ) -> None:
-        """Read and pack one expert after another; `supports` has to be asked first."""
+        """Read and pack one expert after another; `supports` has to be asked first.
+
+        Args:
+            storages: That of gate_up and that of down.
+        """
         self._matrices = [
-            _PackedExperts(library, ref, num_parts, reader, storage) for ref, num_parts in ((gate_up, 2), (down, 1))
+            _PackedExperts(library, ref, num_parts, reader, storage)
+            for ref, num_parts, storage in zip((gate_up, down), (2, 1), storages, strict=True)
         ]
         slope, cubic = _SLOPES[gating.activation]
         is_plain = gating == Gating() and not gate_up.matrix.has_bias

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.weights.groups import Groups
+from weft.engine.weights.quantization import Scheme
 
 STEP = 64
 """Inputs of a row are padded to a multiple."""
@@ -90,6 +92,33 @@ class GroupedRows:
         values, offsets = self.values.contiguous(), halves[1].data_ptr() if self.offsets is not None else None
         pointers = values.data_ptr(), halves[0].data_ptr(), offsets
         pack(*pointers, num_outputs, num_inputs, form.code, weights.data_ptr())
+
+
+def rows_of(groups: Groups) -> tuple[Form, GroupedRows] | None:
+    """A checkpoint's groups as the kernels take them, exactly but for the precision of scales; None if they cannot."""
+    num_inputs, num_groups = groups.values.shape[1], groups.scales.shape[1]
+    size = num_inputs if num_groups == 1 else groups.group_size
+    group = 16 if size == 16 and groups.zeros is None else 32
+    if groups.values.dtype != torch.int8 or groups.group_of is not None or num_inputs % 32 or size % group:
+        return None
+    least, most = groups.values.aminmax()
+    form = Form(4 if group == 32 and least >= -8 and most < 8 else 8, group, groups.zeros is not None)
+    repeats = size // group
+    scales = groups.scales.float()
+    offsets = None if groups.zeros is None else (groups.zeros.float() + form.centre) * scales
+    parts = [None if part is None else part.repeat_interleave(repeats, 1) for part in (scales, offsets)]
+    values = groups.values.view(torch.uint8) + form.centre  # wraps
+    assert parts[0] is not None
+    return form, GroupedRows(values, parts[0], parts[1])
+
+
+def form_of(scheme: Scheme, in_features: int, *, has_zeros: bool) -> Form | None:
+    """The form that `rows_of` finds for a scheme, before anything is read."""
+    size = scheme.group_size or in_features
+    group = 16 if size == 16 and not has_zeros else 32
+    if scheme.block or in_features % 32 or size % group or (scheme.is_float and scheme.bits == 8):
+        return None
+    return Form(4 if group == 32 and scheme.bits <= 4 and not scheme.is_float else 8, group, has_zeros)
 
 
 def round_rows(library: NativeLibrary, weight: torch.Tensor) -> GroupedRows:

@@ -1,6 +1,7 @@
 """The kit that computes layers with Weft's own CPU kernels, in bfloat16.
 
-Matrices may be int8 or in groups of 4 bits; everything else stays bfloat16. The bits of a row's outputs do not depend on the other rows of a
+Matrices may be int8 or in groups of 4 bits, or in the groups that the
+checkpoint has; everything else stays bfloat16. The bits of a row's outputs do not depend on the other rows of a
 step. A packed matrix is the only copy of its weights: a tied embedding reads its rows from the output head.
 """
 
@@ -12,9 +13,10 @@ from typing_extensions import override
 
 from weft.engine.kernels.cpu import experts
 from weft.engine.kernels.cpu.delta import NativeDeltaRule
+from weft.engine.kernels.cpu.grouped import Form, rows_of
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLayerNorm, NativeLinear, NativeNorm, NativePerHead
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.packed import INT4, PANEL, TILE, Form, Storage
+from weft.engine.kernels.cpu.packed import INT4, PANEL, TILE, Storage
 from weft.engine.kernels.cpu.recurrent import NativeConvolution, NativeSelectiveScan, NativeStateSpaceScan
 from weft.engine.kernels.cpu.run import fuse
 from weft.engine.kernels.torch.torch_kit import TorchKit
@@ -73,7 +75,15 @@ class NativeKit(TorchKit):
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
         if ref.in_features % 2:  # the kernels take pairs
             return super().linear(ref, reader)
-        return NativeLinear(self._library, *reader.dense(ref), storage=self._storage_of(ref))
+        return self._packed(ref, reader)
+
+    def _packed(self, ref: WeightRef, reader: WeightReader, *, is_gated: bool = False) -> NativeLinear:
+        if self._storage == "bfloat16":
+            groups = reader.groups(ref)
+            if groups is not None:
+                form, rows = rows_of(groups) or ("bfloat16", groups.dequantize(torch.bfloat16))
+                return NativeLinear(self._library, rows, reader.bias(ref), is_gated=is_gated, storage=form)
+        return NativeLinear(self._library, *reader.dense(ref), is_gated=is_gated, storage=self._storage_of(ref))
 
     @override
     def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -84,14 +94,14 @@ class NativeKit(TorchKit):
         if not experts.supports(gate_up, gating):
             return super().experts(gate_up, down, reader, gating)
         return experts.NativeExperts(
-            self._library, gate_up, down, reader, gating, storage=self._storage_of(down.matrix)
+            self._library, gate_up, down, reader, gating, tuple(self._storage_of(r.matrix) for r in (gate_up, down))
         )
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         if activation != "silu" or ref.has_bias:  # too rare for a kernel of its own
             return super().gated(ref, reader, activation)
-        return NativeLinear(self._library, *reader.dense(ref), is_gated=True, storage=self._storage_of(ref))
+        return self._packed(ref, reader, is_gated=True)
 
     @override
     def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:

@@ -1,7 +1,7 @@
 """Packs a matrix for the native kernels; linear.c, linear_int8.c and linear_grouped.c describe the layouts.
 
-The plain weight is not kept. In int8 every output has a scale: its largest magnitude / 127. In a form of groups, every 16
-or 32 inputs of an output share a scale and, in some forms, an offset.
+The plain weight is not kept. In int8 every output has a scale: its largest magnitude / 127. In a form of groups, every
+16 or 32 inputs of an output share a scale and, in some forms, an offset.
 """
 
 import ctypes

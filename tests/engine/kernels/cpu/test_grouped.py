@@ -6,12 +6,14 @@ import torch.nn.functional as F
 
 from tests.engine.given_weights import given, given_experts
 from tests.engine.kernels.cpu.test_layers import assert_close, random
-from weft.engine.kernels.cpu.grouped import Form, GroupedRows, round_rows
+from weft.engine.kernels.cpu.grouped import Form, GroupedRows, form_of, round_rows, rows_of
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary, runnable_variants
 from weft.engine.kernels.cpu.library import load as load_variant
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.layers.routing import Gating
+from weft.engine.weights.groups import Groups
+from weft.engine.weights.quantization import Scheme
 
 FORMS = [Form(4, 32), Form(4, 32, True), Form(8, 32), Form(8, 32, True), Form(8, 16)]
 ROWS = (1, 2, 4, 6, 7, 40)
@@ -30,7 +32,7 @@ def draw(form: Form, num_outputs: int, num_inputs: int) -> GroupedRows:
 
 
 def weights_of(rows: GroupedRows, form: Form) -> torch.Tensor:
-    """In float64; scales and offsets have the precision that they are packed with, eleven bits below a row's largest."""
+    """In float64, with the scales and offsets of before they are packed in half precision."""
     values = rows.values.double().unflatten(1, (-1, form.group))
     if rows.offsets is None:
         return ((values - form.centre) * rows.scales.double()[..., None]).flatten(1)
@@ -149,3 +151,43 @@ def test_all_instruction_sets_agree(library: NativeLibrary) -> None:
     for variant in set(runnable_variants()) - {"portable"}:
         if other := load_variant(variant):
             torch.testing.assert_close(linear_of(other, rows, form).to_float32(inputs), ours, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("bits", "size", "has_zeros", "form"),
+    [
+        (4, 128, True, Form(4, 32, True)),
+        (4, 32, False, Form(4, 32)),
+        (8, 64, True, Form(8, 32, True)),
+        (8, 256, False, Form(8, 32)),
+        (2, 64, False, Form(4, 32)),
+        (8, 16, False, Form(8, 16)),
+    ],
+)
+def test_groups_of_checkpoints_are_kept_as_they_are(bits: int, size: int, has_zeros: bool, form: Form) -> None:
+    torch.manual_seed(0)
+    most = 1 << (bits - 1)
+    values, groups = torch.randint(-most, most, (48, 256), dtype=torch.int8), (48, 256 // size)
+    scales = torch.rand(groups).half().float()
+    zeros = torch.randint(-most, most, groups).float() if has_zeros else None
+    stored = Groups(values, scales, zeros, bits, size)
+    found = rows_of(stored)
+    assert found is not None
+    assert found[0] == form
+    assert form_of(Scheme(bits, size), 256, has_zeros=has_zeros) == form
+    torch.testing.assert_close(
+        weights_of(found[1], form).float(), stored.dequantize(torch.float32), atol=1e-4, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        Groups(torch.zeros(4, 64), torch.ones(4, 2), None, 4, 32),
+        Groups(torch.zeros(4, 48, dtype=torch.int8), torch.ones(4, 1), None, 4, 48),
+        Groups(torch.zeros(4, 64, dtype=torch.int8), torch.ones(4, 2), None, 4, 32, torch.arange(64) % 2),
+    ],
+    ids=["floats", "inputs", "order"],
+)
+def test_what_the_kernels_do_not_take(groups: Groups) -> None:
+    assert rows_of(groups) is None

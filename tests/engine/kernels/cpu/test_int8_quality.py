@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.engine.quality import growth_of_perplexity, held_out_chats, log_probabilities
 from tests.engine.kernels.cpu.test_layers import PLAIN_STORAGES
+from tests.engine.quality import growth_of_perplexity, held_out_chats, log_probabilities
 from weft.engine.kernels.cpu.library import load
 from weft.engine.kernels.cpu.native_kit import NativeKit
 
