@@ -70,7 +70,7 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     if named == "native" and not native:
         raise ModelError(_NOT_NATIVE.format("layers", named))
     if native:
-        return NativeKit(native, _STORAGES[config.options.quantization])
+        return NativeKit(native, _STORAGES[config.options.quantization], model.quantization)
     if config.options.quantization != "none":
         raise ModelError(_NOT_NATIVE.format("quantization", config.options.quantization))
     if config.options.deterministic and config.device.type == "cpu":

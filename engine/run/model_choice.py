@@ -124,18 +124,28 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     )
 
 
-def weights_note(model: ModelFacts, config: EngineConfig) -> str | None:
+def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) -> str | None:
     """How a quantized checkpoint has its weights, and how they are kept in memory; None for other checkpoints."""
-    if not isinstance(model, ModelConfig) or model.quantization is None or config.options.load_format == "dummy":
+    if (
+        not isinstance(model, ModelConfig)
+        or model.quantization is None
+        or kit is None
+        or config.options.load_format == "dummy"
+    ):
         return None
-    int8, dtype = config.options.quantization == "int8", str(config.dtype).removeprefix("torch.")
-    return f"stored as {model.quantization} and kept in {'int8' if int8 else dtype}"
+    if config.options.quantization != "none":
+        kept = f"kept in {config.options.quantization}"
+    else:
+        is_kept = kit.keeps_groups and model.quantization.has_integers
+        dtype = str(config.dtype).removeprefix("torch.")
+        kept = f"kept so where they are integers in groups, else in {dtype}" if is_kept else f"kept in {dtype}"
+    return f"stored as {model.quantization} and {kept}"
 
 
 def _load_native(
     model: ModelConfig, config: EngineConfig, kit: LayerKit, num_positions: int, folder: Path, progress: Progress
 ) -> Decoder:
-    note = weights_note(model, config)
+    note = weights_note(model, config, kit)
     if note and config.rank == 0:
         logger.info("weights are %s", note)
     return load_weights(

@@ -52,7 +52,7 @@ def main() -> int:
         + ", KV cache in fp8" * config.is_kv_cache_fp8
     )
     print(f"device       {config.device.type}, {dtype}{exceptions}")
-    if note := weights_note(model, config):
+    if note := weights_note(model, config, chosen.kit):
         print(f"weights are  {note}")
     if draft and config.draft_model:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")

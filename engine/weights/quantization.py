@@ -19,6 +19,10 @@ _LAYOUTS = {
 }
 
 
+_TABLE = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings|tok_embeddings)$")
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)$")
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How matrices are stored.
@@ -29,6 +33,7 @@ class Scheme:
         block: Outputs and inputs that share a scale; None if no two outputs do.
         is_float: Whether values are floating-point numbers.
         activation_bits: What the checkpoint was made for; Weft keeps activations in the model's dtype.
+        has_zeros: Whether groups have zero points, too.
     """
 
     bits: int
@@ -36,6 +41,7 @@ class Scheme:
     block: tuple[int, int] | None = None
     is_float: bool = False
     activation_bits: int = 16
+    has_zeros: bool = False
 
     @property
     def name(self) -> str:
@@ -52,12 +58,20 @@ class Quantization:
         name: Of the method, for the log.
         rules: Patterns of module names and the schemes of these; the first that fits counts.
         zeros_lack_one: Whether GPTQ's zero points are stored less one.
+        plain: Patterns of names of modules that are not quantized, wherever they begin.
     """
 
     method: str
     name: str
     rules: tuple[tuple[re.Pattern[str], Scheme], ...]
     zeros_lack_one: bool = False
+    plain: tuple[re.Pattern[str], ...] = ()
+
+    def expected(self, module: str) -> Scheme | None:
+        """The scheme that config.json gives a module, None for none; what is stored may tell more."""
+        if any(pattern.search(module) for pattern in self.plain):
+            return None
+        return next((scheme for pattern, scheme in self.rules if pattern.match(module)), None)
 
     def scheme(self, module: str) -> Scheme:
         """That of a module, which the checkpoint has quantized."""
@@ -65,6 +79,11 @@ class Quantization:
         if found is None:
             raise ModelError(f"quantization_config: no group has {module} as a target, and its weight is quantized")
         return found
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether some matrices are stored as integers."""
+        return any(scheme.bits < 16 and not scheme.is_float for _, scheme in self.rules)
 
     def __str__(self) -> str:
         schemes = [scheme for _, scheme in self.rules if scheme.bits < 16]
@@ -97,6 +116,12 @@ def _refuse(what: str, supported: Mapping[str, object] | set[str] | tuple[object
     )
 
 
+def _plain(config: Fields, *names: str) -> tuple[re.Pattern[str], ...]:
+    """Of the modules that a field lists, and of embeddings, which these formats never quantize."""
+    listed = [module for name in names for module in config.texts(name)]
+    return *(re.compile(rf"(^|\.){re.escape(module)}(\.|$)") for module in listed), _TABLE
+
+
 def _always(scheme: Scheme) -> tuple[re.Pattern[str], Scheme]:
     return re.compile(""), scheme
 
@@ -106,18 +131,22 @@ def _fp8(config: Fields) -> Quantization:
     if block and (len(block) != 2 or min(block) < 1):
         raise config.wrong("weight_block_size", "two positive integers")
     scheme = Scheme(8, block=(block[0], block[1]) if block else None, is_float=True, activation_bits=8)
-    return Quantization("fp8", config.optional_text("quant_method") or "fp8", (_always(scheme),))
+    name = config.optional_text("quant_method") or "fp8"
+    plain = _plain(config, "modules_to_not_convert", "ignored_layers")
+    return Quantization("fp8", name, (_always(scheme),), plain=plain)
 
 
 def _mxfp4(config: Fields) -> Quantization:
-    return Quantization("mxfp4", "mxfp4", (_always(Scheme(4, 32, is_float=True)),))
+    plain = _plain(config, "modules_to_not_convert")
+    return Quantization("mxfp4", "mxfp4", (_always(Scheme(4, 32, is_float=True)),), plain=plain)
 
 
 def _bitsandbytes(config: Fields) -> Quantization:
     is_4bit = config.flag("load_in_4bit", config.flag("_load_in_4bit", False))
     kind = (config.optional_text("bnb_4bit_quant_type") or "fp4") if is_4bit else "int8"
     scheme = Scheme(4, is_float=True) if is_4bit else Scheme(8, activation_bits=8)
-    return Quantization("bitsandbytes", f"bitsandbytes {kind}", (_always(scheme),))
+    plain = _plain(config, "llm_int8_skip_modules")
+    return Quantization("bitsandbytes", f"bitsandbytes {kind}", (_always(scheme),), plain=plain)
 
 
 def _integers(config: Fields, default: Scheme | None = None) -> Scheme:
@@ -128,7 +157,8 @@ def _integers(config: Fields, default: Scheme | None = None) -> Scheme:
         _refuse(f"bits {bits}", _BITS)
     if given < 1 and given != -1:
         raise config.wrong("group_size", "a positive integer, or -1")
-    return Scheme(bits, None if given == -1 else given)
+    has_zeros = not config.flag("sym", not config.flag("zero_point", bool(default and default.has_zeros)))
+    return Scheme(bits, None if given == -1 else given, has_zeros=has_zeros)
 
 
 def _gptq(config: Fields) -> Quantization:
@@ -141,7 +171,11 @@ def _gptq(config: Fields) -> Quantization:
         for name in dynamic.names()
         if not name.startswith("-:")  # not quantized, as the stored tensors say, too
     ]
-    return Quantization("gptq", "GPTQ", (*rules, _always(scheme)), zeros_lack_one=layout == "gptq")
+    left_out = [
+        _pattern(config, "dynamic", name.removeprefix("-:")) for name in dynamic.names() if name.startswith("-:")
+    ]
+    plain = *left_out, *(() if config.flag("lm_head", False) else (_HEAD,)), _TABLE
+    return Quantization("gptq", "GPTQ", (*rules, _always(scheme)), layout == "gptq", plain)
 
 
 def _awq(config: Fields) -> Quantization:
@@ -151,7 +185,8 @@ def _awq(config: Fields) -> Quantization:
     if (bits := config.integer("bits", config.integer("w_bit", 4))) != 4:
         _refuse(f"bits {bits} of awq", (4,))
     group_size = config.integer("q_group_size", 128)
-    return Quantization("awq", "AWQ", (_always(_integers(config, Scheme(4, group_size))),))
+    scheme = _integers(config, Scheme(4, group_size, has_zeros=True))
+    return Quantization("awq", "AWQ", (_always(scheme),), plain=(*_plain(config, "modules_to_not_convert"), _HEAD))
 
 
 def _auto_round(config: Fields) -> Quantization:
@@ -162,7 +197,7 @@ def _auto_round(config: Fields) -> Quantization:
         _refuse(f"packing_format {layout}, data_type {data_type}", ("auto_gptq and int", "auto_awq and int"))
     scheme, extra = _integers(config), config.section("extra_config")
     rules = [(re.compile(re.escape(name) + "$"), _integers(extra.section(name), scheme)) for name in extra.names()]
-    return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), zeros_lack_one=True)
+    return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), True, (_HEAD, _TABLE))
 
 
 def _compressed_tensors(config: Fields) -> Quantization:
@@ -184,7 +219,10 @@ def _compressed_tensors(config: Fields) -> Quantization:
     rules.sort(key=lambda rule: rule[0])
     if not rules:
         _refuse("no config_groups with weights", ("config_groups with targets and weights",))
-    return Quantization("compressed-tensors", "compressed-tensors", tuple(rule[1:] for rule in rules))
+    ignored = [_target(config, name, "ignore")[1] for name in config.texts("ignore")]
+    return Quantization(
+        "compressed-tensors", "compressed-tensors", tuple(rule[1:] for rule in rules), plain=(*ignored, _TABLE)
+    )
 
 
 def _compressed_scheme(group: Fields, layout: str) -> Scheme:
@@ -202,7 +240,12 @@ def _compressed_scheme(group: Fields, layout: str) -> Scheme:
     is_grouped = "group" in strategy
     if is_grouped and (not group_size or group_size < 1):
         raise weights.wrong("group_size", "a positive integer")
-    scheme = Scheme(bits, is_float=kind == "float", activation_bits=activations.integer("num_bits", 16))
+    scheme = Scheme(
+        bits,
+        is_float=kind == "float",
+        activation_bits=activations.integer("num_bits", 16),
+        has_zeros=not weights.flag("symmetric", True),
+    )
     if layout == "nvfp4-pack-quantized" or layout == "mxfp4-pack-quantized":
         is_grouped, group_size = True, group_size or (16 if layout.startswith("nv") else 32)
     if strategy == "block":
@@ -210,10 +253,10 @@ def _compressed_scheme(group: Fields, layout: str) -> Scheme:
     return replace(scheme, group_size=group_size if is_grouped else None)
 
 
-def _target(group: Fields, target: str) -> tuple[int, re.Pattern[str]]:
+def _target(group: Fields, target: str, field: str = "targets") -> tuple[int, re.Pattern[str]]:
     """How closely a target names modules, closest first, and their pattern; a name of a class fits all of them."""
     if target.startswith("re:"):
-        return 1, _pattern(group, "targets", target.removeprefix("re:"))
+        return 1, _pattern(group, field, target.removeprefix("re:"))
     if "." in target or target.islower():
         return 0, re.compile(re.escape(target) + "$")
     return 2 if target == "Linear" else 3, re.compile("")

@@ -112,13 +112,13 @@ def rows_of(groups: Groups) -> tuple[Form, GroupedRows] | None:
     return form, GroupedRows(values, parts[0], parts[1])
 
 
-def form_of(scheme: Scheme, in_features: int, *, has_zeros: bool) -> Form | None:
+def form_of(scheme: Scheme, in_features: int) -> Form | None:
     """The form that `rows_of` finds for a scheme, before anything is read."""
     size = scheme.group_size or in_features
-    group = 16 if size == 16 and not has_zeros else 32
+    group = 16 if size == 16 and not scheme.has_zeros else 32
     if scheme.block or in_features % 32 or size % group or (scheme.is_float and scheme.bits == 8):
         return None
-    return Form(4 if group == 32 and scheme.bits <= 4 and not scheme.is_float else 8, group, has_zeros)
+    return Form(4 if group == 32 and scheme.bits <= 4 and not scheme.is_float else 8, group, scheme.has_zeros)
 
 
 def round_rows(library: NativeLibrary, weight: torch.Tensor) -> GroupedRows:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from weft.engine.kernels.cpu import experts
 from weft.engine.kernels.cpu.delta import NativeDeltaRule
-from weft.engine.kernels.cpu.grouped import Form, rows_of
+from weft.engine.kernels.cpu.grouped import Form, form_of, rows_of
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLayerNorm, NativeLinear, NativeNorm, NativePerHead
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.packed import INT4, PANEL, TILE, Storage
@@ -32,6 +32,7 @@ from weft.engine.layers.selective_scan import SelectiveScan
 from weft.engine.layers.state_space import StateSpace, StateSpaceScan
 from weft.engine.models.config import ModelConfig
 from weft.engine.weights.formats import WeightReader
+from weft.engine.weights.quantization import Quantization
 from weft.engine.weights.refs import ExpertsRef, WeightRef
 
 KitStorage = Literal["bfloat16", "int8", "int4"]
@@ -47,15 +48,28 @@ def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> b
 class NativeKit(TorchKit):
     """Weft's kernels, with torch's operations where there is no kernel."""
 
-    def __init__(self, library: NativeLibrary, storage: KitStorage = "bfloat16") -> None:
-        """Take the functions of a loaded library; storage says how every matrix is kept."""
+    keeps_groups = True
+
+    def __init__(
+        self, library: NativeLibrary, storage: KitStorage = "bfloat16", quantization: Quantization | None = None
+    ) -> None:
+        """Take the functions of a loaded library.
+
+        Args:
+            storage: How every matrix is kept.
+            quantization: How the checkpoint has its matrices. In bfloat16, those in groups are kept as they are.
+        """
         super().__init__(name=f"native{'' if storage == 'bfloat16' else f' {storage}'} ({library.variant})")
         self._storage: Storage = INT4 if storage == "int4" else storage
+        self._quantization = quantization if storage == "bfloat16" else None
         self._library = library
 
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        storage, bias_bytes = self._storage_of(ref), ref.out_features * ref.has_bias * dtype.itemsize
+        return self._bytes(ref, self._storage_of(ref), dtype)
+
+    def _bytes(self, ref: WeightRef, storage: Storage, dtype: torch.dtype) -> int:
+        bias_bytes = ref.out_features * ref.has_bias * dtype.itemsize
         if isinstance(storage, Form):
             return storage.num_bytes(ref.out_features, ref.in_features) + bias_bytes
         if storage == "int8":  # every output has a scale in float32
@@ -64,9 +78,14 @@ class NativeKit(TorchKit):
 
     @override
     def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
-        return ref.num_experts * self.linear_bytes(ref.matrix, dtype)
+        return ref.num_experts * self._bytes(ref.matrix, self._plain_storage(ref.matrix), dtype)
 
     def _storage_of(self, ref: WeightRef) -> Storage:
+        """How a matrix will be kept, as far as config.json says how the checkpoint has it."""
+        scheme = self._quantization and self._quantization.expected(ref.names[0])
+        return (form_of(scheme, ref.in_features) if scheme else None) or self._plain_storage(ref)
+
+    def _plain_storage(self, ref: WeightRef) -> Storage:
         """That of the kit, but bfloat16 for a matrix whose inputs do not divide into groups."""
         is_broken = isinstance(self._storage, Form) and ref.in_features % self._storage.group != 0
         return "bfloat16" if is_broken else self._storage
@@ -81,9 +100,10 @@ class NativeKit(TorchKit):
         if self._storage == "bfloat16":
             groups = reader.groups(ref)
             if groups is not None:
-                form, rows = rows_of(groups) or ("bfloat16", groups.dequantize(torch.bfloat16))
-                return NativeLinear(self._library, rows, reader.bias(ref), is_gated=is_gated, storage=form)
-        return NativeLinear(self._library, *reader.dense(ref), is_gated=is_gated, storage=self._storage_of(ref))
+                storage: Storage
+                storage, weight = rows_of(groups) or ("bfloat16", groups.dequantize(torch.bfloat16))
+                return NativeLinear(self._library, weight, reader.bias(ref), is_gated=is_gated, storage=storage)
+        return NativeLinear(self._library, *reader.dense(ref), is_gated=is_gated, storage=self._plain_storage(ref))
 
     @override
     def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -94,7 +114,12 @@ class NativeKit(TorchKit):
         if not experts.supports(gate_up, gating):
             return super().experts(gate_up, down, reader, gating)
         return experts.NativeExperts(
-            self._library, gate_up, down, reader, gating, tuple(self._storage_of(r.matrix) for r in (gate_up, down))
+            self._library,
+            gate_up,
+            down,
+            reader,
+            gating,
+            tuple(self._plain_storage(ref.matrix) for ref in (gate_up, down)),
         )
 
     @override

@@ -174,7 +174,7 @@ def test_groups_of_checkpoints_are_kept_as_they_are(bits: int, size: int, has_ze
     found = rows_of(stored)
     assert found is not None
     assert found[0] == form
-    assert form_of(Scheme(bits, size), 256, has_zeros=has_zeros) == form
+    assert form_of(Scheme(bits, size, has_zeros=has_zeros), 256) == form
     torch.testing.assert_close(
         weights_of(found[1], form).float(), stored.dequantize(torch.float32), atol=1e-4, rtol=1e-6
     )
