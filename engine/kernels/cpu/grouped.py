@@ -94,18 +94,28 @@ class GroupedRows:
         pack(*pointers, num_outputs, num_inputs, form.code, weights.data_ptr())
 
 
-def rows_of(groups: Groups) -> tuple[Form, GroupedRows] | None:
-    """A checkpoint's groups as the kernels take them, exactly but for the precision of scales; None if they cannot."""
+def rows_of(groups: Groups, wanted: Form | None = None) -> tuple[Form, GroupedRows] | None:
+    """A checkpoint's groups as the kernels take them, exactly but for the precision of scales; None if they cannot.
+
+    Args:
+        wanted: The only form that will do.
+    """
     num_inputs, num_groups = groups.values.shape[1], groups.scales.shape[1]
     size = num_inputs if num_groups == 1 else groups.group_size
     group = 16 if size == 16 and groups.zeros is None else 32
     if groups.values.dtype != torch.int8 or groups.group_of is not None or num_inputs % 32 or size % group:
         return None
     least, most = groups.values.aminmax()
-    form = Form(4 if group == 32 and least >= -8 and most < 8 else 8, group, groups.zeros is not None)
+    bits = 4 if group == 32 and least >= -8 and most < 8 else 8
+    form = Form(bits, group, groups.zeros is not None)
+    if wanted and wanted != form:
+        if (wanted.bits, wanted.group) != (8, group) or (form.has_offset and not wanted.has_offset):
+            return None
+        form = wanted
     repeats = size // group
     scales = groups.scales.float()
-    offsets = None if groups.zeros is None else (groups.zeros.float() + form.centre) * scales
+    zeros = 0.0 if groups.zeros is None else groups.zeros.float()
+    offsets = (zeros + form.centre) * scales if form.has_offset else None
     parts = [None if part is None else part.repeat_interleave(repeats, 1) for part in (scales, offsets)]
     values = groups.values.view(torch.uint8) + form.centre  # wraps
     assert parts[0] is not None

@@ -78,12 +78,15 @@ class NativeKit(TorchKit):
 
     @override
     def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
-        return ref.num_experts * self._bytes(ref.matrix, self._plain_storage(ref.matrix), dtype)
+        return ref.num_experts * self._bytes(ref.matrix, self._storage_of(ref.matrix), dtype)
 
     def _storage_of(self, ref: WeightRef) -> Storage:
         """How a matrix will be kept, as far as config.json says how the checkpoint has it."""
-        scheme = self._quantization and self._quantization.expected(ref.names[0])
-        return (form_of(scheme, ref.in_features) if scheme else None) or self._plain_storage(ref)
+        return self._stored_form(ref) or self._plain_storage(ref)
+
+    def _stored_form(self, ref: WeightRef) -> Form | None:
+        scheme = self._quantization and self._quantization.expected(ref.names[0].format(0))
+        return form_of(scheme, ref.in_features) if scheme else None
 
     def _plain_storage(self, ref: WeightRef) -> Storage:
         """That of the kit, but bfloat16 for a matrix whose inputs do not divide into groups."""
@@ -102,7 +105,7 @@ class NativeKit(TorchKit):
             if groups is not None:
                 storage: Storage
                 storage, weight = rows_of(groups) or ("bfloat16", groups.dequantize(torch.bfloat16))
-                return NativeLinear(self._library, weight, reader.bias(ref), is_gated=is_gated, storage=storage)
+                return NativeLinear(self._library, weight, reader.bias_of(ref), is_gated=is_gated, storage=storage)
         return NativeLinear(self._library, *reader.dense(ref), is_gated=is_gated, storage=self._plain_storage(ref))
 
     @override
@@ -114,12 +117,7 @@ class NativeKit(TorchKit):
         if not experts.supports(gate_up, gating):
             return super().experts(gate_up, down, reader, gating)
         return experts.NativeExperts(
-            self._library,
-            gate_up,
-            down,
-            reader,
-            gating,
-            tuple(self._plain_storage(ref.matrix) for ref in (gate_up, down)),
+            self._library, gate_up, down, reader, gating, self._plain_storage, self._stored_form
         )
 
     @override

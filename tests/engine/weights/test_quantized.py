@@ -261,8 +261,10 @@ def test_the_plan_and_the_log_say_how_weights_are_kept(
     given = EngineOptions(**{"model": str(folder), "device": "cpu", "dtype": "float32", "max_model_len": 32, **options})
     facts, other = read_model(folder, "auto"), read_model(plain, "auto")
     config = engine_config.resolve(given, facts)
-    assert weights_note(facts, config) == note and weights_note(other, config) is None
-    assert plan_model(facts, config).weights_bytes == plan_model(other, config).weights_bytes
+    planned, plan_of_other = plan_model(facts, config), plan_model(other, config)
+    assert weights_note(facts, config, planned.kit) == note
+    assert weights_note(other, config, planned.kit) is None
+    assert planned.weights_bytes == plan_of_other.weights_bytes
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(msgspec.json.encode(given))))
     assert print_plan.main() == 0
     assert f"weights are  {note}" in capsys.readouterr().out
