@@ -26,6 +26,8 @@ class LayerKit(Protocol):
     """Makes the layers of one model."""
 
     name: str
+    keeps_groups: bool = False
+    """Whether matrices that a checkpoint has as integers in groups stay so in memory."""
 
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
         """Bytes of memory that the result of `linear` takes."""

@@ -20,6 +20,7 @@ from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.registry import Identity, identify
 from weft.engine.models.rope import longest_context, read_ropes
 from weft.engine.shared.errors import ModelError
+from weft.engine.weights.quantization import Quantization
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class ModelConfig(ModelFacts):
         num_token_types: Types that a token may have; 1 for a model that knows none.
         num_draft_layers: Behind the last layer, heads that predict several tokens; they are not used.
         switches: What else differs between families. Where a field above has the same meaning, that one counts.
+        quantization: How the checkpoint has its matrices; None as they are.
     """
 
     num_layers: int
@@ -48,6 +50,7 @@ class ModelConfig(ModelFacts):
     switches: FamilySwitches
     num_draft_layers: int = 0
     num_token_types: int = 1
+    quantization: Quantization | None = None
 
     @property
     @override
@@ -129,6 +132,7 @@ def native_config(folder: Path, identity: Identity) -> ModelConfig:
         switches=switches,
         num_draft_layers=fields.integer("num_nextn_predict_layers", 0),
         num_token_types=fields.size("type_vocab_size", 1) if switches.names.token_types else 1,
+        quantization=identity.quantization,
     )
 
 

@@ -29,6 +29,7 @@ from weft.engine.models.specs import DecoderSpec, build_norm
 from weft.engine.models.stages import ONLY_STAGE, Stage
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
+from weft.engine.weights.decoded import DecodedSource
 from weft.engine.weights.formats import DenseReader, Progress, TensorSource, WeightReader
 from weft.engine.weights.refs import WeightRef
 from weft.engine.weights.tensor_files import CheckpointSource, RandomSource
@@ -73,7 +74,7 @@ def load_weights(
         checkpoint = CheckpointSource(folder, device, unused=unused)
         if config.tie_word_embeddings and _has_own_head(config, checkpoint):
             config = replace(config, tie_word_embeddings=False)
-        source = checkpoint
+        source = DecodedSource(checkpoint, config.quantization, device) if config.quantization else checkpoint
     whole = decoder_spec(config)
     spec = shard(whole, stage.rank, stage.num_ranks)
     if parts := whole_parts(whole, spec) if stage.num_ranks > 1 else None:
@@ -92,7 +93,8 @@ def load_weights(
 def lacks_head(folder: Path, config: ModelConfig) -> bool:
     """Whether the files of a checkpoint hold no output head; False where `weft plan` has none of them."""
     try:
-        return CheckpointSource(folder, torch.device("cpu")).shape(f"{config.switches.names.head}.weight") is None
+        names = CheckpointSource(folder, torch.device("cpu")).names
+        return not any(name.startswith(f"{config.switches.names.head}.") for name in names)
     except ModelError:
         return False
 

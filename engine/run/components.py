@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 # Largest relative error of a row, twice what rounding causes. A mask or a sum that is wrong causes ten times as much.
 _TOLERANCES = {torch.bfloat16: 0.04, torch.float16: 5e-3, torch.float32: 2e-3, torch.float8_e4m3fn: 0.15}
-_INT8_TOLERANCE = 0.1
+_QUANTIZED_TOLERANCES = {"int8": 0.1, "int4": 0.4}
 
 _SAMPLER_TOLERANCE = 1e-3
 """In probability."""
@@ -206,9 +206,10 @@ def _block(names: tuple[str, ...], num_rows: int, name: str, model: ModelConfig,
     """Everything in a block but attention: compared with a prompt and one-token requests, timed with the latter."""
     num_tokens = min(33, config.max_model_len, config.max_num_batched_tokens)
     steps = [StepShape(1, 0, num_tokens), StepShape(min(num_rows, config.max_num_seqs), 0, 1)]
-    is_int8 = config.options.quantization == "int8"
-    shapes = f"{_block_text(model, config)}{', int8' * is_int8}, {num_rows} rows"
-    tolerance = _INT8_TOLERANCE if is_int8 else _TOLERANCES[config.dtype]
+    quantization = config.options.quantization
+    stored = "" if quantization == "none" else f", {quantization}"
+    shapes = f"{_block_text(model, config)}{stored}, {num_rows} rows"
+    tolerance = _QUANTIZED_TOLERANCES.get(quantization, _TOLERANCES[config.dtype])
     return _component(name, names, BlockTrials(model, config, steps), shapes, tolerance, config)
 
 

@@ -94,9 +94,10 @@ def resolve(options: EngineOptions, model: ModelFacts) -> EngineConfig:
         max_model_len = min(max_model_len, max_num_batched_tokens)
     _check_ranks(options, device)
     dtype = _DTYPES.get(options.dtype, model.dtype)
-    if options.quantization == "int8" and (device.type != "cpu" or dtype != torch.bfloat16):
+    if options.quantization != "none" and (device.type != "cpu" or dtype != torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
-        raise ModelError(f"quantization int8 needs device cpu and dtype bfloat16, got {device.type} and {name}")
+        needs = f"quantization {options.quantization} needs device cpu and dtype bfloat16"
+        raise ModelError(f"{needs}, got {device.type} and {name}")
     return EngineConfig(
         options=options,
         model=Path(options.model),

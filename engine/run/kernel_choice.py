@@ -17,7 +17,7 @@ from weft.engine.kernels.caches import Caches
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.attention import NativeBackend
 from weft.engine.kernels.cpu.attention import supports as supports_attention
-from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
 from weft.engine.kernels.cpu.native_kit import supports as supports_layers
 from weft.engine.kernels.cpu.sampling import NativeSampler
 from weft.engine.kernels.torch.sampling import TORCH_SAMPLING
@@ -47,6 +47,9 @@ ATTENTION = ("attention", "decode_attention", "prefill_attention")
 # Most rows that Weft's own product takes in place of cuBLAS, by its name as a candidate.
 FEW_ROWS: Mapping[str, int] = {"triton": 8, "triton-2": 2, "cublas": 0}
 
+_STORAGES: Mapping[str, KitStorage] = {"none": "bfloat16", "int8": "int8", "int4": "int4"}
+"""How the native kit keeps matrices, by the option."""
+
 _NO_TRITON = "{} {} needs Triton and a C compiler, which it runs at start-up"
 _NOT_NATIVE = "{} {} needs Weft's native kernels, and they were not compiled or cannot compute this model"
 _NOT_DETERMINISTIC = (
@@ -59,17 +62,17 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     """Weft's own layers if they can compute the model, native on the CPU and Triton on CUDA, else torch's.
 
     Raises:
-        ModelError: The layers that are named, int8 matrices, or deterministic results on a CPU, which only Weft's own
-            layers have, are not possible for this model here.
+        ModelError: The layers that are named, quantized matrices, or deterministic results on a CPU, which only Weft's
+            own layers have, are not possible for this model here.
     """
     named = config.kernels.get("layers")
     native = library.load() if named != "torch" and supports_layers(model, config.dtype, config.device) else None
     if named == "native" and not native:
         raise ModelError(_NOT_NATIVE.format("layers", named))
     if native:
-        return NativeKit(native, config.options.quantization == "int8")
-    if config.options.quantization == "int8":
-        raise ModelError(_NOT_NATIVE.format("quantization", "int8"))
+        return NativeKit(native, _STORAGES[config.options.quantization], model.quantization)
+    if config.options.quantization != "none":
+        raise ModelError(_NOT_NATIVE.format("quantization", config.options.quantization))
     if config.options.deterministic and config.device.type == "cpu":
         raise ModelError(_NOT_DETERMINISTIC.format("layers"))
     if has_triton(config.device):

@@ -117,7 +117,7 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
             largest_groups(sharded, stages),
         )
     for name, is_asked in (
-        ("quantization int8", options.quantization == "int8"),
+        (f"quantization {options.quantization}", options.quantization != "none"),
         ("deterministic", options.deterministic),
         ("tensor_parallel_size", options.tensor_parallel_size > 1),
         ("pipeline_parallel_size", options.pipeline_parallel_size > 1),
@@ -145,6 +145,24 @@ def plan_largest(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     return max((plan_model(model, replace(config, rank=rank)) for rank in ranks), key=lambda plan: plan.weights_bytes)
 
 
+def weights_note(model: ModelFacts, config: EngineConfig, kit: LayerKit | None) -> str | None:
+    """How a quantized checkpoint has its weights, and how they are kept in memory; None for other checkpoints."""
+    if (
+        not isinstance(model, ModelConfig)
+        or model.quantization is None
+        or kit is None
+        or config.options.load_format == "dummy"
+    ):
+        return None
+    if config.options.quantization != "none":
+        kept = f"kept in {config.options.quantization}"
+    else:
+        is_kept = kit.keeps_groups and model.quantization.has_integers
+        dtype = str(config.dtype).removeprefix("torch.")
+        kept = f"kept so where they are integers in groups, else in {dtype}" if is_kept else f"kept in {dtype}"
+    return f"stored as {model.quantization} and {kept}"
+
+
 def _load_native(
     model: ModelConfig,
     config: EngineConfig,
@@ -154,6 +172,9 @@ def _load_native(
     folder: Path,
     progress: Progress,
 ) -> Decoder:
+    note = weights_note(model, config, kit)
+    if note and config.rank == 0:
+        logger.info("weights are %s", note)
     return load_weights(
         folder,
         model,

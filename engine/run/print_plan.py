@@ -19,7 +19,7 @@ from weft.engine.run import config as engine_config
 from weft.engine.run.config import EngineConfig
 from weft.engine.run.draft_checkpoint import DraftCheckpoint, find_draft_checkpoint
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, least_kv_bytes, make_plan
-from weft.engine.run.model_choice import ModelPlan, plan_largest, read_model
+from weft.engine.run.model_choice import ModelPlan, plan_largest, read_model, weights_note
 from weft.engine.run.vector_model import find_task
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.memory import ModelMemory, cache_bytes, format_size
@@ -110,8 +110,13 @@ def _print(options: EngineOptions) -> None:
     plan = sizes.plan(free_bytes - weights_bytes - activations_bytes, options.kv_cache_memory)
     dtype = str(config.dtype).removeprefix("torch.")
     print(f"model        {config.model.name} ({model.architecture}; layers: {sizes.chosen.name})")
-    exceptions = ", matrices in int8" * (options.quantization == "int8") + ", KV cache in fp8" * config.is_kv_cache_fp8
+    exceptions = (
+        f", matrices in {options.quantization}" * (options.quantization != "none")
+        + ", KV cache in fp8" * config.is_kv_cache_fp8
+    )
     print(f"device       {config.device.type}, {dtype}{exceptions}")
+    if note := weights_note(model, config, sizes.chosen.kit):
+        print(f"weights are  {note}")
     if draft and config.draft_model:
         print(f"draft model  {config.draft_model.name} ({draft.config.architecture})")
     if options.num_ranks > 1:

@@ -1,7 +1,6 @@
-"""Readers, which turn weight references into tensors on the device; each checkpoint format has its own.
+"""The reader, which turns weight references into tensors on the device, and the sources that it reads from.
 
-`engine/models/loading.py` picks the reader of a checkpoint; `engine/models/families/registry.py` refuses formats that
-have none.
+`engine/models/loading.py` picks the source of a checkpoint; `engine/weights/decoded.py` is that of quantized ones.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +10,8 @@ from typing import NamedTuple, Protocol
 import torch
 from typing_extensions import override
 
-from weft.engine.weights.refs import ExpertsRef, RowOrder, Share, TensorRef, WeightRef
+from weft.engine.weights.groups import Groups, stacked
+from weft.engine.weights.refs import ExpertsRef, RowOrder, TensorRef, WeightRef
 
 # Called with the bytes loaded so far and the bytes in total, counted as they are on the device.
 Progress = Callable[[int, int], None]
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class WeightReader(Protocol):
-    """Reads what a model refers to. A format with packed weights adds a method that returns them packed."""
+    """Reads what a model refers to."""
 
     def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight (out_features, in_features) and bias (out_features,), None without one; the caller owns both.
@@ -34,8 +34,24 @@ class WeightReader(Protocol):
             ModelError: The checkpoint has no such tensor of this shape.
         """
 
+    def groups(self, ref: WeightRef) -> Groups | None:
+        """The weight as the checkpoint has it quantized, for kits that keep it so; its bias is `bias_of`.
+
+        None if it is not quantized, if its projections are not quantized alike, or if the reference scales it.
+        Dequantized it is the weight of `dense`, bit for bit.
+        """
+        return None
+
+    def bias_of(self, ref: WeightRef) -> torch.Tensor | None:
+        """The bias of `dense` alone."""
+        return self.dense(ref)[1]
+
     def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """Weight and bias of one expert after another, each as from `dense`."""
+
+    def expert_groups(self, ref: ExpertsRef) -> Iterator[tuple[Groups | None, torch.Tensor | None]]:
+        """Weight, as from `groups`, and bias of one expert after another."""
+        return ((None, bias) for _, bias in self.experts(ref))
 
     def tensor(self, ref: TensorRef) -> torch.Tensor:
         """The values with the offset added; raises as `dense` does."""
@@ -52,6 +68,10 @@ class TensorSource(Protocol):
         Item is for a tensor of several that have the shape of target: the index of one, and how many there are. A part
         is all that is read, and has the shape of target in place of the tensor.
         """
+
+    def groups(self, name: str, shape: tuple[int, int], item: tuple[int, int] | None = None) -> Groups | None:
+        """A quantized matrix of this shape (out_features, in_features); None if it is not quantized, or missing."""
+        return None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a tensor that may have another name; None if it does not exist, or has any shape."""
@@ -84,6 +104,25 @@ class DenseReader(WeightReader):
 
     @override
     def experts(self, ref: ExpertsRef) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        return (self._matrix(*expert) for expert in self._experts(ref))
+
+    @override
+    def groups(self, ref: WeightRef) -> Groups | None:
+        return self._groups(ref, ref.names, ".weight", None)
+
+    @override
+    def bias_of(self, ref: WeightRef) -> torch.Tensor | None:
+        return self._bias(ref, ref.names, ".bias", None)
+
+    @override
+    def expert_groups(self, ref: ExpertsRef) -> Iterator[tuple[Groups | None, torch.Tensor | None]]:
+        for matrix, names, suffixes, item in self._experts(ref):
+            yield self._groups(matrix, names, suffixes[0], item), self._bias(matrix, names, suffixes[1], item)
+
+    def _experts(
+        self, ref: ExpertsRef
+    ) -> Iterator[tuple[WeightRef, tuple[str, ...], tuple[str, str], tuple[int, int] | None]]:
+        """Of each expert its matrix, the names of tensors and the endings of these, and which item of them it is."""
         shape = self._source.shape(ref.fused) if ref.fused else None
         if shape is not None:
             # Some have (inputs, outputs); matrices that are as wide as high are taken as they are.
@@ -94,61 +133,91 @@ class DenseReader(WeightReader):
         is_stacked = not any("{}" in name for name in ref.matrix.names)
         for index in range(ref.num_experts):
             names = tuple(name.format(index) for name in ref.matrix.names)
-            yield self._matrix(ref.matrix, names, ref.suffixes, (index, ref.num_experts) if is_stacked else None)
+            yield ref.matrix, names, ref.suffixes, (index, ref.num_experts) if is_stacked else None
+
+    def _groups(
+        self, ref: WeightRef, names: tuple[str, ...], suffix: str, item: tuple[int, int] | None
+    ) -> Groups | None:
+        whole = ref.share or ref
+        parts: list[Groups] = []
+        for name, size in zip(names, whole.sizes if len(names) > 1 else (sum(whole.sizes),), strict=True):
+            part = None if ref.scales else self._source.groups(name + suffix, (size, whole.in_features), item)
+            if part is None:
+                return None
+            parts.append(part)
+        groups = stacked(parts)
+        if groups is None:
+            return None
+        if ref.share is not None:
+            rows, first = ref.stored_rows(ref.share), ref.share.first_input
+            groups = groups.part(rows.to(self._device), slice(first, first + ref.in_features))
+        elif ref.order is not None:
+            groups = groups.part(ref.order.indices(ref.out_features).to(self._device))
+        self._count(ref.out_features * ref.in_features * self._dtype.itemsize)
+        return groups
 
     def _matrix(
         self, ref: WeightRef, names: tuple[str, ...], suffixes: tuple[str, str], item: tuple[int, int] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight = self._empty(ref.out_features, ref.in_features)
-        bias = self._empty(ref.out_features) if ref.has_bias else None
-        if ref.share is not None:
-            self._read_share(ref, ref.share, weight, bias, names, suffixes, item)
-            return self._scaled(weight, ref), None if bias is None else self._scaled(bias, ref)
-        sizes = ref.sizes if len(names) > 1 else (ref.out_features,)
-        start = 0
-        for name, size in zip(names, sizes, strict=True):
-            rows = weight[start : start + size]
-            if ref.is_transposed:
-                stored = self._empty(ref.in_features, size)
-                self._fill(name + suffixes[0], stored, item)
-                rows.copy_(stored.T)
-            else:
-                self._fill(name + suffixes[0], rows, item)
-            if bias is not None:
-                self._fill(name + suffixes[1], bias[start : start + size], item)
-            start += size
-        return self._finished(weight, ref), None if bias is None else self._finished(bias, ref)
+        columns = slice(ref.share.first_input, ref.share.first_input + ref.in_features) if ref.share else slice(None)
+        for name, places, picked, size in self._projections(ref, names):
+            target = weight[places] if isinstance(places, slice) else self._empty(len(places), ref.in_features)
+            part = Part((size, ref.share.in_features), (picked, columns)) if ref.share else None
+            self._fill_matrix(name + suffixes[0], target, ref.is_transposed, item, part)
+            if not isinstance(places, slice):
+                weight[places] = target
+        return self._finished(weight, ref), self._bias(ref, names, suffixes[1], item)
 
-    def _read_share(
-        self,
-        ref: WeightRef,
-        share: Share,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        names: tuple[str, ...],
-        suffixes: tuple[str, str],
-        item: tuple[int, int] | None,
-    ) -> None:
-        """Fill a rank's part; a projection that lies in one tensor with others is found by its rows there."""
-        rows, start = ref.stored_rows(share), 0
-        columns = slice(share.first_input, share.first_input + ref.in_features)
-        for name, size in zip(names, share.sizes if len(names) > 1 else (sum(share.sizes),), strict=True):
-            (places,) = torch.where((rows >= start) & (rows < start + size))
-            picked = rows[places] - start
-            if ref.is_transposed:
-                stored = self._empty(ref.in_features, len(picked))
-                self._fill(name + suffixes[0], stored, item, Part((share.in_features, size), (columns, picked)))
-                stored = stored.T
+    def _bias(
+        self, ref: WeightRef, names: tuple[str, ...], suffix: str, item: tuple[int, int] | None
+    ) -> torch.Tensor | None:
+        if not ref.has_bias:
+            return None
+        bias = self._empty(ref.out_features)
+        for name, places, picked, size in self._projections(ref, names):
+            target = bias[places] if isinstance(places, slice) else self._empty(len(places))
+            self._fill(name + suffix, target, item, Part((size,), (picked,)) if ref.share else None)
+            if not isinstance(places, slice):
+                bias[places] = target
+        return self._finished(bias, ref)
+
+    def _projections(
+        self, ref: WeightRef, names: tuple[str, ...]
+    ) -> Iterator[tuple[str, slice | torch.Tensor, torch.Tensor | slice, int]]:
+        """Of each tensor its name, the rows that it has of the matrix, which of its own they are, and how many it has.
+
+        A rank's part of a projection that lies in one tensor with others is found by its rows there.
+        """
+        rows = ref.stored_rows(ref.share) if ref.share else None
+        whole, start = ref.share or ref, 0
+        for name, size in zip(names, whole.sizes if len(names) > 1 else (sum(whole.sizes),), strict=True):
+            if rows is None:
+                yield name, slice(start, start + size), slice(None), size
             else:
-                stored = self._empty(len(picked), ref.in_features)
-                self._fill(name + suffixes[0], stored, item, Part((size, share.in_features), (picked, columns)))
-            places = places.to(self._device)
-            weight[places] = stored
-            if bias is not None:
-                stored = self._empty(len(picked))
-                self._fill(name + suffixes[1], stored, item, Part((size,), (picked,)))
-                bias[places] = stored
+                (places,) = torch.where((rows >= start) & (rows < start + size))
+                yield name, places.to(self._device), rows[places] - start, size
             start += size
+
+    def _fill_matrix(
+        self, name: str, target: torch.Tensor, is_transposed: bool, item: tuple[int, int] | None, part: Part | None
+    ) -> None:
+        """Fill (outputs, inputs) of a tensor, or of a part of it; the decoders know how they lie in theirs."""
+        outputs, inputs = part.shape if part else target.shape
+        groups = self._source.groups(name, (outputs, inputs), item)
+        if groups is not None:
+            if part:
+                rows, columns = part.where
+                assert isinstance(rows, torch.Tensor) and isinstance(columns, slice)
+                groups = groups.part(rows.to(self._device), columns)
+            target.copy_(groups.dequantize(self._dtype))
+            self._count(target.nbytes)
+        elif is_transposed:
+            stored = self._empty(*target.shape[::-1])
+            self._fill(name, stored, item, part and Part(part.shape[::-1], part.where[::-1]))
+            target.copy_(stored.T)
+        else:
+            self._fill(name, target, item, part)
 
     @override
     def tensor(self, ref: TensorRef) -> torch.Tensor:
@@ -161,9 +230,8 @@ class DenseReader(WeightReader):
         return values.float() + ref.offset if ref.offset else values
 
     def _finished(self, rows: torch.Tensor, ref: WeightRef) -> torch.Tensor:
-        return self._scaled(self._ordered(rows, ref.order), ref)
-
-    def _scaled(self, rows: torch.Tensor, ref: WeightRef) -> torch.Tensor:
+        """Rows in order, which those of a part are already, and scaled."""
+        rows = rows if ref.share else self._ordered(rows, ref.order)
         if ref.scales:
             for part, factor in zip(rows.split_with_sizes(ref.sizes), ref.scales, strict=True):
                 part.mul_(factor)
@@ -179,5 +247,8 @@ class DenseReader(WeightReader):
         self, name: str, target: torch.Tensor, item: tuple[int, int] | None = None, part: Part | None = None
     ) -> None:
         self._source.fill(name, target, item, part)
-        self._done_bytes += target.nbytes
+        self._count(target.nbytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self._done_bytes += num_bytes
         self._progress(self._done_bytes, self._total_bytes)

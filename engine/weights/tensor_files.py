@@ -1,6 +1,6 @@
 """Sources of plain tensors: the files of a checkpoint, or random values of the right shapes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from zlib import crc32
@@ -78,7 +78,10 @@ class CheckpointSource(TensorSource):
         tensor = self._mapped(name)
         shape = [*([item[1]] if item else []), *(part.shape if part else target.shape)]
         if list(tensor.shape) != shape:
-            raise ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {shape}")
+            raise misshapen(name, tensor, shape)
+        if tensor.dtype.itemsize == 1:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(f"tensor {name} holds {kind} values, and no quantization_config describes scales of them")
         if item:
             tensor = tensor[item[0]]
         if part:
@@ -92,8 +95,22 @@ class CheckpointSource(TensorSource):
 
     @override
     def shape(self, name: str) -> tuple[int, ...] | None:
-        is_there = name in self._stored or _shortened(name) in self._stored
-        return tuple(self._mapped(name).shape) if is_there else None
+        return tuple(self._mapped(name).shape) if self.has(name) else None
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return self.name_in_files(name) is not None
+
+    def name_in_files(self, name: str) -> str | None:
+        """The whole name of a tensor; None if it does not exist."""
+        return self._stored.get(name) or self._stored.get(_shortened(name))
+
+    def take(self, name: str) -> torch.Tensor:
+        """A tensor as the file has it, mapped; it counts as read."""
+        tensor = self._mapped(name)
+        self._check(name, tensor)
+        self._unread -= {name, _shortened(name)}
+        return tensor
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor in host memory, of the shape and dtype that the file has; the caller owns it."""
@@ -102,7 +119,7 @@ class CheckpointSource(TensorSource):
         return tensor.clone()
 
     def _mapped(self, name: str) -> torch.Tensor:
-        stored = self._stored.get(name) or self._stored.get(_shortened(name))
+        stored = self.name_in_files(name)
         if stored is None:
             raise ModelError(f"tensor {name} is missing from the checkpoint")
         path = self._shards[stored]
@@ -114,7 +131,13 @@ class CheckpointSource(TensorSource):
         return tensor
 
     def _check(self, name: str, tensor: torch.Tensor) -> None:
-        if tensor.dtype in _CHECKED and tensor.numel() and tensor.max().isnan():  # four times as fast as copying it
+        if not tensor.numel():
+            return
+        if tensor.dtype == torch.float8_e4m3fn:
+            is_nan = bool((tensor.view(torch.uint8) & 0x7F).max() == 0x7F)
+        else:
+            is_nan = tensor.dtype in _CHECKED and bool(tensor.max().isnan())  # four times as fast as copying it
+        if is_nan:
             stored = self._stored.get(name) or self._stored[_shortened(name)]
             raise ModelError(f"{self._shards[stored]}: tensor {stored} holds values that are not numbers (NaN)")
 
@@ -125,8 +148,14 @@ class CheckpointSource(TensorSource):
         return self._pickled[1]
 
     @override
-    def close(self) -> None:
-        refuse_unexpected(self._unread)
+    def close(self, is_unused: Callable[[str], bool] = lambda name: False) -> None:
+        """See `TensorSource`; is_unused says of a name that nobody asked for whether nobody need."""
+        refuse_unexpected(name for name in sorted(self._unread) if not is_unused(name))
+
+
+def misshapen(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> ModelError:
+    """The error that names a tensor, its shape and the one that it should have."""
+    return ModelError(f"tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(shape)}")
 
 
 def refuse_unexpected(names: Iterable[str]) -> None:

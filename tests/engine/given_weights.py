@@ -22,6 +22,9 @@ class Given:
     def dense(self, ref: WeightRef) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self._weight, self._bias
 
+    def groups(self, ref: WeightRef) -> None:
+        return None
+
     def tensor(self, ref: TensorRef) -> torch.Tensor:
         raise NotImplementedError
 

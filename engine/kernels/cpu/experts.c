@@ -68,23 +68,31 @@ static void multiply(const Matrix *matrix, const Pairs *pairs, int64_t num_exper
         const int64_t start = pairs->starts[expert], rows = pairs->starts[expert + 1] - start;
         if (!rows) continue;
         Job *job = &jobs[num_jobs++];
-        *job = (Job){.rows = rows, .input_stride = k, .k = k, .n = n, .outputs = outputs + start * n,
+        *job = (Job){.rows = rows, .input_stride = k, .k = k, .n = n, .form = matrix->form, .outputs = outputs + start * n,
                      .output_stride = n, .epilogue = epilogue, .gate = gate,
                      .scales = matrix->scales ? matrix->scales + expert * padded_n : NULL,
                      .bias = matrix->bias ? matrix->bias + expert * parts * n : NULL};
-        plan_job(job, matrix->scales ? sizeof(int8_t) : sizeof(bf16));
+        if (matrix->form)
+            plan_grouped_job(job);
+        else
+            plan_job(job, matrix->scales ? sizeof(int8_t) : sizeof(bf16));
         job->weights = (const char *)matrix->weights + expert * padded_n / PANEL * job->panel_bytes;
-        num_bytes += input_bytes(job);
+        num_bytes += matrix->form ? rounded_bytes(job) : input_bytes(job);
     }
     char *memory = scratch_reserve(&input_scratch, num_bytes);
     for (Job *job = jobs; job < jobs + num_jobs; job++) {
-        const size_t job_bytes = input_bytes(job); /* which depends on the stride that `give_inputs` changes */
-        give_inputs(job, inputs, memory);
+        /* They depend on the stride that `give_inputs` changes. */
+        const size_t job_bytes = matrix->form ? rounded_bytes(job) : input_bytes(job);
+        if (matrix->form)
+            give_rounded(job, inputs, memory);
+        else
+            give_inputs(job, inputs, memory);
         inputs += job->rows * k;
         memory += job_bytes;
     }
-    if (matrix->scales) reserve_wide_panels(jobs);
-    run_jobs(jobs, num_jobs, matrix->scales ? compute_int8_unit : compute_unit);
+    ComputeUnit *of_int8 = matrix->form ? compute_grouped_unit : compute_int8_unit;
+    if (matrix->scales && !matrix->form) reserve_wide_panels(jobs);
+    run_jobs(jobs, num_jobs, matrix->scales ? of_int8 : compute_unit);
 }
 
 typedef struct {

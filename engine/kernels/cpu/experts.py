@@ -1,18 +1,21 @@
 """Native experts for the CPU; a wrapper of experts.c."""
 
 import ctypes
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from math import inf
 
 import torch
 from typing_extensions import override
 
+from weft.engine.kernels.cpu.grouped import Form, GroupedRows, rows_of
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.packed import PANEL, Matrix, PackedMatrix, pack
+from weft.engine.kernels.cpu.packed import PANEL, Matrix, PackedMatrix, Storage, pack
 from weft.engine.layers.experts import Experts
 from weft.engine.layers.routing import Gating
+from weft.engine.shared.errors import ModelError
 from weft.engine.weights.formats import WeightReader
-from weft.engine.weights.refs import ExpertsRef
+from weft.engine.weights.refs import ExpertsRef, WeightRef
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -42,14 +45,22 @@ class NativeExperts(Experts):
         down: ExpertsRef,
         reader: WeightReader,
         gating: Gating,
-        *,
-        is_int8: bool = False,
+        storage: Callable[[WeightRef], Storage],
+        stored_form: Callable[[WeightRef], Form | None] = lambda ref: None,
     ) -> None:
-        """Read and pack one expert after another; `supports` has to be asked first."""
-        self._matrices = [
-            _PackedExperts(library, ref, num_parts, reader, is_int8=is_int8)
-            for ref, num_parts in ((gate_up, 2), (down, 1))
-        ]
+        """Read and pack one expert after another; `supports` has to be asked first.
+
+        Args:
+            storage: How to keep matrices that are plain.
+            stored_form: That of the groups that the checkpoint has and that are kept; None to read it plain.
+        """
+        self._matrices = []
+        for ref, num_parts in ((gate_up, 2), (down, 1)):
+            weights: Weights = iter(reader.experts(ref))
+            kept = storage(ref.matrix)
+            if (form := stored_form(ref.matrix)) and (rows := _rows_of(reader, ref, form)):
+                kept, weights = form, rows
+            self._matrices.append(_PackedExperts(library, ref, num_parts, weights, kept))
         slope, cubic = _SLOPES[gating.activation]
         is_plain = gating == Gating() and not gate_up.matrix.has_bias
         self._described = _Experts(
@@ -71,25 +82,50 @@ class NativeExperts(Experts):
         )
 
 
+Weights = Iterator[tuple[torch.Tensor | GroupedRows, torch.Tensor | None]]
+"""The matrix and the bias of each expert."""
+
+
 class _PackedExperts:
     """One matrix of all experts; owns its memory."""
 
     def __init__(
-        self, library: NativeLibrary, ref: ExpertsRef, num_parts: int, reader: WeightReader, *, is_int8: bool
+        self, library: NativeLibrary, ref: ExpertsRef, num_parts: int, weights: Weights, storage: Storage
     ) -> None:
         expert, biases = ref.matrix, []
 
-        def parts() -> Iterator[torch.Tensor]:
-            for weight, bias in reader.experts(ref):
+        def parts() -> Iterator[torch.Tensor | GroupedRows]:
+            for weight, bias in weights:
                 if bias is not None:
                     biases.append(bias)
                 yield from weight.chunk(num_parts)
 
         shape = expert.out_features // num_parts, expert.in_features
-        self._matrix: PackedMatrix = pack(library, parts(), num_parts * ref.num_experts, shape, is_int8=is_int8)
+        self._matrix: PackedMatrix = pack(library, parts(), num_parts * ref.num_experts, shape, storage)
         self._bias = torch.stack(biases) if biases else None
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
         self.described = self._matrix.described(bias_pointer, shape)
+
+
+def _rows_of(reader: WeightReader, ref: ExpertsRef, form: Form) -> Weights | None:
+    """Experts as the checkpoint has them in groups; None if it does not.
+
+    Raises:
+        ModelError: Some do not have this form.
+    """
+    stored = reader.expert_groups(ref)
+    first = next(stored)
+    if first[0] is None:
+        return None
+
+    def rows() -> Weights:
+        for index, (groups, bias) in enumerate(itertools.chain([first], stored)):
+            found = groups and rows_of(groups, form)
+            if not found:
+                raise ModelError(f"expert {index} of {ref.matrix.names[0]} is not quantized as the others are")
+            yield found[1], bias
+
+    return rows()
 
 
 def supports(gate_up: ExpertsRef, gating: Gating) -> bool:

@@ -15,9 +15,10 @@ typedef struct {
 /* Mirrored in engine/kernels/cpu/packed.py. */
 typedef struct {
     const void *weights; /* packed; those of experts, or of gate and up, one after another */
-    const float *scales; /* of int8 weights, else NULL */
+    const float *scales; /* of int8 weights and of groups, else NULL */
     const bf16 *bias;    /* or NULL */
     int64_t inputs, outputs; /* of one expert; outputs of gate times up */
+    int64_t form; /* of weights in groups (linear_grouped.c), else 0 */
 } Matrix;
 
 /* The requests of a step. Their tokens follow each other; request i's start at starts[i] and end at starts[i + 1].
@@ -51,6 +52,10 @@ void weft_linear(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t
 void weft_linear_int8(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const int8_t *weights,
                       const float *scales, int64_t n, const bf16 *bias, void *outputs, int64_t output_stride,
                       int64_t epilogue);
+
+void weft_linear_grouped(const bf16 *inputs, int64_t input_stride, int64_t rows, int64_t k, const char *weights,
+                         const float *factors, int64_t form, int64_t n, const bf16 *bias, void *outputs,
+                         int64_t output_stride, int64_t epilogue);
 
 void weft_prepare_heads(bf16 *heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
                         const bf16 *rotation, const bf16 *weights, float eps);

@@ -6,9 +6,10 @@ from enum import IntEnum
 import torch
 from typing_extensions import override
 
+from weft.engine.kernels.cpu.grouped import GroupedRows
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.memory import allocate
-from weft.engine.kernels.cpu.packed import Matrix, pack
+from weft.engine.kernels.cpu.packed import Matrix, Storage, pack
 from weft.engine.layers.attention import PagedCache
 from weft.engine.layers.norm import HeadNorm
 from weft.engine.layers.parts import Linear
@@ -93,7 +94,7 @@ class NativePerHead:
     def __init__(self, library: NativeLibrary, weights: torch.Tensor) -> None:
         """Pack weights (num_heads, out_features, in_features)."""
         num_heads, out_features, in_features = weights.shape
-        self._matrix = pack(library, weights.unbind(0), num_heads, (out_features, in_features), is_int8=False)
+        self._matrix = pack(library, weights.unbind(0), num_heads, (out_features, in_features), "bfloat16")
         self._sizes = num_heads, in_features, self._matrix.tensors[0].data_ptr(), out_features
         sizes = _SIZE, _SIZE, _SIZE, _SIZE, _SIZE
         self._multiply = library.function("weft_linear_heads", _POINTER, *sizes, _POINTER, _SIZE, _POINTER)
@@ -114,13 +115,17 @@ class NativeLinear(Linear):
     def __init__(
         self,
         library: NativeLibrary,
-        weight: torch.Tensor,
+        weight: torch.Tensor | GroupedRows,
         bias: torch.Tensor | None,
         *,
         is_gated: bool = False,
-        is_int8: bool = False,
+        storage: Storage = "bfloat16",
     ) -> None:
-        """Pack a weight (out_features, in_features); the halves of a gated one are packed separately."""
+        """Pack a weight (out_features, in_features); the halves of a gated one are packed separately.
+
+        Args:
+            weight: Plain, or in groups of the form that `storage` is.
+        """
         parts = weight.chunk(2) if is_gated else (weight,)
         self.out_features, self.in_features = parts[0].shape
         self._bias = bias
@@ -128,8 +133,8 @@ class NativeLinear(Linear):
         # Kept: for a small model, the page faults of fresh memory for 64 rows of logits cost more than all other work.
         self._float32 = torch.empty(0)
         self._epilogue = _Epilogue.GATED_SILU if is_gated else _Epilogue.STORE_BF16
-        self.matrix = pack(library, parts, len(parts), (self.out_features, self.in_features), is_int8=is_int8)
-        self._matrix = self.in_features, *self.matrix.pointers, self.out_features, self.bias_pointer
+        self.matrix = pack(library, parts, len(parts), (self.out_features, self.in_features), storage)
+        self._matrix = self.in_features, *self.matrix.arguments, self.out_features, self.bias_pointer
 
     def described(self) -> Matrix:
         """The matrix as C sees it."""
@@ -163,7 +168,7 @@ class NativeLinear(Linear):
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the weight: ids (n,) int64 -> (n, in_features)."""
         rows = torch.empty(len(ids), self.in_features, dtype=torch.bfloat16)
-        self.matrix.gather(*self.matrix.pointers, self.in_features, ids.data_ptr(), len(ids), rows.data_ptr())
+        self.matrix.gather(*self.matrix.arguments, self.in_features, ids.data_ptr(), len(ids), rows.data_ptr())
         return rows
 
     def _run(self, inputs: torch.Tensor, outputs: torch.Tensor, epilogue: _Epilogue) -> None:

@@ -8,8 +8,16 @@ typedef void ComputeUnit(const Job *job, const Unit *unit, int thread);
 
 #pragma GCC visibility push(hidden)
 
-/* Compute a unit from its packed weights: bfloat16, or int8, which needs `reserve_wide_panels` first. */
-ComputeUnit compute_unit, compute_int8_unit;
+/* Compute a unit from its packed weights: bfloat16, int8, which needs `reserve_wide_panels` first, or integers in groups,
+ * whose jobs are planned and get their inputs in a way of their own. */
+ComputeUnit compute_unit, compute_int8_unit, compute_grouped_unit;
+
+void plan_grouped_job(Job *job);
+
+/* Bytes that `give_rounded` needs for a job. */
+size_t rounded_bytes(const Job *job);
+
+void give_rounded(Job *job, const bf16 *inputs, void *memory);
 
 void reserve_wide_panels(const Job *job);
 

@@ -1,19 +1,22 @@
 """The kit that computes layers with Weft's own CPU kernels, in bfloat16.
 
-Matrices may be int8; everything else stays bfloat16. The bits of a row's outputs do not depend on the other rows of a
+Matrices may be int8 or in groups of 4 bits, or in the groups that the
+checkpoint has; everything else stays bfloat16. The bits of a row's outputs do not depend on the other rows of a
 step. A packed matrix is the only copy of its weights: a tied embedding reads its rows from the output head.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from typing_extensions import override
 
 from weft.engine.kernels.cpu import experts
 from weft.engine.kernels.cpu.delta import NativeDeltaRule
+from weft.engine.kernels.cpu.grouped import Form, form_of, rows_of
 from weft.engine.kernels.cpu.layers import NativeHeads, NativeLayerNorm, NativeLinear, NativeNorm, NativePerHead
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.packed import PANEL, TILE
+from weft.engine.kernels.cpu.packed import INT4, PANEL, TILE, Storage
 from weft.engine.kernels.cpu.recurrent import NativeConvolution, NativeSelectiveScan, NativeStateSpaceScan
 from weft.engine.kernels.cpu.run import fuse
 from weft.engine.kernels.torch.torch_kit import TorchKit
@@ -29,7 +32,11 @@ from weft.engine.layers.selective_scan import SelectiveScan
 from weft.engine.layers.state_space import StateSpace, StateSpaceScan
 from weft.engine.models.config import ModelConfig
 from weft.engine.weights.formats import WeightReader
+from weft.engine.weights.quantization import Quantization
 from weft.engine.weights.refs import ExpertsRef, WeightRef
+
+KitStorage = Literal["bfloat16", "int8", "int4"]
+"""How a kit keeps plain matrices."""
 
 
 def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -41,28 +48,65 @@ def supports(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> b
 class NativeKit(TorchKit):
     """Weft's kernels, with torch's operations where there is no kernel."""
 
-    def __init__(self, library: NativeLibrary, is_int8: bool = False) -> None:
-        """Take the functions of a loaded library; is_int8 quantizes every matrix."""
-        super().__init__(name=f"native{' int8' if is_int8 else ''} ({library.variant})")
-        self._is_int8 = is_int8
+    keeps_groups = True
+
+    def __init__(
+        self, library: NativeLibrary, storage: KitStorage = "bfloat16", quantization: Quantization | None = None
+    ) -> None:
+        """Take the functions of a loaded library.
+
+        Args:
+            storage: How every matrix is kept.
+            quantization: How the checkpoint has its matrices. In bfloat16, those in groups are kept as they are.
+        """
+        super().__init__(name=f"native{'' if storage == 'bfloat16' else f' {storage}'} ({library.variant})")
+        self._storage: Storage = INT4 if storage == "int4" else storage
+        self._quantization = quantization if storage == "bfloat16" else None
         self._library = library
 
     @override
     def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        if not self._is_int8:
-            return super().linear_bytes(ref, dtype)
-        # Every output has a scale in float32.
-        return ref.out_features * (ref.in_features + torch.float32.itemsize + ref.has_bias * dtype.itemsize)
+        return self._bytes(ref, self._storage_of(ref), dtype)
+
+    def _bytes(self, ref: WeightRef, storage: Storage, dtype: torch.dtype) -> int:
+        bias_bytes = ref.out_features * ref.has_bias * dtype.itemsize
+        if isinstance(storage, Form):
+            return storage.num_bytes(ref.out_features, ref.in_features) + bias_bytes
+        if storage == "int8":  # every output has a scale in float32
+            return ref.out_features * (ref.in_features + torch.float32.itemsize) + bias_bytes
+        return super().linear_bytes(ref, dtype)
 
     @override
     def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
-        return ref.num_experts * self.linear_bytes(ref.matrix, dtype)
+        return ref.num_experts * self._bytes(ref.matrix, self._storage_of(ref.matrix), dtype)
+
+    def _storage_of(self, ref: WeightRef) -> Storage:
+        """How a matrix will be kept, as far as config.json says how the checkpoint has it."""
+        return self._stored_form(ref) or self._plain_storage(ref)
+
+    def _stored_form(self, ref: WeightRef) -> Form | None:
+        scheme = self._quantization and self._quantization.expected(ref.names[0].format(0))
+        return form_of(scheme, ref.in_features) if scheme else None
+
+    def _plain_storage(self, ref: WeightRef) -> Storage:
+        """That of the kit, but bfloat16 for a matrix whose inputs do not divide into groups."""
+        is_broken = isinstance(self._storage, Form) and ref.in_features % self._storage.group != 0
+        return "bfloat16" if is_broken else self._storage
 
     @override
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
         if ref.in_features % 2:  # the kernels take pairs
             return super().linear(ref, reader)
-        return NativeLinear(self._library, *reader.dense(ref), is_int8=self._is_int8)
+        return self._packed(ref, reader)
+
+    def _packed(self, ref: WeightRef, reader: WeightReader, *, is_gated: bool = False) -> NativeLinear:
+        if self._storage == "bfloat16":
+            groups = reader.groups(ref)
+            if groups is not None:
+                storage: Storage
+                storage, weight = rows_of(groups) or ("bfloat16", groups.dequantize(torch.bfloat16))
+                return NativeLinear(self._library, weight, reader.bias_of(ref), is_gated=is_gated, storage=storage)
+        return NativeLinear(self._library, *reader.dense(ref), is_gated=is_gated, storage=self._plain_storage(ref))
 
     @override
     def router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -72,13 +116,15 @@ class NativeKit(TorchKit):
     def experts(self, gate_up: ExpertsRef, down: ExpertsRef, reader: WeightReader, gating: Gating) -> Experts:
         if not experts.supports(gate_up, gating):
             return super().experts(gate_up, down, reader, gating)
-        return experts.NativeExperts(self._library, gate_up, down, reader, gating, is_int8=self._is_int8)
+        return experts.NativeExperts(
+            self._library, gate_up, down, reader, gating, self._plain_storage, self._stored_form
+        )
 
     @override
     def gated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:
         if activation != "silu" or ref.has_bias:  # too rare for a kernel of its own
             return super().gated(ref, reader, activation)
-        return NativeLinear(self._library, *reader.dense(ref), is_gated=True, is_int8=self._is_int8)
+        return self._packed(ref, reader, is_gated=True)
 
     @override
     def ungated(self, ref: WeightRef, reader: WeightReader, activation: str) -> Layer:

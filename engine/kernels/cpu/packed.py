@@ -1,19 +1,28 @@
-"""Packs a matrix for the native kernels; linear.c and linear_int8.c describe the layouts.
+"""Packs a matrix for the native kernels; linear.c, linear_int8.c and linear_grouped.c describe the layouts.
 
-The plain weight is not kept. In int8 every output has a scale: its largest magnitude / 127.
+The plain weight is not kept. In int8 every output has a scale: its largest magnitude / 127. In a form of groups, every
+16 or 32 inputs of an output share a scale and, in some forms, an offset.
 """
 
 import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import torch
 
+from weft.engine.kernels.cpu.grouped import Form, GroupedRows, round_rows
 from weft.engine.kernels.cpu.library import NativeLibrary
 from weft.engine.kernels.cpu.memory import allocate
 
 # Outputs in a panel of packed weights; inputs are padded to a multiple of the second number.
 PANEL, TILE = 16, 32
+
+Storage = Literal["bfloat16", "int8"] | Form
+"""How a matrix is kept."""
+
+INT4: Final = Form(bits=4, group=32, has_offset=True)
+"""What plain weights are rounded to if four bits are asked for."""
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -23,7 +32,7 @@ class Matrix(ctypes.Structure):
 
     _fields_ = (
         *((name, _POINTER) for name in ("weights", "scales", "bias")),
-        *((name, _SIZE) for name in ("inputs", "outputs")),
+        *((name, _SIZE) for name in ("inputs", "outputs", "form")),
     )
 
 
@@ -32,38 +41,62 @@ class PackedMatrix:
     """One matrix, the two halves of a gated one, or those of all experts of a layer; owns the memory.
 
     Attributes:
-        multiply, gather: The kernels; both take `pointers` in place of the matrix.
-        pointers: Addresses of `tensors`: the weights, then for int8 their scales.
+        multiply, gather: The kernels; both take `arguments` in place of the matrix.
+        tensors: The weights, then, unless they are bfloat16, their scales.
+        form: The code of a form of groups, else 0.
     """
 
     multiply: Callable[..., None]
     gather: Callable[..., None]
     tensors: tuple[torch.Tensor, ...]
-    pointers: tuple[int, ...]
+    form: int
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """Addresses of the tensors, and the form of groups."""
+        return *(tensor.data_ptr() for tensor in self.tensors), *((self.form,) if self.form else ())
 
     def described(self, bias_pointer: int | None, shape: tuple[int, int]) -> Matrix:
         """The matrix as C sees it; shape: outputs and inputs of a part."""
-        weights, *scales = self.pointers
-        return Matrix(weights, *(scales or (None,)), bias_pointer, shape[1], shape[0])
+        weights, *scales = (tensor.data_ptr() for tensor in self.tensors)
+        return Matrix(weights, *(scales or (None,)), bias_pointer, shape[1], shape[0], self.form)
 
 
 def pack(
-    library: NativeLibrary, parts: Iterable[torch.Tensor], num_parts: int, shape: tuple[int, int], *, is_int8: bool
+    library: NativeLibrary,
+    parts: Iterable[torch.Tensor | GroupedRows],
+    num_parts: int,
+    shape: tuple[int, int],
+    storage: Storage,
 ) -> PackedMatrix:
-    """Pack num_parts parts of this shape, (out_features, in_features), one after another; is_int8 quantizes them."""
+    """Pack num_parts parts of this shape, (out_features, in_features), one after another.
+
+    Plain parts are rounded to what the storage says; parts in groups have its form.
+    """
     out_features, in_features = shape
     padded = -(-out_features // PANEL) * PANEL
-    num_values = padded * (-(-in_features // TILE) * TILE)
-    weights = allocate(num_parts * num_values, torch.int8 if is_int8 else torch.bfloat16)
+    form = storage if isinstance(storage, Form) else None
+    if form:
+        num_values, dtype = padded * form.row_bytes(in_features), torch.uint8
+    else:
+        num_values = padded * (-(-in_features // TILE) * TILE)
+        dtype = torch.int8 if storage == "int8" else torch.bfloat16
+    weights = allocate(num_parts * num_values, dtype)
     tensors: tuple[torch.Tensor, ...] = (weights.view(num_parts, num_values),)
-    if is_int8:
+    if storage != "bfloat16":
         tensors += (torch.zeros(num_parts, padded),)
-    suffix, matrix = "_int8" if is_int8 else "", (_POINTER,) * len(tensors)
-    pack_part = library.function(f"weft_pack_linear{suffix}", _POINTER, _SIZE, _SIZE, *matrix)
+    suffix = "_grouped" if form else "_int8" if storage == "int8" else ""
+    matrix = *(_POINTER for _ in tensors), *((_SIZE,) if form else ())
+    pack_plain = library.function(f"weft_pack_linear{suffix}", _POINTER, _SIZE, _SIZE, *matrix) if not form else None
     for part, *targets in zip(parts, *tensors, strict=True):
-        plain = part.contiguous()
-        pack_part(plain.data_ptr(), *plain.shape, *(target.data_ptr() for target in targets))
+        if form:
+            rows = part if isinstance(part, GroupedRows) else round_rows(library, part)
+            rows.pack(library, form, *targets)
+        else:
+            assert pack_plain and isinstance(part, torch.Tensor)
+            plain = part.contiguous()
+            pack_plain(plain.data_ptr(), *plain.shape, *(target.data_ptr() for target in targets))
     epilogue = (_SIZE, _POINTER, _POINTER, _SIZE, _SIZE)
     multiply = library.function(f"weft_linear{suffix}", _POINTER, _SIZE, _SIZE, _SIZE, *matrix, *epilogue)
     gather = library.function(f"weft_gather_rows{suffix}", *matrix, _SIZE, _POINTER, _SIZE, _POINTER)
-    return PackedMatrix(multiply, gather, tensors, tuple(tensor.data_ptr() for tensor in tensors))
+    return PackedMatrix(multiply, gather, tensors, form.code if form else 0)

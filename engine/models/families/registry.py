@@ -13,6 +13,7 @@ from weft.engine.models.families.family import FAMILIES, FamilySwitches, UseModu
 from weft.engine.models.families.fields import Fields
 from weft.engine.models.families.wrappers import text_half
 from weft.engine.shared.errors import ModelError
+from weft.engine.weights.quantization import Quantization, read_quantization
 
 for _module in pkgutil.iter_modules(families.__path__):
     if _module.name != __name__.rpartition(".")[2]:
@@ -48,12 +49,13 @@ class Identity:
 
     Those of the text half, where Weft serves that half of a checkpoint alone.
 
-    Without switches, transformers' own module computes the model.
+    Without switches, transformers' own module computes the model. Without quantization, weights are stored as they are.
     """
 
     architecture: str
     switches: FamilySwitches | None
     fields: Fields
+    quantization: Quantization | None
 
 
 def generating(architecture: str) -> str:
@@ -72,7 +74,8 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
         model_impl: native refuses architectures without a family; transformers looks for none.
 
     Raises:
-        ModelError: config.json is missing or malformed, the architecture is not supported, or weights are quantized.
+        ModelError: config.json is missing or malformed, the architecture is not supported, or weights are quantized in
+            a form that is not read.
     """
     fields = Fields.read(folder / "config.json")
     architectures = fields.texts("architectures")
@@ -95,8 +98,10 @@ def identify(folder: Path, model_impl: str = "auto") -> Identity:
         except UseModule:
             if model_impl == "native":
                 raise
-    quantization = fields.section("quantization_config")
-    if quantization.names():
-        method = quantization.optional_text("quant_method") or "unnamed"
-        raise ModelError(f"quantized checkpoints are not supported (quantization_config: {method})")
-    return Identity(architecture, switches, fields)
+    quantization = read_quantization(fields.section("quantization_config"))
+    if quantization and switches is None:
+        raise ModelError(
+            f"quantized checkpoints are not supported for {architecture}, which transformers' module computes; "
+            "take the one that is not quantized"
+        )
+    return Identity(architecture, switches, fields, quantization)

@@ -11,6 +11,7 @@ from weft.engine.models.families.family import Norms, QKNorm
 from weft.engine.models.specs import AttentionSpec, DenseSpec, PreNormSpec
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
+from weft.engine.weights.quantization import Scheme
 
 SIZES: dict[str, object] = {
     "vocab_size": 1000,
@@ -272,7 +273,7 @@ def test_no_eos_and_no_dtype(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: no factor"),
         ({"partial_rotary_factor": 0.2}, "rotary embedding of 1 values in heads of 8"),
         ({"hidden_act": "tanh"}, "activation tanh is not supported .*silu"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized checkpoints are not supported .*fp8"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}}, "weight_block_size must be two"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn is not supported"),
         ({"hidden_size": None}, "no hidden_size"),
         ({"hidden_size": "64"}, 'hidden_size must be an integer, got "64"'),
@@ -288,6 +289,57 @@ def test_refusals_name_the_fault(tmp_path: Path, changes: dict[str, object], mes
     with pytest.raises(ModelError, match=message) as raised:
         load_model_config(write(tmp_path, LLAMA | changes))
     assert "\n" not in str(raised.value)
+
+
+FOUR_BITS = {"num_bits": 4, "strategy": "group", "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("torchao", {}, r"quant_method torchao \(supported: auto-round, awq, .*\)\. Convert the checkpoint, or take"),
+        ("gptq", {"bits": 3}, r"bits 3 \(supported: 2, 4, 8\)"),
+        ("gptq", {"bits": 4, "group_size": 0}, "group_size must be a positive integer, or -1, got 0"),
+        ("gptq", {"bits": 4, "checkpoint_format": "marlin"}, r"checkpoint_format marlin \(supported: gptq, gptq_v2\)"),
+        ("gptq", {"bits": 4, "dynamic": {"+:(": {"bits": 8}}}, "dynamic must be made of regular expressions"),
+        ("awq", {"version": "gemv"}, r"version gemv of awq \(supported: gemm\)"),
+        (
+            "auto-round",
+            {"bits": 4, "packing_format": "auto_round:exllamav2"},
+            "packing_format exllamav2, data_type",
+        ),
+        ("compressed-tensors", {"format": "marlin-24", "config_groups": {"a": {}}}, "format marlin-24 of compressed-t"),
+        ("compressed-tensors", {"transform_config": {"config_groups": {"R1": {}}}}, "a transform_config"),
+        ("compressed-tensors", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "with format sparse-24-bitmask"),
+        ("compressed-tensors", {"config_groups": {}}, "no config_groups with weights"),
+        (
+            "compressed-tensors",
+            {"config_groups": {"a": {"weights": FOUR_BITS | {"num_bits": 3}}}},
+            "num_bits 3 of",
+        ),
+        (
+            "compressed-tensors",
+            {"config_groups": {"a": {"weights": FOUR_BITS | {"group_size": -1}}}},
+            "group_size must",
+        ),
+    ],
+)
+def test_forms_of_quantized_weights_that_are_not_read_are_refused(
+    tmp_path: Path, method: str, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model_config(write(tmp_path, LLAMA | {"quantization_config": {"quant_method": method, **changes}}))
+
+
+def test_some_layers_may_be_quantized_otherwise(tmp_path: Path) -> None:
+    """By GPTQModel's rules and by AutoRound's names."""
+    rules = {"bits": 4, "dynamic": {"-:.*k_proj": {}, "+:.*down": {"bits": 8, "group_size": 32}}}
+    names = {"bits": 4, "extra_config": {"model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 32}}}
+    for config in ({"quant_method": "gptq", **rules}, {"quant_method": "auto-round", **names}):
+        found = load_model_config(write(tmp_path, LLAMA | {"quantization_config": config})).quantization
+        assert found is not None
+        assert found.scheme("model.layers.0.mlp.down_proj") == Scheme(8, 32)
+        assert found.scheme("model.layers.0.mlp.up_proj") == Scheme(4, 128)
 
 
 @pytest.mark.parametrize(

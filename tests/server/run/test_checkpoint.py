@@ -59,7 +59,7 @@ def test_folder_without_config_is_no_checkpoint(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("config", "fault"),
     [
-        ('{"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq"}}', "quantized"),
+        ('{"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "hqq"}}', "quantized"),
         ("{}", "names no architecture"),
         ("[", "not readable as JSON"),
     ],

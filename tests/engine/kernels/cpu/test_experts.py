@@ -8,7 +8,7 @@ from tests.engine.kernels.cpu.test_layers import both_formats, kept, random
 from tests.engine.kernels.experts_reference import GATINGS, Weights, draw, exact, routes
 from weft.engine.kernels.cpu.experts import NativeExperts
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
 from weft.engine.kernels.torch.experts import TorchExperts
 from weft.engine.layers.routing import Gating
 
@@ -26,24 +26,26 @@ def experts_and_kept(
     sizes: tuple[int, int, int],
     gating: Gating,
     *,
-    is_int8: bool = False,
+    storage: KitStorage = "bfloat16",
     has_bias: bool = False,
 ) -> tuple[NativeExperts, Weights]:
     """Packed experts, and the weights that packing has left of them."""
     weights = draw(*sizes, torch.bfloat16, CPU, has_bias=has_bias)
-    experts = NativeKit(library, is_int8).experts(*given_experts(*weights.all), gating)
+    experts = NativeKit(library, storage).experts(*given_experts(*weights.all), gating)
     assert isinstance(experts, NativeExperts)
-    gate_up, down = (torch.stack([kept(w, is_int8) for w in part]) for part in (weights.gate_up, weights.down))
+    gate_up, down = (torch.stack([kept(w, storage) for w in part]) for part in (weights.gate_up, weights.down))
     return experts, Weights(gate_up, down, weights.gate_up_bias, weights.down_bias)
 
 
 @both_formats
 @pytest.mark.parametrize("name", GATINGS)
 @pytest.mark.parametrize(("sizes", "num_chosen"), [((8, 64, 48), 3), ((5, 32, 34), 1), ((70, 96, 16), 8)])
-def test_parity(library: NativeLibrary, sizes: tuple[int, int, int], num_chosen: int, name: str, is_int8: bool) -> None:
+def test_parity(
+    library: NativeLibrary, sizes: tuple[int, int, int], num_chosen: int, name: str, storage: KitStorage
+) -> None:
     torch.manual_seed(0)
     gating, has_bias = GATINGS[name], name != "plain" and sizes[2] % 16 == 0
-    experts, weights = experts_and_kept(library, sizes, gating, is_int8=is_int8, has_bias=has_bias)
+    experts, weights = experts_and_kept(library, sizes, gating, storage=storage, has_bias=has_bias)
     for num_rows in ROWS:
         for ids in routes(num_rows, sizes[0], num_chosen):
             inputs, shares = random(num_rows, sizes[1] + 16)[:, : sizes[1]], torch.rand(num_rows, num_chosen)
@@ -55,10 +57,10 @@ def test_parity(library: NativeLibrary, sizes: tuple[int, int, int], num_chosen:
 
 @both_formats
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int, is_int8: bool) -> None:
+def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int, storage: KitStorage) -> None:
     torch.manual_seed(0)
     library.set_num_threads(num_threads)
-    experts, _ = experts_and_kept(library, (6, 160, 48), Gating(), is_int8=is_int8)
+    experts, _ = experts_and_kept(library, (6, 160, 48), Gating(), storage=storage)
     inputs, shares = random(70, 160), torch.rand(70, 2)
     for ids in routes(70, 6, 2):
         alone = random(70, 160)

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.engine.kernels.cpu.test_layers import random
+from tests.engine.kernels.cpu.test_layers import PLAIN_STORAGES, random
 from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.library import NativeLibrary
 
@@ -13,7 +13,7 @@ def test_weights_that_int8_holds_are_kept_exactly(library: NativeLibrary) -> Non
     weight = torch.randint(-127, 128, (200, 160)).bfloat16() / 64
     weight[:, 7] = 127 / 64
     weight[9] = 0
-    plain, quantized = (NativeLinear(library, weight, None, is_int8=is_int8) for is_int8 in (False, True))
+    plain, quantized = (NativeLinear(library, weight, None, storage=storage) for storage in PLAIN_STORAGES)
     ids = torch.arange(200)
     assert torch.equal(quantized.gather(ids), weight)
     for num_rows in (1, 40):
@@ -22,6 +22,6 @@ def test_weights_that_int8_holds_are_kept_exactly(library: NativeLibrary) -> Non
 
 
 def test_int8_takes_half_the_memory(library: NativeLibrary) -> None:
-    plain, quantized = (NativeLinear(library, random(160, 640), None, is_int8=is_int8) for is_int8 in (False, True))
+    plain, quantized = (NativeLinear(library, random(160, 640), None, storage=storage) for storage in PLAIN_STORAGES)
     assert sum(tensor.nbytes for tensor in plain.matrix.tensors) == 160 * 640 * 2
     assert sum(tensor.nbytes for tensor in quantized.matrix.tensors) == 160 * 640 + 160 * 4

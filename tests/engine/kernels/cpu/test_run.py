@@ -12,7 +12,7 @@ from tests.engine.paged import PagedRequests
 from weft.engine.cache.specs import CacheGroup, PagedKV
 from weft.engine.kernels.cpu.attention import NativeBackend, NativeStep
 from weft.engine.kernels.cpu.library import NativeLibrary
-from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.kernels.cpu.native_kit import KitStorage, NativeKit
 from weft.engine.kernels.cpu.run import NativeRun
 from weft.engine.kernels.torch.states import TorchStateStep
 from weft.engine.layers.block import Attention, BlockStep, GatedFeedForward, Mixer, PreNormBlock, run_blocks
@@ -34,7 +34,7 @@ SPACE_HEADS, STATE_SIZE, KERNEL = 3, 16, 4
 class Kind:
     """What layers may differ in."""
 
-    is_int8: bool = False
+    storage: KitStorage = "bfloat16"
     has_head_norm: bool = True
     has_bias: bool = False
     has_mamba: bool = False
@@ -91,7 +91,7 @@ def make_block(kit: NativeKit, kind: Kind, index: int, activation: str = "silu",
     )
     mixer: Mixer = attention
     if kind.has_mamba:
-        mamba = make_mamba(kit, weight, NUM_LAYERS + 2 * index, has_norm=kind.is_int8)
+        mamba = make_mamba(kit, weight, NUM_LAYERS + 2 * index, has_norm=kind.storage != "bfloat16")
         mixer = ParallelMixers((attention, mamba), (HEADS * HEAD_DIM, SPACE_HEADS * HEAD_DIM))
     feed_forward = GatedFeedForward(
         gated=kit.gated(*given(weight(2 * inner, HIDDEN)), activation),
@@ -111,15 +111,15 @@ def make_backend(library: NativeLibrary) -> NativeBackend:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(Kind(), Kind(is_int8=True), Kind(has_head_norm=False), Kind(has_bias=True)),
-        *(Kind(is_int8=True, has_bias=True), Kind(has_mamba=True), Kind(is_int8=True, has_mamba=True)),
+        *(Kind(), Kind(storage="int8"), Kind(storage="int4"), Kind(has_head_norm=False), Kind(has_bias=True)),
+        *(Kind(storage="int8", has_bias=True), Kind(has_mamba=True), Kind(storage="int8", has_mamba=True)),
     ],
     ids=lambda kind: str(kind),
 )
 @pytest.mark.parametrize("rows", ["all", "some", "none"])
 def test_one_call_is_bit_for_bit_what_the_parts_are(library: NativeLibrary, kind: Kind, rows: str) -> None:
     torch.manual_seed(0)
-    kit = NativeKit(library, kind.is_int8)
+    kit = NativeKit(library, kind.storage)
     blocks = [make_block(kit, kind, index) for index in range(NUM_LAYERS)]
     fused = kit.fuse(blocks)
     assert [type(block) for block in fused] == [NativeRun]

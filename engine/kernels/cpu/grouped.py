@@ -1,0 +1,144 @@
+"""Matrices of 4-bit and 8-bit integers in groups, as linear_grouped.c takes them.
+
+A weight is scale * q - offset, q without sign, or scale * (q - centre) in a form without offsets. What a checkpoint has
+in groups of a multiple of 32 inputs is kept as it is, with each scale repeated for every 32.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from weft.engine.kernels.cpu.library import NativeLibrary
+from weft.engine.weights.groups import Groups
+from weft.engine.weights.quantization import Scheme
+
+STEP = 64
+"""Inputs of a row are padded to a multiple."""
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+_HALF_BYTES, _FACTOR_BYTES = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the integers are stored.
+
+    Attributes:
+        bits: 4 or 8.
+        group: Inputs that share a scale; 32, or 16 with 8 bits and no offsets.
+        has_offset: Whether groups have offsets, too.
+    """
+
+    bits: int
+    group: int
+    has_offset: bool = False
+
+    @property
+    def code(self) -> int:
+        """The number that C reads."""
+        return self.bits | self.group << 8 | self.has_offset << 16
+
+    @property
+    def centre(self) -> int:
+        """The integer that stands for zero where there are no offsets."""
+        return 1 << (self.bits - 1)
+
+    def row_bytes(self, in_features: int) -> int:
+        """Bytes of an output's weights, scales and offsets."""
+        step = STEP * self.bits // 8 + STEP // self.group * _HALF_BYTES * (1 + self.has_offset)
+        return -(-in_features // STEP) * step
+
+    def num_bytes(self, out_features: int, in_features: int) -> int:
+        """Bytes of a matrix."""
+        return out_features * (self.row_bytes(in_features) + _FACTOR_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRows:
+    """The integers of a matrix, before they are packed.
+
+    Attributes:
+        values: (out_features, in_features) uint8.
+        scales: (out_features, in_features / group) float32.
+        offsets: Of the same shape; None for a form without.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Outputs and inputs."""
+        return self.values.shape
+
+    def chunk(self, num_parts: int) -> "list[GroupedRows]":
+        """Parts of equally many outputs."""
+        none = [None] * num_parts
+        offsets = none if self.offsets is None else self.offsets.chunk(num_parts)
+        parts = zip(self.values.chunk(num_parts), self.scales.chunk(num_parts), offsets, strict=True)
+        return [GroupedRows(*part) for part in parts]
+
+    def pack(self, library: NativeLibrary, form: Form, weights: torch.Tensor, factors: torch.Tensor) -> None:
+        """Write weights and factors, which must be zero before, for C; numbers in half precision keep their range."""
+        num_outputs, num_inputs = self.values.shape
+        parts = [self.scales] if self.offsets is None else [self.scales, self.offsets]
+        largest = torch.stack([part.abs().amax(dim=1) for part in parts]).amax(dim=0)
+        powers = torch.where(largest > 0, torch.exp2(torch.frexp(largest).exponent.float()), 1.0)
+        halves = [(part / powers[:, None]).half().contiguous() for part in parts]
+        factors[:num_outputs] = powers
+        pack = library.function("weft_pack_linear_grouped", *(_POINTER,) * 3, *(_SIZE,) * 3, _POINTER)
+        values, offsets = self.values.contiguous(), halves[1].data_ptr() if self.offsets is not None else None
+        pointers = values.data_ptr(), halves[0].data_ptr(), offsets
+        pack(*pointers, num_outputs, num_inputs, form.code, weights.data_ptr())
+
+
+def rows_of(groups: Groups, wanted: Form | None = None) -> tuple[Form, GroupedRows] | None:
+    """A checkpoint's groups as the kernels take them, exactly but for the precision of scales; None if they cannot.
+
+    Args:
+        wanted: The only form that will do.
+    """
+    num_inputs, num_groups = groups.values.shape[1], groups.scales.shape[1]
+    size = num_inputs if num_groups == 1 else groups.group_size
+    group = 16 if size == 16 and groups.zeros is None else 32
+    if groups.values.dtype != torch.int8 or groups.group_of is not None or num_inputs % 32 or size % group:
+        return None
+    least, most = groups.values.aminmax()
+    bits = 4 if group == 32 and least >= -8 and most < 8 else 8
+    form = Form(bits, group, groups.zeros is not None)
+    if wanted and wanted != form:
+        if (wanted.bits, wanted.group) != (8, group) or (form.has_offset and not wanted.has_offset):
+            return None
+        form = wanted
+    repeats = size // group
+    scales = groups.scales.float()
+    zeros = 0.0 if groups.zeros is None else groups.zeros.float()
+    offsets = (zeros + form.centre) * scales if form.has_offset else None
+    parts = [None if part is None else part.repeat_interleave(repeats, 1) for part in (scales, offsets)]
+    values = groups.values.view(torch.uint8) + form.centre  # wraps
+    assert parts[0] is not None
+    return form, GroupedRows(values, parts[0], parts[1])
+
+
+def form_of(scheme: Scheme, in_features: int) -> Form | None:
+    """The form that `rows_of` finds for a scheme, before anything is read."""
+    size = scheme.group_size or in_features
+    group = 16 if size == 16 and not scheme.has_zeros else 32
+    if scheme.block or in_features % 32 or size % group or (scheme.is_float and scheme.bits == 8):
+        return None
+    return Form(4 if group == 32 and scheme.bits <= 4 and not scheme.is_float else 8, group, scheme.has_zeros)
+
+
+def round_rows(library: NativeLibrary, weight: torch.Tensor) -> GroupedRows:
+    """Round a bfloat16 matrix to 4 bits in groups of 32 with offsets; round_groups.c says how."""
+    plain = weight.contiguous()
+    num_outputs, num_inputs = plain.shape
+    groups = num_outputs, num_inputs // 32
+    values = torch.empty(num_outputs, num_inputs, dtype=torch.uint8)
+    scales, offsets = torch.empty(groups), torch.empty(groups)
+    function = library.function("weft_round_groups", _POINTER, _SIZE, _SIZE, *(_POINTER,) * 3)
+    targets = values.data_ptr(), scales.data_ptr(), offsets.data_ptr()
+    function(plain.data_ptr(), num_outputs, num_inputs, *targets)
+    return GroupedRows(values, scales, offsets)

@@ -1,0 +1,87 @@
+/* Rounds weights to 4 bits in groups of 32, each with a scale and an offset: a weight is nearly scale * q - offset.
+ *
+ * The range that q covers is the one of several, from the extremes of the group inward, that leaves the least sum of
+ * squared errors: a group with an outlier is better off if that is clipped. Scale and offset are then those of the line
+ * that fits the chosen q best (least squares).
+ */
+#include "pool.h"
+#include "vectors.h"
+
+#include <math.h>
+
+enum { GROUP = 2 * LANES, LARGEST = 15, NUM_RANGES = 10 };
+static const float RANGE_STEP = 0.04f;
+
+typedef struct {
+    const bf16 *weights; /* (n, k) */
+    int64_t k;
+    uint8_t *values;
+    float *scales, *offsets;
+} Rounding;
+
+typedef struct {
+    f32x16 low, high;
+} Group;
+
+INLINE f32x16 rounded(f32x16 values) { /* 1.5 * 2^23: adding it rounds */
+    return smaller(larger(values, splat(0.0f)), splat(LARGEST)) + splat(12582912.0f) - splat(12582912.0f);
+}
+
+INLINE Group quantized(Group weights, float scale, float least) {
+    const f32x16 inverse = splat(1.0f / scale), start = splat(least);
+    return (Group){rounded((weights.low - start) * inverse), rounded((weights.high - start) * inverse)};
+}
+
+INLINE float squared_error(Group weights, Group q, float scale, float least) {
+    const f32x16 low = weights.low - (q.low * splat(scale) + splat(least));
+    const f32x16 high = weights.high - (q.high * splat(scale) + splat(least));
+    return reduce_add(low * low + high * high);
+}
+
+static void round_group(Group weights, uint8_t *to, float *scale, float *offset) {
+    const float most = reduce_max(larger(weights.low, weights.high));
+    const float least = -reduce_max(larger(-weights.low, -weights.high));
+    float best_error = INFINITY, best_scale = 0.0f, best_least = least;
+    Group best = {splat(0.0f), splat(0.0f)};
+    for (int range = 0; range < NUM_RANGES && most > least; range++) {
+        const float kept = 1.0f - RANGE_STEP * (float)range, middle = 0.5f * (most + least);
+        const float first = middle + (least - middle) * kept, step = (most - least) * kept / LARGEST;
+        const Group q = quantized(weights, step, first);
+        const float error = squared_error(weights, q, step, first);
+        if (error < best_error) {
+            best_error = error;
+            best_scale = step;
+            best_least = first;
+            best = q;
+        }
+    }
+    const float mean_q = reduce_add(best.low + best.high) / GROUP, mean = reduce_add(weights.low + weights.high) / GROUP;
+    const f32x16 low = best.low - splat(mean_q), high = best.high - splat(mean_q);
+    const float spread = reduce_add(low * low + high * high);
+    if (spread > 0.0f) {
+        best_scale = reduce_add(low * (weights.low - splat(mean)) + high * (weights.high - splat(mean))) / spread;
+        best_least = mean - best_scale * mean_q;
+    }
+    for (int i = 0; i < LANES; i++) {
+        to[i] = (uint8_t)best.low[i];
+        to[i + LANES] = (uint8_t)best.high[i];
+    }
+    *scale = best_scale;
+    *offset = -best_least;
+}
+
+static void round_rows(const void *context, int64_t first, int64_t end) {
+    const Rounding *call = context;
+    const int64_t num_groups = call->k / GROUP;
+    for (int64_t group = first * num_groups; group < end * num_groups; group++) {
+        const bf16 *from = call->weights + group * GROUP;
+        round_group((Group){load_bf16(from), load_bf16(from + LANES)}, call->values + group * GROUP, call->scales + group,
+                    call->offsets + group);
+    }
+}
+
+/* Round weights (n, k), k a multiple of 32, to values (n, k) from 0 to 15, scales and offsets (n, k / 32). */
+void weft_round_groups(const bf16 *weights, int64_t n, int64_t k, uint8_t *values, float *scales, float *offsets) {
+    const Rounding call = {weights, k, values, scales, offsets};
+    run_loop(n, 16, round_rows, &call);
+}

@@ -1,0 +1,282 @@
+"""Reads the quantization_config of a config.json: which matrices are stored how. Imports no torch.
+
+`engine/weights/decoded.py` has the decoder of each method. What has none is refused with a `ModelError` that says what
+is read.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from weft.engine.models.families.fields import Fields
+from weft.engine.shared.errors import ModelError
+
+_BITS = (2, 4, 8)
+_LAYOUTS = {
+    *("naive-quantized", "int-quantized", "float-quantized", "pack-quantized", "mixed-precision"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
+}
+
+
+_TABLE = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings|tok_embeddings)$")
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How matrices are stored.
+
+    Attributes:
+        bits: Of a value; 16 for matrices that are not quantized.
+        group_size: Inputs of an output that share a scale; None if all of them do, or in blocks.
+        block: Outputs and inputs that share a scale; None if no two outputs do.
+        is_float: Whether values are floating-point numbers.
+        activation_bits: What the checkpoint was made for; Weft keeps activations in the model's dtype.
+        has_zeros: Whether groups have zero points, too.
+    """
+
+    bits: int
+    group_size: int | None = None
+    block: tuple[int, int] | None = None
+    is_float: bool = False
+    activation_bits: int = 16
+    has_zeros: bool = False
+
+    @property
+    def name(self) -> str:
+        """Such as W4A16."""
+        return f"W{self.bits}A{self.activation_bits}{' in floating point' * self.is_float}"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How the matrices of a checkpoint are stored.
+
+    Attributes:
+        method: Which decoder reads them.
+        name: Of the method, for the log.
+        rules: Patterns of module names and the schemes of these; the first that fits counts.
+        zeros_lack_one: Whether GPTQ's zero points are stored less one.
+        plain: Patterns of names of modules that are not quantized, wherever they begin.
+    """
+
+    method: str
+    name: str
+    rules: tuple[tuple[re.Pattern[str], Scheme], ...]
+    zeros_lack_one: bool = False
+    plain: tuple[re.Pattern[str], ...] = ()
+
+    def expected(self, module: str) -> Scheme | None:
+        """The scheme that config.json gives a module, None for none; what is stored may tell more."""
+        if any(pattern.search(module) for pattern in self.plain):
+            return None
+        return next((scheme for pattern, scheme in self.rules if pattern.match(module)), None)
+
+    def scheme(self, module: str) -> Scheme:
+        """That of a module, which the checkpoint has quantized."""
+        found = next((scheme for pattern, scheme in self.rules if pattern.match(module)), None)
+        if found is None:
+            raise ModelError(f"quantization_config: no group has {module} as a target, and its weight is quantized")
+        return found
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether some matrices are stored as integers."""
+        return any(scheme.bits < 16 and not scheme.is_float for _, scheme in self.rules)
+
+    def __str__(self) -> str:
+        schemes = [scheme for _, scheme in self.rules if scheme.bits < 16]
+        are_made_for_fewer = any(scheme.activation_bits < 16 for scheme in schemes)
+        names = " and ".join(dict.fromkeys(scheme.name for scheme in schemes))
+        return f"{names} ({self.name}{'; activations are not quantized' * are_made_for_fewer})"
+
+
+def read_quantization(config: Fields) -> Quantization | None:
+    """How the weights are stored; None if nothing says that they are quantized.
+
+    Raises:
+        ModelError: A field is malformed, or there is no decoder for what it asks for.
+    """
+    if not config.names():
+        return None
+    method = config.optional_text("quant_method") or "unnamed"
+    if method == "unnamed" and config.has("config_groups"):
+        method = "compressed-tensors"
+    if method not in _METHODS:
+        _refuse(f"quant_method {method}", _METHODS)
+    return _METHODS[method](config)
+
+
+def _refuse(what: str, supported: Mapping[str, object] | set[str] | tuple[object, ...]) -> NoReturn:
+    read = ", ".join(sorted(map(str, supported)))
+    raise ModelError(
+        f"quantized checkpoints are not supported in this form: quantization_config has {what} (supported: {read}). "
+        "Convert the checkpoint, or take the one that is not quantized"
+    )
+
+
+def _plain(config: Fields, *names: str) -> tuple[re.Pattern[str], ...]:
+    """Of the modules that a field lists, and of embeddings, which these formats never quantize."""
+    listed = [module for name in names for module in config.texts(name)]
+    return *(re.compile(rf"(^|\.){re.escape(module)}(\.|$)") for module in listed), _TABLE
+
+
+def _always(scheme: Scheme) -> tuple[re.Pattern[str], Scheme]:
+    return re.compile(""), scheme
+
+
+def _fp8(config: Fields) -> Quantization:
+    block = config.integers("weight_block_size")
+    if block and (len(block) != 2 or min(block) < 1):
+        raise config.wrong("weight_block_size", "two positive integers")
+    scheme = Scheme(8, block=(block[0], block[1]) if block else None, is_float=True, activation_bits=8)
+    name = config.optional_text("quant_method") or "fp8"
+    plain = _plain(config, "modules_to_not_convert", "ignored_layers")
+    return Quantization("fp8", name, (_always(scheme),), plain=plain)
+
+
+def _mxfp4(config: Fields) -> Quantization:
+    plain = _plain(config, "modules_to_not_convert")
+    return Quantization("mxfp4", "mxfp4", (_always(Scheme(4, 32, is_float=True)),), plain=plain)
+
+
+def _bitsandbytes(config: Fields) -> Quantization:
+    is_4bit = config.flag("load_in_4bit", config.flag("_load_in_4bit", False))
+    kind = (config.optional_text("bnb_4bit_quant_type") or "fp4") if is_4bit else "int8"
+    scheme = Scheme(4, is_float=True) if is_4bit else Scheme(8, activation_bits=8)
+    plain = _plain(config, "llm_int8_skip_modules")
+    return Quantization("bitsandbytes", f"bitsandbytes {kind}", (_always(scheme),), plain=plain)
+
+
+def _integers(config: Fields, default: Scheme | None = None) -> Scheme:
+    """Bits and group size in the fields of GPTQ, AWQ and AutoRound."""
+    bits = config.integer("bits", default.bits if default else None)
+    given = config.integer("group_size", (default.group_size or -1) if default else 128)
+    if bits not in _BITS and bits < 16:
+        _refuse(f"bits {bits}", _BITS)
+    if given < 1 and given != -1:
+        raise config.wrong("group_size", "a positive integer, or -1")
+    has_zeros = not config.flag("sym", not config.flag("zero_point", bool(default and default.has_zeros)))
+    return Scheme(bits, None if given == -1 else given, has_zeros=has_zeros)
+
+
+def _gptq(config: Fields) -> Quantization:
+    layout = config.optional_text("checkpoint_format") or config.optional_text("format") or "gptq"
+    if layout not in ("gptq", "gptq_v2"):
+        _refuse(f"checkpoint_format {layout}", ("gptq", "gptq_v2"))
+    scheme, dynamic = _integers(config), config.section("dynamic")
+    rules = [
+        (_pattern(config, "dynamic", name.lstrip("+:").removeprefix("-:")), _integers(dynamic.section(name), scheme))
+        for name in dynamic.names()
+        if not name.startswith("-:")  # not quantized, as the stored tensors say, too
+    ]
+    left_out = [
+        _pattern(config, "dynamic", name.removeprefix("-:")) for name in dynamic.names() if name.startswith("-:")
+    ]
+    plain = *left_out, *(() if config.flag("lm_head", False) else (_HEAD,)), _TABLE
+    return Quantization("gptq", "GPTQ", (*rules, _always(scheme)), layout == "gptq", plain)
+
+
+def _awq(config: Fields) -> Quantization:
+    layout = (config.optional_text("version") or config.optional_text("format") or "gemm").lower()
+    if layout != "gemm":
+        _refuse(f"version {layout} of awq", ("gemm",))
+    if (bits := config.integer("bits", config.integer("w_bit", 4))) != 4:
+        _refuse(f"bits {bits} of awq", (4,))
+    group_size = config.integer("q_group_size", 128)
+    scheme = _integers(config, Scheme(4, group_size, has_zeros=True))
+    return Quantization("awq", "AWQ", (_always(scheme),), plain=(*_plain(config, "modules_to_not_convert"), _HEAD))
+
+
+def _auto_round(config: Fields) -> Quantization:
+    layout = (config.optional_text("packing_format") or "auto_round:auto_gptq").removeprefix("auto_round:")
+    method = layout.removeprefix("auto_")
+    data_type = config.optional_text("data_type") or "int"
+    if method not in ("gptq", "awq") or data_type != "int":
+        _refuse(f"packing_format {layout}, data_type {data_type}", ("auto_gptq and int", "auto_awq and int"))
+    scheme, extra = _integers(config), config.section("extra_config")
+    rules = [(re.compile(re.escape(name) + "$"), _integers(extra.section(name), scheme)) for name in extra.names()]
+    return Quantization(method, f"AutoRound as {method}", (*rules, _always(scheme)), True, (_HEAD, _TABLE))
+
+
+def _compressed_tensors(config: Fields) -> Quantization:
+    if config.section("transform_config").section("config_groups").names():
+        _refuse("a transform_config", ("none",))
+    sparsity = config.section("sparsity_config").optional_text("format") or "dense"
+    if sparsity != "dense":
+        _refuse(f"sparsity_config with format {sparsity}", ("dense",))
+    groups = config.section("config_groups")
+    rules: list[tuple[int, re.Pattern[str], Scheme]] = []
+    for name in groups.names():
+        group = groups.section(name)
+        layout = group.optional_text("format") or config.optional_text("format") or "int-quantized"
+        if layout not in _LAYOUTS:
+            _refuse(f"format {layout} of compressed-tensors", _LAYOUTS)
+        if group.has("weights"):
+            scheme = _compressed_scheme(group, layout)
+            rules += [(*_target(group, target), scheme) for target in group.texts("targets")]
+    rules.sort(key=lambda rule: rule[0])
+    if not rules:
+        _refuse("no config_groups with weights", ("config_groups with targets and weights",))
+    ignored = [_target(config, name, "ignore")[1] for name in config.texts("ignore")]
+    return Quantization(
+        "compressed-tensors", "compressed-tensors", tuple(rule[1:] for rule in rules), plain=(*ignored, _TABLE)
+    )
+
+
+def _compressed_scheme(group: Fields, layout: str) -> Scheme:
+    weights, activations = group.section("weights"), group.section("input_activations")
+    bits, kind = weights.integer("num_bits", 8), weights.optional_text("type") or "int"
+    block = weights.integers("block_structure")
+    group_size = weights.optional_integer("group_size")
+    strategy = weights.optional_text("strategy") or ("group" if group_size and group_size > 0 else "tensor")
+    if strategy not in ("tensor", "channel", "group", "tensor_group", "block"):
+        _refuse(f"strategy {strategy}", ("tensor", "channel", "group", "tensor_group", "block"))
+    if bits not in ((4, 8) if kind == "float" else _BITS):
+        _refuse(f"num_bits {bits} of type {kind}", ("float 4", "float 8", *(f"int {bits}" for bits in _BITS)))
+    if strategy == "block" and (len(block) != 2 or min(block) < 1):
+        raise weights.wrong("block_structure", "two positive integers")
+    is_grouped = "group" in strategy
+    if is_grouped and (not group_size or group_size < 1):
+        raise weights.wrong("group_size", "a positive integer")
+    scheme = Scheme(
+        bits,
+        is_float=kind == "float",
+        activation_bits=activations.integer("num_bits", 16),
+        has_zeros=not weights.flag("symmetric", True),
+    )
+    if layout == "nvfp4-pack-quantized" or layout == "mxfp4-pack-quantized":
+        is_grouped, group_size = True, group_size or (16 if layout.startswith("nv") else 32)
+    if strategy == "block":
+        return replace(scheme, block=(block[0], block[1]))
+    return replace(scheme, group_size=group_size if is_grouped else None)
+
+
+def _target(group: Fields, target: str, field: str = "targets") -> tuple[int, re.Pattern[str]]:
+    """How closely a target names modules, closest first, and their pattern; a name of a class fits all of them."""
+    if target.startswith("re:"):
+        return 1, _pattern(group, field, target.removeprefix("re:"))
+    if "." in target or target.islower():
+        return 0, re.compile(re.escape(target) + "$")
+    return 2 if target == "Linear" else 3, re.compile("")
+
+
+def _pattern(fields: Fields, name: str, text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error:
+        raise fields.wrong(name, "made of regular expressions") from None
+
+
+_METHODS: dict[str, Callable[[Fields], Quantization]] = {
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "compressed-tensors": _compressed_tensors,
+    "awq": _awq,
+    "gptq": _gptq,
+    "auto-round": _auto_round,
+    "intel/auto-round": _auto_round,
+    "mxfp4": _mxfp4,
+    "bitsandbytes": _bitsandbytes,
+}

@@ -1,0 +1,193 @@
+"""Integers in groups, of every instruction set, against float64 over inputs that are rounded alike."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.engine.given_weights import given, given_experts
+from tests.engine.kernels.cpu.test_layers import assert_close, random
+from weft.engine.kernels.cpu.grouped import Form, GroupedRows, form_of, round_rows, rows_of
+from weft.engine.kernels.cpu.layers import NativeLinear
+from weft.engine.kernels.cpu.library import NativeLibrary, runnable_variants
+from weft.engine.kernels.cpu.library import load as load_variant
+from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.layers.routing import Gating
+from weft.engine.weights.groups import Groups
+from weft.engine.weights.quantization import Scheme
+
+FORMS = [Form(4, 32), Form(4, 32, True), Form(8, 32), Form(8, 32, True), Form(8, 16)]
+ROWS = (1, 2, 4, 6, 7, 40)
+SIZES = [(16, 64), (40, 32), (130, 256), (200, 96), (9, 1056)]
+every_form = pytest.mark.parametrize("form", FORMS, ids=str)
+
+
+def draw(form: Form, num_outputs: int, num_inputs: int) -> GroupedRows:
+    """Scales and offsets of rows differ a thousandfold, and some are 0 or below."""
+    groups = num_outputs, num_inputs // form.group
+    sizes = torch.exp(torch.randn(num_outputs, 1) * 2 - 4)
+    values = torch.randint(0, 1 << form.bits, (num_outputs, num_inputs), dtype=torch.uint8)
+    scales = (torch.rand(groups) - 0.2).mul(2.0 ** (1 - form.bits)) * sizes
+    scales[0] = 0
+    return GroupedRows(values, scales, torch.randn(groups) * sizes if form.has_offset else None)
+
+
+def weights_of(rows: GroupedRows, form: Form) -> torch.Tensor:
+    """In float64, with the scales and offsets of before they are packed in half precision."""
+    values = rows.values.double().unflatten(1, (-1, form.group))
+    if rows.offsets is None:
+        return ((values - form.centre) * rows.scales.double()[..., None]).flatten(1)
+    return (values * rows.scales.double()[..., None] - rows.offsets.double()[..., None]).flatten(1)
+
+
+def rounded(inputs: torch.Tensor, group: int) -> torch.Tensor:
+    """Inputs as int8 with a scale for each group, in float64."""
+    groups = inputs.float().unflatten(1, (-1, group))
+    largest = groups.abs().amax(-1, keepdim=True)
+    return ((groups * (127 / largest)).round().nan_to_num().double() * (largest.double() / 127)).flatten(1)
+
+
+def inputs_of(form: Form, num_rows: int, num_inputs: int) -> torch.Tensor:
+    """Without what lies in the middle of two integers, where instruction sets may round to either."""
+    inputs = random(num_rows, num_inputs)
+    groups = inputs.double().unflatten(1, (-1, form.group))
+    places = (groups * (127 / groups.abs().amax(-1, keepdim=True))).flatten(1)
+    return inputs.where((places - places.floor() - 0.5).abs() > 1e-4, 0.0)
+
+
+def linear_of(library: NativeLibrary, rows: GroupedRows, form: Form, bias: torch.Tensor | None = None) -> NativeLinear:
+    return NativeLinear(library, rows, bias, storage=form)
+
+
+@every_form
+@pytest.mark.parametrize(("out_features", "in_features"), SIZES)
+def test_linear(library: NativeLibrary, out_features: int, in_features: int, form: Form) -> None:
+    torch.manual_seed(0)
+    rows, bias = draw(form, out_features, in_features), random(out_features)
+    linear, weight = linear_of(library, rows, form, bias), weights_of(rows, form)
+    for num_rows in ROWS:
+        inputs = torch.cat((inputs_of(form, num_rows, in_features), random(num_rows, 16)), 1)[:, :in_features]
+        inputs[0, :40] = 0
+        exact = F.linear(rounded(inputs, form.group), weight, bias.double())
+        error = (linear.to_float32(inputs).double() - exact).abs()
+        assert (error <= 2e-3 * F.linear(inputs.double().abs(), weight.abs()) + 1e-6).all()
+        residual = random(num_rows, out_features)
+        sums = residual.clone()
+        linear.add_to(sums, inputs)
+        assert torch.equal(sums, (linear.to_float32(inputs) + residual.float()).bfloat16())
+
+
+@every_form
+def test_rows_of_a_table(library: NativeLibrary, form: Form) -> None:
+    torch.manual_seed(0)
+    rows, ids = draw(form, 50, 96), torch.randint(0, 50, (70,))
+    weight = weights_of(rows, form)
+    error = (linear_of(library, rows, form).gather(ids).double() - weight[ids]).abs()
+    assert (error <= 2**-8 * weight[ids].abs() + 2**-10 * weight[ids].abs().amax(1, keepdim=True)).all()
+
+
+@every_form
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_row_does_not_feel_the_others(library: NativeLibrary, num_threads: int, form: Form) -> None:
+    torch.manual_seed(0)
+    library.set_num_threads(num_threads)
+    linear, inputs = linear_of(library, draw(form, 200, 160), form), random(70, 160)
+    alone = torch.cat([linear.to_float32(inputs[row : row + 1]).clone() for row in range(70)])
+    for num_rows in (*range(2, 14), 16, 17, 33, 70):
+        assert torch.equal(linear.to_float32(inputs[:num_rows]), alone[:num_rows])
+
+
+def test_four_bits_are_rounded_with_less_error_than_from_the_extremes(library: NativeLibrary) -> None:
+    torch.manual_seed(0)
+    weight = random(64, 256) * (1 + 5 * (torch.rand(64, 256) > 0.97))
+    weight[3] = 0.5
+    weight[4, :32] = 0
+    rows = round_rows(library, weight)
+    kept = weights_of(rows, Form(4, 32, True))
+    assert torch.equal(kept[3], weight[3].double())
+    assert torch.equal(kept[4, :32], weight[4, :32].double())
+    groups = weight.double().unflatten(1, (-1, 32))
+    least, step = groups.amin(-1, keepdim=True), (groups.amax(-1, keepdim=True) - groups.amin(-1, keepdim=True)) / 15
+    plain = (((groups - least) / step).round().nan_to_num() * step + least).flatten(1)
+    error, plain_error = ((kept - weight).square().sum(), (plain - weight).square().sum())
+    assert error < 0.9 * plain_error
+
+
+def test_int4_layers_are_made_of_such_matrices(library: NativeLibrary) -> None:
+    torch.manual_seed(0)
+    kit, weight = NativeKit(library, "int4"), random(96, 64) * 0.1
+    kept = weights_of(round_rows(library, weight), Form(4, 32, True))
+    inputs = random(5, 64)
+    gate, up = F.linear(rounded(inputs, 32), kept).chunk(2, dim=1)
+    assert_close(kit.gated(*given(weight), "silu")(inputs), F.silu(gate) * up)
+    embedding, head = kit.tied(*given(weight))
+    assert_close(embedding(torch.arange(96)), kept)
+    assert_close(head(inputs), torch.cat((gate, up), dim=1))
+    narrow = random(16, 34)
+    assert torch.equal(kit.linear(*given(narrow))(random(1, 34) * 0), torch.zeros(1, 16).bfloat16())
+
+
+def test_experts_are_as_their_matrices_alone(library: NativeLibrary) -> None:
+    torch.manual_seed(0)
+    kit, num_experts = NativeKit(library, "int4"), 5
+    gate_up, down = random(num_experts, 128, 96) * 0.1, random(num_experts, 96, 64) * 0.1
+    experts = kit.experts(*given_experts(gate_up, down, None, None), Gating())
+    inputs, ids = random(23, 96), torch.randint(0, num_experts, (23, 1))
+    sums = torch.zeros(23, 96).bfloat16()
+    experts.add_to(sums, inputs, ids, torch.ones(23, 1))
+    alone = [
+        kit.linear(*given(down[e]))(kit.gated(*given(gate_up[e]), "silu")(inputs[row : row + 1]))
+        for row, e in enumerate(ids[:, 0].tolist())
+    ]
+    assert torch.equal(sums, torch.cat(alone))
+
+
+def test_all_instruction_sets_agree(library: NativeLibrary) -> None:
+    """Sums over groups are whole numbers; their float32 sums are fused in the same way."""
+    torch.manual_seed(0)
+    form = Form(4, 32)
+    inputs = inputs_of(form, 3, 512)
+    rows = draw(form, 64, 512)
+    ours = linear_of(library, rows, form).to_float32(inputs).clone()
+    for variant in set(runnable_variants()) - {"portable"}:
+        if other := load_variant(variant):
+            torch.testing.assert_close(linear_of(other, rows, form).to_float32(inputs), ours, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("bits", "size", "has_zeros", "form"),
+    [
+        (4, 128, True, Form(4, 32, True)),
+        (4, 32, False, Form(4, 32)),
+        (8, 64, True, Form(8, 32, True)),
+        (8, 256, False, Form(8, 32)),
+        (2, 64, False, Form(4, 32)),
+        (8, 16, False, Form(8, 16)),
+    ],
+)
+def test_groups_of_checkpoints_are_kept_as_they_are(bits: int, size: int, has_zeros: bool, form: Form) -> None:
+    torch.manual_seed(0)
+    most = 1 << (bits - 1)
+    values, groups = torch.randint(-most, most, (48, 256), dtype=torch.int8), (48, 256 // size)
+    scales = torch.rand(groups).half().float()
+    zeros = torch.randint(-most, most, groups).float() if has_zeros else None
+    stored = Groups(values, scales, zeros, bits, size)
+    found = rows_of(stored)
+    assert found is not None
+    assert found[0] == form
+    assert form_of(Scheme(bits, size, has_zeros=has_zeros), 256) == form
+    torch.testing.assert_close(
+        weights_of(found[1], form).float(), stored.dequantize(torch.float32), atol=1e-4, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        Groups(torch.zeros(4, 64), torch.ones(4, 2), None, 4, 32),
+        Groups(torch.zeros(4, 48, dtype=torch.int8), torch.ones(4, 1), None, 4, 48),
+        Groups(torch.zeros(4, 64, dtype=torch.int8), torch.ones(4, 2), None, 4, 32, torch.arange(64) % 2),
+    ],
+    ids=["floats", "inputs", "order"],
+)
+def test_what_the_kernels_do_not_take(groups: Groups) -> None:
+    assert rows_of(groups) is None

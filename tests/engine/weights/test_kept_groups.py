@@ -1,0 +1,58 @@
+"""Matrices that a checkpoint has as integers in groups stay so on a CPU: their bytes, their answers, their experts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import quantized_checkpoints as written
+from tests.checkpoints import Checkpoint, load_reference, write_checkpoint
+from tests.engine.models.test_decoder import Runner, make_prompts
+from tests.engine.weights.test_quantized import GPTQ, own
+from weft.engine.kernels.cpu import library
+from weft.engine.kernels.cpu.native_kit import NativeKit
+from weft.engine.models.config import load_model_config
+from weft.engine.models.loading import load_weights
+from weft.engine.models.tensor_names import decoder_spec
+
+BF16 = torch.bfloat16
+BASES = {
+    "dense": written.BASE,
+    "experts": Checkpoint(
+        "qwen3_moe", {"hidden_size": 64, "head_dim": 32, "moe_intermediate_size": 64, "num_experts": 8}
+    ),
+}
+WRITE = {
+    "gptq": own(written.gptq(4), bits=4, sym=True, **GPTQ),
+    "gptq zeros": own(written.gptq(4, symmetric=False), bits=4, sym=False, **GPTQ),
+    "gptq 8 bits": own(written.gptq(8, size=-1), bits=8, sym=True, **(GPTQ | {"group_size": -1})),
+    "awq": own(written.awq(), quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm"),
+}
+
+
+@pytest.fixture
+def native() -> library.NativeLibrary:
+    loaded = library.load()
+    if loaded is None:
+        pytest.skip("no native kernels on this machine")
+    return loaded
+
+
+@pytest.mark.parametrize(("kind", "name"), [*(("dense", name) for name in WRITE), ("experts", "gptq")])
+def test_answers_and_bytes(native: library.NativeLibrary, tmp_path: Path, kind: str, name: str) -> None:
+    write_checkpoint(BASES[kind], tmp_path / "base")
+    (tmp_path / "quantized").mkdir()
+    plain = WRITE[name](tmp_path / "base", folder := tmp_path / "quantized")
+    config = load_model_config(folder)
+    kit = NativeKit(native, quantization=config.quantization)
+    reference, prompts = load_reference(plain), make_prompts(40)
+    with torch.inference_mode():
+        expected = reference(prompts[0][None]).logits[0]
+    logits = Runner(folder, kit, BF16).run(prompts, 40)[0].float()
+    of_plain = Runner(plain, NativeKit(native), BF16).run(prompts, 40)[0].float()
+    assert torch.nn.functional.cosine_similarity(logits, expected).min() > 0.998
+    assert (logits - expected).norm() < 3 * (of_plain - expected).norm()  # inputs are rounded, too
+    spec = decoder_spec(config)
+    assert spec.weights_bytes(kit, BF16) < 0.7 * spec.weights_bytes(NativeKit(native), BF16)
+    decoder = load_weights(folder, config, kit, device=torch.device("cpu"), dtype=BF16, max_model_len=64)
+    assert decoder.weights_bytes == spec.weights_bytes(kit, BF16)
