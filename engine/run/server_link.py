@@ -52,11 +52,9 @@ class ServerConnection:
 
     def put_output(self, output: RequestOutput) -> None:
         """Queue an output; merge it with the one still queued for the same choice."""
-        key = (output.request_id, output.index)
-        if key in self._outputs:
-            self._outputs[key].merge(output)
-        else:
-            self._outputs[key] = output
+        queued = self._outputs.setdefault((output.request_id, output.index), output)
+        if queued is not output:
+            queued.merge(output)
 
     def send(self) -> None:
         """Send as much as the socket takes now.

@@ -92,7 +92,6 @@ def start(
     torch.set_grad_enabled(False)
     ranks = Ranks(model_config, config) if options.num_ranks > 1 else None
     model = chosen.load(config.model, progress)
-    groups = chosen.groups
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
     if ranks:
         ranks.join()
@@ -100,19 +99,16 @@ def start(
     if ranks:
         ranks.send(plan)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
-    caches = make_caches(groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
+    caches = make_caches(chosen.groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
     draft_caches = _draft_caches(draft, plan) if draft else None
-    offload = _open_offload(config, plan, groups, caches, draft, draft_caches, ranks)
-    kv = _cache_manager(config, plan, groups, offload)
+    offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks)
+    kv = _cache_manager(config, plan, chosen.groups, offload)
     sampling = choose_sampling(config)
-    draft_model = (
-        _draft_model(draft, drafter, draft_caches, sampling, kv) if draft and drafter and draft_caches else None
-    )
+    draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
-    runner = ModelRunner(model, caches, config.device, draft_model, sampling, graphs)
-    if ranks:
-        runner = RankedRunner(ranks, model, caches, config.device, draft_model, sampling, overlap=config.overlap)
+    parts = model, caches, config.device, draft_model, sampling
+    runner = RankedRunner(ranks, *parts, overlap=config.overlap) if ranks else ModelRunner(*parts, graphs)
     cost, share_among = StepCostModel(), partial(set_num_threads, chosen.kit, caches, sampling)
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
@@ -165,9 +161,15 @@ def _draft_caches(draft: DraftCheckpoint, plan: MemoryPlan) -> Caches:
 
 
 def _draft_model(
-    draft: DraftCheckpoint, model: LoadedModel, caches: Caches, sampling: SamplingKit, kv: KVCacheManager
-) -> DraftModel:
-    """A runner of its own around the loaded draft model."""
+    draft: DraftCheckpoint | None,
+    model: LoadedModel | None,
+    caches: Caches | None,
+    sampling: SamplingKit,
+    kv: KVCacheManager,
+) -> DraftModel | None:
+    """A runner of its own around the loaded draft model, if there is one."""
+    if draft is None or model is None or caches is None:
+        return None
     config = draft.engine_config
     graphs = _graphs(model, caches, config, draft.config.vocab_size, samples=True)
     runner = ModelRunner(model, caches, config.device, sampling=sampling, graphs=graphs)

@@ -29,6 +29,5 @@ async def create_chat_completion(
 
 async def _answer(body: ChatCompletionBody, request: Request, context: ServerContext) -> Response:
     task = await chat_task(body, request, context)
-    return await respond(
-        task, request, context, partial(ChatRenderer, task, render_options(body, shown_logprobs(body)))
-    )
+    renderer = partial(ChatRenderer, task, render_options(body, shown_logprobs(body)))
+    return await respond(task, request, context, renderer)

@@ -109,7 +109,7 @@ class SocketEngineClient:
         self._socket_path = str(runtime_dir / SOCKET_NAME)
         self._page = StatusPage(runtime_dir / STATUS_NAME)
         self._connection: _Connection | None = None  # None: not connected
-        self._connecting: asyncio.Task[None] | None = None  # None: outside `async with`
+        self._connecting: asyncio.Task[None] | None = None  # None: before `async with`
         self._has_met = asyncio.Event()
         self._on_demand = on_demand
         self._may_connect = asyncio.Event()
@@ -134,7 +134,6 @@ class SocketEngineClient:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
-            self._connecting = None
 
     def connect(self) -> None:
         """Try to connect, once, if it is not connected and does so on demand."""
