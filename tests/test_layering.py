@@ -27,6 +27,7 @@ ORDER = (
         "batch",
         "api",
         "run",
+        "ray",
     ),
     "terminal",
 )
