@@ -3,7 +3,7 @@
 Needs `weft[ray]`, and `ENVIRONMENT` in the process that builds it and in Ray's own: `weft ray deploy` sees to both.
 """
 
-from typing import Any, Final
+from typing import Any
 
 from ray import serve
 from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
@@ -19,6 +19,7 @@ MAX_REQUESTS = 100_000
 """Of a replica and a router. Weft itself refuses what is too much (max_num_waiting), and says so in the API's words."""
 STATS_PERIOD_S = 0.5
 """How often a router hears of a replica."""
+UPSCALE_DELAY_S = 5.0
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 30.0
 
@@ -33,6 +34,7 @@ def build_app(
     cpus: float = 1.0,
     gpus: int | None = None,
     target_requests: float = 16.0,
+    downscale_delay_s: float = 120.0,
 ) -> Application:
     """An application for `serve.run` that serves one model.
 
@@ -43,6 +45,7 @@ def build_app(
         cpus: Cores that a replica reserves. Ranks run on them, if there are no GPUs.
         gpus: GPUs that a replica reserves; None: tensor_parallel_size with device cuda, else none.
         target_requests: With a range of replicas: requests per replica that Ray aims at.
+        downscale_delay_s: How long there must be less to do before a replica goes.
 
     Raises:
         StartError: A number is out of bounds, or Ray runs without HAProxy.
@@ -57,7 +60,10 @@ def build_app(
     replicas: dict[str, Any] = {"num_replicas": min_replicas}
     if max_replicas > min_replicas:
         bounds = {"min_replicas": min_replicas, "max_replicas": max_replicas}
-        replicas = {"autoscaling_config": bounds | {"target_ongoing_requests": target_requests} | AUTOSCALING}
+        aims = {"target_ongoing_requests": target_requests, "downscale_delay_s": downscale_delay_s}
+        replicas = {
+            "autoscaling_config": bounds | aims | {"upscale_delay_s": UPSCALE_DELAY_S, "metrics_interval_s": 1.0}
+        }
     if settings.tensor_parallel_size > 1:  # ranks are the engine's children, so they need one machine
         bundle = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
         replicas |= {"placement_group_bundles": [bundle], "placement_group_strategy": "STRICT_PACK"}
@@ -79,7 +85,3 @@ def build_app(
         name="Router", max_ongoing_requests=MAX_REQUESTS, ray_actor_options={"num_cpus": 0}
     )
     return app._with_ingress_request_router(router.bind(app))
-
-
-AUTOSCALING: Final = {"upscale_delay_s": 5.0, "downscale_delay_s": 120.0, "metrics_interval_s": 1.0}
-"""A replica loads for a while, so it is added soon and removed late."""

@@ -5,6 +5,10 @@ import os
 import pathlib
 import random
 import signal
+import socket
+import statistics
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,8 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.conftest import Answer, Cluster
-from tests.end_to_end.conftest import TIMEOUT_S, serving
+from tests.cluster import stamps
+from tests.cluster.conftest import Answer, Cluster, eventually
+from tests.end_to_end.conftest import TIMEOUT_S, reserved_port, serving
+from weft.server.settings import Settings
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -136,7 +142,7 @@ def num_requests(cluster: Cluster) -> dict[int, int]:
     for port in cluster.replica_ports():
         lines = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S).text.splitlines()
         found[port] = sum(
-            int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith("weft_request_success_total{")
+            int(float(line.rsplit(" ", 1)[1])) for line in lines if line.startswith("weft:request_success_total{")
         )
     return found
 
@@ -164,3 +170,74 @@ def test_a_prompt_that_all_share_uses_every_replica(cluster: Cluster) -> None:
     counts = Counter({port: after[port] - before[port] for port in after})
     print(f"one prompt, 12 at once: {dict(counts)}")
     assert min(counts.values()) >= 3
+
+
+def test_chunks_are_hardly_later_than_from_uvicorn_alone(cluster: Cluster) -> None:
+    from ray import serve
+
+    options: dict[str, Any] = {"name": "Stamps", "ray_actor_options": {"num_cpus": 0}}
+    serve.run(
+        serve.deployment(serve.ingress()(stamps.Stamps)).options(**options).bind(),
+        name="stamps",
+        route_prefix="/stamps",
+    )
+    with reserved_port() as port:
+        alone = subprocess.Popen([sys.executable, stamps.__file__, str(port)])
+        try:
+            eventually(lambda: can_connect(port), lambda: "uvicorn does not listen")
+            places = {"HAProxy": (cluster.port, "/stamps"), "uvicorn": (port, "/")}
+            found: dict[str, list[float]] = {name: [] for name in places}
+            for _ in range(6):  # in turns, since the machine is not always as quick
+                for name, place in places.items():
+                    found[name] += asyncio.run(stamps.delays_s(*place))
+        finally:
+            alone.kill()
+            alone.wait()
+    serve.delete("stamps")
+    medians = {name: statistics.median(delays) * 1e3 for name, delays in found.items()}
+    print(f"delay of a chunk in ms, median of {len(found['uvicorn'])}: {medians}")
+    assert medians["HAProxy"] <= 3 * medians["uvicorn"]
+
+
+def test_replicas_come_and_go_with_load_and_nothing_is_lost(cluster: Cluster) -> None:
+    from ray import serve
+
+    from weft.server.ray.app import build_app
+
+    cluster.nodes.append(cluster.cluster.add_node(num_cpus=1))
+    settings = Settings(kv_cache_memory=64 << 20, port=cluster.port)
+    aims = {"min_replicas": 1, "max_replicas": 3, "target_requests": 1.0, "downscale_delay_s": 5.0}
+    serve.run(build_app(settings, **aims), name="weft")
+    cluster.wait_replicas()
+
+    def has(number: int) -> bool:
+        return bool(cluster.status().deployments["Weft"].replica_states == {"RUNNING": number})
+
+    async def run() -> list[Answer]:
+        answers = []
+        for number, num_clients in ((3, 6), (1, 1)):
+            reached = asyncio.Event()
+
+            async def watch(number: int = number, reached: asyncio.Event = reached) -> None:
+                while not await asyncio.to_thread(has, number):
+                    await asyncio.sleep(0.5)
+                reached.set()
+
+            watching = asyncio.create_task(watch())
+            answers += await cluster.load(
+                lambda _, it=reached: it.is_set(), num_clients, max_tokens=96, ignore_eos=True
+            )
+            await watching
+        return answers
+
+    answers = asyncio.run(run())
+    print(f"1 -> 3 -> 1 replicas: {len(answers)} answers")
+    assert [answer for answer in answers if answer.is_lost] == []
+
+
+def can_connect(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
