@@ -10,6 +10,8 @@ SERVE: Final = {
     # Any change of the replicas replaces HAProxy's processes; old ones end with their last stream, or after this.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
+    # One event loop for Ray and Weft. Chunks handed from thread to thread are twice as late after uvicorn's.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
 }
 """For Ray Serve's processes, which inherit it from the controller."""

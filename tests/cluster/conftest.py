@@ -1,6 +1,8 @@
 """A cluster of Ray on this machine: a head without cores and two nodes with one each, in processes of their own."""
 
 import asyncio
+import contextlib
+import json
 import pathlib
 import subprocess
 import sys
@@ -96,12 +98,11 @@ class Cluster:
     def replica_ports(self) -> list[int]:
         """Where the replicas listen, HAProxy left aside."""
         found = []
-        for port in range(30000, 30200):
-            try:
-                if "processing-ms" in str(httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).headers):
-                    found.append(port)
-            except httpx.TransportError:
-                continue
+        with httpx.Client(timeout=TIMEOUT_S) as client:
+            for port in range(30000, 30200):
+                with contextlib.suppress(httpx.TransportError):
+                    if "openai-model" in client.get(f"http://127.0.0.1:{port}/ready").headers:
+                        found.append(port)
         return found
 
     async def ask(self, client: httpx.AsyncClient, content: str, port: int | None = None, **body: Any) -> Answer:
@@ -141,8 +142,6 @@ class Cluster:
 
 def _read(answer: Answer, lines: list[str]) -> None:
     """Note what the lines of a stream, or of an error, tell."""
-    import json
-
     if answer.status != 200:
         answer.error = " ".join(lines)[:300]
         return
