@@ -77,7 +77,7 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
             gpus = settings.tensor_parallel_size if has_gpus else None
             app = build_app(settings, min_replicas=low, max_replicas=high, cpus=cpus, gpus=gpus)
             serve.start(
-                proxy_location="EveryNode",
+                proxy_location=_proxy_location(ray),
                 http_options={"host": settings.host, "port": settings.port},
                 controller_options={
                     "runtime_env": {"env_vars": {name: os.environ[name] for name in environment.SERVE}}
@@ -136,6 +136,12 @@ def _check_cluster(ray: Any, settings: Settings) -> None:
             "the cluster wants no token: whoever reaches it runs code on it. Start every node with "
             "RAY_AUTH_MODE=token, or set RAY_AUTH_MODE=disabled here if only you can reach it"
         )
+
+
+def _proxy_location(ray: Any) -> str:
+    """HAProxy on every machine with a replica; on the head alone if nodes share a machine, and so the port."""
+    addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+    return "EveryNode" if len(set(addresses)) == len(addresses) else "HeadOnly"
 
 
 def _check_listener(serve: Any, settings: Settings) -> None:

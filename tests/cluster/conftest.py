@@ -165,18 +165,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("run")
     token = folder.parent / "token"
     token.write_text("0" * 64)
-    changes = environment.RAY | environment.SERVE | {"RAY_AUTH_TOKEN_PATH": str(token), "XDG_RUNTIME_DIR": str(folder)}
-    changes |= {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1"}
+    nodes_have = environment.RAY | {"RAY_AUTH_TOKEN_PATH": str(token), "XDG_RUNTIME_DIR": str(folder)}
     with pytest.MonkeyPatch.context() as patch, reserved_port() as port:
-        for name, value in changes.items():
+        for name, value in nodes_have.items():
             patch.setenv(name, value)
         import ray
-        from ray import serve
         from ray.cluster_utils import Cluster as RayCluster
 
         inner = RayCluster(initialize_head=True, connect=False, head_node_args={"num_cpus": 0})
         try:
             nodes = [inner.add_node(num_cpus=1) for _ in range(2)]
+            for name, value in environment.SERVE.items():  # the nodes get them from who deploys
+                patch.setenv(name, value)
+            patch.setenv("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1")
+            from ray import serve
+
             ray.init(inner.address, namespace="serve", log_to_driver=False)
             found = Cluster(inner, nodes, port, folder)
             found.deploy("--replicas", "2")

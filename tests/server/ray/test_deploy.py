@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from weft.server.ray.deploy import _check_cluster, _check_listener, deploy, parse_replicas
+from weft.server.ray.deploy import _check_cluster, _check_listener, _proxy_location, deploy, parse_replicas
 from weft.server.settings import Settings, StartError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -56,6 +56,8 @@ def test_a_cluster_that_is_open_or_cannot_reach_its_replicas() -> None:
         remote = SimpleNamespace(remote=lambda: wants_token)
         return SimpleNamespace(nodes=lambda: nodes, get=lambda it: it, remote=lambda **_: lambda _: remote)
 
+    assert _proxy_location(cluster("10.0.0.1", "10.0.0.2", wants_token=True)) == "EveryNode"
+    assert _proxy_location(cluster("10.0.0.1", "10.0.0.1", wants_token=True)) == "HeadOnly"  # they would share the port
     _check_cluster(cluster("10.0.0.1", "10.0.0.2", wants_token=True), Settings(host="0.0.0.0"))
     _check_cluster(cluster("10.0.0.1", wants_token=True), Settings())
     with pytest.raises(
