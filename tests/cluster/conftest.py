@@ -106,7 +106,7 @@ class Cluster:
         return found
 
     async def ask(self, client: httpx.AsyncClient, content: str, port: int | None = None, **body: Any) -> Answer:
-        """One streamed chat; a connection that is refused is tried again, as clients do."""
+        """One streamed chat; tried again, as clients do, if refused or if HAProxy knows no replica yet."""
         answer = Answer(time.monotonic())
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0} | body
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -114,6 +114,8 @@ class Cluster:
         while True:
             try:
                 async with client.stream("POST", url, json=body) as reply:
+                    if reply.status_code == 404 and "openai-model" not in reply.headers:
+                        raise httpx.ConnectError("HAProxy has just been started")
                     answer.status = reply.status_code
                     lines = [line async for line in reply.aiter_lines() if line]
             except httpx.ConnectError:

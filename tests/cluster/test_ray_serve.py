@@ -79,13 +79,17 @@ def kill(cluster: Cluster, kind: str) -> None:
     import ray
     from ray.serve._private.constants import SERVE_CONTROLLER_NAME
 
+    replicas = "ServeReplica:weft:Weft"
+    before = cluster.processes(replicas)
     if kind == "node":
         cluster.cluster.remove_node(cluster.nodes.pop(0), allow_graceful=False)
     elif kind == "controller":
         ray.kill(ray.get_actor(SERVE_CONTROLLER_NAME, namespace="serve"), no_restart=False)
     else:
-        what = {"engine": "weft.engine.run.process", "replica": "ServeReplica:weft:Weft", "proxy": "haproxy -db"}[kind]
+        what = {"engine": "weft.engine.run.process", "replica": replicas, "proxy": "haproxy -db"}[kind]
         os.kill(cluster.processes(what)[0], signal.SIGKILL)
+    if kind in ("replica", "node"):
+        eventually(lambda: len(now := cluster.processes(replicas)) == 2 and now != before, lambda: "none is replaced")
     time.sleep(3)  # until the controller has seen it
     cluster.wait_replicas(2)
 
@@ -133,7 +137,7 @@ def share_and_balance(cluster: Cluster, asks: list[tuple[str, int | None]]) -> t
     before = num_requests(cluster)
     answers = asyncio.run(run())
     assert not any(answer.is_lost for answer in answers)
-    served = {port: number - before[port] for port, number in num_requests(cluster).items()}
+    served = {port: number - before.get(port, 0) for port, number in num_requests(cluster).items()}
     cached = sum(answer.num_cached for answer in answers) / sum(answer.num_prompt for answer in answers)
     return cached, max(served.values()) * len(served) / sum(served.values()), served
 
@@ -177,7 +181,7 @@ def test_a_prompt_that_all_share_uses_every_replica(cluster: Cluster) -> None:
         return [answer for answers in series for answer in answers]
 
     assert not any(answer.is_lost for answer in asyncio.run(run()))
-    served = {port: number - before[port] for port, number in num_requests(cluster).items()}
+    served = {port: number - before.get(port, 0) for port, number in num_requests(cluster).items()}
     print(f"one prompt, 16 clients: {served}")
     assert min(served.values()) >= 12  # of 64
 
