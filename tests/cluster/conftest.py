@@ -118,13 +118,16 @@ class Cluster:
                         raise httpx.ConnectError("HAProxy has just been started")
                     answer.status = reply.status_code
                     lines = [line async for line in reply.aiter_lines() if line]
-            except httpx.ConnectError:
+            except (httpx.ConnectError, httpx.ReadError) as error:
+                if answer.status:
+                    answer.error = f"cut: {error!r}"
+                    return answer
                 answer.num_tries += 1
                 assert time.monotonic() < answer.begin_time + TIMEOUT_S, "never connected"
                 await asyncio.sleep(0.1)
                 continue
             except httpx.TransportError as error:
-                answer.error = answer.error or f"cut: {error!r}"
+                answer.error = f"cut: {error!r}"
                 return answer
             _read(answer, lines)
             return answer
