@@ -162,7 +162,7 @@ def _draft_caches(draft: DraftCheckpoint, plan: MemoryPlan) -> Caches:
 
 def _draft_model(
     draft: DraftCheckpoint | None,
-    model: LoadedModel | None,
+    model: "LoadedModel | None",
     caches: Caches | None,
     sampling: SamplingKit,
     kv: KVCacheManager,

@@ -12,7 +12,7 @@ import subprocess
 from weft.engine.models.families.registry import identify
 from weft.engine.shared.errors import ModelError
 from weft.server.run.child import python_command
-from weft.server.settings import StartError
+from weft.server.settings import Settings, StartError
 
 DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
 DEMO_NAME = "weft-demo"
@@ -59,6 +59,20 @@ def resolve(
     if not is_plan and not any(folder.glob("*.safetensors")):
         folder = _download(model, setting, PATTERNS + TORCH_PATTERNS)
     return _check(folder, setting, model_impl)
+
+
+def find(settings: Settings) -> Settings:
+    """Settings of one model with its name filled in, and with folders as model and draft; fetches what is missing.
+
+    Raises:
+        StartError: See `resolve`.
+    """
+    filled: dict[str, object] = {
+        "model": str(resolve(settings.model, model_impl=settings.model_impl)),
+        "speculative": resolve_draft(settings.speculative, model_impl=settings.model_impl),
+        "served_model_name": settings.served_model_name or (served_name(settings.model),),
+    }
+    return settings.model_copy(update=filled)
 
 
 def is_hub_id(model: str) -> bool:

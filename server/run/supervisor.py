@@ -28,7 +28,7 @@ import pathlib
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import multiprocess
@@ -37,7 +37,7 @@ from weft.engine.shared import limits
 from weft.server.http.tls import certificate
 from weft.server.model.fleet import ASK_SIGNAL
 from weft.server.run import status_line
-from weft.server.run.child import Child, python_command
+from weft.server.run.child import Child, die_with_parent, python_command
 from weft.server.run.engine_process import EngineProcess
 from weft.server.run.memory_shares import Shares, shares, with_shares
 from weft.server.run.model_loader import ModelLoader
@@ -131,6 +131,28 @@ def run(settings: Settings, commands: Commands | None = None, *, shows_status: b
                     logger.error("The runtime folder %s is gone; starting again in a new one", runtime_dir)
 
 
+def run_engine(settings: Settings, owner_pid: int, tell: Callable[[pathlib.Path, pathlib.Path], None]) -> int:
+    """Run an engine without servers until a stop signal or the end of its owner; otherwise as `run`.
+
+    Args:
+        settings: With the checkpoint's folder as `model`.
+        owner_pid: The process that started this one.
+        tell: Called with the folder in which the owner finds the engine's socket, and the data folder.
+
+    Raises:
+        StartError: No folder has room for the runtime folder, or the data folder cannot be used.
+        FolderLostError: The runtime folder was removed, and the engine has ended.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    die_with_parent(signal.SIGTERM)
+    if os.getppid() != owner_pid:
+        return EXIT_FORCED  # it ended before that
+    alone = settings.model_copy(update={"server_processes": 0})
+    with runtime_folder() as runtime_dir, data_folder(settings.data_dir) as data_dir:
+        tell(engine_folder(runtime_dir, 0), data_dir)
+        return Supervisor(alone, shares(alone), runtime_dir, None, Commands()).run()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Bind the socket on which the servers accept connections.
 
@@ -160,10 +182,10 @@ class Supervisor:
         settings: Settings,
         planned: Shares,
         runtime_dir: pathlib.Path,
-        listener: socket.socket,
+        listener: socket.socket | None,
         commands: Commands,
     ) -> None:
-        """Prepare the children without starting them. _AWAITED must be blocked."""
+        """Prepare the children without starting them. _AWAITED must be blocked. Only servers need a listener."""
         self._settings = settings
         self._runtime_dir = runtime_dir
         self._listener = listener
@@ -180,7 +202,7 @@ class Supervisor:
         self._loader = ModelLoader(
             settings, runtime_dir, self._engines, Room(planned.budget_bytes, needs), planned.faults
         )
-        fd = listener.fileno()
+        fd = listener.fileno() if listener else -1
         command, stdin = [*commands.server, str(runtime_dir), str(fd)], settings.model_dump_json().encode()
         self._servers = [
             Child(f"server {i}", command, os.environ, (fd,), stdin) for i in range(settings.server_processes)
@@ -287,15 +309,20 @@ class Supervisor:
                 multiprocess.mark_process_dead(pid, str(self._runtime_dir / METRICS_NAME))  # type: ignore[no-untyped-call]
         if not self._is_ready and num_ready == len(self._servers) and self._loader.are_ready:
             self._is_ready = self._was_ready = True
+            names = ", ".join(self._settings.fleet)
+            if self._listener is None:
+                logger.info("The engine of %s is ready", names)
+                return
             scheme = "https" if self._settings.ssl_certfile else "http"
             url = page_url(self._settings.host, self._listener.getsockname()[1], scheme)
-            logger.info("Serving %s: chat at %s, API at %sv1", ", ".join(self._settings.fleet), url, url)
+            logger.info("Serving %s: chat at %s, API at %sv1", names, url, url)
 
     def _drain(self) -> int:
         """Let the servers finish their requests. Returns the exit code."""
         start_time = time.monotonic()  # before the log line that invites a second signal
-        logger.info("Draining: new requests are refused, running ones finish; a second signal ends them")
-        self._listener.close()  # the servers keep the port open until they end
+        if self._listener is not None:
+            logger.info("Draining: new requests are refused, running ones finish; a second signal ends them")
+            self._listener.close()  # the servers keep the port open until they end
         for child in self._servers:
             child.send_signal(signal.SIGTERM)
         deadline = start_time + self._settings.drain_timeout_s + DRAIN_MARGIN_S

@@ -1,4 +1,4 @@
-"""The `weft` command: `serve`, `batch`, `chat`, `plan`, `simulate`, `models`, `doctor`, `config`.
+"""The `weft` command: `serve`, `batch`, `ray`, `chat`, `plan`, `simulate`, `models`, `doctor`, `config`.
 
 Owns the command line's syntax; `__main__` runs it. Flags are generated from `Settings`. Their values stay text and are
 checked together with environment and file. A fault is one line on stderr and exit code 2. Imports little, so that
@@ -170,6 +170,37 @@ def batch(resolved: Resolved, source: pathlib.Path, output: pathlib.Path) -> Non
     from weft.server.terminal.batch import run_batch
 
     raise typer.Exit(run_batch(_found(resolved.settings), source, output))
+
+
+_RAY = {
+    "replicas": Annotated[
+        str,
+        typer.Option(metavar="N", default_factory=lambda: "1", help="Number of replicas; 1:4 lets load decide."),
+    ],
+    "cpus": Annotated[
+        float,
+        typer.Option(metavar="N", default_factory=lambda: 1.0, help="Cores that a replica reserves, beside its GPUs."),
+    ],
+    "address": Annotated[
+        str,
+        typer.Option(
+            envvar="RAY_ADDRESS",
+            default_factory=lambda: "local",
+            help="Cluster, such as auto or HOST:6379. Default: a Ray of its own on this machine, until a signal.",
+        ),
+    ],
+}
+_ray = typer.Typer(help="Serve on many machines with Ray Serve (needs weft[ray]).", no_args_is_help=True)
+app.add_typer(_ray, name="ray")
+
+
+@_ray.command("deploy")
+@partial(_with_flags, required=_RAY)
+def ray_deploy(resolved: Resolved, replicas: str, cpus: float, address: str) -> None:
+    """Serve a model by replicas on a Ray cluster; again, to replace them one after the other."""
+    from weft.server.ray.deploy import deploy
+
+    raise typer.Exit(deploy(resolved.settings, replicas, cpus, address))
 
 
 @app.command()
