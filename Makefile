@@ -3,6 +3,7 @@
 #   make serve      the demo model on 127.0.0.1:8000      (MODEL= HOST= PORT= ARGS=)
 #   make test       the tests, without the slow ones      (WORKERS= ARGS=)
 #   make test-slow  the slow ones alone                   (ARGS=)
+#   make test-cluster  the tests on a cluster of Ray alone, for minutes  (ARGS=)
 #   make faults     hung, hostile and starved, at length  (ARGS=)
 #   make lint       format, lint and type checks
 #   make docs       rewrites the generated parts of README.md and docs/
@@ -21,7 +22,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := serve
-.PHONY: serve test test-slow faults lint docs bench gpu gpu-cache clean distclean
+.PHONY: serve test test-slow test-cluster faults lint docs bench gpu gpu-cache clean distclean
 
 # Empty means Weft's own default, so that WEFT_PORT and a configuration file have their say.
 MODEL ?=
@@ -57,13 +58,16 @@ serve: $(VENV)/.installed
 	@$(BIN)/weft serve $(MODEL) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # Threads of torch that wait for work would spin, on cores that the tests beside them need.
-test test-slow faults: export OMP_WAIT_POLICY := passive
+test test-slow test-cluster faults: export OMP_WAIT_POLICY := passive
 
 test: $(VENV)/.installed-test $(CLIENTS)/.installed
-	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not cluster" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-cluster: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m cluster $(ARGS)
 
 faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/faults --long-faults $(ARGS)

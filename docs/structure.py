@@ -25,6 +25,7 @@ FOLDERS = {
     "server/formats": "How models write reasoning and tool calls: one file for each family of formats.",
     "server/generate": "From a task to typed events: prompts, plan, choices, their parsing.",
     "server/render": "Typed events to the JSON of each API.",
+    "server/ray": "Weft on Ray Serve, and which replica a request goes to.",
     "server/terminal": "The `weft` command and what it shows.",
     "server/chat_page": "The chat page: `index.html`, a style sheet and JavaScript modules, served as they are.",
     "engine/shared": "What both processes share: messages, sampling parameters, status page, logs. Imports neither.",

@@ -27,6 +27,7 @@ ORDER = (
         "batch",
         "api",
         "run",
+        "ray",
     ),
     "terminal",
 )
@@ -90,6 +91,16 @@ def test_no_import_climbs(room: str) -> None:
         used.discard("weft.server.generate.events")
     assert files
     assert {name for name in used if ".".join(name.split(".")[:3]) in later} == set()
+
+
+def test_only_the_room_for_ray_needs_ray() -> None:
+    users = {name for name, path in ALL.items() if any(used.split(".")[0] == "ray" for used in imported(path))}
+    assert users == {f"weft.server.ray.{name}" for name in ("app", "deploy", "router")}
+    names = sorted(
+        modules("server").keys() - {"weft.server.ray.app", "weft.server.ray.router"} - {"weft.server.__main__"}
+    )
+    code = f"import importlib, sys\nsys.modules['ray'] = None\nfor n in {names!r}: importlib.import_module(n)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_the_server_loads_neither_torch_nor_transformers() -> None:

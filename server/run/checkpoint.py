@@ -7,12 +7,13 @@ its weights are downloaded. The engine checks everything else.
 
 import pathlib
 import re
+import socket
 import subprocess
 
 from weft.engine.models.families.registry import identify
 from weft.engine.shared.errors import ModelError
 from weft.server.run.child import python_command
-from weft.server.settings import StartError
+from weft.server.settings import Settings, StartError
 
 DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
 DEMO_NAME = "weft-demo"
@@ -59,6 +60,21 @@ def resolve(
     if not is_plan and not any(folder.glob("*.safetensors")):
         folder = _download(model, setting, PATTERNS + TORCH_PATTERNS)
     return _check(folder, setting, model_impl)
+
+
+def find(settings: Settings) -> tuple[Settings, pathlib.Path]:
+    """Settings with names of model, draft and topic filled in, and the model's folder; fetches what is missing.
+
+    Raises:
+        StartError: See `resolve`.
+    """
+    model = resolve(settings.model, model_impl=settings.model_impl)
+    filled: dict[str, object] = {"speculative": resolve_draft(settings.speculative, model_impl=settings.model_impl)}
+    names = settings.served_model_name or (served_name(settings.model),)
+    filled["served_model_name"] = names
+    if settings.kv_events_topic is None:
+        filled["kv_events_topic"] = f"kv@{socket.gethostname()}@{names[0]}"
+    return settings.model_copy(update=filled), model
 
 
 def is_hub_id(model: str) -> bool:

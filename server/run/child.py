@@ -30,6 +30,11 @@ def python_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
+def die_with_parent(signum: int) -> None:
+    """Have the kernel send a signal to this process when the thread that started it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signum)
+
+
 class Child:
     """A child process. Only the supervisor mutates it.
 
@@ -73,7 +78,7 @@ class Child:
         supervisor_pid = os.getpid()
 
         def prepare() -> None:  # in the child before exec; safe, since the supervisor has one thread
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_parent(signal.SIGKILL)
             if os.getppid() != supervisor_pid:
                 os._exit(1)  # the supervisor died before prctl
             for signum in (signal.SIGINT, signal.SIGHUP):

@@ -26,7 +26,7 @@ import pathlib
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -38,7 +38,7 @@ from weft.engine.shared.messages import STATUS_NAME, STEP_NAME, SUSPECTS_NAME
 from weft.engine.shared.status_page import StatusPage
 from weft.server.http.tls import certificate
 from weft.server.run import status_line
-from weft.server.run.child import Child, python_command
+from weft.server.run.child import Child, die_with_parent, python_command
 from weft.server.run.runtime_folder import METRICS_NAME, data_folder, is_there, runtime_folder
 from weft.server.run.watchdog import Watchdog
 from weft.server.settings import Settings, StartError, engine_options
@@ -131,6 +131,28 @@ def run(settings: Settings, model: pathlib.Path, commands: Commands | None = Non
                     logger.error("The runtime folder %s is gone; starting again in a new one", runtime_dir)
 
 
+def run_engine(settings: Settings, owner_pid: int, tell: Callable[[pathlib.Path, pathlib.Path], None]) -> int:
+    """Run an engine without servers until a stop signal or the end of its owner; otherwise as `run`.
+
+    Args:
+        settings: With the checkpoint's folder as `model`.
+        owner_pid: The process that started this one.
+        tell: Called with the runtime folder, in which the owner finds the engine's socket, and the data folder.
+
+    Raises:
+        StartError: No folder has room for the runtime folder, or the data folder cannot be used.
+        FolderLostError: The runtime folder was removed, and the engine has ended.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    die_with_parent(signal.SIGTERM)
+    if os.getppid() != owner_pid:
+        return EXIT_FORCED  # it ended before that
+    with runtime_folder() as runtime_dir, data_folder(settings.data_dir) as data_dir:
+        tell(runtime_dir, data_dir)
+        alone = settings.model_copy(update={"server_processes": 0})
+        return Supervisor(alone, runtime_dir, None, Commands()).run()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Bind the socket on which the servers accept connections.
 
@@ -156,9 +178,9 @@ class Supervisor:
     """The children and the loop over them."""
 
     def __init__(
-        self, settings: Settings, runtime_dir: pathlib.Path, listener: socket.socket, commands: Commands
+        self, settings: Settings, runtime_dir: pathlib.Path, listener: socket.socket | None, commands: Commands
     ) -> None:
-        """Prepare the children without starting them. _AWAITED must be blocked."""
+        """Prepare the children without starting them. _AWAITED must be blocked. Only servers need a listener."""
         self._settings = settings
         self._runtime_dir = runtime_dir
         self._listener = listener
@@ -168,7 +190,7 @@ class Supervisor:
         options = msgspec.json.encode(engine_options(settings, pathlib.Path(settings.model or "")))
         environment = ENGINE_ENVIRONMENT | os.environ
         self._engine = Child("engine", [*commands.engine, str(runtime_dir)], environment, stdin=options)
-        fd = listener.fileno()
+        fd = listener.fileno() if listener else -1
         command, stdin = [*commands.server, str(runtime_dir), str(fd)], settings.model_dump_json().encode()
         self._servers = [
             Child(f"server {i}", command, os.environ, (fd,), stdin) for i in range(settings.server_processes)
@@ -287,6 +309,9 @@ class Supervisor:
                 multiprocess.mark_process_dead(pid, str(self._runtime_dir / METRICS_NAME))  # type: ignore[no-untyped-call]
         if not self._is_ready and num_ready == len(self._servers) and self._page.read().is_ready:
             self._is_ready = self._was_ready = True
+            if self._listener is None:
+                logger.info("The engine of %s is ready", self._settings.served_model_name[0])
+                return
             scheme = "https" if self._settings.ssl_certfile else "http"
             url = page_url(self._settings.host, self._listener.getsockname()[1], scheme)
             logger.info("Serving %s: chat at %s, API at %sv1", self._settings.served_model_name[0], url, url)
@@ -294,8 +319,9 @@ class Supervisor:
     def _drain(self) -> int:
         """Let the servers finish their requests. Returns the exit code."""
         start_time = time.monotonic()  # before the log line that invites a second signal
-        logger.info("Draining: new requests are refused, running ones finish; a second signal ends them")
-        self._listener.close()  # the servers keep the port open until they end
+        if self._listener is not None:
+            logger.info("Draining: new requests are refused, running ones finish; a second signal ends them")
+            self._listener.close()  # the servers keep the port open until they end
         for child in self._servers:
             child.send_signal(signal.SIGTERM)
         deadline = start_time + self._settings.drain_timeout_s + DRAIN_MARGIN_S

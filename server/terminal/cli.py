@@ -1,4 +1,4 @@
-"""The `weft` command: `serve`, `batch`, `chat`, `plan`, `models`, `doctor`, `config`.
+"""The `weft` command: `serve`, `batch`, `ray`, `chat`, `plan`, `models`, `doctor`, `config`.
 
 Owns the command line's syntax; `__main__` runs it. Flags are generated from `Settings`. Their values stay text and are
 checked together with environment and file. A fault is one line on stderr and exit code 2. Imports little, so that
@@ -10,7 +10,6 @@ import inspect
 import logging
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -118,22 +117,15 @@ def serve(resolved: Resolved) -> None:
 
 
 def _found(settings: Settings) -> tuple[Settings, pathlib.Path]:
-    """Settings with names of model, draft and topic filled in, and the model's folder; fetches what is missing."""
+    """See `checkpoint.find`; logs what the operator should know of the model."""
     from weft.engine.shared import logs
     from weft.server.run import checkpoint
     from weft.server.run.model_check import check_tokenizer
 
     logs.configure(settings.log_format, "supervisor")
-    model = checkpoint.resolve(settings.model, model_impl=settings.model_impl)
+    settings, model = checkpoint.find(settings)
     for note in check_tokenizer(model):
         logging.getLogger(__name__).warning("%s", note)
-    draft = checkpoint.resolve_draft(settings.speculative, model_impl=settings.model_impl)
-    settings = settings.model_copy(update={"speculative": draft})
-    if not settings.served_model_name:
-        settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
-    if settings.kv_events_topic is None:
-        topic = f"kv@{socket.gethostname()}@{settings.served_model_name[0]}"
-        settings = settings.model_copy(update={"kv_events_topic": topic})
     return settings, model
 
 
@@ -154,6 +146,37 @@ def batch(resolved: Resolved, source: pathlib.Path, output: pathlib.Path) -> Non
 
     settings, model = _found(resolved.settings)
     raise typer.Exit(run_batch(settings, model, source, output))
+
+
+_RAY = {
+    "replicas": Annotated[
+        str,
+        typer.Option(metavar="N", default_factory=lambda: "1", help="Number of replicas; 1:4 lets load decide."),
+    ],
+    "cpus": Annotated[
+        float,
+        typer.Option(metavar="N", default_factory=lambda: 1.0, help="Cores that a replica reserves, beside its GPUs."),
+    ],
+    "address": Annotated[
+        str,
+        typer.Option(
+            envvar="RAY_ADDRESS",
+            default_factory=lambda: "local",
+            help="Cluster, such as auto or HOST:6379. Default: a Ray of its own on this machine, until a signal.",
+        ),
+    ],
+}
+_ray = typer.Typer(help="Serve on many machines with Ray Serve (needs weft[ray]).", no_args_is_help=True)
+app.add_typer(_ray, name="ray")
+
+
+@_ray.command("deploy")
+@partial(_with_flags, required=_RAY)
+def ray_deploy(resolved: Resolved, replicas: str, cpus: float, address: str) -> None:
+    """Serve a model by replicas on a Ray cluster; again, to replace them one after the other."""
+    from weft.server.ray.deploy import deploy
+
+    raise typer.Exit(deploy(resolved.settings, replicas, cpus, address))
 
 
 @app.command()

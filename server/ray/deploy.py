@@ -1,0 +1,137 @@
+"""`weft ray deploy`: brings a model onto a cluster, or onto a Ray of its own on this machine.
+
+On a cluster it returns once the replicas serve, and the application stays until `serve shutdown`; run again, it
+replaces the replicas one after the other. A Ray of its own ends with it, at the first stop signal.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from weft.server.ray import environment
+from weft.server.run.supervisor import page_url
+from weft.server.settings import Settings, StartError
+
+NAME = "weft"
+"""Of the application in Ray."""
+LOCAL = "local"
+"""Ray's address for one of its own."""
+
+_LOOPBACK = ("127.", "localhost", "::1")
+
+
+class _StoppedError(BaseException):
+    """A stop signal came."""
+
+
+def parse_replicas(text: str) -> tuple[int, int]:
+    """2 -> (2, 2) and 1:4 -> (1, 4). Raises StartError."""
+    low, colon, high = text.partition(":")
+    if low.isdecimal() and (high.isdecimal() or not colon) and 1 <= int(low) <= int(high or low):
+        return int(low), int(high or low)
+    raise StartError(f"--replicas: must be a number from 1, or a range such as 1:4, got {text}")
+
+
+def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
+    """Deploy, and return the exit code.
+
+    Args:
+        settings: A local folder as `model` must be there on every machine.
+        replicas: See `parse_replicas`.
+        cpus: Cores that a replica reserves.
+        address: Of the cluster, as in `ray.init`, or LOCAL.
+
+    Raises:
+        StartError: Ray is missing or refuses, or the replicas cannot start.
+    """
+    low, high = parse_replicas(replicas)
+    if cpus <= 0:
+        raise StartError(f"--cpus: must be greater than 0, got {cpus:g}")
+    for variable, value in {**environment.RAY, **environment.SERVE}.items():
+        os.environ.setdefault(variable, value)
+    try:
+        import ray
+        from ray import serve
+    except ImportError:
+        raise StartError("Ray is missing (pip install 'weft[ray]')") from None
+    from weft.server.ray.app import build_app
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if settings.model and (folder := pathlib.Path(settings.model).expanduser()).is_dir():
+        settings = settings.model_copy(update={"model": str(folder.resolve())})
+    try:
+        with _connected(ray, address):
+            if address != LOCAL:
+                _check_cluster(ray, settings)
+            has_gpus = settings.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+            gpus = settings.tensor_parallel_size if has_gpus else None
+            app = build_app(settings, min_replicas=low, max_replicas=high, cpus=cpus, gpus=gpus)
+            serve.start(
+                proxy_location="EveryNode",
+                http_options={"host": settings.host, "port": settings.port},
+                controller_options={
+                    "runtime_env": {"env_vars": {name: os.environ[name] for name in environment.SERVE}}
+                },
+            )
+            try:
+                serve.run(app, name=NAME)
+            except RuntimeError as error:
+                raise StartError(str(error)) from None
+            url = page_url(settings.host, settings.port)
+            print(f"Serving with {replicas} replicas: chat at {url}, API at {url}v1", flush=True)
+            if address == LOCAL:
+                signal.pause()
+    except _StoppedError:
+        pass
+    return 0
+
+
+@contextlib.contextmanager
+def _connected(ray: Any, address: str) -> Iterator[None]:
+    """Be connected to the cluster. A Ray of its own ends afterwards, with all replicas."""
+    is_own = address == LOCAL
+    own = {"include_dashboard": False} if is_own else {}
+    try:
+        ray.init(address, namespace="serve", log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise StartError(f"--address: {address}: {' '.join(str(error).split())}") from None
+
+    def stop(*_: object) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, signal.SIG_IGN)
+        raise _StoppedError
+
+    if is_own:  # after Ray has set handlers of its own
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, stop)
+    try:
+        yield
+    finally:
+        if is_own:
+            from ray import serve
+
+            serve.delete(NAME)
+        ray.shutdown()
+
+
+def _check_cluster(ray: Any, settings: Settings) -> None:
+    """Refuse a cluster that is open to everybody, and a host at which its machines cannot reach each other."""
+    nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if len(nodes) > 1 and settings.host.startswith(_LOOPBACK):
+        raise StartError(f"host: the {len(nodes)} machines reach no replica at {settings.host}: set --host 0.0.0.0")
+    if os.environ["RAY_AUTH_MODE"] == "token" and not ray.get(ray.remote(num_cpus=0)(_wants_token).remote()):
+        raise StartError(
+            "the cluster wants no token: whoever reaches it runs code on it. Start every node with "
+            "RAY_AUTH_MODE=token, or set RAY_AUTH_MODE=disabled here if only you can reach it"
+        )
+
+
+def _wants_token() -> bool:
+    """Whether the process of Ray that runs this wants a token."""
+    from ray._raylet import AuthenticationMode, get_authentication_mode
+
+    return bool(get_authentication_mode() == AuthenticationMode.TOKEN)

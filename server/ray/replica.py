@@ -1,0 +1,82 @@
+"""A replica of Ray Serve: Weft's own front end over an engine of its own.
+
+Ray calls what has a name of Ray's. While the engine is restarted, requests are held instead of refused: a replica that
+refuses at once has the shortest queue, and would draw all requests to it. They count as running meanwhile, so that
+routers look elsewhere. Imports no Ray.
+"""
+
+import asyncio
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS
+from weft.server.model.served_model import served_models
+from weft.server.ray.engine_owner import EngineOwner
+from weft.server.run import checkpoint
+from weft.server.run.app import create_app
+from weft.server.settings import Settings
+from weft.server.text.tokenizer import Tokenizer
+
+_LOOKING = OPEN_PATHS | {METRICS_PATH, "/stats"}
+
+
+class WeftReplica:
+    """Becomes a deployment class by `serve.ingress()`."""
+
+    async def __init__(self, settings: dict[str, object]) -> None:
+        """Find the model on this machine, or fetch it, and start its engine; `settings` as `Settings` dumps them.
+
+        Raises:
+            StartError: The model is missing here.
+            EngineError: The engine cannot start.
+        """
+        found, model = await asyncio.to_thread(checkpoint.find, Settings.model_validate(settings))
+        found = found.model_copy(update={"model": str(model)})
+        self._owner = EngineOwner(found)
+        starting = asyncio.create_task(self._owner.start())
+        tokenizer = await asyncio.to_thread(Tokenizer.load, model)
+        self._client, data_dir = await starting
+        found = found.model_copy(update={"data_dir": data_dir})
+        self._app = create_app(served_models(self._client, tokenizer, found), found)
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """The ASGI app that Ray serves for this replica."""
+        return HoldMiddleware(self._app, self._owner)
+
+    async def check_health(self) -> None:
+        """Raise EngineError once the replica must be replaced. A restart of its engine is no reason."""
+        self._owner.check()
+
+    async def record_routing_stats(self) -> dict[str, float]:
+        """What routers know of the replica."""
+        status = self._client.status()
+        return {
+            "alive": float(self._owner.is_alive),
+            "running": status.num_requests_running,
+            "waiting": status.num_requests_waiting,
+            "kv_usage": status.num_used_blocks / max(status.num_blocks, 1),
+        }
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What policies of autoscaling know of the replica, besides the requests that Ray counts."""
+        stats = await self.record_routing_stats()
+        return {name: stats[name] for name in ("running", "waiting", "kv_usage")}
+
+    async def __del__(self) -> None:
+        """Ray awaits it after the last request."""
+        if hasattr(self, "_owner"):
+            await self._owner.stop()
+
+
+class HoldMiddleware:
+    """Holds requests while the engine is away, as long as a restart takes; then the app refuses them."""
+
+    def __init__(self, app: ASGIApp, owner: EngineOwner) -> None:
+        self._app = app
+        self._owner = owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and scope["path"] not in _LOOKING and not self._owner.is_alive:
+            await self._owner.wait_alive(self._owner.patience_s)
+        await self._app(scope, receive, send)

@@ -1,0 +1,117 @@
+"""What becomes of settings and flags before a cluster is asked, and what a router makes of a body."""
+
+import asyncio
+import os
+import pathlib
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from weft.server.ray.deploy import deploy, parse_replicas
+from weft.server.settings import Settings, StartError
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
+)
+
+
+@pytest.mark.parametrize(("text", "bounds"), [("1", (1, 1)), ("3", (3, 3)), ("1:4", (1, 4)), ("2:2", (2, 2))])
+def test_replicas(text: str, bounds: tuple[int, int]) -> None:
+    assert parse_replicas(text) == bounds
+
+
+@pytest.mark.parametrize("text", ["0", "4:1", "1:", ":2", "-1", "one", "1:2:3", ""])
+def test_replicas_that_make_no_sense(text: str) -> None:
+    with pytest.raises(StartError, match=f"--replicas: .* got {text}"):
+        parse_replicas(text)
+
+
+def test_a_replica_needs_a_core() -> None:
+    with pytest.raises(StartError, match="--cpus: must be greater than 0, got -1"):
+        deploy(Settings(), "1", -1.0, "local")
+
+
+def test_a_missing_ray_is_named() -> None:
+    code = (
+        "import sys; sys.modules['ray'] = None; sys.argv[1:] = ['ray', 'deploy']; from weft.server import __main__ as m"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"{code}; m.main()"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, "weft: error: Ray is missing (pip install 'weft[ray]')\n")
+
+
+def test_a_cluster_without_its_token_is_refused(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-P", "-m", "weft.server", "ray", "deploy", "--address", "127.0.0.1:1"]
+    environment = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        "weft: error: --address: 127.0.0.1:1: Token authentication is enabled"
+    )
+
+
+def deployment(settings: Settings, **options: Any) -> Any:
+    """The deployment of the replicas."""
+    from weft.server.ray.app import build_app
+
+    return build_app(settings, **options)._bound_deployment
+
+
+def test_a_number_of_replicas_and_a_range() -> None:
+    fixed = deployment(Settings(drain_timeout_s=7), min_replicas=3)
+    assert fixed._deployment_config.num_replicas == 3
+    assert fixed._deployment_config.graceful_shutdown_timeout_s > 7
+    scaled = deployment(Settings(), min_replicas=1, max_replicas=3, target_requests=5)._deployment_config
+    bounds = scaled.autoscaling_config
+    assert (bounds.min_replicas, bounds.max_replicas, bounds.target_ongoing_requests) == (1, 3, 5)
+
+
+def test_ranks_get_their_gpus_on_one_machine() -> None:
+    one = deployment(Settings(device="cuda"))._replica_config
+    assert (one.resource_dict["GPU"], one.placement_group_bundles) == (1, None)
+    ranks = deployment(Settings(device="cuda", tensor_parallel_size=4), cpus=8)._replica_config
+    assert ranks.placement_group_bundles == [{"CPU": 8, "GPU": 4}]
+    assert ranks.placement_group_strategy == "STRICT_PACK"
+    assert ranks.resource_dict["GPU"] == 4
+
+
+def test_bounds_of_replicas_are_checked() -> None:
+    with pytest.raises(StartError, match="replicas: must be at least 1 and in order, got 2 to 1"):
+        deployment(Settings(), min_replicas=2, max_replicas=1)
+
+
+def test_prompts_that_begin_alike_have_text_that_begins_alike() -> None:
+    from weft.server.ray.router import prompt_text
+
+    first = b'{"temperature": 1, "model": "m", "messages": [{"role": "user", "content": "Hi"}]}'
+    second = b'{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant"}], "model": "m", "max_tokens": 9}'
+    assert prompt_text(first)[:-1] == b'"m"[{"role": "user", "content": "Hi"}'
+    assert prompt_text(second).startswith(prompt_text(first)[:-1])
+    assert prompt_text(first.replace(b'"m"', b'"other"'))[:8] != prompt_text(first)[:8]
+    assert prompt_text(b'{"messages": [{"ro') == b'{"messages": [{"ro'
+    assert prompt_text(b"[]") == b"[]"
+    assert prompt_text(b"") == b""
+
+
+def running(name: str, **stats: float) -> Any:
+    return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats=stats)
+
+
+def test_a_router_goes_by_what_replicas_tell() -> None:
+    from weft.server.ray.router import PrefixRequestRouter
+
+    router = PrefixRequestRouter.__new__(PrefixRequestRouter)
+    router.initialize_state()
+
+    def choose(replicas: list[Any], *args: object) -> Any:
+        (ranked,) = asyncio.run(router.choose_replicas(replicas, cast(Any, SimpleNamespace(args=args)))) or ([],)
+        return [replica.replica_id.unique_id for replica in ranked]
+
+    assert choose([]) == []
+    assert choose([running("a", running=50), running("b")], b"Hi") == ["b"]
+    assert choose([running("a", running=50), running("b", alive=0.0)], b"Hi") == ["a"]
+    assert choose([running("a"), running("b", waiting=9)], object()) == ["a"]  # a request of Ray's own proxy
