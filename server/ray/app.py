@@ -23,8 +23,6 @@ UPSCALE_DELAY_S = 5.0
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 30.0
 
-Application = serve.Application
-
 
 def build_app(
     settings: Settings,
@@ -35,7 +33,7 @@ def build_app(
     gpus: int | None = None,
     target_requests: float = 16.0,
     downscale_delay_s: float = 120.0,
-) -> Application:
+) -> serve.Application:
     """An application for `serve.run` that serves one model.
 
     Args:

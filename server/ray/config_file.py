@@ -7,13 +7,15 @@ import inspect
 import os
 from typing import Any
 
-from weft.server.ray.app import Application, build_app
+from ray import serve
+
+from weft.server.ray.app import build_app
 from weft.server.settings import Settings, StartError, resolve
 
 _OF_RAY = inspect.signature(build_app).parameters.keys() - {"settings"}
 
 
-def build(args: dict[str, Any]) -> Application:
+def build(args: dict[str, Any]) -> serve.Application:
     """The application with the file's `args`: what `build_app` takes, and settings, which beat the environment's.
 
     Raises:

@@ -49,6 +49,12 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
         StartError: Ray is missing or refuses, or the replicas cannot start.
     """
     low, high = parse_replicas(replicas)
+    if settings.port == 0:
+        raise StartError("port: must be greater than 0 with Ray, got 0")
+    if settings.server_processes > 1:
+        raise StartError(
+            f"server_processes: a replica serves by itself, got {settings.server_processes}: see --replicas"
+        )
     if cpus <= 0:
         raise StartError(f"--cpus: must be greater than 0, got {cpus:g}")
     for variable, value in {**environment.RAY, **environment.SERVE}.items():
@@ -77,6 +83,7 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
                     "runtime_env": {"env_vars": {name: os.environ[name] for name in environment.SERVE}}
                 },
             )
+            _check_listener(serve, settings)
             try:
                 serve.run(app, name=NAME)
             except RuntimeError as error:
@@ -114,7 +121,8 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
         if is_own:
             from ray import serve
 
-            serve.delete(NAME)
+            with contextlib.suppress(serve.exceptions.RayServeException):  # not even started
+                serve.delete(NAME)
         ray.shutdown()
 
 
@@ -130,8 +138,18 @@ def _check_cluster(ray: Any, settings: Settings) -> None:
         )
 
 
+def _check_listener(serve: Any, settings: Settings) -> None:
+    """Refuse another address than that of a Ray Serve that was there before: it would stay."""
+    there = serve.context._get_global_client().http_config
+    if (there.host, there.port) != (settings.host, settings.port):
+        raise StartError(
+            f"port: Ray Serve listens on {there.host} port {there.port} already: give these as --host and --port, or "
+            "end it with serve shutdown"
+        )
+
+
 def _wants_token() -> bool:
     """Whether the process of Ray that runs this wants a token."""
-    from ray._raylet import AuthenticationMode, get_authentication_mode
+    import ray
 
-    return bool(get_authentication_mode() == AuthenticationMode.TOKEN)
+    return bool(ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.TOKEN)

@@ -23,25 +23,25 @@ _LOOKING = OPEN_PATHS | {METRICS_PATH, "/stats"}
 class WeftReplica:
     """Becomes a deployment class by `serve.ingress()`."""
 
-    async def __init__(self, settings: dict[str, object]) -> None:
-        """Find the model on this machine, or fetch it, and start its engine; `settings` as `Settings` dumps them.
+    def __init__(self, settings: dict[str, object]) -> None:
+        """Start nothing; `settings` as `Settings` dumps them."""
+        self._settings = Settings.model_validate(settings)
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """The ASGI app that Ray serves. Finds the model on this machine, or fetches it, and starts its engine.
 
         Raises:
             StartError: The model is missing here.
             EngineError: The engine cannot start.
         """
-        found, model = await asyncio.to_thread(checkpoint.find, Settings.model_validate(settings))
+        found, model = await asyncio.to_thread(checkpoint.find, self._settings)
         found = found.model_copy(update={"model": str(model)})
         self._owner = EngineOwner(found)
         starting = asyncio.create_task(self._owner.start())
         tokenizer = await asyncio.to_thread(Tokenizer.load, model)
         self._client, data_dir = await starting
         found = found.model_copy(update={"data_dir": data_dir})
-        self._app = create_app(served_models(self._client, tokenizer, found), found)
-
-    async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """The ASGI app that Ray serves for this replica."""
-        return HoldMiddleware(self._app, self._owner)
+        return HoldMiddleware(create_app(served_models(self._client, tokenizer, found), found), self._owner)
 
     async def check_health(self) -> None:
         """Raise EngineError once the replica must be replaced. A restart of its engine is no reason."""

@@ -42,7 +42,7 @@ def prompt_text(body: bytes) -> bytes:
     return b"".join(getattr(fields, name) for name in _Body.__struct_fields__)
 
 
-class PrefixRequestRouter(RequestRouter):
+class PrefixRequestRouter(RequestRouter):  # type: ignore[misc]  # mypy does not read Ray
     """Ray's interface to the policy. Lives in the process of a `RouterApp`."""
 
     def initialize_state(self, **_: Any) -> None:
@@ -78,13 +78,13 @@ def _view(replica: RunningReplica) -> ReplicaView:
 class RouterApp:
     """Becomes the deployment class of routers by `serve.ingress()`: `POST /internal/route`, as HAProxy asks it."""
 
-    async def __init__(self, weft: DeploymentHandle[Any]) -> None:
-        """Learn of the replicas of the deployment."""
+    def __init__(self, weft: DeploymentHandle[Any]) -> None:
+        """Take the deployment whose replicas to choose from."""
         self._handle = weft
-        self._handle._init()
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """The ASGI app that Ray serves for this router."""
+        """The ASGI app that Ray serves. Starts to learn of the replicas."""
+        self._handle._init()
         return Starlette(routes=[Route("/internal/route", self._choose, methods=["POST"])])
 
     async def _choose(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from weft.server.ray.deploy import deploy, parse_replicas
+from weft.server.ray.deploy import _check_cluster, _check_listener, deploy, parse_replicas
 from weft.server.settings import Settings, StartError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -29,9 +29,41 @@ def test_replicas_that_make_no_sense(text: str) -> None:
         parse_replicas(text)
 
 
-def test_a_replica_needs_a_core() -> None:
-    with pytest.raises(StartError, match="--cpus: must be greater than 0, got -1"):
-        deploy(Settings(), "1", -1.0, "local")
+@pytest.mark.parametrize(
+    ("settings", "cpus", "fault"),
+    [
+        (Settings(), -1.0, "--cpus: must be greater than 0, got -1"),
+        (Settings(port=0), 1.0, "port: must be greater than 0 with Ray, got 0"),
+        (Settings(server_processes=2), 1.0, "server_processes: a replica serves by itself, got 2"),
+    ],
+)
+def test_what_ray_cannot_do(settings: Settings, cpus: float, fault: str) -> None:
+    with pytest.raises(StartError, match=fault):
+        deploy(settings, "1", cpus, "local")
+
+
+def test_an_address_that_is_taken_is_named() -> None:
+    client = SimpleNamespace(http_config=SimpleNamespace(host="0.0.0.0", port=9000))
+    serve = SimpleNamespace(context=SimpleNamespace(_get_global_client=lambda: client))
+    _check_listener(serve, Settings(host="0.0.0.0", port=9000))
+    with pytest.raises(StartError, match=r"port: Ray Serve listens on 0\.0\.0\.0 port 9000 already"):
+        _check_listener(serve, Settings(host="0.0.0.0", port=8000))
+
+
+def test_a_cluster_that_is_open_or_cannot_reach_its_replicas() -> None:
+    def cluster(*addresses: str, wants_token: bool) -> Any:
+        nodes = [{"Alive": True, "NodeManagerAddress": address} for address in addresses]
+        remote = SimpleNamespace(remote=lambda: wants_token)
+        return SimpleNamespace(nodes=lambda: nodes, get=lambda it: it, remote=lambda **_: lambda _: remote)
+
+    _check_cluster(cluster("10.0.0.1", "10.0.0.2", wants_token=True), Settings(host="0.0.0.0"))
+    _check_cluster(cluster("10.0.0.1", wants_token=True), Settings())
+    with pytest.raises(
+        StartError, match=r"host: the 2 machines reach no replica at 127\.0\.0\.1: set --host 0\.0\.0\.0"
+    ):
+        _check_cluster(cluster("10.0.0.1", "10.0.0.2", wants_token=True), Settings())
+    with pytest.raises(StartError, match="the cluster wants no token"):
+        _check_cluster(cluster("10.0.0.1", wants_token=False), Settings())
 
 
 def test_a_missing_ray_is_named() -> None:
