@@ -95,9 +95,11 @@ def test_no_import_climbs(room: str) -> None:
 
 def test_only_the_room_for_ray_needs_ray() -> None:
     users = {name for name, path in ALL.items() if any(used.split(".")[0] == "ray" for used in imported(path))}
-    assert users == {f"weft.server.ray.{name}" for name in ("app", "deploy", "router")}
+    assert users == {f"weft.server.ray.{name}" for name in ("app", "config_file", "deploy", "router")}
     names = sorted(
-        modules("server").keys() - {"weft.server.ray.app", "weft.server.ray.router"} - {"weft.server.__main__"}
+        modules("server").keys()
+        - {f"weft.server.ray.{name}" for name in ("app", "config_file", "router")}
+        - {"weft.server.__main__"}
     )
     code = f"import importlib, sys\nsys.modules['ray'] = None\nfor n in {names!r}: importlib.import_module(n)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

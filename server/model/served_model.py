@@ -51,7 +51,8 @@ def served_models(
     engine_client: EngineClient, tokenizer: TextTokenizer, settings: Settings
 ) -> Mapping[str, ServedModel]:
     """Map each served name to the one model that the settings describe; see `served_model`."""
-    return dict.fromkeys(settings.served_model_name, served_model(engine_client, tokenizer, settings))
+    names = settings.served_model_name
+    return dict.fromkeys(names, served_model(engine_client, tokenizer, settings)) if names else {}
 
 
 def served_model(

@@ -46,13 +46,15 @@ def build_app(
         downscale_delay_s: How long there must be less to do before a replica goes.
 
     Raises:
-        StartError: A number is out of bounds, or Ray runs without HAProxy.
+        StartError: A number is out of bounds, TLS is asked for, or Ray runs without HAProxy.
     """
     max_replicas = min_replicas if max_replicas is None else max_replicas
     if not 1 <= min_replicas <= max_replicas:
         raise StartError(f"replicas: must be at least 1 and in order, got {min_replicas} to {max_replicas}")
     if not RAY_SERVE_ENABLE_HA_PROXY:
         raise StartError("RAY_SERVE_ENABLE_HA_PROXY must be 1 before Ray is imported: see server/ray/environment.py")
+    if settings.ssl_certfile is not None:
+        raise StartError("ssl_certfile: replicas speak HTTP: end TLS in front of Ray")
     if gpus is None:
         gpus = settings.tensor_parallel_size if settings.device == "cuda" else 0
     replicas: dict[str, Any] = {"num_replicas": min_replicas}

@@ -4,6 +4,7 @@ import copy
 import json
 import pathlib
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from tests.server.conftest import Site
+from weft.server.ray import environment
 from weft.server.run.supervisor import DRAIN_MARGIN_S
 from weft.server.settings import FLAGS, Resolved, flag_name, resolve
 
@@ -156,7 +158,7 @@ def settings_of(file: str, pod: Manifest, tmp_path: pathlib.Path) -> Resolved:
 def test_the_image_is_of_the_dockerfile_and_services_set_no_settings(file: str, pod: Manifest) -> None:
     """Kubernetes sets WEFT_PORT for a Service `weft`, which Weft refused as a port."""
     for container in filter(is_weft, pod["containers"]):
-        assert f" AS {container['image'].removeprefix('weft:')}\n" in DOCKERFILE
+        assert f" AS {container['image'].removeprefix('weft:').removesuffix('-ray')}\n" in DOCKERFILE
     if file != "kserve.yaml":
         assert pod["enableServiceLinks"] is False
     else:
@@ -250,6 +252,21 @@ def test_the_picker_finds_what_it_reads_of_weft() -> None:
     open_to = find("gateway.yaml", "NetworkPolicy")["spec"]["ingress"]
     assert {item["port"] for item in open_to[0]["ports"]} == {8000, *ports.values()}
     assert open_to[1]["ports"] == [{"port": 8000}], "events hold prompts"
+
+
+def test_ray_runs_as_weft_needs_it() -> None:
+    cluster = find("ray.yaml", "RayService")["spec"]["rayClusterConfig"]
+    secret = find("ray.yaml", "Secret", "weft-ray")["stringData"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert extras["ray"] == [f"ray[serve]=={cluster['rayVersion']}"]
+    assert cluster["authOptions"]["mode"] == environment.RAY["RAY_AUTH_MODE"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        given = {item["name"]: item.get("value") for item in container["env"]}
+        assert (environment.SERVE | environment.RAY).items() - {("RAY_AUTH_MODE", "token")} <= given.items()
+        assert [item["valueFrom"]["secretKeyRef"]["key"] for item in container["env"] if "valueFrom" in item] == [
+            *secret
+        ]
 
 
 def test_what_a_manifest_names_exists() -> None:
