@@ -113,11 +113,10 @@ def start(
     num_threads = warm_up(runner, cost, config, plan, kv.specs, settler, share_among)
     if graphs is not None:
         record_graphs(runner, graphs)
-    scheduler = _scheduler(config, kv, cost, offload)
     vectors = read_vector_model(Path(options.model), task, model_config, options)
     vocabulary = partial(load_vocabulary, config.model, model_config.vocab_size, model_config.eos_token_ids)
     engine = Engine(
-        scheduler,
+        _scheduler(config, kv, cost, offload),
         runner,
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,

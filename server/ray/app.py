@@ -53,6 +53,8 @@ def build_app(
         raise StartError(f"replicas: must be at least 1 and in order, got {min_replicas} to {max_replicas}")
     if not RAY_SERVE_ENABLE_HA_PROXY:
         raise StartError("RAY_SERVE_ENABLE_HA_PROXY must be 1 before Ray is imported: see server/ray/environment.py")
+    if settings.models:
+        raise StartError("models: a replica serves one model: deploy one, named as MODEL")
     if settings.ssl_certfile is not None:
         raise StartError("ssl_certfile: replicas speak HTTP: end TLS in front of Ray")
     if gpus is None:

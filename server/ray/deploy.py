@@ -55,10 +55,6 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
         raise StartError(
             f"server_processes: a replica serves by itself, got {settings.server_processes}: see --replicas"
         )
-    if settings.models:
-        raise StartError("models: a replica serves one model; deploy one, named as MODEL")
-    if settings.ssl_certfile:
-        raise StartError("ssl_certfile: Ray's HAProxy listens, and speaks HTTP; end TLS before it")
     if cpus <= 0:
         raise StartError(f"--cpus: must be greater than 0, got {cpus:g}")
     for variable, value in {**environment.RAY, **environment.SERVE}.items():

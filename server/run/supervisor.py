@@ -147,10 +147,9 @@ def run_engine(settings: Settings, owner_pid: int, tell: Callable[[pathlib.Path,
     die_with_parent(signal.SIGTERM)
     if os.getppid() != owner_pid:
         return EXIT_FORCED  # it ended before that
-    alone = settings.model_copy(update={"server_processes": 0})
     with runtime_folder() as runtime_dir, data_folder(settings.data_dir) as data_dir:
         tell(engine_folder(runtime_dir, 0), data_dir)
-        return Supervisor(alone, shares(alone), runtime_dir, None, Commands()).run()
+        return Supervisor(settings, shares(settings), runtime_dir, None, Commands()).run()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -205,7 +204,8 @@ class Supervisor:
         fd = listener.fileno() if listener else -1
         command, stdin = [*commands.server, str(runtime_dir), str(fd)], settings.model_dump_json().encode()
         self._servers = [
-            Child(f"server {i}", command, os.environ, (fd,), stdin) for i in range(settings.server_processes)
+            Child(f"server {i}", command, os.environ, (fd,), stdin)
+            for i in range(settings.server_processes if listener else 0)
         ]
         self._children = [*(engine.child for engine in self._engines.values()), *self._servers]
         self._is_ready = False
