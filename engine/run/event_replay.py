@@ -14,6 +14,8 @@ import zmq
 _MAX_BYTES = 64 << 20
 """Kept, whatever the number of messages: the tokens of some ten million positions."""
 _PATIENCE_MS = 1000
+_MAX_FRAME_BYTES = 1024
+"""Of what a client sends; a request takes 8, but ZeroMQ's own greeting, which counts, too, holds a name of up to 255."""
 _END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -34,7 +36,7 @@ class EventReplay:
         router.set(zmq.LINGER, 0)
         router.set(zmq.ROUTER_MANDATORY, 1)  # wait for a slow client; without it, the rest is dropped unsaid
         router.set(zmq.SNDTIMEO, _PATIENCE_MS)
-        router.set(zmq.MAXMSGSIZE, len(_END))  # of a frame that a client sends; beyond it, the client is cut off
+        router.set(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)  # beyond it, the client is cut off
         try:
             router.bind(address)
         except zmq.ZMQError:
