@@ -15,7 +15,7 @@ _MAX_BYTES = 64 << 20
 """Kept, whatever the number of messages: the tokens of some ten million positions."""
 _PATIENCE_MS = 1000
 _MAX_FRAME_BYTES = 1024
-"""Of what a client sends; a request takes 8, but ZeroMQ's own greeting, which counts, too, holds a name of up to 255."""
+"""Of what a client sends: a request takes 8, but ZeroMQ's greeting, which counts, holds a name of up to 255 bytes."""
 _END = (-1).to_bytes(8, "big", signed=True)
 
 
