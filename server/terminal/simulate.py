@@ -5,6 +5,7 @@ request, in the format of Mooncake's traces (Qin et al., 2024): `timestamp` in m
 `output_length`, and `hash_ids`, one for each block of the prompt, equal where prompts begin alike.
 """
 
+import contextlib
 import pathlib
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -115,9 +116,11 @@ class Simulator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """End it, whatever it does."""
+        self._child.kill()
         if self._child.stdin:
-            self._child.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # of what was not flushed
+                self._child.stdin.close()
         if self._child.stdout:
             self._child.stdout.close()
         self._child.wait()
