@@ -418,9 +418,13 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         raise StartError(f"{origins['priority_keys']}: every key must be one of api_key or api_keys_file")
     if settings.models and (other := next((each for each in ("model", "served_model_name") if each in given), None)):
         raise StartError(f"{origins[other]}: {origins['models']} names the models; {other} is for a single one")
-    addresses = [each for name in settings.models if (each := settings.for_model(name).kv_events)]
-    if len(set(addresses)) < len(addresses):
-        raise StartError("kv_events: each of several models needs an address of its own, in models")
+    models = {name: settings.for_model(name) for name in settings.models}
+    if lacking := next((name for name, each in models.items() if each.kv_events_replay and not each.kv_events), None):
+        raise StartError(f"models: {lacking}: kv_events_replay needs kv_events")
+    for setting in ("kv_events", "kv_events_replay"):
+        addresses = [address for each in models.values() if (address := getattr(each, setting))]
+        if len(set(addresses)) < len(addresses):
+            raise StartError(f"{setting}: each of several models needs an address of its own, in models")
     return Resolved(settings, origins)
 
 

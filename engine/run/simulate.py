@@ -5,6 +5,7 @@ what a step would take. Reads `ToSimulation` from standard input, one JSON objec
 engine's options; the argument is a file with what steps cost, which is measured and written if it does not exist.
 """
 
+import os
 import pathlib
 import sys
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ from weft.engine.core.output_collector import Outputs
 from weft.engine.core.scheduler import ScheduledStep, Scheduler
 from weft.engine.core.step_cost import StepCostModel, StepLoad
 from weft.engine.run.measure_costs import measure
-from weft.engine.run.process import cannot_load
+from weft.engine.run.process import cannot_load, follow_parent
 from weft.engine.shared import logs
 from weft.engine.shared.errors import ModelError
 from weft.engine.shared.messages import AddRequest, TokensInput, TokensOutput
@@ -241,7 +242,9 @@ def costs_for(options: EngineOptions, path: pathlib.Path | None) -> StepCosts:
 
 
 def main() -> int:
-    """Answer messages until standard input ends."""
+    """Answer messages until standard input ends, or the parent does, which alone heeds signals."""
+    if not follow_parent(os.getppid()):
+        return 1
     options = msgspec.json.decode(sys.stdin.readline(), type=EngineOptions)
     logs.configure(options.log_format, "engine")
     try:

@@ -9,7 +9,7 @@ from ray import serve
 from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.config import RequestRouterConfig
 
-from weft.server.ray.replica import WeftReplica
+from weft.server.ray.replica import WeftReplica, check_settings, num_ranks
 from weft.server.ray.router import PrefixRequestRouter, RouterApp
 from weft.server.settings import Settings, StartError
 
@@ -41,24 +41,21 @@ def build_app(
         min_replicas: The number of replicas, or its lower bound.
         max_replicas: With more than min_replicas, Ray chooses the number by load; None: as many as min_replicas.
         cpus: Cores that a replica reserves. Ranks run on them, if there are no GPUs.
-        gpus: GPUs that a replica reserves; None: tensor_parallel_size with device cuda, else none.
+        gpus: GPUs that a replica reserves; None: with device cuda one for each rank, else none.
         target_requests: With a range of replicas: requests per replica that Ray aims at.
         downscale_delay_s: How long there must be less to do before a replica goes.
 
     Raises:
-        StartError: A number is out of bounds, TLS is asked for, or Ray runs without HAProxy.
+        StartError: A number is out of bounds, Ray runs without HAProxy, or as `check_settings` raises it.
     """
     max_replicas = min_replicas if max_replicas is None else max_replicas
     if not 1 <= min_replicas <= max_replicas:
         raise StartError(f"replicas: must be at least 1 and in order, got {min_replicas} to {max_replicas}")
     if not RAY_SERVE_ENABLE_HA_PROXY:
         raise StartError("RAY_SERVE_ENABLE_HA_PROXY must be 1 before Ray is imported: see server/ray/environment.py")
-    if settings.models:
-        raise StartError("models: a replica serves one model: deploy one, named as MODEL")
-    if settings.ssl_certfile is not None:
-        raise StartError("ssl_certfile: replicas speak HTTP: end TLS in front of Ray")
+    check_settings(settings)
     if gpus is None:
-        gpus = settings.tensor_parallel_size if settings.device == "cuda" else 0
+        gpus = num_ranks(settings) if settings.device == "cuda" else 0
     replicas: dict[str, Any] = {"num_replicas": min_replicas}
     if max_replicas > min_replicas:
         bounds = {"min_replicas": min_replicas, "max_replicas": max_replicas}
@@ -66,7 +63,7 @@ def build_app(
         replicas = {
             "autoscaling_config": bounds | aims | {"upscale_delay_s": UPSCALE_DELAY_S, "metrics_interval_s": 1.0}
         }
-    if settings.tensor_parallel_size > 1:  # ranks are the engine's children, so they need one machine
+    if num_ranks(settings) > 1:  # ranks are the engine's children, so they need one machine
         bundle = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
         replicas |= {"placement_group_bundles": [bundle], "placement_group_strategy": "STRICT_PACK"}
     weft = serve.deployment(serve.ingress()(WeftReplica)).options(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from weft.server.ray import environment
+from weft.server.ray.replica import check_settings, num_ranks
 from weft.server.run.supervisor import page_url
 from weft.server.settings import Settings, StartError
 
@@ -51,10 +52,7 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
     low, high = parse_replicas(replicas)
     if settings.port == 0:
         raise StartError("port: must be greater than 0 with Ray, got 0")
-    if settings.server_processes > 1:
-        raise StartError(
-            f"server_processes: a replica serves by itself, got {settings.server_processes}: see --replicas"
-        )
+    check_settings(settings)
     if cpus <= 0:
         raise StartError(f"--cpus: must be greater than 0, got {cpus:g}")
     for variable, value in {**environment.RAY, **environment.SERVE}.items():
@@ -74,7 +72,7 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str) -> int:
             if address != LOCAL:
                 _check_cluster(ray, settings)
             has_gpus = settings.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
-            gpus = settings.tensor_parallel_size if has_gpus else None
+            gpus = num_ranks(settings) if has_gpus else None
             app = build_app(settings, min_replicas=low, max_replicas=high, cpus=cpus, gpus=gpus)
             serve.start(
                 proxy_location=_proxy_location(ray),

@@ -18,6 +18,7 @@ import time
 from weft.engine.shared import logs
 from weft.server.model.engine_client import SocketEngineClient
 from weft.server.run.child import python_command
+from weft.server.run.runtime_folder import engine_folder
 from weft.server.run.supervisor import EXIT_CANNOT_START, FolderLostError, run_engine
 from weft.server.settings import Settings, StartError
 
@@ -33,7 +34,13 @@ class EngineError(Exception):
 
 
 class EngineOwner:
-    """One engine and the connection to it. Lives on one event loop, whose thread must live as long as the process."""
+    """One engine and the connection to it. Lives on one event loop, whose thread must live as long as the process.
+
+    Attributes:
+        runtime_dir: Where it meets the engine's supervisor; set by `start`.
+    """
+
+    runtime_dir: pathlib.Path
 
     def __init__(self, settings: Settings) -> None:
         """Start nothing. `settings.model` is the checkpoint's folder."""
@@ -55,7 +62,9 @@ class EngineOwner:
         start_time = time.monotonic()
         command = [*python_command("weft.server.ray.engine_owner"), str(os.getpid())]
         pipe = subprocess.PIPE
-        self._process = process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self._process = process = subprocess.Popen(  # whatever locale Ray has, and whatever libraries log
+            command, stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace"
+        )
         assert process.stdin is not None and process.stdout is not None
         self._reader = threading.Thread(target=self._forward, args=(process,), daemon=True)
         self._reader.start()
@@ -65,7 +74,8 @@ class EngineOwner:
             runtime_dir, data_dir = [await asyncio.to_thread(process.stdout.readline) for _ in range(2)]
         if not data_dir:
             raise self._failure()
-        self._client = await SocketEngineClient(pathlib.Path(runtime_dir.rstrip("\n"))).__aenter__()
+        self.runtime_dir = pathlib.Path(runtime_dir.rstrip("\n"))
+        self._client = await SocketEngineClient(engine_folder(self.runtime_dir, 0)).__aenter__()
         while not self.is_alive:
             if process.poll() is not None:
                 raise self._failure()

@@ -11,14 +11,32 @@ import pathlib
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS
+from weft.server.model.fleet import Fleet
 from weft.server.model.served_model import served_models
 from weft.server.ray.engine_owner import EngineOwner
 from weft.server.run import checkpoint
 from weft.server.run.app import create_app
-from weft.server.settings import Settings
+from weft.server.settings import Settings, StartError
 from weft.server.text.tokenizer import Tokenizer
 
 _LOOKING = OPEN_PATHS | {METRICS_PATH, "/stats"}
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse what a replica cannot do. Raises StartError."""
+    if settings.models:
+        raise StartError("models: a replica serves one model: deploy one, named as MODEL")
+    if settings.admin_key:
+        raise StartError("admin_key: the model of a replica cannot be managed: deploy again instead")
+    if settings.ssl_certfile is not None:
+        raise StartError("ssl_certfile: replicas speak HTTP: end TLS in front of Ray")
+    if (number := settings.server_processes) > 1:
+        raise StartError(f"server_processes: a replica serves by itself, got {number}: take more replicas instead")
+
+
+def num_ranks(settings: Settings) -> int:
+    """Processes that compute the model of a replica, each with a GPU of its own where there are any."""
+    return settings.tensor_parallel_size * settings.pipeline_parallel_size
 
 
 class WeftReplica:
@@ -41,7 +59,8 @@ class WeftReplica:
         tokenizer = await asyncio.to_thread(Tokenizer.load, pathlib.Path(found.model or ""))
         self._client, data_dir = await starting
         found = found.model_copy(update={"data_dir": data_dir})
-        return HoldMiddleware(create_app(served_models(self._client, tokenizer, found), found), self._owner)
+        fleet = Fleet(self._owner.runtime_dir, found)
+        return HoldMiddleware(create_app(served_models(self._client, tokenizer, found), found, fleet), self._owner)
 
     async def check_health(self) -> None:
         """Raise EngineError once the replica must be replaced. A restart of its engine is no reason."""

@@ -137,7 +137,7 @@ def run_engine(settings: Settings, owner_pid: int, tell: Callable[[pathlib.Path,
     Args:
         settings: With the checkpoint's folder as `model`.
         owner_pid: The process that started this one.
-        tell: Called with the folder in which the owner finds the engine's socket, and the data folder.
+        tell: Called with the runtime folder and the data folder.
 
     Raises:
         StartError: No folder has room for the runtime folder, or the data folder cannot be used.
@@ -148,7 +148,7 @@ def run_engine(settings: Settings, owner_pid: int, tell: Callable[[pathlib.Path,
     if os.getppid() != owner_pid:
         return EXIT_FORCED  # it ended before that
     with runtime_folder() as runtime_dir, data_folder(settings.data_dir) as data_dir:
-        tell(engine_folder(runtime_dir, 0), data_dir)
+        tell(runtime_dir, data_dir)
         return Supervisor(settings, shares(settings), runtime_dir, None, Commands()).run()
 
 

@@ -239,7 +239,8 @@ def simulate(
     if resolved.settings.models:
         raise StartError("models: weft simulate replays a trace on one model; name it as MODEL")
     settings = _found(resolved.settings)
-    settings = settings.model_copy(update={"kv_events": None, "kv_events_topic": None})  # nobody would listen
+    nobody_listens = dict.fromkeys(("kv_events", "kv_events_topic", "kv_events_replay"))
+    settings = settings.model_copy(update=nobody_listens)
     simulate(engine_options(settings, pathlib.Path(settings.model or "")), trace, replicas, hash_tokens, costs)
 
 

@@ -5,6 +5,7 @@ request, in the format of Mooncake's traces (Qin et al., 2024): `timestamp` in m
 `output_length`, and `hash_ids`, one for each block of the prompt, equal where prompts begin alike.
 """
 
+import contextlib
 import pathlib
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -92,8 +93,9 @@ def _read_line(where: str, text: bytes, hash_tokens: int) -> TraceLine:
             f"{where}: hash_ids must be at most {most}, one for each {hash_tokens} tokens of {line.input_length}, "
             f"got {len(line.hash_ids)} (--hash-tokens)"
         )
-    if any(value < 0 for value in line.hash_ids):
-        raise StartError(f"{where}: hash_ids must be at least 0, got {min(line.hash_ids)}")
+    for value in line.hash_ids:
+        if not 0 <= value < 1 << 64:
+            raise StartError(f"{where}: hash_ids must be at least 0 and below 2^64, got {value}")
     return line
 
 
@@ -114,9 +116,11 @@ class Simulator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
+        """End it, whatever it does."""
+        self._child.kill()
         if self._child.stdin:
-            self._child.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # of what was not flushed
+                self._child.stdin.close()
         if self._child.stdout:
             self._child.stdout.close()
         self._child.wait()
@@ -199,6 +203,8 @@ def simulate(
         raise StartError(f"--replicas must be at least 1, got {min(replicas)}")
     if hash_tokens < 1:
         raise StartError(f"--hash-tokens must be at least 1, got {hash_tokens}")
+    if costs is not None and (costs.is_dir() or not costs.parent.is_dir()):
+        raise StartError(f"--costs: {costs} must be a file in a folder that exists")
     trace = read_trace(path, hash_tokens)
     with Simulator(options, costs) as simulator:
         outcomes = [simulator.replay(trace, number, hash_tokens) for number in replicas]

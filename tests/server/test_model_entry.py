@@ -59,6 +59,12 @@ def test_one_model_is_a_fleet_of_one() -> None:
         ([], {}, "models: input should be a mapping of names to models, in JSON or YAML"),
         ({"a": "/a"}, {"WEFT_MODEL": "/b"}, "WEFT_MODELS names the models; model is for a single one"),
         ({"a": "/a", "b": "/b"}, {"WEFT_KV_EVENTS": "tcp://*:1"}, "kv_events: each of several models needs an address"),
+        (
+            {name: {"kv_events": f"tcp://*:{name}", "kv_events_replay": "tcp://*:3"} for name in "12"},
+            {},
+            "kv_events_replay: each of several models needs an address",
+        ),
+        ({"a": {"kv_events_replay": "tcp://*:1"}}, {}, "models: a: kv_events_replay needs kv_events"),
     ],
 )
 def test_faults_name_the_model_and_the_setting(models: object, others: dict[str, str], message: str) -> None:

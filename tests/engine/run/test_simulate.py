@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import signal
 import subprocess
 
 import msgspec
@@ -149,3 +150,18 @@ def test_the_process_measures_once_and_answers(tmp_path: pathlib.Path, monkeypat
     assert json.loads(known)["max_model_len"] == 256 and json.loads(file.read_text()) == json.loads(known)
     assert json.loads(loads) == [[0, 0, 0.0], [0, 0, 0.0]]
     assert msgspec.json.decode(finished, type=Finished).output_tokens == 6
+
+
+def test_ctrl_c_is_the_parents_to_heed(tmp_path: pathlib.Path) -> None:
+    """A terminal sends it to both; the child would end with a traceback, or measure on alone."""
+    file = tmp_path / "costs.json"
+    file.write_bytes(msgspec.json.encode(costs()))
+    command, pipe = python_command("weft.engine.run.simulate", str(file)), subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as child:
+        assert child.stdin and child.stdout
+        child.stdin.write(msgspec.json.encode(costs().options) + b"\n")
+        child.stdin.flush()
+        assert child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        answers, _ = child.communicate(msgspec.json.encode(Finish()) + b"\n")
+    assert msgspec.json.decode(answers, type=Finished).output_tokens == 0 and child.returncode == 0

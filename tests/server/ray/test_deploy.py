@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from weft.server.model_entry import ModelEntry
 from weft.server.ray.deploy import _check_cluster, _check_listener, _proxy_location, deploy, parse_replicas
 from weft.server.settings import Settings, StartError
 
@@ -35,6 +36,9 @@ def test_replicas_that_make_no_sense(text: str) -> None:
         (Settings(), -1.0, "--cpus: must be greater than 0, got -1"),
         (Settings(port=0), 1.0, "port: must be greater than 0 with Ray, got 0"),
         (Settings(server_processes=2), 1.0, "server_processes: a replica serves by itself, got 2"),
+        (Settings(models={"m": ModelEntry()}), 1.0, "models: a replica serves one model"),
+        (Settings(ssl_certfile="a", ssl_keyfile="b"), 1.0, "ssl_certfile: replicas speak HTTP"),
+        (Settings(admin_key=("k",)), 1.0, "admin_key: the model of a replica cannot be managed"),
     ],
 )
 def test_what_ray_cannot_do(settings: Settings, cpus: float, fault: str) -> None:
@@ -111,6 +115,8 @@ def test_ranks_get_their_gpus_on_one_machine() -> None:
     assert ranks.placement_group_bundles == [{"CPU": 8, "GPU": 4}]
     assert ranks.placement_group_strategy == "STRICT_PACK"
     assert ranks.resource_dict["GPU"] == 4
+    stages = Settings(device="cuda", tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert deployment(stages)._replica_config.placement_group_bundles == [{"CPU": 1, "GPU": 4}]
 
 
 def test_bounds_of_replicas_are_checked() -> None:

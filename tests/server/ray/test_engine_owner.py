@@ -101,6 +101,13 @@ def test_an_engine_that_cannot_start_says_why(folder: pathlib.Path) -> None:
     asyncio.run(run())
 
 
+def test_what_is_no_utf_8_in_the_log_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys; sys.stdin.read(); sys.stderr.buffer.write(b'no \\xff\\nreason\\n'); sys.exit(2)"
+    monkeypatch.setattr(engine_owner, "python_command", lambda module: [sys.executable, "-c", code])
+    with pytest.raises(EngineError, match=r"\(exit code 2\): no \ufffd\nreason$"):
+        asyncio.run(EngineOwner(SETTINGS).start())
+
+
 def test_an_engine_that_stays_away_is_reported(folder: pathlib.Path) -> None:
     async def run() -> None:
         owner = EngineOwner(SETTINGS)

@@ -1,10 +1,14 @@
-"""What a replica does with requests while its engine is away."""
+"""What a replica tells of itself, and what it does with requests while its engine is away."""
 
 import asyncio
 from typing import Any, cast
 
+import httpx
+import pytest
+
 from weft.server.ray.engine_owner import EngineOwner
-from weft.server.ray.replica import HoldMiddleware
+from weft.server.ray.replica import HoldMiddleware, WeftReplica
+from weft.server.settings import Settings
 
 
 class FakeOwner(EngineOwner):
@@ -46,5 +50,26 @@ def test_requests_wait_for_an_engine_that_is_away() -> None:
         owner.patience_s = 0.0
         await ask("/late")  # the app refuses it
         assert served[-1] == "/late"
+
+    asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'WeftReplica.__del__'", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_replica_with_a_real_engine_tells_that_its_model_is_ready() -> None:
+    async def run() -> None:
+        settings = Settings(served_model_name=("m", "alias"), kv_cache_memory=32 << 20, metrics_prefix="vllm")
+        replica = WeftReplica(settings.model_dump(mode="json"))
+        transport = httpx.ASGITransport(cast(Any, await replica.__serve_build_asgi_app__()))
+        try:
+            await replica.check_health()
+            assert (await replica.record_routing_stats())["alive"] == 1.0
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                async with asyncio.timeout(60):
+                    while {card["state"] for card in (await client.get("/v1/models")).json()["data"]} != {"ready"}:
+                        await asyncio.sleep(0.02)
+                assert 'vllm:num_requests_running{model_name="m"} 0.0' in (await client.get("/metrics")).text
+        finally:
+            await replica.__del__()
+            await replica._client.disconnect()
 
     asyncio.run(run())

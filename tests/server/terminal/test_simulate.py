@@ -56,7 +56,8 @@ def test_a_trace_is_read_in_the_order_of_time(tmp_path: pathlib.Path) -> None:
         (LINE.replace("700", "0"), "t:2: input_length must be at least 1, got 0"),
         (LINE.replace("8,", "0,"), "t:2: output_length must be at least 1, got 0"),
         (LINE.replace("27482", "-1"), "t:2: timestamp must be at least 0, got -1"),
-        (LINE.replace("46", "-46"), "t:2: hash_ids must be at least 0, got -46"),
+        (LINE.replace("46", "-46"), "t:2: hash_ids must be at least 0 and below 2.64, got -46"),
+        (LINE.replace("46", str(1 << 64)), "t:2: hash_ids must be at least 0 and below 2.64, got 18446744073709551616"),
         (LINE.replace("700", "512"), "t:2: hash_ids must be at most 1, one for each 512 tokens of 512, got 2"),
     ],
 )
@@ -99,9 +100,11 @@ def test_the_command_predicts_from_known_costs(tmp_path: pathlib.Path) -> None:
     costs.write_bytes(msgspec.json.encode(known_costs(max_num_seqs=8)))
     trace = written(tmp_path / "trace.jsonl", *[LINE] * 4)
 
+    events = {"WEFT_KV_EVENTS": "tcp://*:1", "WEFT_KV_EVENTS_REPLAY": "tcp://*:2"}  # as a server has them
+
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "weft.server", "simulate", str(trace), "--costs", str(costs), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "100"})
+        return subprocess.run(command, capture_output=True, text=True, env=os.environ | events | {"COLUMNS": "100"})
 
     done = run("--max-num-seqs", "8", "--replicas", "1", "--replicas", "2")
     assert done.returncode == 0, done.stderr
@@ -112,5 +115,6 @@ def test_the_command_predicts_from_known_costs(tmp_path: pathlib.Path) -> None:
         2,
         f"weft: error: costs: {costs} was measured with max_num_seqs 8, and now it is None: name another file",
     )
+    assert f"--costs: {tmp_path} must be a file in a folder that exists" in run("--costs", str(tmp_path)).stderr
     assert "--replicas must be at least 1, got 0" in run("--replicas", "0").stderr
     assert "--hash-tokens must be at least 1, got 0" in run("--hash-tokens", "0").stderr
