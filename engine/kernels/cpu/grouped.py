@@ -129,7 +129,8 @@ def form_of(scheme: Scheme, in_features: int) -> Form | None:
     """The form that `rows_of` finds for a scheme, before anything is read."""
     size = scheme.group_size or in_features
     group = 16 if size == 16 and not scheme.has_zeros else 32
-    if scheme.block or in_features % 32 or size % group or (scheme.is_float and scheme.bits == 8):
+    is_taken = not (scheme.block or scheme.is_scattered or (scheme.is_float and scheme.bits == 8))
+    if not is_taken or in_features % 32 or size % group:
         return None
     return Form(4 if group == 32 and scheme.bits <= 4 and not scheme.is_float else 8, group, scheme.has_zeros)
 
