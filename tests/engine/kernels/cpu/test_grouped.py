@@ -212,3 +212,16 @@ def test_groups_without_zero_points_fit_a_form_with_offsets() -> None:
 )
 def test_what_the_kernels_do_not_take(groups: Groups) -> None:
     assert rows_of(groups) is None
+
+
+@every_form
+@pytest.mark.parametrize("fault", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_in_its_row(library: NativeLibrary, fault: float, form: Form) -> None:
+    torch.manual_seed(0)
+    rows = draw(form, 40, 96)
+    linear, inputs = linear_of(library, GroupedRows(rows.values, rows.scales + 1, rows.offsets), form), random(3, 96)
+    right = linear.to_float32(inputs).clone()
+    inputs[1, 50] = fault
+    found = linear.to_float32(inputs)
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[::2], right[::2])
