@@ -70,6 +70,7 @@ def load_weights(
         drafts = range(config.num_layers, config.num_layers + config.num_draft_layers)
         layers = config.switches.names.layers
         of_others = stage.unused(decoder_spec(config))
+        of_others += tuple(name.partition(".")[2] for name in of_others)  # files may leave out the first part
         unused = *(f"{layers}.{layer}." for layer in drafts), *config.switches.unused, *of_others
         checkpoint = CheckpointSource(folder, device, unused=unused)
         if config.tie_word_embeddings and _has_own_head(config, checkpoint):

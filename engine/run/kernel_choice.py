@@ -70,7 +70,8 @@ def choose_kit(model: ModelConfig, config: EngineConfig) -> LayerKit:
     if named == "native" and not native:
         raise ModelError(_NOT_NATIVE.format("layers", named))
     if native:
-        return NativeKit(native, _STORAGES[config.options.quantization], model.quantization)
+        is_read = config.options.load_format != "dummy"  # random weights are in no groups
+        return NativeKit(native, _STORAGES[config.options.quantization], model.quantization if is_read else None)
     if config.options.quantization != "none":
         raise ModelError(_NOT_NATIVE.format("quantization", config.options.quantization))
     if config.options.deterministic and config.device.type == "cpu":

@@ -34,6 +34,7 @@ class Scheme:
         is_float: Whether values are floating-point numbers.
         activation_bits: What the checkpoint was made for; Weft keeps activations in the model's dtype.
         has_zeros: Whether groups have zero points, too.
+        is_scattered: Whether groups are of any inputs, or values are those of a table, which no kernel takes.
     """
 
     bits: int
@@ -42,6 +43,7 @@ class Scheme:
     is_float: bool = False
     activation_bits: int = 16
     has_zeros: bool = False
+    is_scattered: bool = False
 
     @property
     def name(self) -> str:
@@ -144,8 +146,8 @@ def _mxfp4(config: Fields) -> Quantization:
 def _bitsandbytes(config: Fields) -> Quantization:
     is_4bit = config.flag("load_in_4bit", config.flag("_load_in_4bit", False))
     kind = (config.optional_text("bnb_4bit_quant_type") or "fp4") if is_4bit else "int8"
-    scheme = Scheme(4, is_float=True) if is_4bit else Scheme(8, activation_bits=8)
-    plain = _plain(config, "llm_int8_skip_modules")
+    scheme = Scheme(4, is_float=True, is_scattered=True) if is_4bit else Scheme(8, activation_bits=8)
+    plain = *_plain(config, "llm_int8_skip_modules"), _HEAD
     return Quantization("bitsandbytes", f"bitsandbytes {kind}", (_always(scheme),), plain=plain)
 
 
@@ -158,7 +160,8 @@ def _integers(config: Fields, default: Scheme | None = None) -> Scheme:
     if given < 1 and given != -1:
         raise config.wrong("group_size", "a positive integer, or -1")
     has_zeros = not config.flag("sym", not config.flag("zero_point", bool(default and default.has_zeros)))
-    return Scheme(bits, None if given == -1 else given, has_zeros=has_zeros)
+    is_scattered = given != -1 and config.flag("desc_act", bool(default and default.is_scattered))
+    return Scheme(bits, None if given == -1 else given, has_zeros=has_zeros, is_scattered=is_scattered)
 
 
 def _gptq(config: Fields) -> Quantization:
@@ -245,6 +248,7 @@ def _compressed_scheme(group: Fields, layout: str) -> Scheme:
         is_float=kind == "float",
         activation_bits=activations.integer("num_bits", 16),
         has_zeros=not weights.flag("symmetric", True),
+        is_scattered=is_grouped and weights.raw("actorder") in ("group", True),
     )
     if layout == "nvfp4-pack-quantized" or layout == "mxfp4-pack-quantized":
         is_grouped, group_size = True, group_size or (16 if layout.startswith("nv") else 32)

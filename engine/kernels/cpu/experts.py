@@ -108,14 +108,14 @@ class _PackedExperts:
 
 
 def _rows_of(reader: WeightReader, ref: ExpertsRef, form: Form) -> Weights | None:
-    """Experts as the checkpoint has them in groups; None if it does not.
+    """Experts as the checkpoint has them in groups; None if it does not, or the first cannot be kept in this form.
 
     Raises:
-        ModelError: Some do not have this form.
+        ModelError: Others do not have it.
     """
     stored = reader.expert_groups(ref)
     first = next(stored)
-    if first[0] is None:
+    if first[0] is None or rows_of(first[0], form) is None:
         return None
 
     def rows() -> Weights:

@@ -1,7 +1,7 @@
 """Matrices of 4-bit and 8-bit integers in groups, as linear_grouped.c takes them.
 
 A weight is scale * q - offset, q without sign, or scale * (q - centre) in a form without offsets. What a checkpoint has
-in groups of a multiple of 32 inputs is kept as it is, with each scale repeated for every 32.
+in groups of whole runs of 32 inputs is kept as it is, with the scale of its group for every run.
 """
 
 import ctypes
@@ -103,20 +103,23 @@ def rows_of(groups: Groups, wanted: Form | None = None) -> tuple[Form, GroupedRo
     num_inputs, num_groups = groups.values.shape[1], groups.scales.shape[1]
     size = num_inputs if num_groups == 1 else groups.group_size
     group = 16 if size == 16 and groups.zeros is None else 32
-    if groups.values.dtype != torch.int8 or groups.group_of is not None or num_inputs % 32 or size % group:
+    if groups.values.dtype != torch.int8 or num_inputs % 32:
+        return None
+    group_of = torch.arange(num_inputs) // size if groups.group_of is None else groups.group_of
+    picked = group_of.view(-1, group)  # of a rank's part the first group, too, may be a piece
+    if (picked != picked[:, :1]).any():
         return None
     least, most = groups.values.aminmax()
     bits = 4 if group == 32 and least >= -8 and most < 8 else 8
     form = Form(bits, group, groups.zeros is not None)
     if wanted and wanted != form:
-        if (wanted.bits, wanted.group) != (8, group) or (form.has_offset and not wanted.has_offset):
+        if wanted.bits < bits or wanted.group != group or wanted.has_offset < form.has_offset:
             return None
         form = wanted
-    repeats = size // group
     scales = groups.scales.float()
     zeros = 0.0 if groups.zeros is None else groups.zeros.float()
     offsets = (zeros + form.centre) * scales if form.has_offset else None
-    parts = [None if part is None else part.repeat_interleave(repeats, 1) for part in (scales, offsets)]
+    parts = [None if part is None else part[:, picked[:, 0]] for part in (scales, offsets)]
     values = groups.values.view(torch.uint8) + form.centre  # wraps
     assert parts[0] is not None
     return form, GroupedRows(values, parts[0], parts[1])
@@ -126,7 +129,8 @@ def form_of(scheme: Scheme, in_features: int) -> Form | None:
     """The form that `rows_of` finds for a scheme, before anything is read."""
     size = scheme.group_size or in_features
     group = 16 if size == 16 and not scheme.has_zeros else 32
-    if scheme.block or in_features % 32 or size % group or (scheme.is_float and scheme.bits == 8):
+    is_taken = not (scheme.block or scheme.is_scattered or (scheme.is_float and scheme.bits == 8))
+    if not is_taken or in_features % 32 or size % group:
         return None
     return Form(4 if group == 32 and scheme.bits <= 4 and not scheme.is_float else 8, group, scheme.has_zeros)
 

@@ -197,11 +197,11 @@ static void round_rows(const void *context, int64_t first, int64_t end) {
             const float inverse = largest > 0x1p-100f ? 127.0f / largest : 0.0f;
             float sum = round_inputs(low, inverse, to);
             if (form.group > LANES) sum += round_inputs(high, inverse, to + LANES);
-            scales[g] = largest / 127.0f;
+            scales[g] = sum == sum ? largest / 127.0f : sum; /* what is no number stays none, for all outputs */
             if (form.has_offset)
                 starts[g].real = sum * scales[g];
             else
-                starts[g].whole = -(int32_t)sum * (1 << (form.bits - 1));
+                starts[g].whole = sum == sum ? -(int32_t)sum * (1 << (form.bits - 1)) : 0;
         }
     }
 }

@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.architectures.checkpoints import write
 from tests.engine.guidance.demo import DEMO_MODEL
+from weft.engine.kernels.torch.torch_kit import TorchKit
 from weft.engine.models.config import ModelConfig
+from weft.engine.models.loading import load_weights
 from weft.engine.models.stages import _borders, find_stages, largest_groups
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.run.model_choice import read_model
@@ -55,3 +59,13 @@ def test_layers_that_read_others_are_refused(tmp_path: Path) -> None:
     spec = decoder_spec(model(write("gemma4_text", tmp_path)))
     with pytest.raises(ModelError, match=r"^pipeline_parallel_size 2: stages cannot divide layers that read keys"):
         find_stages(spec, 2)
+
+
+def test_names_may_lack_their_first_part(tmp_path: Path) -> None:
+    file = write("gpt2", tmp_path) / "model.safetensors"
+    save_file({name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}, file)
+    config = model(tmp_path)
+    stage, _ = find_stages(decoder_spec(config), 2)
+    sizes = {"device": torch.device("cpu"), "dtype": torch.float32, "max_model_len": 8}
+    decoder = load_weights(tmp_path, config, TorchKit(), stage=stage, **sizes)
+    assert decoder.weights_bytes < decoder_spec(config).weights_bytes(TorchKit(), torch.float32)

@@ -8,12 +8,20 @@ import torch
 from tests import quantized_checkpoints as written
 from tests.checkpoints import Checkpoint, load_reference, write_checkpoint
 from tests.engine.models.test_decoder import Runner, make_prompts
-from tests.engine.weights.test_quantized import GPTQ, own
+from tests.engine.weights.test_quantized import GPTQ, LIBRARIES, OWN, checkpoint, own, root
 from weft.engine.kernels.cpu import library
+from weft.engine.kernels.cpu.layers import NativeLinear
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
 from weft.engine.models.tensor_names import decoder_spec
+from weft.engine.run import config as engine_config
+from weft.engine.run.model_choice import plan_model, read_model
+from weft.engine.shared.messages import EngineOptions
+from weft.engine.weights.formats import WeightReader
+from weft.engine.weights.refs import WeightRef
+
+__all__ = ["root"]
 
 BF16 = torch.bfloat16
 BASES = {
@@ -56,3 +64,31 @@ def test_answers_and_bytes(native: library.NativeLibrary, tmp_path: Path, kind: 
     assert spec.weights_bytes(kit, BF16) < 0.7 * spec.weights_bytes(NativeKit(native), BF16)
     decoder = load_weights(folder, config, kit, device=torch.device("cpu"), dtype=BF16, max_model_len=64)
     assert decoder.weights_bytes == spec.weights_bytes(kit, BF16)
+
+
+@pytest.mark.parametrize("name", [*OWN, *LIBRARIES])
+def test_the_plan_is_what_matrices_take(native: library.NativeLibrary, root: Path, name: str) -> None:
+    folder, _ = checkpoint(root, name)
+    config, sizes = load_model_config(folder), []
+
+    class Counted(NativeKit):
+        def _packed(self, ref: WeightRef, reader: WeightReader, *, is_gated: bool = False) -> NativeLinear:
+            built = super()._packed(ref, reader, is_gated=is_gated)
+            taken = sum(tensor.nbytes for tensor in built.matrix.tensors)
+            sizes.append((ref.names, self.linear_bytes(ref, BF16), taken))
+            return built
+
+    kit = Counted(native, quantization=config.quantization)
+    load_weights(folder, config, kit, device=torch.device("cpu"), dtype=BF16, max_model_len=64)
+    wrong = [size for size in sizes if not 0.9 < size[1] / size[2] <= 1]  # outputs are packed in panels
+    if name == "pack order":  # its config.json does not say that the head is plain
+        wrong = wrong[1:]
+    assert sizes and not wrong
+
+
+def test_the_plan_of_random_weights_is_that_of_plain_ones(native: library.NativeLibrary, root: Path) -> None:
+    folder, plain = checkpoint(root, "gptq")
+    options = EngineOptions(model=str(folder), device="cpu", dtype="bfloat16", load_format="dummy", max_model_len=32)
+    model, other = read_model(folder, "auto"), read_model(plain, "auto")
+    config = engine_config.resolve(options, model)
+    assert plan_model(model, config).weights_bytes == plan_model(other, config).weights_bytes

@@ -180,6 +180,27 @@ def test_groups_of_checkpoints_are_kept_as_they_are(bits: int, size: int, has_ze
     )
 
 
+@pytest.mark.parametrize("columns", [slice(0, 224), slice(32, 128), slice(224, 256)], ids=str)
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_parts_that_begin_or_end_inside_of_a_group_are_kept(columns: slice, has_zeros: bool) -> None:
+    torch.manual_seed(0)
+    values = torch.randint(-8, 8, (20, 256), dtype=torch.int8)
+    zeros = torch.randint(-8, 8, (20, 2)).float() if has_zeros else None
+    stored = Groups(values, torch.rand(20, 2).half().float(), zeros, 4, 128).part(torch.arange(20), columns)
+    found = rows_of(stored)
+    assert found is not None
+    weight = weights_of(found[1], found[0]).float()
+    torch.testing.assert_close(weight, stored.dequantize(torch.float32), atol=1e-4, rtol=1e-6)
+
+
+def test_groups_without_zero_points_fit_a_form_with_offsets() -> None:
+    stored = Groups(torch.randint(-8, 8, (4, 64), dtype=torch.int8), torch.rand(4, 2), None, 4, 32)
+    found = rows_of(stored, Form(4, 32, True))
+    assert found is not None
+    torch.testing.assert_close(weights_of(found[1], found[0]).float(), stored.dequantize(torch.float32))
+    assert rows_of(stored, Form(8, 16)) is None
+
+
 @pytest.mark.parametrize(
     "groups",
     [
@@ -191,3 +212,16 @@ def test_groups_of_checkpoints_are_kept_as_they_are(bits: int, size: int, has_ze
 )
 def test_what_the_kernels_do_not_take(groups: Groups) -> None:
     assert rows_of(groups) is None
+
+
+@every_form
+@pytest.mark.parametrize("fault", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_in_its_row(library: NativeLibrary, fault: float, form: Form) -> None:
+    torch.manual_seed(0)
+    rows = draw(form, 40, 96)
+    linear, inputs = linear_of(library, GroupedRows(rows.values, rows.scales + 1, rows.offsets), form), random(3, 96)
+    right = linear.to_float32(inputs).clone()
+    inputs[1, 50] = fault
+    found = linear.to_float32(inputs)
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[::2], right[::2])
