@@ -121,8 +121,7 @@ class ModelLoader:
         if not model.on_demand:
             return False
         if was == "unloading":
-            logger.info("Unloaded the model %s", name)
-            self._set(model, "unloaded")
+            self._left(name)
         elif code == EXIT_CANNOT_LOAD or (was == "loading" and child.num_deaths >= MAX_FAILURES):
             message = model.engine.take_fault() or f"its engine ended {child.num_deaths} times before it was ready"
             self._fail(name, message)
@@ -212,9 +211,15 @@ class ModelLoader:
         self._publish()
         if model.engine.child.pid is None:
             model.engine.rest()
-            self._set(model, "unloaded")
+            self._left(name)
         else:
             model.engine.leave()
+
+    def _left(self, name: str) -> None:
+        logger.info("Unloaded the model %s", name)
+        model = self._models[name]
+        self._set(model, "unloaded")
+        model.state = replace(model.state, num_unloaded=model.state.num_unloaded + 1)
 
     def _fail(self, name: str, message: str) -> None:
         logger.error("The model %s cannot be loaded: %s", name, message)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from weft.server.api import model_admin
 from weft.server.errors import ModelLoadingError
 from weft.server.model.fleet import ASKS_NAME, Ask, Fleet, FleetState, ModelState, publish, take_asks
 from weft.server.model.live_models import LiveModels
@@ -88,6 +89,22 @@ def test_what_is_asked_reaches_the_supervisor_and_what_does_not_come_about_is_to
     unknown = manage(fleet_site, "load", model="c")
     assert unknown.status == 404
     assert "served here: a, x, b" in unknown.json["error"]["message"]
+
+
+def test_a_model_is_unloaded_once_even_if_requests_have_it_loaded_again(
+    fleet_site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = []
+
+    def obey(ask: Ask) -> None:
+        asks.append(ask)
+        fleet_site.tell(ModelState("loading", num_unloaded=1))
+
+    fleet_site.tell(ModelState("ready"))
+    monkeypatch.setattr(fleet_site.app.state.context.fleet, "ask", obey)
+    monkeypatch.setattr(model_admin, "ASK_EVERY_S", 0.0)
+    assert manage(fleet_site, "unload", model="b").status == 200
+    assert len(asks) == 1, "a second one would end what is being loaded for others"
 
 
 def test_cards_tell_the_state_and_follow_the_aliases(fleet_site: Any) -> None:

@@ -162,6 +162,15 @@ def test_what_nobody_waits_for_any_more_is_not_loaded(site: Site) -> None:
     assert site.states == "ready unloaded unloaded unloaded"
 
 
+def test_one_that_others_wait_for_is_loaded_again_and_its_unloading_is_counted(site: Site) -> None:
+    site.load("a")
+    site.ask("unload", "a")
+    site.ask("load", "a")
+    site.end("a")
+    state = site.fleet.read().models["a"]
+    assert (state.state, state.num_unloaded) == ("loading", 1), "nobody sees it unloaded"
+
+
 def test_an_idle_model_leaves_after_a_time(site: Site) -> None:
     site.load("b")
     site.now += 50
