@@ -103,6 +103,11 @@ class ModelLoader:
         """Whether all models that are always loaded are."""
         return all(model.engine.status.is_ready for model in self._models.values() if not model.on_demand)
 
+    @property
+    def children_on_demand(self) -> Sequence[Child]:
+        """Those that end nothing but themselves."""
+        return [model.engine.child for model in self._models.values() if model.on_demand]
+
     def wait_s(self) -> float | None:
         """Seconds in which nothing is to be done; None: for ever."""
         states = {model.state.state for model in self._models.values() if model.on_demand}
@@ -140,6 +145,8 @@ class ModelLoader:
             if model.state.state == "loading" and status.is_ready:
                 self._set(model, "ready")
                 model.used_time, model.has_worked, model.seen = now, False, (0, 0)
+                if model.on_demand:  # what ends from now on was ready before
+                    model.engine.child.num_deaths = 0
             idle_s = now - model.used_time
             if (
                 model.state.state == "ready"
