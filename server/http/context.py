@@ -75,12 +75,17 @@ class ServerContext:
         return model is None or not model.on_demand or self.fleet.read().models[model.name].state == "ready"
 
     def find_model(self, request: Request, name: str | None) -> ServedModel:
-        """As `check_model`, but whether it is loaded or not."""
+        """As `check_model`, but whether it is loaded or not. In one request a name always means the same model."""
+        found: dict[str | None, ServedModel] = request.scope.setdefault("weft.models", {})
+        if name not in found:  # its alias may be given to another model while it waits
+            found[name] = self._find_model(self._known(request, name))
+        request.state.model_name = found[name].name
+        return found[name]
+
+    def _known(self, request: Request, name: str | None) -> str | None:
         if name not in self.models and name is not None and request.scope["path"].startswith("/api/"):
-            name = name.removesuffix(":latest")  # Ollama's clients add it
-        model = self._find_model(name)
-        request.state.model_name = model.name
-        return model
+            return name.removesuffix(":latest")  # Ollama's clients add it
+        return name
 
     def _find_model(self, name: str | None) -> ServedModel:
         if name is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from weft.server.api import model_admin
 from weft.server.errors import ModelLoadingError
@@ -116,6 +117,17 @@ def test_cards_tell_the_state_and_follow_the_aliases(fleet_site: Any) -> None:
     assert (cards["x"]["memory_bytes"], cards["x"]["last_used"]) == (5, 3.0)
     fleet_site.loading.failure = AssertionError("a card needs no loaded model")
     assert fleet_site.call("GET", "/v1/models/x").json["root"] == "b"
+
+
+def test_a_request_that_has_begun_stays_with_its_model(fleet_site: Any) -> None:
+    """Its tools are read with the formats of one, so its prompt must be made for that one."""
+    context = fleet_site.app.state.context
+    begun, later = (Request({"type": "http", "path": "/v1/chat/completions"}) for _ in range(2))
+    fleet_site.tell(ModelState("ready"), x="a")
+    assert context.find_model(begun, "x").name == "a"
+    fleet_site.tell(ModelState("ready"), x="b")
+    assert [context.find_model(each, "x").name for each in (begun, later)] == ["a", "b"]
+    assert begun.state.model_name == "a"
 
 
 def test_a_model_that_is_not_loaded_is_no_fault_of_the_server(fleet_site: Any) -> None:
