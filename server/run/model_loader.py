@@ -169,7 +169,7 @@ class ModelLoader:
         elif ask.kind == "unload" and model.on_demand and state in ("loading", "ready"):
             self._wanted.pop(ask.model, None)
             self._leave(ask.model, "it was asked for")
-        elif ask.kind == "alias" and may_be_alias(ask.alias, self._published or FleetState({}, {})):
+        elif ask.kind == "alias" and may_be_alias(ask.alias, self._state):
             self._aliases[ask.alias] = ask.model
             logger.info("%s is the model %s from now on", ask.alias, ask.model)
 
@@ -238,8 +238,12 @@ class ModelLoader:
     def _set(self, model: _Model, state: State, message: str = "") -> None:
         model.state = replace(model.state, state=state, message=message)
 
+    @property
+    def _state(self) -> FleetState:
+        return FleetState({name: model.state for name, model in self._models.items()}, dict(self._aliases))
+
     def _publish(self) -> None:
-        state = FleetState({name: model.state for name, model in self._models.items()}, dict(self._aliases))
+        state = self._state
         if state != self._published:
             with contextlib.suppress(OSError):  # the folder is full, or gone: the next look tries again
                 publish(self._runtime_dir, state)

@@ -48,7 +48,8 @@ def fleet_site(site: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
         name: served_model(client, site.tokenizer, site.settings.for_model(name), on_demand=name == "b")
         for name, client in (("a", site.engine), ("b", site.loading))
     }
-    site.app = create_app(LiveModels(served, fleet), site.settings, fleet)
+    site.served, site.fleet = LiveModels(served, fleet), fleet
+    site.app = create_app(site.served, site.settings, fleet)
     site.tell = lambda b, **aliases: publish(tmp_path, FleetState({"a": ModelState("ready"), "b": b}, aliases))
     site.asks = lambda: list(take_asks(tmp_path))
     return site
@@ -87,9 +88,12 @@ def test_what_is_asked_reaches_the_supervisor_and_what_does_not_come_about_is_to
     ):
         refused = manage(fleet_site, action, **body)
         assert (refused.status, refused.json["error"]["param"]) == (400, param)
-    unknown = manage(fleet_site, "load", model="c")
-    assert unknown.status == 404
-    assert "served here: a, x, b" in unknown.json["error"]["message"]
+    for any_model_name in (False, True):
+        fleet_site.settings = fleet_site.settings.model_copy(update={"any_model_name": any_model_name})
+        fleet_site.app = create_app(fleet_site.served, fleet_site.settings, fleet_site.fleet)
+        unknown = manage(fleet_site, "load", model="c")
+        assert unknown.status == 404
+        assert "served here: a, x, b" in unknown.json["error"]["message"]
 
 
 def test_a_model_is_unloaded_once_even_if_requests_have_it_loaded_again(
