@@ -48,9 +48,13 @@ async def unload_model(body: ModelBody, request: Request, context: Context) -> R
     model = context.find_model(request, body.model)
     if not model.on_demand:
         raise InvalidRequestError(f"the model {model.name} is always loaded: set load: on-demand", param="model")
-    gone = ("unloaded", "failed")
-    ask = Ask("unload", model.name)
-    return _told(model.name, await _asked(ask, lambda fleet: fleet.models[model.name].state in gone, context))
+    num_before = _state(context, model.name).num_unloaded
+
+    def is_done(fleet: FleetState) -> bool:
+        state = fleet.models[model.name]
+        return state.state in ("unloaded", "failed") or state.num_unloaded > num_before
+
+    return _told(model.name, await _asked(Ask("unload", model.name), is_done, context))
 
 
 @router.post("/v1/models/alias")

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from weft.server.batch.call import Reply, call
 from weft.server.batch.lines import InputLine, Journal, read_lines, take_piece
 from weft.server.batch.slots import Slots
-from weft.server.errors import StorageError
+from weft.server.errors import ModelFailedError, StorageError
 from weft.server.http.context import ServerContext
 
 ROOM_PAUSE_S = 2.0
@@ -101,6 +101,9 @@ class LineRun:
         """The answer to one line; asks again as long as the server is too busy."""
         pause_s = 0.5
         while (reply := await call(self._app, self.source.endpoint, body, self.source.tenant)).status in _BUSY:
+            error = msgspec.json.decode(reply.body)["error"]
+            if ModelFailedError.code in (error.get("code"), error.get("details", {}).get("error_code")):
+                break  # it may fail for ever, and others need the place
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return reply

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from starlette.requests import Request
 
 from weft.server.errors import InvalidRequestError, ModelNotFoundError, shown
+from weft.server.http.auth import ADMIN_PATHS
 from weft.server.http.lifecycle import Lifecycle
 from weft.server.http.metrics import Metrics
 from weft.server.http.workers import Workers
@@ -75,19 +76,24 @@ class ServerContext:
         return model is None or not model.on_demand or self.fleet.read().models[model.name].state == "ready"
 
     def find_model(self, request: Request, name: str | None) -> ServedModel:
-        """As `check_model`, but whether it is loaded or not."""
-        if name not in self.models and name is not None and request.scope["path"].startswith("/api/"):
-            name = name.removesuffix(":latest")  # Ollama's clients add it
-        model = self._find_model(name)
-        request.state.model_name = model.name
-        return model
+        """As `check_model`, but whether it is loaded or not. In one request a name always means the same model."""
+        found: dict[str | None, ServedModel] = request.scope.setdefault("weft.models", {})
+        if name not in found:  # its alias may be given to another model while it waits
+            found[name] = self._find_model(self._known(request, name), request.scope["path"])
+        request.state.model_name = found[name].name
+        return found[name]
 
-    def _find_model(self, name: str | None) -> ServedModel:
+    def _known(self, request: Request, name: str | None) -> str | None:
+        if name not in self.models and name is not None and request.scope["path"].startswith("/api/"):
+            return name.removesuffix(":latest")  # Ollama's clients add it
+        return name
+
+    def _find_model(self, name: str | None, path: str) -> ServedModel:
         if name is None:
             return self.default_model
         if name in self.models:
             return self.models[name]
-        if self.settings.any_model_name:
+        if self.settings.any_model_name and path not in ADMIN_PATHS:  # a slip must not unload another model
             if len(name) > MAX_NAME_CHARS:
                 message = f"model must have at most {MAX_NAME_CHARS} characters, got {len(name)}"
                 raise InvalidRequestError(message, param="model")

@@ -140,6 +140,11 @@ class SocketEngineClient:
         self._may_connect.set()
 
     @property
+    def has_left(self) -> bool:
+        """Whether it has disconnected for good."""
+        return self._has_left
+
+    @property
     def info(self) -> EngineInfo | None:
         """See `EngineClient.info`."""
         return self._connection.info if self._connection else None

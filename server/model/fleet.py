@@ -35,6 +35,7 @@ class ModelState(msgspec.Struct, frozen=True):
     Attributes:
         message: Why it failed.
         num_failures: How often it could not be loaded.
+        num_unloaded: How often it was unloaded; requests that wait for it may have it loaded again at once.
         retry_time: After a failure, `time.monotonic` before which no request tries again.
         memory_bytes: What it takes while it is loaded, as planned; None: it may take what it finds.
         last_used: When it was last seen to work, in seconds since 1970; None: never.
@@ -43,6 +44,7 @@ class ModelState(msgspec.Struct, frozen=True):
     state: State
     message: str = ""
     num_failures: int = 0
+    num_unloaded: int = 0
     retry_time: float = 0.0
     memory_bytes: int | None = None
     last_used: float | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from weft.engine.shared.messages import AddRequest, EngineInfo
 from weft.engine.shared.status_page import Status
-from weft.server.errors import EngineUnavailableError, ModelFailedError, ModelLoadingError
+from weft.server.errors import EngineLeftError, EngineUnavailableError, ModelFailedError, ModelLoadingError
 from weft.server.model.engine_client import Generation, SocketEngineClient
 from weft.server.model.fleet import ASK_EVERY_S, Ask, Fleet, ModelState
 
@@ -76,6 +76,8 @@ class OnDemandClient:
         num_failures, ask_time = self._state.num_failures, 0.0
         while (state := self._state).state != "ready" or self._engine_client.info is None:
             now = self._clock()
+            if self._engine_client.has_left:  # this server is told to cut its requests
+                raise EngineLeftError()
             if state.state == "failed" and (state.num_failures > num_failures or now < state.retry_time):
                 raise ModelFailedError(f"the model {self._name} cannot be loaded: {state.message}")
             if now >= deadline:

@@ -103,6 +103,11 @@ class ModelLoader:
         """Whether all models that are always loaded are."""
         return all(model.engine.status.is_ready for model in self._models.values() if not model.on_demand)
 
+    @property
+    def children_on_demand(self) -> Sequence[Child]:
+        """Those that end nothing but themselves."""
+        return [model.engine.child for model in self._models.values() if model.on_demand]
+
     def wait_s(self) -> float | None:
         """Seconds in which nothing is to be done; None: for ever."""
         states = {model.state.state for model in self._models.values() if model.on_demand}
@@ -121,8 +126,7 @@ class ModelLoader:
         if not model.on_demand:
             return False
         if was == "unloading":
-            logger.info("Unloaded the model %s", name)
-            self._set(model, "unloaded")
+            self._left(name)
         elif code == EXIT_CANNOT_LOAD or (was == "loading" and child.num_deaths >= MAX_FAILURES):
             message = model.engine.take_fault() or f"its engine ended {child.num_deaths} times before it was ready"
             self._fail(name, message)
@@ -141,6 +145,8 @@ class ModelLoader:
             if model.state.state == "loading" and status.is_ready:
                 self._set(model, "ready")
                 model.used_time, model.has_worked, model.seen = now, False, (0, 0)
+                if model.on_demand:  # what ends from now on was ready before
+                    model.engine.child.num_deaths = 0
             idle_s = now - model.used_time
             if (
                 model.state.state == "ready"
@@ -163,7 +169,7 @@ class ModelLoader:
         elif ask.kind == "unload" and model.on_demand and state in ("loading", "ready"):
             self._wanted.pop(ask.model, None)
             self._leave(ask.model, "it was asked for")
-        elif ask.kind == "alias" and may_be_alias(ask.alias, self._published or FleetState({}, {})):
+        elif ask.kind == "alias" and may_be_alias(ask.alias, self._state):
             self._aliases[ask.alias] = ask.model
             logger.info("%s is the model %s from now on", ask.alias, ask.model)
 
@@ -212,9 +218,15 @@ class ModelLoader:
         self._publish()
         if model.engine.child.pid is None:
             model.engine.rest()
-            self._set(model, "unloaded")
+            self._left(name)
         else:
             model.engine.leave()
+
+    def _left(self, name: str) -> None:
+        logger.info("Unloaded the model %s", name)
+        model = self._models[name]
+        self._set(model, "unloaded")
+        model.state = replace(model.state, num_unloaded=model.state.num_unloaded + 1)
 
     def _fail(self, name: str, message: str) -> None:
         logger.error("The model %s cannot be loaded: %s", name, message)
@@ -226,8 +238,12 @@ class ModelLoader:
     def _set(self, model: _Model, state: State, message: str = "") -> None:
         model.state = replace(model.state, state=state, message=message)
 
+    @property
+    def _state(self) -> FleetState:
+        return FleetState({name: model.state for name, model in self._models.items()}, dict(self._aliases))
+
     def _publish(self) -> None:
-        state = FleetState({name: model.state for name, model in self._models.items()}, dict(self._aliases))
+        state = self._state
         if state != self._published:
             with contextlib.suppress(OSError):  # the folder is full, or gone: the next look tries again
                 publish(self._runtime_dir, state)

@@ -220,7 +220,7 @@ class Supervisor:
         """
         try:
             while True:
-                self._start_due()
+                self._start_due(self._children)
                 signum = _wait(self._next_wait_s())
                 if signum in _STOP:
                     return self._drain()
@@ -244,16 +244,17 @@ class Supervisor:
             for engine in self._engines.values():
                 engine.close()
 
-    def _start_due(self) -> None:
-        """Start every child whose time has come."""
-        for child in self._children:
+    def _start_due(self, children: Sequence[Child]) -> None:
+        """Start those children whose time has come."""
+        for child in children:
             if child.due_time is not None and child.due_time <= time.monotonic():
                 if not is_there(self._runtime_dir):
                     raise FolderLostError
                 try:
                     child.start()
                 except OSError as error:
-                    self._failed(child, f"cannot be started ({limits.explain(error) or error})")
+                    if not self._loader.note_end(child, EXIT_FORCED):
+                        self._failed(child, f"cannot be started ({limits.explain(error) or error})")
 
     def _next_wait_s(self) -> float:
         """How long to sleep if no signal comes."""
@@ -332,7 +333,6 @@ class Supervisor:
             if remaining_s <= 0:
                 logger.error("Servers did not end in time; ending them")
                 break
-            # A request may still wait for its model, which is being loaded.
             if (
                 _wait(min(remaining_s, self._loader.wait_s() or remaining_s)) in _STOP
                 and code == 0
@@ -342,10 +342,20 @@ class Supervisor:
                 code, deadline = EXIT_FORCED, time.monotonic() + FORCED_S
                 for child in self._servers:
                     child.send_signal(CUT_SIGNAL)
-            for child in self._children:
+            for child in self._servers:
                 child.reap()
-            self._loader.look()
+            self._keep_loading()
         return code
+
+    def _keep_loading(self) -> None:
+        """While servers drain: let models on demand come and go, since requests may wait for them."""
+        for engine in self._engines.values():
+            if (code := engine.child.reap()) is not None:
+                engine.note_end(code)
+                self._loader.note_end(engine.child, code)
+        self._loader.look()
+        with contextlib.suppress(FolderLostError, CannotStartError):
+            self._start_due(self._loader.children_on_demand)
 
 
 def _wait(timeout_s: float) -> int | None:

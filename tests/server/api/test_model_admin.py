@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
+from weft.server.api import model_admin
 from weft.server.errors import ModelLoadingError
 from weft.server.model.fleet import ASKS_NAME, Ask, Fleet, FleetState, ModelState, publish, take_asks
 from weft.server.model.live_models import LiveModels
@@ -46,7 +48,8 @@ def fleet_site(site: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
         name: served_model(client, site.tokenizer, site.settings.for_model(name), on_demand=name == "b")
         for name, client in (("a", site.engine), ("b", site.loading))
     }
-    site.app = create_app(LiveModels(served, fleet), site.settings, fleet)
+    site.served, site.fleet = LiveModels(served, fleet), fleet
+    site.app = create_app(site.served, site.settings, fleet)
     site.tell = lambda b, **aliases: publish(tmp_path, FleetState({"a": ModelState("ready"), "b": b}, aliases))
     site.asks = lambda: list(take_asks(tmp_path))
     return site
@@ -85,9 +88,28 @@ def test_what_is_asked_reaches_the_supervisor_and_what_does_not_come_about_is_to
     ):
         refused = manage(fleet_site, action, **body)
         assert (refused.status, refused.json["error"]["param"]) == (400, param)
-    unknown = manage(fleet_site, "load", model="c")
-    assert unknown.status == 404
-    assert "served here: a, x, b" in unknown.json["error"]["message"]
+    for any_model_name in (False, True):
+        fleet_site.settings = fleet_site.settings.model_copy(update={"any_model_name": any_model_name})
+        fleet_site.app = create_app(fleet_site.served, fleet_site.settings, fleet_site.fleet)
+        unknown = manage(fleet_site, "load", model="c")
+        assert unknown.status == 404
+        assert "served here: a, x, b" in unknown.json["error"]["message"]
+
+
+def test_a_model_is_unloaded_once_even_if_requests_have_it_loaded_again(
+    fleet_site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = []
+
+    def obey(ask: Ask) -> None:
+        asks.append(ask)
+        fleet_site.tell(ModelState("loading", num_unloaded=1))
+
+    fleet_site.tell(ModelState("ready"))
+    monkeypatch.setattr(fleet_site.app.state.context.fleet, "ask", obey)
+    monkeypatch.setattr(model_admin, "ASK_EVERY_S", 0.0)
+    assert manage(fleet_site, "unload", model="b").status == 200
+    assert len(asks) == 1, "a second one would end what is being loaded for others"
 
 
 def test_cards_tell_the_state_and_follow_the_aliases(fleet_site: Any) -> None:
@@ -99,6 +121,17 @@ def test_cards_tell_the_state_and_follow_the_aliases(fleet_site: Any) -> None:
     assert (cards["x"]["memory_bytes"], cards["x"]["last_used"]) == (5, 3.0)
     fleet_site.loading.failure = AssertionError("a card needs no loaded model")
     assert fleet_site.call("GET", "/v1/models/x").json["root"] == "b"
+
+
+def test_a_request_that_has_begun_stays_with_its_model(fleet_site: Any) -> None:
+    """Its tools are read with the formats of one, so its prompt must be made for that one."""
+    context = fleet_site.app.state.context
+    begun, later = (Request({"type": "http", "path": "/v1/chat/completions"}) for _ in range(2))
+    fleet_site.tell(ModelState("ready"), x="a")
+    assert context.find_model(begun, "x").name == "a"
+    fleet_site.tell(ModelState("ready"), x="b")
+    assert [context.find_model(each, "x").name for each in (begun, later)] == ["a", "b"]
+    assert begun.state.model_name == "a"
 
 
 def test_a_model_that_is_not_loaded_is_no_fault_of_the_server(fleet_site: Any) -> None:

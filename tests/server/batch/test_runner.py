@@ -19,7 +19,7 @@ from weft.server.batch import batch_run, line_run, runner
 from weft.server.batch.lines import MAX_LINES, Journal, check_input
 from weft.server.batch.record import ENDED
 from weft.server.batch.slots import Slots
-from weft.server.errors import QueueFullError
+from weft.server.errors import ModelFailedError, QueueFullError
 from weft.server.request.body import MAX_PARTS
 
 CHAT = "/v1/chat/completions"
@@ -188,6 +188,12 @@ def test_a_busy_server_is_asked_again(client: openai.OpenAI, site: Any) -> None:
     time.sleep(0.2)
     site.engine.refuse = None
     assert ended(client, batch).request_counts.completed == 1
+
+
+def test_a_model_that_cannot_be_loaded_ends_its_line(client: openai.OpenAI, site: Any) -> None:
+    site.engine.refuse = ModelFailedError("no weights")
+    batch = ended(client, begin(client, line("a")))
+    assert results(client, batch.error_file_id)["a"]["error"]["code"] == "model_failed"
 
 
 def test_a_full_disk_delays_results_and_loses_none(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:

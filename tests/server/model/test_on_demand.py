@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weft.engine.shared.messages import AddRequest, SamplingParams, TokensInput
-from weft.server.errors import EngineUnavailableError, ModelFailedError, ModelLoadingError
+from weft.server.errors import EngineLeftError, EngineUnavailableError, ModelFailedError, ModelLoadingError
 from weft.server.model.fleet import ASKS_NAME, Ask, Fleet, FleetState, ModelState, first_state, publish, take_asks
 from weft.server.model.live_models import LiveModels
 from weft.server.model.on_demand_client import OnDemandClient
@@ -37,6 +37,7 @@ class SocketClient:
     def __init__(self) -> None:
         self.info: Any = None
         self.num_sent = self.num_refused = 0
+        self.has_left = False
 
     def connect(self) -> None:
         self.info = "info"
@@ -127,3 +128,16 @@ def test_a_failure_is_told_and_later_requests_do_not_try_at_once(folder: pathlib
 def test_a_model_that_is_not_there_in_time_is_said_to_be_loading(folder: pathlib.Path) -> None:
     with pytest.raises(ModelLoadingError, match=r"the model b is not loaded within 0.1 s"):
         asyncio.run(client(folder, SocketClient(), timeout_s=0.1).load())
+
+
+def test_a_request_that_waits_is_told_that_the_server_cuts_it(folder: pathlib.Path) -> None:
+    engine = SocketClient()
+
+    async def main() -> None:
+        waiting = asyncio.create_task(client(folder, engine, timeout_s=10.0).load())
+        await asked(folder)
+        engine.has_left = True
+        with pytest.raises(EngineLeftError):
+            await waiting
+
+    asyncio.run(main())

@@ -9,6 +9,7 @@ import pytest
 
 from weft.engine.shared.status_page import Status
 from weft.server.model.fleet import ASKS_NAME, Ask, Fleet
+from weft.server.model_entry import MAX_MODELS
 from weft.server.run import model_loader
 from weft.server.run.model_loader import ModelLoader
 from weft.server.run.room import Need, Room
@@ -162,6 +163,15 @@ def test_what_nobody_waits_for_any_more_is_not_loaded(site: Site) -> None:
     assert site.states == "ready unloaded unloaded unloaded"
 
 
+def test_one_that_others_wait_for_is_loaded_again_and_its_unloading_is_counted(site: Site) -> None:
+    site.load("a")
+    site.ask("unload", "a")
+    site.ask("load", "a")
+    site.end("a")
+    state = site.fleet.read().models["a"]
+    assert (state.state, state.num_unloaded) == ("loading", 1), "nobody sees it unloaded"
+
+
 def test_an_idle_model_leaves_after_a_time(site: Site) -> None:
     site.load("b")
     site.now += 50
@@ -212,3 +222,7 @@ def test_an_alias_is_switched_but_takes_no_models_name(site: Site) -> None:
     site.ask("alias", "a", "b")
     site.ask("alias", "none", "chat")
     assert site.fleet.read().aliases == {"chat": "a", "new": "a"}
+    for number in range(MAX_MODELS):  # asked before the next look
+        site.fleet.ask(Ask("alias", "a", f"new{number}"))
+    site.loader.look()
+    assert len(site.fleet.read().aliases) == MAX_MODELS

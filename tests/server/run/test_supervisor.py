@@ -31,7 +31,8 @@ supervisor.DRAIN_MARGIN_S = 0.2
 supervisor.REPEAT_S = float(sys.argv[3])
 logs.configure("text", "supervisor")
 settings = Settings(
-    port=0, model="/model", served_model_name=("m",), drain_timeout_s=float(sys.argv[1]), server_processes=2
+    port=0, model="/model", served_model_name=("m",), drain_timeout_s=float(sys.argv[1]), server_processes=2,
+    models={"m": {"model": "/model", "load": sys.argv[5]}},
 )
 folder = pathlib.Path(sys.argv[2])
 engine, server = ((sys.argv[4], str(folder / name)) for name in ("fake_engine.py", "fake_server.py"))
@@ -90,6 +91,8 @@ signal.signal(signal.SIGTERM, drain)
 listener = socket.socket(fileno=int(sys.argv[2]))
 say("server.pids", str(os.getpid()))
 say("server.stdin", stdin)
+while (beside / "serves").exists() and not told("serves"):
+    time.sleep(0.01)
 ready_file(runtime_dir, os.getpid()).touch()
 while True:
     connection, _ = listener.accept()
@@ -132,10 +135,15 @@ class Weft:
         repeat_s: float = supervisor.REPEAT_S,
         ignored: signal.Signals | None = None,
         command: str = sys.executable,
+        load: str = "always",
     ) -> None:
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", SUPERVISOR, str(drain_timeout_s), str(self.folder), str(repeat_s), command],
+                [
+                    *(sys.executable, "-c", SUPERVISOR, str(drain_timeout_s), str(self.folder), str(repeat_s)),
+                    command,
+                    load,
+                ],
                 env=os.environ | {"XDG_RUNTIME_DIR": str(self.folder)},
                 stderr=log,
                 start_new_session=True,
@@ -357,6 +365,39 @@ def test_drain_waits_for_servers_and_keeps_the_engine_until_then(weft: Weft) -> 
     assert all(is_alive(pid) for pid in weft.all_pids())
     weft.tell("lingers", 0)
     assert weft.wait() == 0
+
+
+def ask_to_load(weft: Weft) -> None:
+    (weft.runtime_dir / "asks" / "1.json").write_text('{"kind": "load", "model": "m"}')
+    weft.signal(signal.SIGURG)
+
+
+def test_a_request_that_waits_while_servers_drain_has_its_model_loaded(weft: Weft) -> None:
+    weft.tell("lingers", 1)
+    weft.start(load="on-demand")
+    weft.wait_ready()
+    weft.signal(signal.SIGTERM)
+    eventually(lambda: len(weft.read("drained")) == 2, "servers are told")
+    ask_to_load(weft)
+    eventually(lambda: len(weft.pids("engine")) == 1, "it is started")
+    os.kill(weft.pids("engine")[0], signal.SIGKILL)
+    eventually(lambda: len(weft.pids("engine")) == 2, "it is restarted")
+    weft.tell("lingers", 0)
+    assert weft.wait() == 0
+
+
+def test_a_model_on_demand_that_crashes_again_and_again_ends_nothing(weft: Weft) -> None:
+    """Also before everything was ready."""
+    weft.tell("serves", 0)
+    weft.start(load="on-demand")
+    eventually(lambda: len(weft.pids("server")) == 2, "servers run")
+    ask_to_load(weft)
+    for number in range(4):
+        eventually(lambda number=number: len(weft.pids("engine")) == number + 1, "it is started")  # type: ignore[misc]
+        eventually(lambda: '"ready"' in (weft.runtime_dir / "models.json").read_text(), "it is ready")
+        os.kill(weft.pids("engine")[-1], signal.SIGSEGV)
+    weft.tell("serves", 1)
+    weft.wait_ready()
 
 
 def test_second_signal_forces(weft: Weft) -> None:
