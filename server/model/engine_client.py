@@ -102,6 +102,9 @@ class SocketEngineClient:
 
     A server process has one, on one event loop. Use it as an async context manager. Inside, it connects as soon as the
     engine listens. Whenever the engine is replaced, it connects again, with a new handshake.
+
+    Attributes:
+        has_left: Whether it has disconnected for good.
     """
 
     def __init__(self, runtime_dir: pathlib.Path, *, on_demand: bool = False) -> None:
@@ -114,7 +117,7 @@ class SocketEngineClient:
         self._on_demand = on_demand
         self._may_connect = asyncio.Event()
         self._may_connect.set()
-        self._has_left = False
+        self.has_left = False
 
     async def __aenter__(self) -> Self:
         """Start to connect. Does not wait for the engine."""
@@ -128,7 +131,7 @@ class SocketEngineClient:
 
     async def disconnect(self) -> None:
         """Disconnect from the engine for good. Running requests fail here, and the engine aborts them. Idempotent."""
-        self._has_left = True
+        self.has_left = True
         if self._connection is not None:
             self._connection.leave()
         if self._connecting is not None:
@@ -138,11 +141,6 @@ class SocketEngineClient:
     def connect(self) -> None:
         """Try to connect, once, if it is not connected and does so on demand."""
         self._may_connect.set()
-
-    @property
-    def has_left(self) -> bool:
-        """Whether it has disconnected for good."""
-        return self._has_left
 
     @property
     def info(self) -> EngineInfo | None:
@@ -163,7 +161,7 @@ class SocketEngineClient:
 
     async def generate(self, request: AddRequest) -> Generation:
         """See `EngineClient.generate`."""
-        if self._has_left:
+        if self.has_left:
             raise EngineLeftError()
         connection = self._connection
         if connection is None or connection.info is None or self._page.read().is_stalled:
