@@ -139,6 +139,15 @@ def plan_model(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     )
 
 
+def load_planned(plan: ModelPlan, folder: Path, progress: Progress) -> tuple[ModelPlan, LoadedModel]:
+    """Load the model. A module may turn out to need other caches than planned: then the plan names these."""
+    model = plan.load(folder, progress)
+    if not isinstance(model, Decoder):
+        groups = group_layers(model.cache_specs)
+        plan = replace(plan, cache_specs=model.cache_specs, groups=groups, planned_groups=groups)
+    return plan, model
+
+
 def plan_largest(model: ModelFacts, config: EngineConfig) -> ModelPlan:
     """As `plan_model`, for the first rank of the pipeline stage whose weights take most memory."""
     ranks = range(0, config.options.num_ranks, config.options.tensor_parallel_size)

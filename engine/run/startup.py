@@ -40,7 +40,7 @@ from weft.engine.run.draft_model import DraftModel
 from weft.engine.run.dummy_batch import largest_batch
 from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling, make_caches, set_num_threads
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
-from weft.engine.run.model_choice import LoadedModel, ModelPlan, plan_largest, plan_model, read_model
+from weft.engine.run.model_choice import LoadedModel, ModelPlan, load_planned, plan_largest, plan_model, read_model
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.run.ranks import FollowingRunner, RankedRunner, Ranks, least_of_ranks
 from weft.engine.run.vector_model import find_task, read_vector_model
@@ -91,7 +91,7 @@ def start(
     draft = find_draft_checkpoint(config, model_config.vocab_size, chosen, settle_draft)
     torch.set_grad_enabled(False)
     ranks = Ranks(model_config, config) if options.num_ranks > 1 else None
-    model = chosen.load(config.model, progress)
+    chosen, model = load_planned(chosen, config.model, progress)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
     if ranks:
         ranks.join()

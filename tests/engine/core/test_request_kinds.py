@@ -150,8 +150,9 @@ def test_another_output_is_merged_on_both_sides_and_read(tmp_path: pathlib.Path)
             number = serving.numbers[0]
 
             def put(index: int, *values: float, reason: FinishReason | None = None) -> None:
-                output: Any = VectorOutput(number, index, list(values), reason)
-                serving.link.put_outputs([(0, output), (0, output)] if reason is None else [(0, output)])
+                times = 2 if reason is None else 1
+                outputs: Any = [(0, VectorOutput(number, index, list(values), reason)) for _ in range(times)]
+                serving.link.put_outputs(outputs)
 
             put(1, 0.5, 1.0)  # twice: merged before they are sent
             put(0, 0.25, 0.0, reason=FinishReason.STOP)

@@ -114,7 +114,7 @@ def test_norms_around_one_are_float32_beside_weights_of_16_bits(checkpoint_folde
     decoder = load(folder, torch.bfloat16, kit=kit)
     tensors = load_file(folder / "model.safetensors")
     assert len(kit.norms) == 4 * 4 + 1
-    assert torch.equal(kit.norms[-1], 1 + tensors["model.norm.weight"].bfloat16().float())
+    assert torch.equal(kit.norms[0], 1 + tensors["model.norm.weight"].bfloat16().float())
     assert decoder.weights_bytes == sum(tensor.nbytes for tensor in (*kit.weights, *kit.norms))
 
 

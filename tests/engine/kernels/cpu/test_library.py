@@ -12,7 +12,7 @@ from weft.engine.kernels.cpu.library import VARIANTS, NativeLibrary, load, runna
 
 def test_variants_are_those_that_the_cpu_runs_best_first(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = {variant for variant in VARIANTS if kernels._path(variant)}
-    monkeypatch.setattr(kernels, "_cpu_words", lambda key: VARIANTS["avx512_bf16"] | {"avx2", "sse2"})
+    monkeypatch.setattr(kernels, "_cpu_words", lambda key: VARIANTS["avx512_bf16"] | {"avx2", "f16c", "sse2"})
     assert list(runnable_variants()) == [
         variant for variant in ("avx512_bf16", "avx512", "avx2", "portable") if variant in compiled
     ]
