@@ -23,6 +23,8 @@ def build(args: dict[str, Any]) -> serve.Application:
     """
     if unknown := args.keys() - _OF_RAY - Settings.model_fields.keys():
         raise StartError(f"args: no such setting: {min(unknown)}")
+    if "port" in args:
+        raise StartError(f"args: port: Ray listens, at the port of http_options, got {args['port']}")
     settings = {name: value for name, value in args.items() if name not in _OF_RAY}
     of_ray = {name: value for name, value in args.items() if name in _OF_RAY}
     return build_app(resolve(settings, os.environ).settings, **of_ray)

@@ -42,6 +42,7 @@ def test_the_manifest_builds_replicas_with_its_settings(monkeypatch: pytest.Monk
     ("args", "message"),
     [
         ({"prot": 1}, "args: no such setting: prot"),
+        ({"port": 9}, "args: port: Ray listens, at the port of http_options, got 9"),
         ({"server_processes": 2}, "server_processes: a replica serves by itself, got 2: take more replicas instead"),
         ({"max_n": 0}, "--max-n: input should be greater than or equal to 1, got 0"),
         ({"ssl_certfile": "a", "ssl_keyfile": "b"}, "ssl_certfile: replicas speak HTTP: end TLS in front of Ray"),
