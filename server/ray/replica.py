@@ -53,7 +53,9 @@ class WeftReplica:
             StartError: The model is missing here.
             EngineError: The engine cannot start.
         """
-        found = await asyncio.to_thread(checkpoint.find, self._settings)
+        names = self._settings.served_model_name or (checkpoint.served_name(self._settings.model),)
+        found = self._settings.model_copy(update=await asyncio.to_thread(checkpoint.find, self._settings))
+        found = found.model_copy(update={"served_model_name": names})
         self._owner = EngineOwner(found)
         starting = asyncio.create_task(self._owner.start())
         tokenizer = await asyncio.to_thread(Tokenizer.load, pathlib.Path(found.model or ""))

@@ -5,14 +5,19 @@ or pickles. A cached model needs no network. Refuses a model that the engine can
 its weights are downloaded. The engine checks everything else.
 """
 
+import logging
 import pathlib
 import re
 import subprocess
+from collections.abc import Callable
 
 from weft.engine.models.families.registry import identify
 from weft.engine.shared.errors import ModelError
 from weft.server.run.child import python_command
+from weft.server.run.model_check import check_tokenizer
 from weft.server.settings import Settings, StartError
+
+logger = logging.getLogger(__name__)
 
 DEMO_MODEL = pathlib.Path(__file__).parents[1] / "demo_model"
 DEMO_NAME = "weft-demo"
@@ -61,18 +66,23 @@ def resolve(
     return _check(folder, setting, model_impl)
 
 
-def find(settings: Settings) -> Settings:
-    """Settings of one model with its name filled in, and with folders as model and draft; fetches what is missing.
+def find(
+    settings: Settings, place: str = "model", *, is_plan: bool = False, tell: Callable[[str], None] = logger.warning
+) -> dict[str, str | None]:
+    """The folders of one model and its draft, by setting; fetches what is missing.
+
+    Args:
+        place: What names the model, for errors.
+        tell: Called with what the operator should know of it.
 
     Raises:
-        StartError: See `resolve`.
+        StartError: See `resolve`; or the tokenizer does not fit the model.
     """
-    filled: dict[str, object] = {
-        "model": str(resolve(settings.model, model_impl=settings.model_impl)),
-        "speculative": resolve_draft(settings.speculative, model_impl=settings.model_impl),
-        "served_model_name": settings.served_model_name or (served_name(settings.model),),
-    }
-    return settings.model_copy(update=filled)
+    model = resolve(settings.model, place, is_plan=is_plan, model_impl=settings.model_impl)
+    for note in check_tokenizer(model):
+        tell(note)
+    draft = resolve_draft(settings.speculative, is_plan=is_plan, model_impl=settings.model_impl)
+    return {"model": str(model), "speculative": draft}
 
 
 def is_hub_id(model: str) -> bool:

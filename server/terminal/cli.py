@@ -23,6 +23,8 @@ from weft.engine.shared import limits
 from weft.server.settings import FLAGS, Resolved, Settings, StartError, flag_name, resolve
 from weft.server.terminal.settings_table import describe, describe_values
 
+logger = logging.getLogger(__name__)
+
 
 class _Group(TyperGroup):
     """The command group. Prints a fault as one line instead of a box."""
@@ -128,30 +130,17 @@ def _found(settings: Settings, *, is_plan: bool = False) -> Settings:
 
     if not is_plan:
         logs.configure(settings.log_format, "supervisor")
+    tell = (lambda note: print(f"weft: note: {note}", file=sys.stderr)) if is_plan else logger.warning
+    find = partial(checkpoint.find, is_plan=is_plan, tell=tell)
     if not settings.models and not settings.served_model_name:
         settings = settings.model_copy(update={"served_model_name": (checkpoint.served_name(settings.model),)})
     if not settings.models:
-        return settings.model_copy(update=_found_checkpoint(settings, "model", is_plan))
+        return settings.model_copy(update=find(settings))
     models = {
-        name: entry.model_copy(update=_found_checkpoint(settings.for_model(name), f"models: {name}", is_plan))
+        name: entry.model_copy(update=find(settings.for_model(name), f"models: {name}"))
         for name, entry in settings.models.items()
     }
     return settings.model_copy(update={"models": models})
-
-
-def _found_checkpoint(settings: Settings, place: str, is_plan: bool) -> dict[str, str | None]:
-    """The folders of one model and its draft, by setting. `place`: what names the model, for errors."""
-    from weft.server.run import checkpoint
-    from weft.server.run.model_check import check_tokenizer
-
-    model = checkpoint.resolve(settings.model, place, is_plan=is_plan, model_impl=settings.model_impl)
-    for note in check_tokenizer(model):
-        if is_plan:
-            print(f"weft: note: {note}", file=sys.stderr)
-        else:
-            logging.getLogger(__name__).warning("%s", note)
-    draft = checkpoint.resolve_draft(settings.speculative, is_plan=is_plan, model_impl=settings.model_impl)
-    return {"model": str(model), "speculative": draft}
 
 
 _BATCH = {
