@@ -89,6 +89,23 @@ def render_steps(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_quality(run: Path) -> str:
+    """The table of a stored run of forms of weights."""
+    lines = [
+        "| | bits a weight | KL divergence | perplexity of answers | same greedy choice |",
+        "| --- |" + " ---: |" * 4,
+    ]
+    for figure in json.loads(run.read_text(encoding="utf-8"))["figures"]:
+        cells = (
+            f"{figure['bits']:.2f}",
+            f"{figure['kl']:.4f}",
+            f"{figure['answers']:+.2%}",
+            f"{figure['same_choice']:.1%}",
+        )
+        lines.append(f"| {figure['form']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 _REFERENCE = "sentence-transformers"
 TABLE = ROOT / "tests/architectures/table.json"
 DATA = ROOT / "server/terminal/architectures.json"
@@ -110,6 +127,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "architectures.json": partial(render_steps, ROOT / "benchmarks/results/architectures.json"),
     "bench.json": partial(render_figures, ROOT / "benchmarks/results/bench.json"),
     "embeddings.json": partial(render_vectors, ROOT / "benchmarks/results/embeddings.json"),
+    "quality.json": partial(render_quality, ROOT / "benchmarks/results/quality.json"),
     "one-stream.json": partial(render_figures, ROOT / "benchmarks/results/one-stream.json"),
 }
 
