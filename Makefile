@@ -12,6 +12,7 @@
 #                   BENCH=embeddings: vectors of 1,000 texts beside sentence-transformers
 #                   BENCH=batch_beside: what running streams feel while a batch runs, at URL=
 #                   BENCH=offload: the first token of a prompt whose blocks come back from disk, beside computing it
+#                   BENCH=quantized: decode steps and first tokens on one GGUF file, beside llama.cpp
 #                   BENCH=quality: what every form of weights does to the demo model
 #                   BENCH=simulation: what `weft simulate` predicts beside what two servers do
 #                   BENCH=router: the router over simulated replicas that come and go

@@ -6,6 +6,7 @@ training never used, with Weft's own kernels, and is compared with itself in bfl
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import pathlib
@@ -94,7 +95,7 @@ def main() -> None:
     done = {
         "date": datetime.date.today().isoformat(),
         "command": f"make bench BENCH=quality ARGS='{' '.join(sys.argv[1:])}'",
-        "commit": machine.commit(),
+        "machine": dataclasses.asdict(machine.describe()),
         "figures": rows,
     }
     options.out.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,11 @@ def measure(options: argparse.Namespace, name: str, bandwidth: Bandwidth, progre
     folder = model_folder(SCRATCH / "architectures", name)
     steps, touched = Steps(folder, VOCAB_SIZE, options.context, max(numbers)), Touched.read(folder)
     progress.advance(task)
-    peer = Peer(options.llama_python, folder, max(numbers), options.context) if options.llama_python else None
+    peer = (
+        Peer(options.llama_python, folder / "config.json", max(numbers), options.context)
+        if options.llama_python
+        else None
+    )
     figures = []
     for number in numbers:
         progress.update(task, description=f"{name}: prompts of {number}", advance=1)

@@ -1,9 +1,10 @@
 """llama.cpp's decode steps of the same shapes: run with an interpreter that has llama-cpp-python and gguf.
 
-    PYTHON benchmarks/architectures/llama_peer.py build/bench/architectures/experts/config.json
+    PYTHON benchmarks/architectures/llama_peer.py build/bench/architectures/experts/config.json STREAMS TOKENS
 
-Writes random weights beside the configuration, loads them, and answers lines "streams context steps" on standard input
-with the milliseconds of a step. Needs nothing of Weft.
+Writes random weights beside the configuration, unless it is a GGUF file itself, loads them, and answers lines "streams
+context steps" on standard input with the milliseconds of a step; of 0 streams, with those of the first token of a
+prompt as long as the context. Needs nothing of Weft.
 """
 
 import ctypes
@@ -187,6 +188,20 @@ class Steps:
             self._lengths = [length + 1 for length in self._lengths]
         return (time.perf_counter() - begin) / num_steps
 
+    def first_token(self, num_prompt: int) -> float:
+        """Seconds of a prompt and the greedy choice of its first token; its stream ends."""
+        generator = np.random.default_rng(num_prompt)
+        begin, stream = time.perf_counter(), len(self._lengths)
+        ids = generator.integers(2, self._vocab_size, num_prompt)
+        for first in range(0, num_prompt, 512):
+            part = ids[first : first + 512]
+            self._decode([(int(one), first + index, stream) for index, one in enumerate(part)], num_logits=1)
+        logits = llama_cpp.llama_get_logits_ith(self._context, -1)
+        np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax()
+        seconds = time.perf_counter() - begin
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._context), stream, -1, -1)
+        return seconds
+
     def _decode(self, rows: list[tuple[int, int, int]], num_logits: int) -> None:
         """Rows of id, position and stream; the last num_logits get logits."""
         self._batch.n_tokens = len(rows)
@@ -202,10 +217,14 @@ def main() -> None:
     """Answer the lines of standard input."""
     silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-    steps = Steps(write(pathlib.Path(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))
+    given = pathlib.Path(sys.argv[1])
+    steps = Steps(given if given.suffix == ".gguf" else write(given), int(sys.argv[2]), int(sys.argv[3]))
     print("ready", flush=True)
     for line in sys.stdin:
         num_streams, num_prompt, num_steps = map(int, line.split())
+        if not num_streams:
+            print(steps.first_token(num_prompt) * 1e3, flush=True)
+            continue
         steps.reach(num_streams, num_prompt)
         if num_streams > 1:  # the logits of all streams
             steps._decode([(2, length, stream) for stream, length in enumerate(steps._lengths)], num_streams)

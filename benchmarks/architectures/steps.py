@@ -46,13 +46,15 @@ class Bandwidth:
 class Steps:
     """An engine with random weights whose streams decode; each has a prompt of its own."""
 
-    def __init__(self, folder: pathlib.Path, vocab_size: int, context: int, num_streams: int) -> None:
-        """Start it."""
+    def __init__(
+        self, folder: pathlib.Path, vocab_size: int, context: int, num_streams: int, load_format: str = "dummy"
+    ) -> None:
+        """Start it; load_format as in the settings."""
         self._vocab_size, self._context = vocab_size, context
         options = EngineOptions(
             model=str(folder),
             device="cpu",
-            load_format="dummy",
+            load_format=load_format,
             max_model_len=context + _ROOM,
             max_num_seqs=num_streams,
             prefix_caching=False,
@@ -72,6 +74,17 @@ class Steps:
             seen |= {output.request_id for _, output in self._engine.step() if output.request_id >= self._num_streams}
         self._num_streams = num_streams
         self.time(8)
+
+    def first_token(self) -> float:
+        """Seconds to the first token of a prompt, while no other stream runs; its stream ends."""
+        assert not self._num_streams
+        prompt = self._random.choices(range(2, self._vocab_size), k=self._context)
+        params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        begin = time.perf_counter()
+        self._engine.add(0, AddRequest(TokensInput(prompt), params, request_id=_ROOM))
+        while not self._engine.step():
+            pass
+        return time.perf_counter() - begin
 
     def time(self, num_steps: int) -> float:
         """Seconds of a decode step, the mean of so many."""
@@ -109,11 +122,11 @@ class Steps:
 class Peer:
     """llama.cpp in a process of its own, see llama_peer.py, with streams of the same lengths."""
 
-    def __init__(self, python: pathlib.Path, folder: pathlib.Path, num_streams: int, context: int) -> None:
-        """Start it; it loads while this waits."""
+    def __init__(self, python: pathlib.Path, model: pathlib.Path, num_streams: int, context: int) -> None:
+        """Start it with a GGUF file, or a config.json; it loads while this waits."""
         program = pathlib.Path(__file__).with_name("llama_peer.py")
         sizes = str(num_streams), str(context + 256)
-        command = [str(python), str(program), str(folder / "config.json"), *sizes]
+        command = [str(python), str(program), str(model), *sizes]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._context = context
         self._read()
@@ -123,6 +136,10 @@ class Peer:
         assert self._process.stdin
         print(num_streams, self._context, num_steps, file=self._process.stdin, flush=True)
         return float(self._read())
+
+    def first_token(self) -> float:
+        """Milliseconds to the first token of a prompt."""
+        return self.time(0, 0)
 
     def close(self) -> None:
         """End it."""
