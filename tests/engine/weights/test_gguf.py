@@ -38,8 +38,12 @@ CAPS: dict[str, object] = {"attn_logit_softcapping": 2.0, "final_logit_softcappi
 LOCAL: dict[str, object] = {"sliding_window": 9, "num_hidden_layers": 7}
 LONG = [1.0 + 0.25 * index for index in range(8)]
 LONG_ROPE = {
-    **{"rope_type": "longrope", "rope_theta": 1e4, "short_factor": LONG, "long_factor": LONG},
-    **{"attention_factor": 1.25, "original_max_position_embeddings": 256},
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": LONG,
+    "long_factor": LONG,
+    "attention_factor": 1.25,
+    "original_max_position_embeddings": 256,
 }
 OSS_ROPE = YARN_ROPE | {"rope_theta": 150000.0, "truncate": False}
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
