@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -59,7 +60,9 @@ def stored(values: Array, kind: Kind, seed: int) -> tuple[npt.NDArray[np.generic
     return data, gguf.dequantize(data, kind).reshape(values.shape)
 
 
-def write(base: Path, folder: Path, architecture: str, kinds: Kinds, **changes: object) -> tuple[Path, Path]:
+def write(
+    base: Path, folder: Path, architecture: str, kinds: Kinds, chat_template: str = "", **changes: object
+) -> tuple[Path, Path]:
     """A file of a checkpoint, and the folder of a plain checkpoint; changes are of the metadata."""
     config = json.loads((base / "config.json").read_text())
     file, plain = folder / "model.gguf", folder / "plain"
@@ -67,6 +70,8 @@ def write(base: Path, folder: Path, architecture: str, kinds: Kinds, **changes: 
     writer = gguf.GGUFWriter(file, architecture)
     add_metadata(writer, architecture, config, changes)
     add_tokenizer(writer, json.loads(byte_level(vocab_size=config["vocab_size"] - 2).to_str()))
+    if chat_template:
+        writer.add_chat_template(chat_template)
     tensors: dict[str, torch.Tensor] = {}
     for seed, (name, values, put_back) in enumerate(_converted(base, architecture, config)):
         is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name and name.endswith(".weight")
@@ -227,7 +232,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, dict[str, object
 
 
 def write_model(
-    folder: Path, architecture: str, checkpoint: Checkpoint, kinds: Kinds, **changes: object
+    folder: Path, architecture: str, checkpoint: Checkpoint, kinds: Kinds, **changes: Any
 ) -> tuple[Path, Path]:
     """`write` of a tiny random checkpoint."""
     folder.mkdir(exist_ok=True, parents=True)

@@ -64,6 +64,8 @@ def resolve(
         return _of_gguf(model, folder, setting, model_impl)
     if found := gguf_on_hub(model):
         return _of_gguf(model, _download_gguf(*found, setting), setting, model_impl)
+    if folder.suffix.lower() == ".gguf":
+        raise StartError(f"{setting}: no such file: {model}")
     if not is_hub_id(model):
         is_ollamas = re.fullmatch(r"[\w.-]+(/[\w.-]+)*:[\w.-]+", model, re.ASCII) is not None
         advice = f": this is how Ollama names models; Weft wants {_WANTED}" if is_ollamas else ""
@@ -102,8 +104,8 @@ def is_hub_id(model: str) -> bool:
 
 def gguf_on_hub(model: str) -> tuple[str, str | None] | None:
     """The repository of GGUF files and what the file is called in it, if this is such a name and no path."""
-    found = None if model.lower().endswith(".gguf") else _GGUF_ON_HUB.fullmatch(model)
-    return (found[1], found[2]) if found else None
+    found = _GGUF_ON_HUB.fullmatch(model)
+    return (found[1], found[2]) if found and not found[1].lower().endswith(".gguf") else None
 
 
 def served_name(model: str | None) -> str:
