@@ -83,6 +83,9 @@ def describe(model: GgufModel) -> dict[str, object]:
         supported = ", ".join(_ARCHITECTURES)
         raise GgufError(f"GGUF files of architecture {family} are not supported (supported: {supported}). Take the "
                         "model's safetensors")  # fmt: skip
+    num_layers = model.value("[ARCH].block_count", int)
+    if not 0 < num_layers <= len(model.tensors):
+        raise GgufError(f"block_count is {num_layers:,}, and the file has {len(model.tensors):,} tensors")
     num_experts = model.optional("[ARCH].expert_count", int) or 0
     architecture = _MIXTURE if family == "llama" and num_experts else _ARCHITECTURES[family]
     matrices = [tensor.kind for tensor in model.tensors.values() if len(tensor.shape) > 1]
@@ -92,7 +95,7 @@ def describe(model: GgufModel) -> dict[str, object]:
         "architectures": [architecture.name],
         "vocab_size": _embedding(model).shape[0],
         "hidden_size": model.value("[ARCH].embedding_length", int),
-        "num_hidden_layers": model.value("[ARCH].block_count", int),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,

@@ -11,10 +11,12 @@ from gguf import GGMLQuantizationType as Kind
 from tests import gguf_files
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, Checkpoint, load_reference
 from tests.engine.models.test_decoder import Runner, make_prompts
+from tests.engine.models.test_sharding import put
 from weft.engine.kernels.cpu import library
 from weft.engine.kernels.cpu.native_kit import NativeKit
 from weft.engine.models.config import load_model_config
 from weft.engine.models.loading import load_weights
+from weft.engine.models.sharding import shard
 from weft.engine.models.tensor_names import decoder_spec
 from weft.engine.shared.errors import ModelError
 from weft.engine.weights.decoded import DecodedSource
@@ -142,8 +144,25 @@ def test_a_common_mixture_stays_packed(tmp_path: Path) -> None:
     spec = decoder_spec(config)
     decoder = load_weights(folder, config, kit, device=CPU, dtype=BF16, max_model_len=64)
     assert decoder.weights_bytes == spec.weights_bytes(kit, BF16) < 0.5 * spec.weights_bytes(NativeKit(native), BF16)
-    packed = decoder.blocks[0]
-    assert "Q4_K" in str(config.quantization) and packed is not None
+    assert {str(config.quantization)} <= {"Q4_K and Q6_K (GGUF)", "Q6_K and Q4_K (GGUF)"}
+
+
+def test_ranks_read_their_parts(tmp_path: Path) -> None:
+    checkpoint = Checkpoint("llama", LARGE | {"num_hidden_layers": 1})
+    file, _ = gguf_files.write_model(tmp_path / "model", "llama", checkpoint, q4_k_m)
+    folder = made_folder(file)
+    spec, own = decoder_spec(load_model_config(folder)), reader(folder)
+    of_ranks = (shard(spec, rank, 2).weights for rank in range(2))
+    matrices = [refs for refs in zip(spec.weights, *of_ranks, strict=True) if isinstance(refs[0], WeightRef)]
+    assert len(matrices) == 6
+    for whole, *parts in matrices:
+        weight = own.dense(whole)[0]
+        joined = torch.empty_like(weight)
+        for part in parts:
+            put(part, own.dense(part)[0], joined)
+            groups = own.groups(part)
+            assert groups is not None and torch.equal(groups.dequantize(torch.float32), own.dense(part)[0])
+        assert torch.equal(joined, weight)
 
 
 def test_a_tensor_that_is_missing_or_too_much_is_named(tmp_path: Path) -> None:
@@ -153,4 +172,7 @@ def test_a_tensor_that_is_missing_or_too_much_is_named(tmp_path: Path) -> None:
         Runner(made_folder(file))
     file, _ = gguf_files.write_model(tmp_path / "other", "qwen3", checkpoint, mixed, block_count=1)
     with pytest.raises(ModelError, match=r"^tensor model\.layers\.1\.\S+ of the checkpoint has no place in the model$"):
+        Runner(made_folder(file))
+    file, _ = gguf_files.write_model(tmp_path / "third", "qwen3", checkpoint, mixed, feed_forward_length=64)
+    with pytest.raises(ModelError, match=r"gate_proj\.weight has shape \[96, 64\], config\.json asks for \[64, 64\]$"):
         Runner(made_folder(file))

@@ -14,7 +14,8 @@ from huggingface_hub.utils._paths import filter_repo_objects
 from tests.checkpoints import Checkpoint
 from tests.gguf_files import write_model
 from weft.server.run import checkpoint
-from weft.server.settings import StartError
+from weft.server.settings import Settings, StartError
+from weft.server.terminal import doctor
 
 FILES = ["config.json", "a.safetensors", "chat_template.jinja", "pytorch_model.bin", "modeling.py", "x/config.json"]
 
@@ -98,6 +99,8 @@ def test_a_gguf_file_gets_a_folder_until_it_changes(gguf_file: pathlib.Path) -> 
     folder = checkpoint.resolve(str(gguf_file))
     assert folder == checkpoint.resolve(str(gguf_file.parent)) and folder.name == "qwen-Q8_0"
     assert checkpoint.served_name(str(gguf_file)) == "qwen-Q8_0"
+    finding = doctor._model(Settings(model=str(gguf_file)))
+    assert finding.status == "note" and "no chat template" in finding.detail
     stamp = (folder / "config.json").stat().st_mtime_ns
     assert checkpoint.resolve(str(gguf_file)) == folder and (folder / "config.json").stat().st_mtime_ns == stamp
     os.utime(gguf_file)
@@ -125,6 +128,8 @@ def test_a_gguf_file_that_cannot_be_served_is_one_line(gguf_file: pathlib.Path) 
     ):
         gguf_file.write_bytes(whole.replace(old, new, 1))
         assert fault in refused(gguf_file)
+    gguf_file.write_bytes(whole.replace(b"block_count\4\0\0\0\1", b"block_count\4\0\0\0\xff"))
+    assert "block_count is 255, and the file has 15 tensors" in refused(gguf_file)
     gguf_file.write_bytes(whole[:-1000])
     assert "qwen-Q8_0.gguf is truncated: tensor " in refused(gguf_file)
 
