@@ -86,11 +86,12 @@ def describe(model: GgufModel) -> dict[str, object]:
     num_layers = model.value("[ARCH].block_count", int)
     if not 0 < num_layers <= len(model.tensors):
         raise GgufError(f"block_count is {num_layers:,}, and the file has {len(model.tensors):,} tensors")
+    if model.optional("[ARCH].attention.causal", bool) is False:
+        raise GgufError("models whose attention is not causal are not supported as GGUF files. Take the safetensors")
     num_experts = model.optional("[ARCH].expert_count", int) or 0
     architecture = _MIXTURE if family == "llama" and num_experts else _ARCHITECTURES[family]
     matrices = [tensor.kind for tensor in model.tensors.values() if len(tensor.shape) > 1]
-    num_heads, head_dim = _of_all_layers(model, "[ARCH].attention.head_count"), _head_dim(model)
-    num_kv_heads = _of_all_layers(model, "[ARCH].attention.head_count_kv", num_heads)
+    num_heads, num_kv_heads, head_dim = _heads(model)
     config: dict[str, object] = {
         "architectures": [architecture.name],
         "vocab_size": _embedding(model).shape[0],
@@ -104,6 +105,7 @@ def describe(model: GgufModel) -> dict[str, object]:
         "rms_norm_eps": _epsilon(model),
         "rope_theta": model.optional("[ARCH].rope.freq_base", float) or 10_000.0,
         "rope_scaling": _rope_scaling(model),
+        "rotary_dim": model.optional("[ARCH].rope.dimension_count", int) or head_dim,
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "dtype": "float32" if set(matrices) == {"F32"} else "bfloat16",
     }
@@ -140,7 +142,7 @@ def _place(
     experts: int,
 ) -> dict[str, object]:
     """Where a tensor lies and what has to be undone."""
-    shape, leaf = list(tensor.shape), name.split(".")[-2]
+    shape, leaf = list(tensor.shape), name.rpartition(".")[0].rpartition(".")[2]
     if leaf.endswith("_exps") and shape[0] != experts:
         raise GgufError(f"tensor {name} has {shape[0]} experts, expert_count is {experts}")
     if leaf == "ffn_gate_inp_shexp":
@@ -165,24 +167,31 @@ def _embedding(model: GgufModel) -> GgufTensor:
 
 def _of_all_layers(model: GgufModel, key: str, default: int | None = None) -> int:
     """A number, or a list of the same number for each layer."""
-    value = model.metadata.get(key.replace("[ARCH]", str(model.metadata["general.architecture"])))
-    if isinstance(value, list):
-        if len(set(value)) != 1 or type(value[0]) is not int:
-            raise GgufError(f"{key.replace('[ARCH].', '')} differs between layers, which is not supported")
-        return value[0]
-    if default is not None and value is None:
-        return default
-    return model.value(key, int)
+    name = key.replace("[ARCH]", _family(model))
+    value = model.metadata.get(name, default)
+    values = set(value) if isinstance(value, list) else {value}
+    if len(values) > 1:
+        raise GgufError(f"{name} differs between layers, which is not supported")
+    return model.value(key, int) if values in (set(), {None}) else _integer(name, values.pop())
 
 
-def _head_dim(model: GgufModel) -> int:
+def _integer(name: str, value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise GgufError(f"{name} must be a number from 0 on, got {value!r}")
+    return value
+
+
+def _heads(model: GgufModel) -> tuple[int, int, int]:
+    """Query heads, key-value heads, and values of each."""
+    num_heads = _of_all_layers(model, "[ARCH].attention.head_count")
+    num_kv_heads = _of_all_layers(model, "[ARCH].attention.head_count_kv", num_heads)
     given = model.optional("[ARCH].attention.key_length", int)
     if (of_values := model.optional("[ARCH].attention.value_length", int)) not in (None, given):
         raise GgufError(f"attention.value_length {of_values} is not attention.key_length, which is not supported")
-    num_heads = _of_all_layers(model, "[ARCH].attention.head_count")
-    if num_heads < 1:
-        raise GgufError(f"attention.head_count must be above 0, got {num_heads}")
-    return given or model.value("[ARCH].embedding_length", int) // num_heads
+    head_dim = given or model.value("[ARCH].embedding_length", int) // max(1, num_heads)
+    if min(num_heads, num_kv_heads, head_dim) < 1:
+        raise GgufError(f"attention cannot have {num_heads} heads of {head_dim} values over {num_kv_heads}")
+    return num_heads, num_kv_heads, head_dim
 
 
 def _epsilon(model: GgufModel) -> float:
@@ -194,9 +203,8 @@ def _rope_scaling(model: GgufModel) -> dict[str, object] | None:
     """As config.json has it. Llama 3's is in the file as a factor for each frequency, which is what LongRoPE has."""
     longest = model.value("[ARCH].context_length", int)
     original = model.optional("[ARCH].rope.scaling.original_context_length", int) or longest
-    factor, kind = model.optional("[ARCH].rope.scaling.factor", float), "[ARCH].rope.scaling.type"
-    attention = model.optional("[ARCH].rope.scaling.attn_factor", float)
-    kind = model.optional(kind, str) or "none"
+    factor, attention = (model.optional(f"[ARCH].rope.scaling.{name}", float) for name in ("factor", "attn_factor"))
+    kind = model.optional("[ARCH].rope.scaling.type", str) or "none"
     if "rope_freqs.weight" in model.tensors:
         factors = _numbers(model.tensors["rope_freqs.weight"])
         return {
@@ -211,9 +219,9 @@ def _rope_scaling(model: GgufModel) -> dict[str, object] | None:
         scaling: dict[str, object] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
         scaling |= {} if attention is None else {"attention_factor": attention}
         return scaling | {"original_max_position_embeddings": original}
-    if kind == "linear" and factor:
+    if kind == "linear" and factor and factor > 0:
         return {"rope_type": "linear", "factor": factor}
-    if kind == "yarn" and factor:
+    if kind == "yarn" and factor and factor > 0:
         whole = {} if attention is None else {"attention_factor": attention * (1 + 0.1 * math.log(factor))}
         for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
             if (beta := model.optional(f"[ARCH].rope.scaling.{key}", float)) is not None:
@@ -267,9 +275,10 @@ def _qwen2moe(model: GgufModel) -> dict[str, object]:
 def _gemma2(model: GgufModel) -> dict[str, object]:
     """The scale of scores is that of the hidden size in the largest Gemma 2 and 3, which the number of layers tells."""
     is_largest = model.value("[ARCH].block_count", int) == {"gemma2": 46}.get(_family(model), 62)
-    size = model.value("[ARCH].embedding_length", int) // _of_all_layers(model, "[ARCH].attention.head_count")
+    num_heads, _, head_dim = _heads(model)
+    size = model.value("[ARCH].embedding_length", int) // num_heads
     fields: dict[str, object] = {
-        "query_pre_attn_scalar": size if is_largest else _head_dim(model),
+        "query_pre_attn_scalar": size if is_largest else head_dim,
         "sliding_window": model.optional("[ARCH].attention.sliding_window", int),
         "attn_logit_softcapping": model.optional("[ARCH].attn_logit_softcapping", float),
         "final_logit_softcapping": model.optional("[ARCH].final_logit_softcapping", float),
@@ -284,9 +293,7 @@ def _gemma2(model: GgufModel) -> dict[str, object]:
 
 
 def _phi3(model: GgufModel) -> dict[str, object]:
-    rotary_dim = model.optional("[ARCH].rope.dimension_count", int) or _head_dim(model)
     return {
-        "partial_rotary_factor": rotary_dim / _head_dim(model),
         "original_max_position_embeddings": model.optional("[ARCH].rope.scaling.original_context_length", int),
         "sliding_window": model.optional("[ARCH].attention.sliding_window", int) or None,
     }

@@ -9,7 +9,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -91,7 +91,8 @@ class GgufModel:
         value = self.metadata.get(key)
         if kind is float and type(value) is int:
             value = float(value)
-        if value is None or type(value) is kind:
+        is_finite = not isinstance(value, float) or isfinite(value)
+        if value is None or (type(value) is kind and is_finite):
             return value
         raise GgufError(f"{key} must be of type {kind.__name__}, got {str(value)[:60]!r}")
 

@@ -46,7 +46,9 @@ LONG_ROPE = {
     "long_factor": LONG,
     "attention_factor": 1.25,
     "original_max_position_embeddings": 256,
+    "partial_rotary_factor": 0.5,
 }
+PARTIAL: dict[str, object] = {"num_attention_heads": 2, "partial_rotary_factor": 0.5}
 OSS_ROPE = YARN_ROPE | {"rope_theta": 150000.0, "truncate": False}
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
 
@@ -63,7 +65,7 @@ FAMILIES: dict[str, tuple[str, Checkpoint, dict[str, object]]] = {
     "gemma3": ("gemma3", Checkpoint("gemma3_text", SMALL | GEMMA | LOCAL), {}),
     "phi3": (
         "phi3",
-        Checkpoint("phi3", PLAIN | {"pad_token_id": 0, "sliding_window": 9, "rope_parameters": LONG_ROPE}),
+        Checkpoint("phi3", PLAIN | PARTIAL | {"pad_token_id": 0, "sliding_window": 9, "rope_parameters": LONG_ROPE}),
         {"rope.dimension_count": 16, "rope.scaling.attn_factor": 1.25},
     ),
     "starcoder2": ("starcoder2", Checkpoint("starcoder2", PLAIN | {"sliding_window": None}), {}),
