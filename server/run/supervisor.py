@@ -80,6 +80,8 @@ class Commands:
 
     engine: Sequence[str] = tuple(python_command("weft.engine.run.launch", "weft.engine.run.process"))
     server: Sequence[str] = tuple(python_command("weft.engine.run.launch", "weft.server.run.process"))
+    node: Sequence[str] = tuple(python_command("weft.engine.run.launch", "weft.engine.run.node_process"))
+    """In place of the engine on all machines but the first; they have no servers."""
 
 
 class FolderLostError(Exception):
@@ -116,7 +118,7 @@ def run(settings: Settings, commands: Commands | None = None, *, shows_status: b
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # with an inherited SIG_IGN the kernel would reap the children
     has_line = shows_status and status_line.is_wanted(settings.log_format)
     certificate(settings)  # what is wrong with it is better said once, and before a model is loaded
-    with listen(settings.host, settings.port) as listener:
+    with listen(settings.host, settings.port) if not settings.node_rank else contextlib.nullcontext() as listener:
         while True:
             with contextlib.ExitStack() as stack:
                 runtime_dir = stack.enter_context(runtime_folder(len(settings.fleet)))
@@ -192,7 +194,7 @@ class Supervisor:
             name: EngineProcess(
                 f"{name} engine" if len(settings.fleet) > 1 else "engine",
                 engine_folder(runtime_dir, index),
-                commands.engine,
+                commands.node if settings.node_rank else commands.engine,
                 engine_options(settings.for_model(name), pathlib.Path(entry.model or "")),
             )
             for index, (name, entry) in enumerate(settings.fleet.items())
@@ -207,7 +209,9 @@ class Supervisor:
             Child(f"server {i}", command, os.environ, (fd,), stdin)
             for i in range(settings.server_processes if listener else 0)
         ]
-        self._children = [*(engine.child for engine in self._engines.values()), *self._servers]
+        engines = [engine.child for engine in self._engines.values()]
+        self._children = [*engines, *self._servers]
+        self._draining = engines if settings.node_rank else self._servers
         self._is_ready = False
         self._was_ready = False
         self._misses_folder = False
@@ -324,11 +328,11 @@ class Supervisor:
         if self._listener is not None:
             logger.info("Draining: new requests are refused, running ones finish; a second signal ends them")
             self._listener.close()  # the servers keep the port open until they end
-        for child in self._servers:
+        for child in self._draining:
             child.send_signal(signal.SIGTERM)
         deadline = start_time + self._settings.drain_timeout_s + DRAIN_MARGIN_S
         code = 0
-        while any(child.pid is not None for child in self._servers):
+        while any(child.pid is not None for child in self._draining):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 logger.error("Servers did not end in time; ending them")
@@ -340,9 +344,9 @@ class Supervisor:
             ):
                 logger.warning("Forced to end; running requests are cut")
                 code, deadline = EXIT_FORCED, time.monotonic() + FORCED_S
-                for child in self._servers:
+                for child in self._draining:
                     child.send_signal(CUT_SIGNAL)
-            for child in self._servers:
+            for child in self._draining:
                 child.reap()
             self._keep_loading()
         return code

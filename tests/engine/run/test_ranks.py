@@ -4,9 +4,9 @@ import dataclasses
 import io
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,19 @@ class ForkedRank:
     """A rank that is forked from a process with all modules imported, which saves seconds; see `Ranks`."""
 
     def __init__(self, command: list[str], pass_fds: list[int], **_: Any) -> None:
-        link = Connection(os.dup(pass_fds[0]))
-        self._process = FORKS.Process(target=compute_part, args=(link,), daemon=True)
-        self._process.start()
-        link.close()
+        with socket.socket(fileno=os.dup(pass_fds[0])) as link:
+            self._process = FORKS.Process(target=compute_part, args=(link, command[-1]), daemon=True)
+            self._process.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def wait(self) -> int | None:
         self._process.join()
@@ -53,8 +62,8 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["weft.engine.run.rank_process"])
 
 
-def compute_part(link: Connection) -> None:
-    sys.exit(rank_process.main(link.fileno(), os.getppid()))
+def compute_part(link: socket.socket, model: str) -> None:
+    sys.exit(rank_process.main(link.detach(), os.getppid(), model))
 
 
 def options(folder: Path, num_ranks: int, **more: Any) -> EngineOptions:
@@ -71,10 +80,10 @@ def answers(started: Started, prompts: list[list[int]]) -> list[list[int]]:
     return [list(outputs[index, 0].token_ids)[:NUM_OUTPUT_TOKENS] for index in range(len(prompts))]
 
 
-def check_ids(folder: Path, num_ranks: int, num_stages: int = 1) -> None:
+def check_ids(folder: Path, num_ranks: int, num_stages: int = 1, **more: Any) -> None:
     expected = golden(folder)
-    sizes = {"max_num_seqs": 4, "block_size": 8, "max_num_batched_tokens": 16}
-    started = start(options(folder, num_ranks, pipeline_parallel_size=num_stages, **sizes), "epoch")
+    sizes = {"max_num_seqs": 4, "block_size": 8, "max_num_batched_tokens": 16, "pipeline_parallel_size": num_stages}
+    started = start(options(folder, num_ranks, **sizes, **more), "epoch")
     assert started.info.device.endswith(f", {num_ranks * num_stages} ranks")
     found = answers(started, expected.prompts)
     assert [ids[: len(output)] for ids, output in zip(found, expected.outputs, strict=True)] == expected.outputs
@@ -234,5 +243,5 @@ def test_a_rank_that_is_stopped_while_it_loads_ends_the_engine() -> None:
 
 def test_a_rank_whose_engine_is_gone_ends() -> None:
     """While it imported torch; it loaded its part, and waited for the others for a day."""
-    command = [sys.executable, "-m", "weft.engine.run.rank_process", "0", "1"]
+    command = [sys.executable, "-m", "weft.engine.run.rank_process", "0", "1", "model"]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=300).returncode == 1
