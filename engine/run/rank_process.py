@@ -61,7 +61,7 @@ def main(fd: int, parent: int, model: str) -> int:
             else:
                 assert isinstance(message, ReadBlock | WriteBlock)
                 obey(blocks, message)
-    except (EOFError, ConnectionError):  # the engine's end
+    except (EOFError, ConnectionError, TimeoutError):  # the engine has ended, or its machine is out of reach
         return 0
 
 

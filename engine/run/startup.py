@@ -95,11 +95,7 @@ def start(
     ranks = Ranks(config, show_missing) if options.num_ranks > 1 else None
     chosen, model = load_planned(chosen, config.model, progress)
     drafter = draft.plan.load(config.draft_model, lambda done, total: None) if draft and config.draft_model else None
-    if ranks:
-        ranks.join()
-    plan = plan_memory(model, model_config, config, chosen, draft)
-    if ranks:
-        ranks.send(plan)
+    plan = plan_memory(model, model_config, config, chosen, draft, ranks)
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(chosen.groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
@@ -296,16 +292,22 @@ def plan_memory(
     config: EngineConfig,
     chosen: ModelPlan,
     draft: DraftCheckpoint | None,
+    ranks: Ranks | None,
 ) -> MemoryPlan:
-    """Divide the memory that the weights leave."""
+    """Divide the memory that the weights leave, of all ranks once they have loaded, which then get the plan."""
+    if ranks:
+        ranks.join()
     activations_bytes, free_bytes = measure_memory(model, model_config, config, chosen.groups, draft)
-    return make_plan(
+    plan = make_plan(
         config,
         chosen.planned_groups + (draft.groups if draft else ()),
         weights_bytes=model.weights_bytes + (draft.plan.weights_bytes if draft else 0),
         activations_bytes=activations_bytes,
         free_bytes=free_bytes,
     )
+    if ranks:
+        ranks.send(plan)
+    return plan
 
 
 def measure_memory(
