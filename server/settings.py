@@ -442,7 +442,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
 
 
 def _check_nodes(settings: Settings, origins: Mapping[str, str]) -> None:
-    """Refuse machines that could not find or trust each other, or have nothing to do."""
+    """Refuse machines that have nothing to do."""
     number, size = settings.nnodes, settings.tensor_parallel_size * settings.pipeline_parallel_size
     if settings.node_rank >= number:
         raise StartError(f"{origins['node_rank']}: must be less than nnodes, {number}, got {settings.node_rank}")
@@ -451,10 +451,15 @@ def _check_nodes(settings: Settings, origins: Mapping[str, str]) -> None:
     if size % number:
         product = "tensor_parallel_size times pipeline_parallel_size"
         raise StartError(f"{origins['nnodes']}: must divide {product}, {size}, got {number}")
-    if lacking := next((name for name in ("master_addr", "nodes_token") if not getattr(settings, name)), None):
-        raise StartError(f"{origins['nnodes']}: nnodes {number} needs {lacking}")
     if settings.models:
         raise StartError(f"{origins['nnodes']}: several machines serve one model, and models names some")
+
+
+def check_meeting(settings: Settings) -> None:
+    """Refuse machines that could not find or trust each other. Raises StartError."""
+    lacking = next((name for name in ("master_addr", "nodes_token") if not getattr(settings, name)), None)
+    if settings.nnodes > 1 and lacking:
+        raise StartError(f"nnodes: {settings.nnodes} machines need {lacking}")
 
 
 def _fault(error: ValidationError) -> str:

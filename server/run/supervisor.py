@@ -43,7 +43,7 @@ from weft.server.run.memory_shares import Shares, shares, with_shares
 from weft.server.run.model_loader import ModelLoader
 from weft.server.run.room import Need, Room
 from weft.server.run.runtime_folder import METRICS_NAME, data_folder, engine_folder, is_there, runtime_folder
-from weft.server.settings import Settings, StartError, engine_options
+from weft.server.settings import Settings, StartError, check_meeting, engine_options
 
 EXIT_FORCED = 1
 EXIT_CANNOT_START = 2
@@ -110,8 +110,10 @@ def run(settings: Settings, commands: Commands | None = None, *, shows_status: b
 
     Raises:
         StartError: The address cannot be listened on, no folder has room for the runtime folder, the data folder or the
-            certificate cannot be used, or the models that are always loaded do not fit together.
+            certificate cannot be used, the models that are always loaded do not fit together, or several machines
+            cannot meet.
     """
+    check_meeting(settings)
     planned = shares(settings)
     settings = with_shares(settings, planned)
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)

@@ -9,7 +9,7 @@ from weft.engine.models.config import load_model_config
 from weft.engine.run import config as engine_config
 from weft.engine.shared.messages import EngineOptions
 from weft.server import settings as settings_module
-from weft.server.settings import FLAGS, Settings, StartError, engine_options, flag_name, resolve
+from weft.server.settings import FLAGS, Settings, StartError, check_meeting, engine_options, flag_name, resolve
 from weft.server.terminal.settings_table import describe
 
 DEMO = pathlib.Path(server.__file__).parent / "demo_model"
@@ -68,12 +68,6 @@ def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
         ({}, {"WEFT_NNODES": "2"}, "WEFT_NNODES: must divide tensor_parallel_size times pipeline_parallel_size, 1"),
         ({}, {"WEFT_NODES_TOKEN": ""}, "WEFT_NODES_TOKEN: input should not be empty"),
         ({}, {"WEFT_NODES_TOKEN": "short"}, "WEFT_NODES_TOKEN: string should have at least 16 characters$"),
-        ({"tensor_parallel_size": "2"}, {"WEFT_NNODES": "2"}, "WEFT_NNODES: nnodes 2 needs master_addr"),
-        (
-            {"tensor_parallel_size": "2"},
-            {"WEFT_NNODES": "2", "WEFT_MASTER_ADDR": "10.0.0.1"},
-            "WEFT_NNODES: nnodes 2 needs nodes_token",
-        ),
         ({}, {"WEFT_KV_EVENTS_REPLAY": "tcp://*:1"}, "WEFT_KV_EVENTS_REPLAY: kv_events_replay needs kv_events"),
         ({"api_keys_file": "/none"}, {}, "--api-keys-file: /none cannot be read: No such file or directory"),
         (
@@ -238,6 +232,12 @@ def test_a_key_that_goes_first_is_a_key(tmp_path: pathlib.Path) -> None:
         assert resolve({}, keys | {"WEFT_PRIORITY_KEYS": names}).settings.priority_keys == tuple(names.split(","))
     with pytest.raises(StartError, match="WEFT_PRIORITY_KEYS: every key must be one of api_key or api_keys_file"):
         resolve({}, keys | {"WEFT_PRIORITY_KEYS": "first,third"})
+
+
+def test_machines_need_an_address_and_a_token() -> None:
+    for given, lacking in (({}, "master_addr"), ({"master_addr": "10.0.0.1"}, "nodes_token")):
+        with pytest.raises(StartError, match=f"^nnodes: 2 machines need {lacking}$"):
+            check_meeting(Settings.model_validate({"nnodes": 2, "tensor_parallel_size": 2, **given}))
 
 
 def test_flags_are_few() -> None:
