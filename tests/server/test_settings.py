@@ -65,9 +65,13 @@ def test_names_repeat_as_flags_and_have_commas_in_the_environment() -> None:
         ({}, {"WEFT_API_KEYS_FILE": ""}, "WEFT_API_KEYS_FILE: input should not be empty"),
         ({"api_keys_file": ""}, {}, "--api-keys-file: input should not be empty"),
         ({}, {"WEFT_NODE_RANK": "1"}, "WEFT_NODE_RANK: must be less than nnodes, 1, got 1"),
-        ({}, {"WEFT_NNODES": "2"}, "WEFT_NNODES: must divide tensor_parallel_size times pipeline_parallel_size, 1"),
+        (
+            {},
+            {"WEFT_NNODES": "2"},
+            "WEFT_NNODES: must divide tensor_parallel_size times pipeline_parallel_size, 1, got 2",
+        ),
         ({}, {"WEFT_NODES_TOKEN": ""}, "WEFT_NODES_TOKEN: input should not be empty"),
-        ({}, {"WEFT_NODES_TOKEN": "short"}, "WEFT_NODES_TOKEN: string should have at least 16 characters$"),
+        ({}, {"WEFT_NODES_TOKEN": "short"}, "WEFT_NODES_TOKEN: string should have at least 16 characters"),
         ({}, {"WEFT_KV_EVENTS_REPLAY": "tcp://*:1"}, "WEFT_KV_EVENTS_REPLAY: kv_events_replay needs kv_events"),
         ({"api_keys_file": "/none"}, {}, "--api-keys-file: /none cannot be read: No such file or directory"),
         (
