@@ -98,7 +98,11 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Wait until it is on its way. Raises OSError if the other end is gone."""
-        self._peer.sendall(encode(message))
+        self.send_frame(encode(message))
+
+    def send_frame(self, encoded: bytes) -> None:
+        """As `send`, for a message that several get."""
+        self._peer.sendall(encoded)
 
     def has_message(self, timeout_s: float) -> bool:
         """Whether one, or the end, comes within this time."""

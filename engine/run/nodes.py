@@ -147,8 +147,7 @@ class Gathering:
         finally:
             self._strangers.release()
         with self._lock:
-            before = self._joined.pop(rank, None)
-            self._joined[rank] = peer
+            before, self._joined[rank] = self._joined.get(rank), peer
         if before:  # of a machine that has started again
             before.close()
 

@@ -2,11 +2,12 @@
 
 The ranks of a pipeline stage have parts of the same layers (tensor parallelism); stages compute one after the other.
 
-Rank 0 is the engine's process. The others are its children. They get each batch over a pipe before rank 0 launches its
-own part, and compute hidden states and logits; rank 0 alone samples, and drafts. Where steps are launched before the
-one before is collected, it gives the others the sampled ids on the device. A rank that ends takes the engine with it,
-at once, and the engine its ranks; so does one that makes no progress while it loads. While a rank hangs later, rank 0
-waits for it and gives no sign of life. The supervisor mends all that with a new engine.
+Rank 0 is the engine's process. The others are its children, and on other machines those of what follows the engine
+(`node_process.py`). They get each batch over a socket before rank 0 launches its own part, and compute hidden states
+and logits; rank 0 alone samples, and drafts. Where steps are launched before the one before is collected, it gives the
+others the sampled ids on the device. A rank that ends takes the engine with it, at once, and the engine its ranks; so
+does one that makes no progress while it loads. While a rank hangs later, rank 0 waits for it and gives no sign of life.
+The supervisor mends all that with a new engine.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from weft.engine.layers.all_ranks import StageRanks
 from weft.engine.models.decoder import Model
 from weft.engine.offload.ranked_blocks import ReadBlock, WriteBlock
 from weft.engine.run.config import EngineConfig
-from weft.engine.run.links import Fault, Link, Progress, RankTask
+from weft.engine.run.links import Fault, Link, Progress, RankTask, encode
 from weft.engine.run.memory_plan import MemoryPlan
 from weft.engine.run.model_runner import Follower, LaunchedStep, ModelRunner
 from weft.engine.run.nodes import Gathering, interface, start_rank
@@ -150,9 +151,12 @@ class Ranks:
 
     def send(self, message: MemoryPlan | Batch) -> None:
         """Give the others the plan of their memory, then batches, of which they compute their parts."""
-        self.send_each([message] * len(self._links))
+        encoded = encode(message)
+        with self._lock:
+            for link in self._links:
+                link.send_frame(encoded)
 
-    def send_each(self, messages: Sequence[MemoryPlan | Batch | ReadBlock | WriteBlock]) -> None:
+    def send_each(self, messages: Sequence[ReadBlock | WriteBlock]) -> None:
         """Give each of the others its own message. Any thread may; all ranks get what others send in one order."""
         with self._lock:
             for link, message in zip(self._links, messages, strict=True):
@@ -185,7 +189,7 @@ class Ranks:
         code = process.wait() if process else EXIT_CANNOT_LOAD if said else -signal.SIGKILL
         if not self._is_closed:
             logger.error("%s has ended (%d)%s, and the engine ends with it", name, code, said)
-            if code < 0:  # as the rank did, which tells the supervisor whether a request is to blame
+            if code < 0:  # as the rank did, which tells the supervisor whether a request is to blame: elsewhere, none
                 os.kill(os.getpid(), -code)
             os._exit(max(code, 1))  # if it could not load its part, the code says so
 

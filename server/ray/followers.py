@@ -4,6 +4,7 @@ A follower runs what `weft serve` runs on a machine behind the first. Ray starts
 machine if its own is gone; the engine waits for it meanwhile. All end with the replica.
 """
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -17,6 +18,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from weft.server.run import checkpoint
 from weft.server.run.child import python_command
 from weft.server.settings import Settings
+
+_STOP_S = 5.0
 
 
 class Followers:
@@ -51,8 +54,8 @@ class Followers:
     async def stop(self) -> None:
         """End them, and wait until their folders are removed; the engine must have ended."""
         for actor in self._actors:
-            with contextlib.suppress(ray.exceptions.RayError):  # its machine is gone
-                await actor.stop.remote()
+            with contextlib.suppress(ray.exceptions.RayError, TimeoutError):  # its machine is gone
+                await asyncio.wait_for(actor.stop.remote(), _STOP_S)
 
 
 class Follower:
