@@ -241,6 +241,23 @@ def test_a_rank_that_is_stopped_while_it_loads_ends_the_engine() -> None:
     assert not Path(f"/proc/{done.stdout.strip()}").exists()
 
 
+LOST = """
+import sys
+from weft.engine.run import nodes, ranks, startup
+from weft.engine.shared.messages import EngineOptions
+
+ranks.start_rank = lambda link, model: nodes.start_rank(link, "/nowhere")
+startup.start(EngineOptions(model=sys.argv[1], device="cpu", tensor_parallel_size=2), "epoch")
+"""
+
+
+def test_the_engine_says_why_a_rank_cannot_load() -> None:
+    """It may be on another machine, whose log nobody looks at."""
+    done = subprocess.run([sys.executable, "-c", LOST, DEMO_MODEL], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert "rank 1 has ended (2): /nowhere: no such folder, and the engine ends with it" in done.stderr
+
+
 def test_a_rank_whose_engine_is_gone_ends() -> None:
     """While it imported torch; it loaded its part, and waited for the others for a day."""
     command = [sys.executable, "-m", "weft.engine.run.rank_process", "0", "1", "model"]
