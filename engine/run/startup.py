@@ -109,7 +109,10 @@ def start(
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(chosen.groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
-    draft_caches, weights = _draft_caches(draft, plan) if draft else None, weights_note(model_config, config, chosen.kit)
+    draft_caches, weights = (
+        _draft_caches(draft, plan) if draft else None,
+        weights_note(model_config, config, chosen.kit),
+    )
     offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks, weights)
     kv = _cache_manager(config, plan, chosen.groups, offload)
     sampling = choose_sampling(config)
