@@ -69,6 +69,8 @@ def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object
         raise ModelError(f"kv_offload_dir {root} is in use by another engine of this model{advice}") from None
     except OSError as error:
         raise ModelError(f"kv_offload_dir {root} cannot be used: {error.strerror}") from None
+    if is_shared:
+        logger.info("sharing %s as %s: engines that share blocks name the same folder", root / name, options.kv_role)
     return Opened(OffloadTier(blocks, options.kv_offload, files, always_loads=options.kv_role == "decode"), key)
 
 

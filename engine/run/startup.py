@@ -109,13 +109,10 @@ def start(
     config = replace(config, max_num_seqs=plan.max_num_seqs)
     caches = make_caches(chosen.groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
-    draft_caches, weights = (
-        _draft_caches(draft, plan) if draft else None,
-        weights_note(model_config, config, chosen.kit),
-    )
+    draft_caches = _draft_caches(draft, plan) if draft else None
+    weights, sampling = weights_note(model_config, config, chosen.kit), choose_sampling(config)
     offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks, weights)
     kv = _cache_manager(config, plan, chosen.groups, offload)
-    sampling = choose_sampling(config)
     draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     parts = model, caches, config.device, draft_model, sampling

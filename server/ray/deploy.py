@@ -10,6 +10,7 @@ import os
 import pathlib
 import signal
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from weft.server.ray import environment
@@ -78,9 +79,10 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str, num_pre
                 _check_cluster(ray, settings)
             has_gpus = settings.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
             gpus = num_ranks(settings) if has_gpus else None
-            sizes = {"cpus": cpus, "gpus": gpus}
-            prefill, decode = _divided(settings) if num_prefill else (settings, settings)
-            app = build_app(decode, min_replicas=low, max_replicas=high, **sizes)
+            build = partial(build_app, cpus=cpus, gpus=gpus)
+            prefill, decode = _divided(settings) if num_prefill else (None, settings)
+            app = build(decode, min_replicas=low, max_replicas=high)
+            prefill_app = build(prefill, min_replicas=num_prefill) if prefill else None
             serve.start(
                 proxy_location=_proxy_location(ray),
                 http_options={"host": settings.host, "port": settings.port},
@@ -89,15 +91,7 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str, num_pre
                 },
             )
             _check_listener(serve, settings)
-            try:
-                if not num_prefill and PREFILL_NAME in serve.status().applications:
-                    serve.delete(PREFILL_NAME)
-                serve.run(app, name=NAME)
-                if num_prefill:
-                    prefill_app = build_app(prefill, min_replicas=num_prefill, **sizes)
-                    serve.run(prefill_app, name=PREFILL_NAME, route_prefix=PREFILL_PATH)
-            except RuntimeError as error:
-                raise StartError(str(error)) from None
+            _run(serve, app, prefill_app)
             url = page_url(settings.host, settings.port)
             print(f"Serving with {replicas} replicas: chat at {url}, API at {url}v1", flush=True)
             if address == LOCAL:
@@ -105,6 +99,18 @@ def deploy(settings: Settings, replicas: str, cpus: float, address: str, num_pre
     except _StoppedError:
         pass
     return 0
+
+
+def _run(serve: Any, app: Any, prefill_app: Any | None) -> None:
+    """Run the application, and the one that computes prompts for it; without one (None), end that of before."""
+    try:
+        if prefill_app is None and PREFILL_NAME in serve.status().applications:
+            serve.delete(PREFILL_NAME)
+        serve.run(app, name=NAME)  # first: it computes prompts itself as long as the other is not there
+        if prefill_app is not None:
+            serve.run(prefill_app, name=PREFILL_NAME, route_prefix=PREFILL_PATH)
+    except RuntimeError as error:
+        raise StartError(str(error)) from None
 
 
 def _divided(settings: Settings) -> tuple[Settings, Settings]:

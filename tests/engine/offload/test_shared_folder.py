@@ -16,6 +16,7 @@ from tests.engine.requests_for_tests import add_request
 from weft.engine.cache import shared_tier
 from weft.engine.core.engine import Engine
 from weft.engine.offload import open_tier
+from weft.engine.run import startup
 from weft.engine.run.startup import Started, start
 from weft.engine.run.stored_prompts import StoredPrompts
 from weft.engine.shared.errors import ModelError
@@ -150,12 +151,16 @@ def test_what_cannot_be_written_delays_no_answer_for_ever(
 
 
 @pytest.mark.parametrize("build", ["demo"], indirect=True)
-def test_another_layout_or_precision_finds_nothing(build: Build) -> None:
+def test_another_layout_or_precision_finds_nothing(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     build("prefill").complete(1, max_tokens=1)
     for changes in ({"block_size": 2 * BLOCK_SIZE}, {"dtype": "float32"}, {"quantization": "int8"}):
         other = build("decode", **changes)
         other.complete(1)
         assert other.counters.kv_offload_disk_loads == 0, changes
+    monkeypatch.setattr(startup, "weights_note", lambda *_: "stored as AWQ and kept in bfloat16")
+    other = build("decode")
+    other.complete(1)
+    assert other.counters.kv_offload_disk_loads == 0, "a quantized checkpoint"
 
 
 def test_a_role_needs_a_folder() -> None:
