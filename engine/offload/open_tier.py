@@ -104,7 +104,7 @@ def _remove_unused(root: Path, name: str) -> None:
         lock = folder / "lock"
         if folder.name == name or not lock.is_file() or time.time() - lock.stat().st_mtime < _UNUSED_S:
             continue
-        with contextlib.suppress(BlockingIOError), lock.open("rb") as file:
+        with contextlib.suppress(BlockingIOError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             logger.info("removing %s, which has been unused for a week", folder)
             shutil.rmtree(folder)

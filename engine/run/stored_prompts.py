@@ -55,6 +55,7 @@ class StoredPrompts:
         return sent
 
     def _is_due(self, scheduled: ScheduledRequest) -> bool:
-        request, end = scheduled.request, scheduled.start + scheduled.num_tokens
-        is_asked = self._is_every or request.caching.is_stored
-        return is_asked and scheduled.start < request.num_prompt_tokens <= end
+        request = scheduled.request
+        if not (self._is_every or request.caching.is_stored):
+            return False
+        return scheduled.start < request.num_prompt_tokens <= scheduled.start + scheduled.num_tokens
