@@ -8,6 +8,7 @@ when they were written. Folders of other models that nobody has used for a week 
 import contextlib
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import re
@@ -26,7 +27,7 @@ from weft.engine.shared.messages import EngineOptions
 
 _UNUSED_S = 7 * 86400.0
 _NAME_BYTES = 16
-_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.json")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.json")
 _HUB_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 """Names of files in the hub's cache: digests of what they hold."""
 
@@ -75,8 +76,9 @@ def open_tier(options: EngineOptions, blocks: BlockBytes, facts: Sequence[object
 
 
 def _fingerprint(model: Path, facts: Sequence[object], *, is_shared: bool) -> str:
-    found = (path for pattern in _WEIGHTS for path in model.glob(pattern))
-    paths = [model] if model.is_file() else sorted(found)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    elsewhere = (config.get("quantization_config") or {}).get("files", ())  # GGUF files, by their paths
+    paths = [*sorted(path for pattern in _WEIGHTS for path in model.glob(pattern)), *map(Path, elsewhere)]
     digest = hashlib.blake2b(digest_size=_NAME_BYTES)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, content in zip(paths, pool.map(_content if is_shared else _version, paths), strict=True):

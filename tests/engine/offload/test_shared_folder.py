@@ -1,5 +1,6 @@
 """Two engines with one folder: one computes prompts and writes them, the other loads them and generates."""
 
+import json
 import os
 import random
 import shutil
@@ -187,4 +188,11 @@ def test_engines_that_share_agree_on_what_a_model_holds(tmp_path: Path) -> None:
     content[-1] ^= 1
     before = names(second)[0]
     (second / "model.safetensors").write_bytes(content)
+    assert names(second)[0] != before
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(b"weights")
+    config = json.loads((second / "config.json").read_text())
+    (second / "config.json").write_text(json.dumps(config | {"quantization_config": {"files": [str(weights)]}}))
+    before = names(second)[0]
+    weights.write_bytes(b"changed")
     assert names(second)[0] != before
