@@ -19,6 +19,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from weft.engine.shared.messages import EngineOptions
+from weft.engine.shared.options import KvRole
 from weft.server.model_entry import ModelEntries, ModelEntry, check_names
 
 ENV_PREFIX = "WEFT_"
@@ -104,6 +105,7 @@ Origins = Annotated[
 ]
 
 
+PrefillUrls = Annotated[Names, _each(r"https?://[^\s/?#@]+(/[^\s?#]*)?", "URLs such as http://prefill:8000")]
 HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 HeaderValue = Annotated[str, Field(pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$", max_length=8192)]
 
@@ -180,6 +182,18 @@ class Settings(BaseModel):
     prompts: give it to nobody else. Default: none."""
     kv_offload_disk: Size = 32 << 30
     """Maximum bytes in kv_offload_dir for a model; then the least recently used go."""
+    kv_role: KvRole = "none"
+    """Share kv_offload_dir with other servers of the model: each finds the blocks of all. prefill writes every prompt
+    before it answers, the others on request (kv_transfer_params). decode loads blocks even if computing them is faster,
+    since that would delay its streams. none: the folder is this server's own."""
+    prefill_urls: PrefillUrls = ()
+    """Servers with the kv_role prefill or both, such as http://prefill:8000, which compute long prompts for this one.
+    It loads what they wrote, and computes a prompt itself if they fail. They are sent the first api_key. Needs the
+    kv_role decode or both."""
+    prefill_min_tokens: int = Field(default=512, ge=1)
+    """Tokens of a prompt that are new to this server from which it is computed at prefill_urls."""
+    prefill_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds that a prompt may take there; beyond it this server computes it."""
     load_format: Literal["auto", "dummy"] = "auto"
     """How to load weights; dummy makes random ones."""
     model_impl: Literal["auto", "native", "transformers"] = "auto"
@@ -432,6 +446,9 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: pat
         raise StartError(f"{origins[other]}: {origins['models']} names the models; {other} is for a single one")
     _check_nodes(settings, origins)
     models = {name: settings.for_model(name) for name in settings.models}
+    roles = {each.kv_role for each in models.values()} or {settings.kv_role}
+    if settings.prefill_urls and not roles & {"decode", "both"}:
+        raise StartError(f"{origins['prefill_urls']}: prefill_urls needs the kv_role decode or both")
     if lacking := next((name for name, each in models.items() if each.kv_events_replay and not each.kv_events), None):
         raise StartError(f"models: {lacking}: kv_events_replay needs kv_events")
     for setting in ("kv_events", "kv_events_replay"):

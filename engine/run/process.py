@@ -27,6 +27,7 @@ from weft.engine.run.event_publisher import open_publisher
 from weft.engine.run.server_link import ServerLink
 from weft.engine.run.stall import StallRule
 from weft.engine.run.startup import Started, start
+from weft.engine.run.stored_prompts import StoredPrompts
 from weft.engine.shared import logs
 from weft.engine.shared.errors import EXIT_CANNOT_LOAD as EXIT_CANNOT_LOAD
 from weft.engine.shared.errors import ModelError
@@ -91,6 +92,7 @@ class EngineProcess:
         self._tier = started.tier
         self._events = started.events
         self._num_blocks = started.info.num_blocks
+        self._stored = StoredPrompts(started.engine.scheduler.kv, is_every=options.kv_role == "prefill")
         self._stall_rule = StallRule(options.stall_timeout_s, started.info.device)
         self._write_status()
 
@@ -101,11 +103,12 @@ class EngineProcess:
         idle_since = time.monotonic()
         idle_s: float | None = 0.0  # until `Engine.prepare` has something to do; None: never
         while True:
-            is_idle = not self._engine.has_work and not self._link.has_unsent
+            is_idle = not (self._engine.has_work or self._link.has_unsent or self._stored)
             if self._is_leaving and is_idle and time.monotonic() - idle_since >= _LEAVE_S:
                 return
             leave_s = _LEAVE_S if self._is_leaving else None
-            waits = [seconds for seconds in (idle_s, heartbeat_s, leave_s) if seconds is not None]
+            stored_s = _STUCK_POLL_S if self._stored else None
+            waits = [seconds for seconds in (idle_s, heartbeat_s, leave_s, stored_s) if seconds is not None]
             timeout = (_STUCK_POLL_S if is_stuck else 0.0) if self._engine.has_work else min(waits, default=None)
             messages = list(self._link.poll(timeout))
             for connection, message in messages:
@@ -115,16 +118,17 @@ class EngineProcess:
                 idle_s = self._engine.prepare(time.monotonic() - idle_since)
             self._answer_compiled()
             outputs: Outputs = []
+            steps: list[ScheduledStep] = []
             if self._engine.has_work:
                 idle_since, idle_s = time.monotonic(), 0.0
                 num_steps = self._engine.scheduler.counters.num_steps
-                outputs = self._engine.step()
+                outputs, steps = self._engine.step(), self._engine.ended_steps
                 is_stuck = not self._engine.launched_steps and self._engine.scheduler.counters.num_steps == num_steps
             self._forget_ended(outputs)
             if not self._engine.has_work:
                 self._record.end_step()
             self._write_status()
-            self._link.put_outputs(outputs)
+            self._link.put_outputs(self._stored.hold(steps, outputs))
             self._publish_events()
 
     def _publish_events(self) -> None:

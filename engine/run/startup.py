@@ -40,7 +40,15 @@ from weft.engine.run.draft_model import DraftModel
 from weft.engine.run.dummy_batch import largest_batch
 from weft.engine.run.kernel_choice import choose_graph_sampler, choose_sampling, make_caches, set_num_threads
 from weft.engine.run.memory_plan import MemoryPlan, check_fit, estimate_activations_bytes, make_plan
-from weft.engine.run.model_choice import LoadedModel, ModelPlan, load_planned, plan_largest, plan_model, read_model
+from weft.engine.run.model_choice import (
+    LoadedModel,
+    ModelPlan,
+    load_planned,
+    plan_largest,
+    plan_model,
+    read_model,
+    weights_note,
+)
 from weft.engine.run.model_runner import LaunchedStep, ModelRunner
 from weft.engine.run.ranks import FollowingRunner, RankedRunner, Ranks, least_of_ranks, share_cores
 from weft.engine.run.vector_model import find_task, read_vector_model
@@ -100,9 +108,9 @@ def start(
     caches = make_caches(chosen.groups, plan.num_blocks, config, model_config.num_heads, plan.num_states)
     logger.info("layers: %s; attention: %s", chosen.name, caches.name)
     draft_caches = _draft_caches(draft, plan) if draft else None
-    offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks)
+    weights, sampling = weights_note(model_config, config, chosen.kit), choose_sampling(config)
+    offload = _open_offload(config, plan, chosen.groups, caches, draft, draft_caches, ranks, weights)
     kv = _cache_manager(config, plan, chosen.groups, offload)
-    sampling = choose_sampling(config)
     draft_model = _draft_model(draft, drafter, draft_caches, sampling, kv)
     graphs = None if ranks else _graphs(model, caches, config, model_config.vocab_size, samples=draft_model is None)
     parts = model, caches, config.device, draft_model, sampling
@@ -129,7 +137,7 @@ def start(
         before_launch=before_launch,
     )
     info = _info(epoch, model_config, config, plan, caches.name, num_threads)
-    info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None)
+    info = replace_fields(info, task=task.name, vectors=vectors.info if vectors else None, kv_role=options.kv_role)
     events = kv.events if isinstance(kv, RecordingCache) else None
     return Started(engine, info, plan, offload.tier if offload else None, events)
 
@@ -174,8 +182,15 @@ def _open_offload(
     draft: DraftCheckpoint | None,
     draft_caches: Caches | None,
     ranks: Ranks | None,
+    weights: str | None,
 ) -> Opened | None:
-    """What keeps evicted blocks, of the model and of its draft model, whose caches have the same block ids."""
+    """What keeps evicted blocks, of the model and of its draft model, whose caches have the same block ids.
+
+    Args:
+        weights: How a quantized checkpoint has its weights, and how they are kept; None for other checkpoints.
+    """
+    if config.options.kv_role != "none" and not config.options.kv_offload_dir:
+        raise ModelError(f"kv_role {config.options.kv_role} needs kv_offload_dir, the folder that engines share")
     if not (config.options.kv_offload or config.options.kv_offload_dir):
         return None
     if not _caches_prefixes(config, plan) or any(isinstance(group.spec, ModuleCache) for group in groups):
@@ -188,7 +203,7 @@ def _open_offload(
     options = config.options
     facts = (
         *(config.dtype, config.kv_cache_dtype, options.quantization, options.load_format, options.model_impl),
-        *(config.block_size, plan.max_model_len, caches.name, groups),
+        *(config.block_size, plan.max_model_len, caches.name, groups, weights, options.tensor_parallel_size),
     )
     device = config.device
     blocks = RankedBlocks(tensors, shared, device, ranks.send_each) if ranks else BlockBytes(tensors, device)

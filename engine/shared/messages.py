@@ -55,6 +55,7 @@ class EngineInfo(msgspec.Struct, tag="info", frozen=True):
     max_num_batched_tokens: int
     task: str = "generate"
     vectors: VectorInfo | None = None
+    kv_role: str = "none"
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True):
@@ -94,9 +95,13 @@ class Pin(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CachePolicy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a request uses the prefix cache. Without `is_used` it neither reads nor writes it."""
+    """How a request uses the prefix cache. Without `is_used` it neither reads nor writes it.
+
+    With `is_stored` the prompt's blocks are written to the folder that engines share before the first output comes.
+    """
 
     is_used: bool = True
+    is_stored: bool = False
     pins: tuple[Pin, ...] = ()
 
 

@@ -4,6 +4,11 @@ from typing import Literal
 
 import msgspec
 
+KvRole = Literal["none", "prefill", "decode", "both"]
+"""What an engine is among those that share a folder of blocks. Each finds what others wrote, and writes the prompts of
+requests that ask for it. One for prefill writes every prompt before its first output. One for decode loads what there
+is even if computing it takes less time, since that would delay its streams."""
+
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor asks of the engine process; None means that the engine decides.
@@ -31,6 +36,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_offload: Bytes of the host's memory for blocks that fall out of the KV cache; 0 for none.
         kv_offload_dir: Folder for these blocks; None for none on disk.
         kv_offload_disk: Bytes that they may take on disk.
+        kv_role: none for a folder of its own; prefill, decode or both shares it with other engines, see `KvRole`.
         tensor_parallel_size: Processes that compute each step together, each with a part of every layer.
         pipeline_parallel_size: Stages of so many processes each, one after the other, each with some of the layers.
         nnodes: Machines that compute the model, each with as many of the processes.
@@ -69,6 +75,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_offload: int = 0
     kv_offload_dir: str | None = None
     kv_offload_disk: int = 32 << 30
+    kv_role: KvRole = "none"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     nnodes: int = 1

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.server.http.middleware import METRICS_PATH, OPEN_PATHS
 from weft.server.model.fleet import Fleet
+from weft.server.model.prefilling_client import with_prefill
 from weft.server.model.served_model import served_models
 from weft.server.ray.engine_owner import EngineOwner
 from weft.server.run import checkpoint
@@ -69,7 +70,8 @@ class WeftReplica:
         self._client, data_dir = await starting
         found = found.model_copy(update={"data_dir": data_dir})
         fleet = Fleet(self._owner.runtime_dir, found)
-        return HoldMiddleware(create_app(served_models(self._client, tokenizer, found), found, fleet), self._owner)
+        models = served_models(with_prefill(names[0], self._client, found), tokenizer, found)
+        return HoldMiddleware(create_app(models, found, fleet), self._owner)
 
     async def check_health(self) -> None:
         """Raise EngineError once the replica must be replaced. A restart of its engine is no reason."""

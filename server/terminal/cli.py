@@ -170,6 +170,15 @@ _RAY = {
         float,
         typer.Option(metavar="N", default_factory=lambda: 1.0, help="Cores that a replica reserves, beside its GPUs."),
     ],
+    "prefill_replicas": Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            default_factory=lambda: 0,
+            help="Replicas beside them that compute long prompts for them, over a kv_offload_dir that all share.",
+        ),
+    ],
     "address": Annotated[
         str,
         typer.Option(
@@ -185,11 +194,11 @@ app.add_typer(_ray, name="ray")
 
 @_ray.command("deploy")
 @partial(_with_flags, required=_RAY)
-def ray_deploy(resolved: Resolved, replicas: str, cpus: float, address: str) -> None:
+def ray_deploy(resolved: Resolved, replicas: str, cpus: float, prefill_replicas: int, address: str) -> None:
     """Serve a model by replicas on a Ray cluster; again, to replace them one after the other."""
     from weft.server.ray.deploy import deploy
 
-    raise typer.Exit(deploy(resolved.settings, replicas, cpus, address))
+    raise typer.Exit(deploy(resolved.settings, replicas, cpus, address, prefill_replicas))
 
 
 @app.command()

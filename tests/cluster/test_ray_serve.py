@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.cluster import stamps
-from tests.cluster.conftest import Answer, Cluster, eventually
+from tests.cluster.conftest import MODEL, Answer, Cluster, eventually
 from tests.end_to_end.conftest import TIMEOUT_S, reserved_port, serving
 from weft.server.settings import Settings
 
@@ -248,6 +248,36 @@ def test_replicas_come_and_go_with_load_and_nothing_is_lost(cluster: Cluster) ->
     answers = asyncio.run(run())
     print(f"1 -> 3 -> 1 replicas: {len(answers)} answers")
     assert [answer for answer in answers if answer.is_lost] == []
+
+
+def test_long_prompts_are_computed_by_replicas_of_their_own(
+    cluster: Cluster, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them the others compute: an answer is the same. Whoever deploys again without them, ends them."""
+    from ray import serve
+
+    from weft.server.ray.deploy import PREFILL_NAME
+
+    monkeypatch.setenv("WEFT_KV_OFFLOAD_DIR", str(tmp_path / "kv"))
+    monkeypatch.setenv("WEFT_PREFILL_MIN_TOKENS", "300")
+    cluster.deploy("--replicas", "1", "--prefill-replicas", "1")
+    body = {"prompt": [5 + i * i % 80 for i in range(700)], "max_tokens": 16, "temperature": 0}
+
+    def ask() -> str:
+        answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=TIMEOUT_S)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    ready = f"{cluster.url}/prefill/ready"
+    eventually(lambda: httpx.get(ready, timeout=TIMEOUT_S).status_code == 200, lambda: "HAProxy was not told")
+    text = ask()
+    for path, count in (("", "kv_offload_disk_loads_total"), ("/prefill", "kv_offload_kept_blocks_total")):
+        metrics = httpx.get(f"{cluster.url}{path}/metrics", timeout=TIMEOUT_S).text
+        assert f'weft:{count}{{model_name="{MODEL}"}} {700 // 32}.0' in metrics
+    monkeypatch.delenv("WEFT_KV_OFFLOAD_DIR")
+    cluster.deploy("--replicas", "1")
+    assert PREFILL_NAME not in serve.status().applications
+    assert ask() == text
 
 
 def can_connect(port: int) -> bool:

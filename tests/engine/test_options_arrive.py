@@ -87,6 +87,7 @@ OTHERS = {
     "pooling",
     "kv_offload_dir",
     "kv_offload_disk",
+    "kv_role",
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "nnodes",

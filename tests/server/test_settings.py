@@ -178,6 +178,7 @@ TOLD_THE_ENGINE: dict[str, object] = {
     "kv_offload": 2048,
     "kv_offload_dir": "kv",
     "kv_offload_disk": 4096,
+    "kv_role": "both",
     "kv_events": "tcp://127.0.0.1:5557",
     "kv_events_topic": "kv@a@b",
     "kv_events_replay": "tcp://127.0.0.1:5558",
@@ -262,3 +263,13 @@ def test_another_option_of_the_engine_arrives_from_its_setting(monkeypatch: pyte
     read = msgspec.json.decode(msgspec.json.encode(told), type=WiderOptions)
     config = engine_config.resolve(read, load_model_config(DEMO))
     assert isinstance(config.options, WiderOptions) and config.options.num_knots == 7
+
+
+def test_prefill_servers_need_a_role_and_are_urls() -> None:
+    urls = {"WEFT_PREFILL_URLS": "http://a:8000,https://b/prefill"}
+    with pytest.raises(StartError, match="WEFT_PREFILL_URLS: prefill_urls needs the kv_role decode or both"):
+        resolve({}, urls | {"WEFT_KV_ROLE": "prefill"})
+    settings = resolve({}, urls | {"WEFT_KV_ROLE": "decode"}).settings
+    assert settings.prefill_urls == ("http://a:8000", "https://b/prefill")
+    with pytest.raises(StartError, match="WEFT_PREFILL_URLS: input should be URLs such as"):
+        resolve({}, {"WEFT_PREFILL_URLS": "a:8000", "WEFT_KV_ROLE": "decode"})

@@ -11,7 +11,14 @@ from typing import Any, cast
 import pytest
 
 from weft.server.model_entry import ModelEntry
-from weft.server.ray.deploy import _check_cluster, _check_listener, _proxy_location, deploy, parse_replicas
+from weft.server.ray.deploy import (
+    _check_cluster,
+    _check_listener,
+    _divided,
+    _proxy_location,
+    deploy,
+    parse_replicas,
+)
 from weft.server.settings import Settings, StartError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -45,6 +52,14 @@ def test_replicas_that_make_no_sense(text: str) -> None:
 def test_what_ray_cannot_do(settings: Settings, cpus: float, fault: str) -> None:
     with pytest.raises(StartError, match=fault):
         deploy(settings, "1", cpus, "local")
+
+
+def test_replicas_for_prefill_need_a_folder_and_are_reached_on_the_same_machine() -> None:
+    with pytest.raises(StartError, match="--prefill-replicas: needs kv_offload_dir"):
+        deploy(Settings(), "1", 1.0, "local", num_prefill=1)
+    prefill, decode = _divided(Settings(host="0.0.0.0", port=9000, kv_offload_dir="/kv"))
+    assert (prefill.kv_role, prefill.prefill_urls) == ("prefill", ())
+    assert (decode.kv_role, decode.prefill_urls) == ("decode", ("http://127.0.0.1:9000/prefill",))
 
 
 def test_an_address_that_is_taken_is_named() -> None:
