@@ -191,8 +191,9 @@ class Settings(BaseModel):
     pooling: Literal["auto", "last", "mean", "cls"] = "auto"
     """Of which hidden states a vector is made: of the last token, the mean, or of the first; auto: as the checkpoint
     says, else last."""
-    quantization: Literal["none", "int8", "int4"] = "none"
-    """How to store matrices: int8 halves the bytes that a CPU reads for each token, int4 takes less than a third."""
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    """How to store matrices: int8, and on CUDA fp8, halve the bytes that are read for each token, int4 takes less than
+    a third."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     """Number of processes that compute each step together, each with a part of every layer: on CUDA one for each GPU,
     on a CPU each with its share of the cores. kv_cache_memory is then that of each."""
