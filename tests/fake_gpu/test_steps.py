@@ -3,19 +3,24 @@
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests import quantized_checkpoints
 from tests.checkpoints import CHECKPOINTS, Checkpoint
 from tests.engine.requests_for_tests import add_request
-from tests.fake_gpu.engines import Warm
+from tests.engine.weights.test_quantized import OWN
+from tests.fake_gpu.engines import Warm, start_warm
+from tests.fake_gpu.gpu import FakeGpu
 from tests.fake_gpu.shapes import QWEN3_8B
 from tests.gpu.harness import KINDS
 from weft.engine.core.engine import Engine
 from weft.engine.run.dummy_batch import dummy_batch
 from weft.engine.step.masks import RowMasks
+from weft.engine.weights import tensor_files
 
 MOST_LAUNCHES = 330
 """Of a decode step of qwen3-8b at batch 1, copies from and to the host included."""
@@ -126,7 +131,9 @@ GEMMA4 = Checkpoint(
 """Heads of two sizes, layers that read the keys and values of others, inputs of layers, experts."""
 
 
-@pytest.mark.parametrize(("checkpoint", "quantization"), [(LLAMA4, "none"), (GEMMA4, "int8")], ids=str)
+@pytest.mark.parametrize(
+    ("checkpoint", "quantization"), [(LLAMA4, "none"), (GEMMA4, "int8")], ids=("llama4_text", "gemma4_text")
+)
 def test_steps_of_more_kinds_of_layers_are_legal(
     start_on_gpu: Callable[..., Warm], checkpoint: Checkpoint, quantization: str
 ) -> None:
@@ -137,6 +144,15 @@ def test_steps_of_more_kinds_of_layers_are_legal(
 def test_steps_of_every_family_are_legal_and_wait_for_nothing(start_on_gpu: Callable[..., Warm], name: str) -> None:
     options = FAMILIES.get(name, {})
     run(start_on_gpu(CHECKPOINTS[name], **options), is_quantized="quantization" in options)
+
+
+def test_a_checkpoint_for_fp8_is_multiplied_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "PinnedUpload", lambda device: None)
+    (folder := tmp_path / "own").mkdir()
+    OWN["fp8 outputs"](quantized_checkpoints.write_base(tmp_path / "base"), folder)
+    warm = start_warm(folder, FakeGpu(compiles=False), load_format="auto", dtype="bfloat16")
+    run(warm, is_quantized=True)
+    assert warm.gpu.launches["round_rows"] == warm.gpu.launches["aten._scaled_mm.default"] > 0
 
 
 def test_a_decode_step_launches_no_more_than_it_did(start_on_gpu: Callable[..., Warm]) -> None:

@@ -11,7 +11,7 @@ import triton.language as tl
 from weft.engine.kernels.triton.experts_kernels import find_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def multiply_packed(
     inputs, codes, scales, zeros, factors, bias, outputs, ends, num_rows, num_experts, num_outs, columns, row_bytes,
     num_groups, group, input_stride, output_stride,
@@ -64,7 +64,7 @@ def multiply_packed(
         tl.store(targets, results.to(outputs.dtype.element_ty), mask=is_written)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "num_rows"])
 def unpack(
     codes, scales, zeros, factors, ids, outputs, first, num_rows, columns, row_bytes, num_groups, group,
     KIND: tl.constexpr, RUN: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_IDS: tl.constexpr,
@@ -138,7 +138,7 @@ def round_rows(inputs, outputs, scales, size, num_groups, input_stride, BLOCK: t
     tl.store(scales + row * num_groups + groups, steps, mask=groups < num_groups)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def multiply_fp8(
     inputs, input_scales, weight, scales, bias, outputs, num_rows, num_outs, size,
     HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, GROUP: tl.constexpr,
