@@ -95,7 +95,7 @@ class Quantization:
     @property
     def has_fp8_activations(self) -> bool:
         """Whether the checkpoint was made for products of fp8 matrices and activations in fp8."""
-        return any(scheme.is_float and scheme.bits == scheme.activation_bits == 8 for _, scheme in self.rules)
+        return any(s.is_float and s.bits == s.activation_bits == 8 and s.group_size is None for _, s in self.rules)
 
     def described(self, activations: str) -> str:
         """For the log; activations is said of a checkpoint that was made for fewer bits of these."""

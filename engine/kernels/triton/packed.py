@@ -247,10 +247,12 @@ def _codes(values: torch.Tensor, kind: Kind) -> torch.Tensor | None:
         return None
     if kind in ("int8", "fp8"):
         return values.view(torch.uint8)
+    if kind == "int4":
+        codes = values.view(torch.uint8) + 8  # wraps
+        return None if (codes > 15).any() else codes
     table = torch.full((256,), 255, dtype=torch.uint8, device=values.device)
-    known = range(-8, 8) if kind == "int4" else [*FP4, *(-value for value in FP4 if value)]
-    for code, value in zip([*range(16)] if kind == "int4" else [*range(8), *range(9, 16)], known, strict=True):
-        table[value % 256] = code
+    for code, value in enumerate(FP4):
+        table[-value], table[value] = code + 8, code
     codes = table[values.view(torch.uint8).int()]
     return None if (codes == 255).any() else codes
 

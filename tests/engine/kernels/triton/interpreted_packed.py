@@ -20,6 +20,7 @@ from weft.engine.kernels.triton.triton_kit import TritonKit
 from weft.engine.models.config import load_model_config
 from weft.engine.run import components, kernel_choice, packed_trials
 from weft.engine.run import config as engine_config
+from weft.engine.run.model_choice import weights_note
 from weft.engine.run.settle import Settler
 from weft.engine.run.settled_file import SettledFile
 from weft.engine.shared.machine_facts import Settled
@@ -140,6 +141,9 @@ def test_products_are_tried_before_they_are_chosen(
         assert component is not None
         return Settler(SettledFile(tmp_path / "none", "here"), lambda run: run() and 1.0)._compare(component)[0]
 
+    note = "activations are quantized in products of many rows) and kept so where they lie in groups, else in float16"
+    if quantization == "none":
+        assert note in str(weights_note(model, config, kernel_choice.choose_kit(model, config)))
     names = ["triton-fp8", "triton"] if quantization == "none" else ["triton"]
     assert [(verdict.candidate, verdict.fault) for verdict in settle().verdicts] == [(name, "") for name in names]
     multiply = PackedMatrix.multiply
