@@ -132,7 +132,7 @@ GEMMA4 = Checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "quantization"), [(LLAMA4, "none"), (GEMMA4, "int8")], ids=("llama4_text", "gemma4_text")
+    ("checkpoint", "quantization"), [(LLAMA4, "int8"), (GEMMA4, "none")], ids=("llama4_text", "gemma4_text")
 )
 def test_steps_of_more_kinds_of_layers_are_legal(
     start_on_gpu: Callable[..., Warm], checkpoint: Checkpoint, quantization: str

@@ -102,23 +102,16 @@ class TritonKit(TorchKit):
             return form_of(scheme, ref.in_features) if scheme else None
         return form if form.supports(ref.in_features) else None
 
-    def _bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
+    @override
+    def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
         form = self.packed_form(ref)
         if form is None:
             return super().linear_bytes(ref, dtype)
         return form.num_bytes(ref.out_features, ref.in_features) + ref.out_features * ref.has_bias * dtype.itemsize
 
     @override
-    def linear_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        return self._bytes(ref, dtype)
-
-    @override
-    def tied_bytes(self, ref: WeightRef, dtype: torch.dtype) -> int:
-        return self._bytes(ref, dtype)
-
-    @override
     def experts_bytes(self, ref: ExpertsRef, dtype: torch.dtype) -> int:
-        return ref.num_experts * self._bytes(ref.matrix, dtype)
+        return ref.num_experts * self.linear_bytes(ref.matrix, dtype)
 
     @override
     def linear(self, ref: WeightRef, reader: WeightReader) -> Linear:
